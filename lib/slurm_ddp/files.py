@@ -1,0 +1,46 @@
+"""Files that a reader sees whole or not at all."""
+
+import os
+import pathlib
+import pwd
+import tempfile
+
+
+def ensure_file(path: pathlib.Path | str, content: str | bytes, *, mode: int = 0o644, owner: str | None = None) -> bool:
+    """Make `path` hold exactly `content` with `mode` and `owner`; return whether anything had to change.
+
+    The file is replaced atomically and is never readable by more than `mode` allows, not even while it is written.
+    Parent directories are made (mode 0755) when they are missing.
+    """
+    path = pathlib.Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    account = pwd.getpwnam(owner) if owner is not None else None
+    uid, gid = (account.pw_uid, account.pw_gid) if account else (os.geteuid(), os.getegid())
+    if path.is_file() and not path.is_symlink():
+        stat = path.stat()
+        same = stat.st_mode & 0o7777 == mode and (stat.st_uid, stat.st_gid) == (uid, gid)
+        if same and path.read_bytes() == data:
+            return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mkstemp makes it 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchown(file.fileno(), uid, gid)
+            os.fchmod(file.fileno(), mode)
+        os.replace(name, path)
+    except BaseException:
+        pathlib.Path(name).unlink(missing_ok=True)
+        raise
+    return True
+
+
+def ensure_absent(path: pathlib.Path | str) -> bool:
+    """Remove the file at `path`; return whether it was there."""
+    path = pathlib.Path(path)
+    if path.exists() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return True
+    return False

@@ -1,0 +1,136 @@
+"""Running commands from a charm: always with a deadline, never with a secret in sight."""
+
+import collections.abc
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import urllib.parse
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_REAP_S = 2.0  # how long a killed child may take to die; one in uninterruptible sleep is abandoned
+
+
+class CommandError(Exception):
+    """A command failed. `str()` is one line without secrets: the command's name, what happened, its last words."""
+
+    def __init__(self, message: str, *, returncode: int | None = None, stdout: str = "", stderr: str = "") -> None:
+        super().__init__(message)
+        self.returncode = returncode
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+class CommandTimeout(CommandError):
+    """The command did not end within its deadline and was killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Completed:
+    """What a finished command left behind; the texts are scrubbed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return a small environment for a child: none of the hook's JUJU_* variables, proxies kept, plus `extra`."""
+    env = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root"}
+    env |= {name: os.environ[name] for name in _PROXIES if name in os.environ}
+    return env | dict(extra or {})
+
+
+def scrub(text: str, secrets: collections.abc.Iterable[str]) -> str:
+    """Return `text` with each secret, raw or percent-encoded, replaced by `***`."""
+    for secret in sorted({s for s in secrets if s}, key=len, reverse=True):
+        for form in (secret, urllib.parse.quote(secret, safe=""), urllib.parse.quote_plus(secret)):
+            text = text.replace(form, "***")
+    return text
+
+
+def last_line(text: str, limit: int = 300) -> str:
+    """Return the last line of `text` that is not blank, at most `limit` characters of it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:limit] if lines else ""
+
+
+def run(
+    *argv: str | pathlib.Path,
+    timeout: float = 60,
+    stdin: str | None = None,
+    env: collections.abc.Mapping[str, str] | None = None,
+    cwd: str | pathlib.Path | None = None,
+    check: bool = True,
+    user: str | None = None,
+    secrets: collections.abc.Iterable[str] = (),
+) -> Completed:
+    """Run a command in a clean environment and return what it printed.
+
+    Args:
+        argv: the command and its arguments; no shell ever sees them. Secrets go in `env` or `stdin`, never here.
+        timeout: in seconds. At the deadline the whole process group is killed; a child that cannot die (a hung
+            filesystem) is left behind rather than waited for.
+        stdin: text for the child; without it the child reads the null device.
+        env: variables added to `clean_env()`.
+        cwd: the child's working directory.
+        check: raise when the command exits with another status than 0.
+        user: run as this account, with its groups and home.
+        secrets: values that must not appear in the returned texts nor in an error.
+
+    Raises:
+        CommandError: the command is missing, or exited with another status than 0 and `check` is set.
+        CommandTimeout: it did not end in time.
+    """
+    arguments = [str(argument) for argument in argv]
+    name = pathlib.Path(arguments[0]).name
+    secrets = tuple(secrets)
+    child_env = clean_env(env)
+    identity: dict[str, object] = {}
+    if user is not None:
+        import pwd
+
+        account = pwd.getpwnam(user)
+        child_env = clean_env({"HOME": account.pw_dir, "USER": user, "LOGNAME": user} | dict(env or {}))
+        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": os.getgrouplist(user, account.pw_gid)}
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=child_env,
+            cwd=cwd,
+            start_new_session=True,
+            **identity,  # pyright: ignore[reportArgumentType, reportCallIssue]
+        )
+    except OSError as e:
+        raise CommandError(f"{name}: {e.strerror or e}") from e
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=timeout)
+    except subprocess.TimeoutExpired as e:
+        _kill_group(process)
+        raise CommandTimeout(f"{name}: no answer within {timeout:g} s") from e
+    stdout, stderr = scrub(stdout, secrets), scrub(stderr, secrets)
+    if check and process.returncode != 0:
+        said = last_line(stderr) or last_line(stdout)
+        message = f"{name} exited {process.returncode}" + (f": {said}" if said else "")
+        raise CommandError(message, returncode=process.returncode, stdout=stdout, stderr=stderr)
+    return Completed(process.returncode, stdout, stderr)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        process.communicate(timeout=_REAP_S)
+    except subprocess.TimeoutExpired:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

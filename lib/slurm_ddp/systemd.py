@@ -1,0 +1,73 @@
+"""systemd units as desired state. Every function is idempotent; those called `ensure_*` say whether they changed something."""
+
+import pathlib
+
+from slurm_ddp import files
+from slurm_ddp.run import run
+
+UNIT_DIR = pathlib.Path("/etc/systemd/system")
+_SYSTEMCTL = "/usr/bin/systemctl"
+
+
+def ensure_unit(name: str, text: str) -> bool:
+    """Write /etc/systemd/system/`name` and reload systemd if it changed. Units are world-readable: no secrets in `text`."""
+    changed = files.ensure_file(UNIT_DIR / name, text)
+    if changed:
+        daemon_reload()
+    return changed
+
+
+def ensure_dropin(unit: str, name: str, text: str) -> bool:
+    """Write the drop-in `name` of `unit` and reload systemd if it changed."""
+    changed = files.ensure_file(UNIT_DIR / f"{unit}.d" / name, text)
+    if changed:
+        daemon_reload()
+    return changed
+
+
+def ensure_no_unit(name: str) -> bool:
+    """Stop and disable `name` and remove its unit file."""
+    path = UNIT_DIR / name
+    if not path.exists():
+        return False
+    run(_SYSTEMCTL, "disable", "--now", name, timeout=120, check=False)
+    files.ensure_absent(path)
+    daemon_reload()
+    run(_SYSTEMCTL, "reset-failed", name, check=False)
+    return True
+
+
+def ensure_no_dropin(unit: str, name: str) -> bool:
+    """Remove the drop-in `name` of `unit`, and the drop-in directory when it is left empty."""
+    directory = UNIT_DIR / f"{unit}.d"
+    changed = files.ensure_absent(directory / name)
+    if changed:
+        if not any(directory.iterdir()):
+            directory.rmdir()
+        daemon_reload()
+    return changed
+
+
+def daemon_reload() -> None:
+    """Make systemd read its unit files again."""
+    run(_SYSTEMCTL, "daemon-reload")
+
+
+def enable_now(name: str, *, timeout: float = 120) -> None:
+    """Start `name` now and at every boot. Raises `CommandError` when it does not start."""
+    run(_SYSTEMCTL, "enable", "--now", name, timeout=timeout)
+
+
+def restart(name: str, *, timeout: float = 120) -> None:
+    """Restart `name`. Raises `CommandError` when it does not come up."""
+    run(_SYSTEMCTL, "restart", name, timeout=timeout)
+
+
+def stop(name: str, *, timeout: float = 120) -> None:
+    """Stop `name`; a unit that is not there counts as stopped."""
+    run(_SYSTEMCTL, "stop", name, timeout=timeout, check=False)
+
+
+def is_active(name: str) -> bool:
+    """Tell whether `name` is running."""
+    return run(_SYSTEMCTL, "is-active", "--quiet", name, check=False).returncode == 0
