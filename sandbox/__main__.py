@@ -1,0 +1,5 @@
+"""`python -m sandbox`: what ./sandboxctl runs."""
+
+from sandbox.cli import main
+
+main()

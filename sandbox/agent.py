@@ -1,0 +1,299 @@
+"""The part that runs inside a host: it runs one charm's class for one event, with real effects.
+
+`python agent.py` reads one request a line on standard input and answers with lines of JSON on standard output. Each event
+runs in a child of its own, forked after the imports that all charms share, so an event costs no interpreter start and no
+charm sees another's modules. This file imports nothing of the sandbox: it is all that a host needs of it.
+
+Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and one at its end: {"kind": "result", ...}.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import logging
+import os
+import pathlib
+import shutil
+import sys
+import traceback
+import typing
+
+import ops
+import scenario.mocking
+import yaml
+from ops import testing
+from scenario import state as scenario_state
+
+AGENTS = pathlib.Path("/var/lib/juju/agents")
+STORAGE = pathlib.Path("/var/lib/juju/storage")
+_UNDECLARED = logging.getLogger("scenario")
+
+Json = dict[str, typing.Any]
+
+
+class _Reboot(BaseException):
+    """The charm asked for a reboot now: the hook ends here and runs again afterwards, as under Juju."""
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a charm prints goes to the log, not into the protocol
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _serve(json.loads(line), answers)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            message = f"the hook's process ended with wait status {status}"
+            answers.write(json.dumps({"kind": "result", "ok": False, "error": message, "trace": message}) + "\n")
+
+
+def _serve(request: Json, answers: typing.TextIO) -> None:
+    def say(kind: str, **fields: typing.Any) -> None:
+        answers.write(json.dumps({"kind": kind, **fields}) + "\n")
+        answers.flush()
+
+    try:
+        result = _dispatch(request, say)
+    except BaseException as e:  # the one place where a hook's failure becomes an answer
+        cause = e.__cause__ or e
+        result = {"ok": False, "error": f"{type(cause).__name__}: {cause}", "trace": traceback.format_exc()}
+    say("result", **result)
+
+
+def _dispatch(request: Json, say: typing.Callable[..., None]) -> Json:
+    os.environ.clear()
+    os.environ.update(PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", LANG="C.UTF-8", HOME="/root")
+    _UNDECLARED.setLevel(logging.ERROR)
+    charm_root = AGENTS / f"unit-{request['unit'].replace('/', '-')}" / "charm"
+    _install_charm(pathlib.Path(request["source"]), charm_root)
+    os.chdir(charm_root)
+    reboots: list[str] = []
+    _patch_backend(say, reboots)
+    app, number = request["unit"].split("/")
+    context = _Context(
+        _load_charm(charm_root),
+        meta=yaml.safe_load((charm_root / "charmcraft.yaml").read_text()),
+        charm_root=charm_root,
+        juju_version="3.6.8",
+        app_name=app,
+        unit_id=int(number),
+        machine_id=request["machine_id"],
+        principal_unit=request["principal"],
+    )
+    before = _build_state(request["state"])
+    failure = None
+    try:
+        after = context.run(_build_event(request["event"], before, context), before)
+    except testing.ActionFailed as e:
+        after, failure = e.state, e.message
+    except _Reboot:
+        return {"ok": True, "reboot": "now", "state": None}
+    action = {"results": context.action_results or {}, "failure": failure} if request["event"].get("action") else None
+    return {"ok": True, "reboot": reboots[0] if reboots else None, "state": _describe_state(after), "action": action}
+
+
+def _install_charm(source: pathlib.Path, charm_root: pathlib.Path) -> None:
+    """Give the unit its own copy of the charm, as Juju does; a copy of another revision is replaced."""
+    stamp = charm_root / ".source"
+    if stamp.exists() and stamp.read_text() == str(source):
+        return
+    shutil.rmtree(charm_root, ignore_errors=True)
+    shutil.copytree(source, charm_root)
+    stamp.write_text(str(source))
+
+
+def _load_charm(charm_root: pathlib.Path) -> type[ops.CharmBase]:
+    sys.path[:0] = [str(charm_root / "lib"), str(charm_root / "src")]
+    module = importlib.import_module("charm")
+    classes = [
+        item
+        for item in vars(module).values()
+        if inspect.isclass(item) and issubclass(item, ops.CharmBase) and item.__module__ == "charm"
+    ]
+    if not classes:
+        raise RuntimeError("src/charm.py defines no charm class")
+    return classes[-1]
+
+
+class _Context(testing.Context[ops.CharmBase]):
+    """Scenario's context with storages where a unit would find them, instead of in a temporary directory."""
+
+    def _get_storage_root(self, name: str, index: int) -> pathlib.Path:
+        location = STORAGE / f"{name}-{index}"
+        location.mkdir(parents=True, exist_ok=True)
+        return location
+
+
+def _patch_backend(say: typing.Callable[..., None], reboots: list[str]) -> None:
+    """Make Scenario's model backend do what Juju does where the two differ, and show progress while a hook runs."""
+    backend = scenario.mocking._MockModelBackend
+    status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
+
+    def shown_status_set(self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False) -> None:
+        status_set(self, status, message, is_app=is_app)
+        if not is_app:
+            say("status", status=status, message=message)
+
+    def shown_action_log(self: typing.Any, message: str) -> None:
+        self._context.action_logs.append(message)
+        say("action-log", message=message)
+
+    def shown_log(self: typing.Any, level: str, message: str) -> None:
+        say("log", level=level, message=message)
+
+    def changed_secret_set(self: typing.Any, id: str, *, content: dict[str, str] | None = None, **rest: typing.Any):  # noqa: A002
+        # Juju 3.6 makes no new revision of equal content (storing its checksum); Scenario does
+        if content is not None and content == self._get_secret(id, rest.get("label")).latest_content:
+            content = None
+            if not any(rest.values()):
+                return
+        latest = self._get_secret(id, rest.get("label"))._latest_revision
+        secret_set(self, id, content=content, **rest)
+        if content is None:
+            object.__setattr__(self._get_secret(id, rest.get("label")), "_latest_revision", latest)
+
+    def found_resource_get(self: typing.Any, resource_name: str) -> str:
+        if not any(resource.name == resource_name for resource in self._state.resources):
+            raise ops.ModelError(f"ERROR resource {resource_name!r} has no content: attach it")
+        return resource_get(self, resource_name)
+
+    def reboot(self: typing.Any, now: bool = False) -> None:
+        reboots.append("now" if now else "after")
+        if now:
+            raise _Reboot
+
+    backend.status_set = shown_status_set
+    backend.action_log = shown_action_log
+    backend.juju_log = shown_log
+    backend.secret_set = changed_secret_set
+    backend.resource_get = found_resource_get
+    backend.reboot = reboot
+
+
+def _build_state(described: Json) -> testing.State:
+    address = described["address"]
+    networks = {
+        testing.Network(
+            name,
+            [testing.BindAddress([testing.Address(address, cidr=described["cidr"])], interface_name="host0")],
+            ingress_addresses=[address],
+            egress_subnets=[f"{address}/32"],
+        )
+        for name in described["bindings"]
+    }
+    return testing.State(
+        config=described["config"],
+        leader=described["leader"],
+        relations={_build_relation(relation) for relation in described["relations"]},
+        secrets={_build_secret(secret) for secret in described["secrets"]},
+        storages={testing.Storage(name, index=index) for name, index in described["storages"]},
+        resources={testing.Resource(name=name, path=path) for name, path in described["resources"].items()},
+        networks=networks,
+        opened_ports={testing.Port(port=port, protocol=protocol) for protocol, port in described["ports"]},
+        unit_status=scenario_state._EntityStatus.from_status_name(*described["status"]),
+        app_status=scenario_state._EntityStatus.from_status_name(*described["app_status"]),
+        workload_version=described["version"],
+        planned_units=described["planned_units"],
+        deferred=[testing.DeferredEvent(**event) for event in described["deferred"]],
+        stored_states={testing.StoredState(**stored) for stored in described["stored"]},
+        model=testing.Model(described["model"]["name"], uuid=described["model"]["uuid"], type="lxd"),
+    )
+
+
+def _build_relation(described: Json) -> testing.RelationBase:
+    common = {
+        "endpoint": described["endpoint"],
+        "id": described["id"],
+        "local_app_data": described["local_app_data"],
+        "local_unit_data": described["local_unit_data"],
+    }
+    units = {int(number): data for number, data in described["remote_units_data"].items()}
+    if described["type"] == "peer":
+        return testing.PeerRelation(**common, peers_data=units)
+    remote = {"remote_app_name": described["remote_app"], "remote_app_data": described["remote_app_data"]}
+    if described["type"] == "subordinate":
+        ((number, data),) = units.items()
+        return testing.SubordinateRelation(**common, **remote, remote_unit_id=number, remote_unit_data=data)
+    return testing.Relation(**common, **remote, remote_units_data=units)
+
+
+def _build_secret(described: Json) -> testing.Secret:
+    secret = testing.Secret(
+        described["tracked_content"],
+        latest_content=described["latest_content"],
+        id=described["id"],
+        owner=described["owner"],
+        label=described["label"],
+        description=described["description"],
+        remote_grants={int(relation): grantees for relation, grantees in described["grants"].items()},
+    )
+    object.__setattr__(secret, "_tracked_revision", described["tracked_revision"])
+    object.__setattr__(secret, "_latest_revision", described["latest_revision"])
+    return secret
+
+
+def _build_event(described: Json, state: testing.State, context: _Context) -> typing.Any:
+    kind: str = described["kind"]
+    make = getattr(context.on, kind.replace("-", "_"))
+    if kind == "action":
+        action = described["action"]
+        return make(action["name"], params=action["params"], id=action["id"])
+    if kind.startswith("relation-"):
+        relation = state.get_relation(described["relation"])
+        if kind in ("relation-created", "relation-broken"):
+            return make(relation)
+        number = _number(described["unit"]) if described["unit"] else None
+        if kind == "relation-departed":
+            return make(relation, remote_unit=number, departing_unit=_number(described["departing"]))
+        return make(relation, remote_unit=number)
+    if kind.startswith("secret-"):
+        secret = state.get_secret(id=described["secret"])
+        return make(secret) if kind == "secret-changed" else make(secret, revision=described["revision"])
+    if kind.startswith("storage-"):
+        name, index = described["storage"]
+        return make(state.get_storage(name, index=index))
+    return make()
+
+
+def _number(unit: str) -> int:
+    return int(unit.split("/")[1])
+
+
+def _describe_state(state: testing.State) -> Json:
+    return {
+        "status": [state.unit_status.name, state.unit_status.message],
+        "app_status": [state.app_status.name, state.app_status.message],
+        "version": state.workload_version,
+        "ports": sorted([port.protocol, port.port] for port in state.opened_ports),
+        "relations": {
+            str(relation.id): {"app": dict(relation.local_app_data), "unit": dict(relation.local_unit_data)}
+            for relation in state.relations
+        },
+        "secrets": [_describe_secret(secret) for secret in state.secrets],
+        "deferred": [dataclasses.asdict(event) for event in state.deferred],
+        "stored": [
+            {"name": stored.name, "owner_path": stored.owner_path, "content": dict(stored.content)}
+            for stored in state.stored_states
+        ],
+    }
+
+
+def _describe_secret(secret: testing.Secret) -> Json:
+    return {
+        "id": secret.id,
+        "owner": secret.owner,
+        "label": secret.label,
+        "description": secret.description,
+        "tracked_revision": secret._tracked_revision,
+        "latest_revision": secret._latest_revision,
+        "latest_content": dict(secret.latest_content or {}),
+        "grants": {str(relation): sorted(grantees) for relation, grantees in secret.remote_grants.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""bundle.yaml and its overlays: read with line numbers, merged by Juju's rules, checked against the charms' metadata.
+
+The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges into an application's
+mappings (options, annotations, resources ...) and replaces everything else; an application with an empty body is removed
+together with its relations; relations are added.
+"""
+
+import collections.abc
+import dataclasses
+import difflib
+import pathlib
+import typing
+
+import yaml
+
+from sandbox.store import SandboxError
+
+_MERGED = ("options", "annotations", "resources", "storage", "bindings")
+_APPLICATION_KEYS = frozenset(
+    "charm channel revision base series num_units options annotations resources constraints to storage bindings expose trust"
+    " devices plan requires offers exposed-endpoints scale placement".split()
+)
+_BUNDLE_KEYS = frozenset(
+    "name description tags type default-base series bundle applications relations machines variables saas website source"
+    " issues docs".split()
+)
+_OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "int": (int,),
+    "float": (float, int),
+    "boolean": (bool,),
+    "secret": (str,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """A place in a file, for messages: `bundle.yaml line 12`."""
+
+    file: pathlib.Path
+    line: int
+
+    def __str__(self) -> str:
+        """Return the file's name and the line."""
+        return f"{self.file.name} line {self.line}"
+
+
+class BundleError(SandboxError):
+    """The bundle is wrong; `str()` starts with the file and line."""
+
+    def __init__(self, where: Where, message: str) -> None:
+        super().__init__(f"{where}: {message}")
+
+
+@dataclasses.dataclass
+class BundleApplication:
+    """One application of the merged bundle. `where` maps each key to the place that set it last."""
+
+    name: str
+    body: dict[str, typing.Any]
+    where: dict[str, Where]
+    charm: str  # as written; a path is absolute
+
+    @property
+    def is_local(self) -> bool:
+        """Whether `charm` is a file of ours and not a name in Charmhub."""
+        return self.charm.startswith("/")
+
+    def at(self, *keys: str) -> Where:
+        """Return where the first known of `keys` was set."""
+        return next((self.where[key] for key in keys if key in self.where), self.where[""])
+
+
+@dataclasses.dataclass
+class BundleRelation:
+    """One relation of the merged bundle: two `application:endpoint` texts."""
+
+    ends: tuple[str, str]
+    where: Where
+
+
+@dataclasses.dataclass
+class Bundle:
+    """The merged bundle."""
+
+    name: str
+    applications: dict[str, BundleApplication]
+    relations: list[BundleRelation]
+
+
+class _Node(typing.NamedTuple):
+    """A parsed value with its line, so that a message can say where it stands."""
+
+    value: typing.Any  # dict[str, _Node], list[_Node] or a scalar
+    line: int
+
+    def plain(self) -> typing.Any:
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+def load(path: pathlib.Path, overlays: collections.abc.Sequence[pathlib.Path] = ()) -> Bundle:
+    """Read and merge. Raises `BundleError` (or `SandboxError` for a file that is not there) with the place of the mistake."""
+    bundle = Bundle(name=path.stem, applications={}, relations=[])
+    for file in (path, *overlays):
+        for document in _parse(file):
+            _merge(bundle, file, document)
+    return bundle
+
+
+def _parse(file: pathlib.Path) -> list[_Node]:
+    try:
+        text = file.read_text()
+    except OSError as e:
+        raise SandboxError(f"{file}: {e.strerror}") from e
+    try:
+        documents = [_convert(file, node) for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+    except yaml.MarkedYAMLError as e:
+        line = e.problem_mark.line + 1 if e.problem_mark else 1
+        raise BundleError(Where(file, line), f"not YAML: {e.problem}") from e
+    for document in documents:
+        if not isinstance(document.value, dict):
+            raise BundleError(Where(file, document.line), "a bundle is a mapping")
+    return documents
+
+
+def _convert(file: pathlib.Path, node: yaml.Node) -> _Node:
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, _Node] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            if key in mapping:
+                raise BundleError(Where(file, key_node.start_mark.line + 1), f"{key!r} is given twice")
+            converted = _convert(file, value_node)
+            mapping[key] = _Node(converted.value, key_node.start_mark.line + 1)
+        return _Node(mapping, line)
+    if isinstance(node, yaml.SequenceNode):
+        return _Node([_convert(file, item) for item in node.value], line)
+    return _Node(yaml.SafeLoader("").construct_object(node), line)
+
+
+def _merge(bundle: Bundle, file: pathlib.Path, document: _Node) -> None:
+    for key, node in document.value.items():
+        if key not in _BUNDLE_KEYS:
+            raise BundleError(Where(file, node.line), f"unknown key {key!r}{_guess(key, _BUNDLE_KEYS)}")
+    if "machines" in document.value:
+        raise BundleError(
+            Where(file, document.value["machines"].line), "the sandbox gives every unit a host of its own: no machines section"
+        )
+    if "name" in document.value:
+        bundle.name = str(document.value["name"].value)
+    applications = document.value.get("applications", _Node({}, document.line))
+    for name, node in (applications.value or {}).items():
+        if node.value is None:
+            if name not in bundle.applications:
+                raise BundleError(
+                    Where(file, node.line), f"application {name!r} cannot be removed: there is none of that name"
+                )
+            del bundle.applications[name]
+            bundle.relations = [
+                relation for relation in bundle.relations if all(end.split(":")[0] != name for end in relation.ends)
+            ]
+        else:
+            _merge_application(bundle, file, name, node)
+    relations = document.value.get("relations", _Node([], document.line))
+    for node in relations.value or []:
+        bundle.relations.append(_relation(file, node))
+
+
+def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, node: _Node) -> None:
+    where = Where(file, node.line)
+    if not isinstance(node.value, dict):
+        raise BundleError(where, f"application {name!r} is a mapping")
+    app = bundle.applications.get(name) or BundleApplication(name, {}, {"": where}, "")
+    for key, value in node.value.items():
+        at = Where(file, value.line)
+        if key not in _APPLICATION_KEYS:
+            raise BundleError(at, f"application {name!r}: unknown key {key!r}{_guess(key, _APPLICATION_KEYS)}")
+        app.where[key] = at
+        if key in _MERGED and isinstance(value.value, dict):
+            merged = app.body.setdefault(key, {})
+            for item, item_node in value.value.items():
+                plain = item_node.plain()
+                if key == "resources" and isinstance(plain, str):
+                    plain = str((file.parent / plain).resolve())
+                merged[item] = plain
+                app.where[f"{key}.{item}"] = Where(file, item_node.line)
+        else:
+            app.body[key] = value.plain()
+    if "charm" in node.value:
+        charm = str(node.value["charm"].value)
+        app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
+    if not app.charm:
+        raise BundleError(where, f"application {name!r} has no charm (and no application of that name stands before it)")
+    bundle.applications[name] = app
+
+
+def _relation(file: pathlib.Path, node: _Node) -> BundleRelation:
+    where = Where(file, node.line)
+    ends = node.plain()
+    if not (isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, str) for end in ends)):
+        raise BundleError(where, "a relation is a list of two application:endpoint")
+    return BundleRelation((ends[0], ends[1]), where)
+
+
+def check(bundle: Bundle, metadata: collections.abc.Mapping[str, dict[str, typing.Any]]) -> None:
+    """Check options, units and relations against the charms' metadata (application -> charmcraft.yaml).
+
+    Raises:
+        BundleError: with the line of the first mistake, what is wrong and what exists instead.
+    """
+    for app in bundle.applications.values():
+        _check_options(app, metadata[app.name])
+        _check_units(app, metadata[app.name])
+        known = metadata[app.name].get("resources") or {}
+        for resource, path in app.body.get("resources", {}).items():
+            if resource not in known:
+                raise BundleError(
+                    app.at(f"resources.{resource}"), f"{app.name} has no resource {resource!r}{_guess(resource, known)}"
+                )
+            if isinstance(path, str) and not pathlib.Path(path).is_file():
+                raise BundleError(app.at(f"resources.{resource}"), f"resource {resource!r}: no file {path}")
+    for relation in bundle.relations:
+        check_relation(relation.ends, metadata, relation.where)
+
+
+def _check_units(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
+    units = app.body.get("num_units")
+    if metadata.get("subordinate"):
+        if units:
+            raise BundleError(app.at("num_units"), f"{app.name} is subordinate: it has no num_units")
+    elif not isinstance(units, int) or isinstance(units, bool) or not 0 <= units <= 64:
+        raise BundleError(app.at("num_units", "charm"), f"{app.name}: num_units must be a number from 0 to 64")
+    if "to" in app.body:
+        raise BundleError(app.at("to"), f"{app.name}: the sandbox gives every unit a host of its own: no placement")
+
+
+def _check_options(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
+    declared = (metadata.get("config") or {}).get("options") or {}
+    for option, value in app.body.get("options", {}).items():
+        where = app.at(f"options.{option}")
+        problem = option_problem(option, value, declared)
+        if problem:
+            raise BundleError(where, f"{app.name}: {problem}")
+
+
+def option_problem(option: str, value: object, declared: collections.abc.Mapping[str, dict[str, typing.Any]]) -> str | None:
+    """Return what is wrong with setting `option` to `value`, or None."""
+    if option not in declared:
+        return f"no option {option!r}{_guess(option, declared)}"
+    kind = declared[option]["type"]
+    fits = isinstance(value, _OPTION_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    return None if fits else f"option {option!r} is a {kind}, not {value!r}"
+
+
+def check_relation(
+    ends: tuple[str, str], metadata: collections.abc.Mapping[str, dict[str, typing.Any]], where: Where | None = None
+) -> tuple[tuple[str, str], tuple[str, str], str, bool]:
+    """Return (provider end, requirer end, interface, container scope) of a relation, or raise what is wrong with it."""
+    sides: list[tuple[str, str, dict[str, typing.Any]]] = []
+    for end in ends:
+        app, _, endpoint = end.partition(":")
+        if app not in metadata:
+            _fail(where, f"relation {list(ends)}: no application {app!r}{_guess(app, metadata)}")
+        endpoints = endpoints_of(metadata[app])
+        if not endpoint:
+            _fail(where, f"relation {list(ends)}: name the endpoint of {app} ({', '.join(endpoints)})")
+        if endpoint not in endpoints:
+            _fail(where, f"{app} has no endpoint {endpoint!r}{_guess(endpoint, endpoints)}")
+        sides.append((app, endpoint, endpoints[endpoint]))
+    (app_a, endpoint_a, a), (app_b, endpoint_b, b) = sides
+    if a["interface"] != b["interface"]:
+        _fail(where, f"{ends[0]} speaks {a['interface']}, {ends[1]} speaks {b['interface']}: they cannot be related")
+    if {a["role"], b["role"]} != {"provides", "requires"}:
+        _fail(where, f"{ends[0]} and {ends[1]} both {a['role'].rstrip('s')}e {a['interface']}: one must provide, one require")
+    container = "container" in (a["scope"], b["scope"])
+    if container and not (metadata[app_a].get("subordinate") or metadata[app_b].get("subordinate")):
+        _fail(where, f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")
+    first, second = ((app_a, endpoint_a), (app_b, endpoint_b))
+    return (first, second, a["interface"], container) if a["role"] == "provides" else (second, first, a["interface"], container)
+
+
+def endpoints_of(metadata: dict[str, typing.Any]) -> dict[str, dict[str, str]]:
+    """Return {endpoint: {role, interface, scope}} of a charm, with the `juju-info` that every charm provides."""
+    found = {"juju-info": {"role": "provides", "interface": "juju-info", "scope": "global"}}
+    for role in ("provides", "requires"):
+        for name, spec in (metadata.get(role) or {}).items():
+            found[name] = {"role": role, "interface": spec["interface"], "scope": spec.get("scope", "global")}
+    return found
+
+
+def _fail(where: Where | None, message: str) -> typing.NoReturn:
+    raise BundleError(where, message) if where else SandboxError(message)
+
+
+def _guess(name: str, known: collections.abc.Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f": did you mean {close[0]!r}?"
+    return f" (there are: {', '.join(sorted(known))})" if known else " (it has none)"

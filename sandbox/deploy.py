@@ -1,0 +1,178 @@
+"""`deploy`: from a bundle to applications, relations and units; again and again without harm."""
+
+import collections.abc
+import contextlib
+import filecmp
+import os
+import pathlib
+import shutil
+import tempfile
+import typing
+import zipfile
+
+from sandbox import bundle as bundles
+from sandbox import model as rules
+from sandbox.engine import Progress, read_metadata, stage_charm
+from sandbox.store import Application, Model, SandboxError, Store
+from scripts import pack
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+STANDINS = REPOSITORY / "sandbox" / "standins"
+
+Json = dict[str, typing.Any]
+Filler = collections.abc.Callable[[pathlib.Path], None]
+
+
+def charm_filler(app: bundles.BundleApplication) -> Filler:
+    """Return the function that writes the charm's files into a folder.
+
+    A charm of this repository is staged from its source, exactly as `make pack` would pack it; another local charm is
+    unpacked; a charm from Charmhub is played by its stand-in.
+    """
+    name = pathlib.Path(app.charm).stem
+    if app.is_local and (REPOSITORY / "charms" / name / "charmcraft.yaml").is_file() and pathlib.Path(app.charm).parent.name == "dist":
+        return lambda directory: pack.stage(name, directory)
+    if app.is_local:
+        path = pathlib.Path(app.charm)
+        if path.is_dir():
+            return lambda directory: _copy(path, directory)
+        if not zipfile.is_zipfile(path):
+            raise bundles.BundleError(app.at("charm"), f"{app.name}: no charm at {app.charm}")
+        return lambda directory: _unzip(path, directory)
+    if not (STANDINS / app.charm / "charmcraft.yaml").is_file():
+        known = ", ".join(sorted(path.name for path in STANDINS.iterdir() if (path / "charmcraft.yaml").is_file()))
+        raise bundles.BundleError(
+            app.at("charm"),
+            f"{app.name}: the sandbox cannot play the charm {app.charm!r} (it plays {known}): remove it in an overlay",
+        )
+    return lambda directory: stage_standin(app.charm, directory)
+
+
+def stage_standin(name: str, directory: pathlib.Path) -> None:
+    """Write a stand-in's files: its own, what the stand-ins share, and our library."""
+    _copy(STANDINS / name, directory)
+    if (STANDINS / "common").is_dir():
+        _copy(STANDINS / "common", directory / "lib" / "common")
+    _copy(REPOSITORY / "lib", directory / "lib")
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "tests"))
+
+
+def _unzip(path: pathlib.Path, directory: pathlib.Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(directory)
+
+
+def deploy(store: Store, model: Model, bundle: bundles.Bundle, progress: Progress) -> None:
+    """Bring `model` to what the bundle says: applications and units are added, options set, changed charms upgraded.
+
+    Raises:
+        SandboxError: the bundle is wrong; nothing was changed then.
+    """
+    fillers = {app.name: charm_filler(app) for app in bundle.applications.values()}
+    with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
+        staged = {name: pathlib.Path(scratch) / name for name in fillers}
+        for name, fill in fillers.items():
+            staged[name].mkdir()
+            fill(staged[name])
+        metadata = {name: read_metadata(directory) for name, directory in staged.items()}
+        bundles.check(bundle, metadata)
+        for app in bundle.applications.values():
+            _ensure_application(store, model, app, staged[app.name], metadata[app.name], progress)
+    for relation in bundle.relations:
+        _ensure_relation(model, relation.ends)
+    for app in bundle.applications.values():
+        current = model.applications[app.name]
+        while not current.subordinate and len(model.app_units(app.name)) < app.body["num_units"]:
+            rules.add_unit(model, current)
+    store.save(model)
+
+
+def _ensure_relation(model: Model, ends: tuple[str, str]) -> None:
+    provider, requirer, _, _ = bundles.check_relation(ends, {name: app.metadata for name, app in model.applications.items()})
+    if not any(sorted(relation.ends) == sorted([provider, requirer]) for relation in model.relations.values()):
+        rules.relate(model, *ends)
+
+
+def _ensure_application(
+    store: Store, model: Model, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json, progress: Progress
+) -> None:
+    charm = pathlib.Path(app.charm).stem if app.is_local else app.charm
+    options = {
+        name: rules.find_secret(model, value).id if metadata["config"]["options"][name]["type"] == "secret" else value
+        for name, value in app.body.get("options", {}).items()
+    }
+    current = model.applications.get(app.name)
+    if current is None:
+        source = stage_charm(store, app.name, 0, lambda directory: _copy(staged, directory))
+        current = Application(
+            name=app.name,
+            charm=charm,
+            source=str(source),
+            metadata=metadata,
+            options=options,
+            annotations={key: str(value) for key, value in app.body.get("annotations", {}).items()},
+        )
+        rules.add_application(model, current)
+        progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
+    else:
+        changed = {name: value for name, value in options.items() if rules.options(current).get(name) != value}
+        if changed:
+            current.options |= changed
+            for unit in model.app_units(app.name):
+                rules.enqueue(model, unit, "config-changed")
+        upgrade(store, model, current, staged, metadata, progress)
+    for name, path in app.body.get("resources", {}).items():
+        attach(store, current, name, pathlib.Path(path))
+
+
+def attach(store: Store, app: Application, name: str, path: pathlib.Path) -> None:
+    """Give a resource its content: a copy that hosts see, replaced when the file differs."""
+    target = store.directory / "resources" / app.name / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or not filecmp.cmp(path, target, shallow=False):
+        temporary = target.with_name(f".{name}.{os.getpid()}")
+        shutil.copyfile(path, temporary)
+        temporary.replace(target)
+    app.resources[name] = str(target)
+
+
+@contextlib.contextmanager
+def staged_again(app: Application) -> typing.Iterator[pathlib.Path]:
+    """Yield a folder with the present files of the application's charm."""
+    with tempfile.TemporaryDirectory(prefix="sandbox-refresh-") as scratch:
+        directory = pathlib.Path(scratch)
+        if (REPOSITORY / "charms" / app.charm).is_dir():
+            pack.stage(app.charm, directory)
+        elif (STANDINS / app.charm).is_dir():
+            stage_standin(app.charm, directory)
+        else:
+            raise SandboxError(f"{app.name}: charm {app.charm!r} has no source in this repository")
+        yield directory
+
+
+def upgrade(store: Store, model: Model, app: Application, staged: pathlib.Path, metadata: Json, progress: Progress) -> bool:
+    """Give the application the staged files if they differ from what it runs; its units then get upgrade-charm."""
+    if _same_tree(staged, pathlib.Path(app.source)):
+        return False
+    for role in ("provides", "requires", "peers"):
+        gone = set(app.metadata.get(role) or {}) - set(metadata.get(role) or {})
+        if any(endpoint in gone for relation in model.app_relations(app.name) for name, endpoint in relation.ends if name == app.name):
+            raise SandboxError(f"{app.name}: the new charm lacks endpoint {', '.join(sorted(gone))}, which is related")
+    app.revision += 1
+    app.source = str(stage_charm(store, app.name, app.revision, lambda directory: _copy(staged, directory)))
+    app.metadata = metadata
+    for unit in model.app_units(app.name):
+        rules.enqueue(model, unit, "upgrade-charm")
+        rules.enqueue(model, unit, "config-changed")
+    progress(app.name, f"upgrades to revision {app.revision}")
+    return True
+
+
+def _same_tree(one: pathlib.Path, other: pathlib.Path) -> bool:
+    def files(root: pathlib.Path) -> dict[str, bytes]:
+        return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+    return files(one) == files(other)

@@ -1,0 +1,587 @@
+"""Juju's rules as changes to a `store.Model`: which events follow from what was asked for and from what a hook wrote.
+
+Nothing here touches a host. The order of events is Juju's: storage-attached, install, relation-created, leader-elected,
+config-changed, start; then, as units enter a relation's scope, relation-joined and relation-changed; when they leave,
+relation-departed, relation-broken; at the end stop and remove. (Source: Juju 3.6 documentation, "Hook", and the uniter's
+resolver.)
+"""
+
+import collections.abc
+import time
+import typing
+
+import jsonschema
+
+from sandbox import bundle as bundles
+from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id
+
+Json = dict[str, typing.Any]
+
+
+def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
+    """Add an event for `unit`, unless the same one is already waiting. The event that runs now does not count as waiting."""
+    event = Event(kind=kind, sequence=model.next_sequence, **fields)
+    waiting = unit.events[1:] if unit.agent.name == "executing" else unit.events
+    if kind != "action" and any(event.same_as(other) for other in waiting):
+        return None
+    model.next_sequence += 1
+    unit.events.append(event)
+    return event
+
+
+def add_application(model: Model, app: Application) -> None:
+    """Add an application without units, and its peer relations."""
+    if app.name in model.applications:
+        raise SandboxError(f"application {app.name!r} exists already")
+    model.applications[app.name] = app
+    for endpoint, spec in (app.metadata.get("peers") or {}).items():
+        _new_relation(model, [(app.name, endpoint)], spec["interface"], container=False)
+
+
+def _new_relation(model: Model, ends: list[tuple[str, str]], interface: str, *, container: bool) -> Relation:
+    relation = Relation(id=model.next_relation, ends=ends, interface=interface, container=container)
+    model.next_relation += 1
+    model.relations[relation.id] = relation
+    return relation
+
+
+def add_unit(model: Model, app: Application, principal: Unit | None = None) -> Unit:
+    """Add a unit with the events of its birth. A principal's unit needs a host of its name, a subordinate's shares one."""
+    name = f"{app.name}/{app.next_unit}"
+    app.next_unit += 1
+    host = principal.host if principal else name.replace("/", "-")
+    unit = Unit(name=name, app=app.name, host=host, principal=principal.name if principal else None)
+    unit.address = principal.address if principal else ""
+    unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
+    model.units[name] = unit
+    for storage, spec in (app.metadata.get("storage") or {}).items():
+        count = int(str((spec.get("multiple") or {}).get("range", "1")).rstrip("+-").split("-")[0])
+        for _ in range(count):
+            unit.storages.append((storage, model.next_storage))
+            enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
+            model.next_storage += 1
+    enqueue(model, unit, "install")
+    for relation in model.app_relations(app.name):
+        if _takes_part(model, relation, unit):
+            enqueue(model, unit, "relation-created", relation=relation.id)
+    if model.leader(app.name) == name:
+        enqueue(model, unit, "leader-elected")
+    enqueue(model, unit, "config-changed")
+    enqueue(model, unit, "start")
+    return unit
+
+
+def relate(model: Model, first: str, second: str) -> Relation:
+    """Relate two `application:endpoint`s. Raises `SandboxError` when they do not fit or are related already."""
+    metadata = {name: app.metadata for name, app in model.applications.items()}
+    provider, requirer, interface, container = bundles.check_relation((first, second), metadata)
+    for relation in model.relations.values():
+        if sorted(relation.ends) == sorted([provider, requirer]):
+            raise SandboxError(f"{first} and {second} are related already")
+    for app, endpoint in (provider, requirer):
+        spec = next((metadata[app][role][endpoint] for role in ("provides", "requires") if endpoint in (metadata[app].get(role) or {})), {})
+        used = sum((app, endpoint) in relation.ends for relation in model.relations.values())
+        if spec.get("limit") is not None and used >= spec["limit"]:
+            raise SandboxError(f"{app}:{endpoint} takes {spec['limit']} relation at most: remove the other one first")
+    relation = _new_relation(model, [provider, requirer], interface, container=container)
+    for unit in list(model.units.values()):
+        if unit.app in (provider[0], requirer[0]) and not unit.dying:
+            if _takes_part(model, relation, unit):
+                enqueue(model, unit, "relation-created", relation=relation.id)
+            if unit.started:
+                enter_scope(model, relation, unit)
+    return relation
+
+
+def _declares(model: Model, app: str, endpoint: str) -> bool:
+    """Tell whether the charm itself declares the endpoint; hooks of the implicit juju-info reach nobody."""
+    return any(endpoint in (model.applications[app].metadata.get(role) or {}) for role in ("provides", "requires", "peers"))
+
+
+def _takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
+    """Tell whether `unit` sees `relation`: it declares the endpoint, and a container relation is one of its own host's."""
+    if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
+        return False
+    if not relation.container:
+        return True
+    remote = relation.remote_of(unit.app)
+    if unit.principal is not None:
+        on_host = [unit.principal, *(other.name for other in model.units.values() if other.host == unit.host)]
+        return any(name.split("/")[0] == remote for name in on_host)
+    return True
+
+
+def started(model: Model, unit: Unit) -> None:
+    """Note that `unit` ran its first start hook: it enters the scope of its relations."""
+    if unit.started:
+        return
+    unit.started = True
+    for relation in model.app_relations(unit.app):
+        enter_scope(model, relation, unit)
+
+
+def enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
+    """Let `unit` into `relation`: subordinates are born, and units that meet get relation-joined and relation-changed."""
+    if unit.name in relation.unit_data or relation.dying:
+        return
+    if relation.container and not _born_together(model, relation, unit):
+        return
+    relation.unit_data[unit.name] = relation.early.pop(unit.name, None) or _addresses(unit)
+    for other in model.neighbours(relation, unit):
+        for here, there in ((unit, other), (other, unit)):
+            if _declares(model, here.app, relation.endpoint_of(here.app)):
+                enqueue(model, here, "relation-joined", relation=relation.id, unit=there.name)
+                enqueue(model, here, "relation-changed", relation=relation.id, unit=there.name)
+
+
+def _addresses(unit: Unit) -> dict[str, str]:
+    """Return what Juju puts into each unit's databag."""
+    return {
+        "egress-subnets": f"{unit.address}/32",
+        "ingress-address": unit.address,
+        "private-address": unit.address,
+    }
+
+
+def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
+    """For a container relation: make the subordinate's unit on a principal's host; tell whether `unit` may enter."""
+    remote = model.applications[relation.remote_of(unit.app)]
+    if unit.principal is not None:
+        return unit.principal.split("/")[0] == remote.name or any(
+            other.app == remote.name for other in model.units.values() if other.host == unit.host and other is not unit
+        )
+    if remote.subordinate and not any(other.app == remote.name and other.principal == unit.name for other in model.units.values()):
+        add_unit(model, remote, principal=unit)
+    return True
+
+
+def set_options(model: Model, app: Application, values: collections.abc.Mapping[str, str]) -> None:
+    """Set options from text, as `juju config APP key=value` does; an empty mapping changes nothing."""
+    declared = (app.metadata.get("config") or {}).get("options") or {}
+    parsed: Json = {}
+    for name, text in values.items():
+        value = parse_option(name, text, declared.get(name, {}).get("type"))
+        problem = bundles.option_problem(name, value, declared)
+        if problem:
+            raise SandboxError(f"{app.name}: {problem}")
+        if declared[name]["type"] == "secret":
+            value = find_secret(model, str(value)).id
+        parsed[name] = value
+    if any(options(app).get(name) != value for name, value in parsed.items()):
+        app.options = app.options | parsed
+        for unit in model.app_units(app.name):
+            if not unit.dying:
+                enqueue(model, unit, "config-changed")
+
+
+def parse_option(name: str, text: str, kind: str | None) -> object:
+    """Return the value that `text` stands for in an option or a parameter of type `kind`; `text` itself where none fits."""
+    if kind == "boolean" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        if kind in ("int", "integer"):
+            return int(text)
+        if kind in ("float", "number"):
+            return float(text)
+    except ValueError:
+        pass
+    return text
+
+
+def options(app: Application) -> Json:
+    """Return the application's options with their defaults; those without a value are absent, as in a hook."""
+    declared = (app.metadata.get("config") or {}).get("options") or {}
+    defaults = {name: spec["default"] for name, spec in declared.items() if spec.get("default") is not None}
+    return defaults | app.options
+
+
+def action_params(app: Application, action: str, values: collections.abc.Mapping[str, str]) -> Json:
+    """Return an action's parameters from text, checked against the charm's schema as the controller does.
+
+    Raises:
+        SandboxError: an unknown action, an unknown parameter or a value of another type, by name.
+    """
+    actions = app.metadata.get("actions") or {}
+    if action not in actions:
+        raise SandboxError(f"{app.name} has no action {action!r} (there are: {', '.join(sorted(actions)) or 'none'})")
+    spec = actions[action] or {}
+    properties: dict[str, Json] = spec.get("params") or {}
+    params: Json = {}
+    for name, text in values.items():
+        if name not in properties and not spec.get("additionalProperties", False):
+            known = ", ".join(sorted(properties)) or "none"
+            raise SandboxError(f"{action}: unknown parameter {name!r} (there are: {known})")
+        params[name] = parse_option(name, text, properties.get(name, {}).get("type"))
+    for name, schema in properties.items():
+        if name not in params and "default" in schema:
+            params[name] = schema["default"]
+    schema = {"type": "object", "properties": properties, "required": spec.get("required", [])}
+    for error in jsonschema.Draft7Validator(schema).iter_errors(params):
+        name = str(error.path[0]) if error.path else ""
+        text = f"parameter {name!r}: {error.message}" if name else error.message
+        raise SandboxError(f"{action}: {text[:300]}")
+    return params
+
+
+def request_action(model: Model, unit: Unit, action: str, values: collections.abc.Mapping[str, str]) -> Event:
+    """Queue an action. Raises `SandboxError` for what the controller would refuse."""
+    params = action_params(model.applications[unit.app], action, values)
+    event = enqueue(model, unit, "action", action={"name": action, "id": new_id(), "params": params})
+    assert event is not None
+    return event
+
+
+def find_secret(model: Model, name: str) -> Secret:
+    """Return a user's secret by name or id."""
+    for secret in model.secrets.values():
+        if secret.id.removeprefix("secret:") == name.removeprefix("secret:") or (secret.name == name and secret.owner == "user"):
+            return secret
+    raise SandboxError(f"secret {name!r} not found: ./sandboxctl add-secret NAME key=value makes one")
+
+
+def add_user_secret(model: Model, name: str, content: dict[str, str]) -> Secret:
+    """Add a user's secret."""
+    if any(secret.name == name for secret in model.secrets.values()):
+        raise SandboxError(f"secret {name!r} exists already: ./sandboxctl update-secret changes it")
+    secret = Secret(id=f"secret:{new_id()}", owner="user", name=name, contents={1: content})
+    model.secrets[secret.id] = secret
+    return secret
+
+
+def update_user_secret(model: Model, name: str, content: dict[str, str]) -> None:
+    """Give a user's secret a new revision; equal content makes none."""
+    secret = find_secret(model, name)
+    if secret.contents[secret.latest] != content:
+        _new_revision(model, secret, content)
+
+
+def grant_user_secret(model: Model, name: str, app: Application) -> None:
+    """Let an application read a user's secret; its units see it from their next event on."""
+    secret = find_secret(model, name)
+    if app.name not in secret.granted_apps:
+        secret.granted_apps.append(app.name)
+        if secret.id in options(app).values():
+            for unit in model.app_units(app.name):
+                enqueue(model, unit, "config-changed")
+
+
+def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
+    """Tell whether `unit` may read `secret`: it or its application owns it, or was granted it over a relation that lives."""
+    if secret.owner in (f"application:{unit.app}", f"unit:{unit.name}") or unit.app in secret.granted_apps:
+        return True
+    return any(
+        relation in model.relations and (unit.app in grantees or unit.name in grantees)
+        for relation, grantees in secret.grants.items()
+    )
+
+
+def _manages(model: Model, secret: Secret, unit: Unit) -> bool:
+    leads = secret.owner == f"application:{unit.app}" and model.leader(unit.app) == unit.name
+    return leads or secret.owner == f"unit:{unit.name}"
+
+
+def _new_revision(model: Model, secret: Secret, content: dict[str, str]) -> None:
+    secret.latest += 1
+    secret.contents[secret.latest] = content
+    for name, revision in secret.tracked.items():
+        unit = model.units.get(name)
+        if unit and revision < secret.latest and can_read(model, secret, unit) and not _manages(model, secret, unit):
+            enqueue(model, unit, "secret-changed", secret=secret.id)
+
+
+def _retire_revisions(model: Model, secret: Secret) -> None:
+    """Tell the owner of revisions that nobody tracks any more."""
+    kind, _, owner = secret.owner.partition(":")
+    name = model.leader(owner) if kind == "application" else owner
+    if kind == "user" or name not in model.units:
+        return
+    in_use = {revision for unit, revision in secret.tracked.items() if unit in model.units and unit != name}
+    for revision in sorted(secret.contents):
+        if revision < secret.latest and revision not in in_use and revision not in secret.obsolete:
+            secret.obsolete.append(revision)
+            enqueue(model, model.units[name], "secret-remove", secret=secret.id, revision=revision)
+
+
+def remove_relation(model: Model, relation: Relation) -> None:
+    """End a relation: departed and broken on both sides; subordinates whose place it was go with it."""
+    relation.dying = True
+    for name in list(model.units):
+        unit = model.units.get(name)
+        if unit is None or unit.app not in dict(relation.ends) or not _takes_part(model, relation, unit):
+            continue
+        _leave(model, relation, unit, departing=None)
+        if relation.container and unit.principal and unit.principal.split("/")[0] == relation.remote_of(unit.app):
+            remove_unit(model, unit)
+    _forget_relations(model)
+
+
+def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) -> None:
+    for other in model.neighbours(relation, unit):
+        enqueue(model, unit, "relation-departed", relation=relation.id, unit=other.name, departing=departing or other.name)
+    if not any(event.kind == "relation-broken" and event.relation == relation.id for event in unit.events):
+        enqueue(model, unit, "relation-broken", relation=relation.id)
+
+
+def remove_unit(model: Model, unit: Unit) -> None:
+    """Begin a unit's end; a principal waits for the subordinates on its host to be gone first."""
+    if unit.dying:
+        return
+    unit.dying = True
+    unit.events = unit.events[:1] if unit.agent.name == "executing" else []
+    was_leader = model.leader(unit.app)
+    subordinates = [other for other in model.units.values() if other.principal == unit.name]
+    for other in subordinates:
+        remove_unit(model, other)
+    if not subordinates:
+        _end(model, unit)
+    if was_leader is not None and was_leader != unit.name:
+        successor = model.units[was_leader]
+        if model.app_units(unit.app)[0] is unit and successor.started:
+            enqueue(model, successor, "leader-elected")
+
+
+def _end(model: Model, unit: Unit) -> None:
+    for relation in model.app_relations(unit.app):
+        if not _takes_part(model, relation, unit):
+            continue
+        if unit.name in relation.unit_data:
+            for other in model.neighbours(relation, unit):
+                if unit.name in other.members.get(relation.id, []):
+                    enqueue(
+                        model, other, "relation-departed", relation=relation.id, unit=unit.name, departing=unit.name
+                    )
+        if not relation.peer:
+            _leave(model, relation, unit, departing=unit.name)
+    for storage in unit.storages:
+        enqueue(model, unit, "storage-detaching", storage=storage)
+    enqueue(model, unit, "stop")
+    enqueue(model, unit, "remove")
+
+
+def removed(model: Model, unit: Unit) -> None:
+    """Forget a unit whose remove hook ran."""
+    for relation in model.relations.values():
+        relation.unit_data.pop(unit.name, None)
+    for other in model.units.values():
+        for members in other.members.values():
+            if unit.name in members and not any(
+                event.kind == "relation-departed" and event.unit == unit.name for event in other.events
+            ):
+                members.remove(unit.name)
+    del model.units[unit.name]
+    principal = model.units.get(unit.principal or "")
+    if principal and principal.dying and not any(other.principal == principal.name for other in model.units.values()):
+        _end(model, principal)
+    for secret in list(model.secrets.values()):
+        secret.tracked.pop(unit.name, None)
+        if secret.owner == f"unit:{unit.name}" or (
+            secret.owner == f"application:{unit.app}" and not model.app_units(unit.app) and unit.app not in model.applications
+        ):
+            del model.secrets[secret.id]
+        else:
+            _retire_revisions(model, secret)
+    _forget_relations(model)
+
+
+def _forget_relations(model: Model) -> None:
+    for relation in list(model.relations.values()):
+        busy = any(event.relation == relation.id for unit in model.units.values() for event in unit.events)
+        if relation.dying and not busy:
+            del model.relations[relation.id]
+            for unit in model.units.values():
+                unit.members.pop(relation.id, None)
+            for secret in model.secrets.values():
+                secret.grants.pop(relation.id, None)
+
+
+def describe(model: Model, unit: Unit, event: Event, *, source: str, machine: str, cidr: str, resources: dict[str, str]) -> Json:
+    """Return the request that the agent on the unit's host runs: the event and the unit's view of the model."""
+    app = model.applications[unit.app]
+    leader = model.leader(unit.app) == unit.name
+    bindings = ["juju-info"] + [
+        name
+        for role in ("provides", "requires", "peers")
+        for name, spec in (app.metadata.get(role) or {}).items()
+        if spec.get("scope") != "container" and name != "juju-info"
+    ]
+    if "juju-info" in (app.metadata.get("requires") or {}):
+        bindings.remove("juju-info")
+    return {
+        "unit": unit.name,
+        "source": source,
+        "machine_id": machine,
+        "principal": unit.principal,
+        "event": event.model_dump(exclude={"sequence"}),
+        "state": {
+            "address": unit.address,
+            "cidr": cidr,
+            "bindings": bindings,
+            "config": options(app),
+            "leader": leader,
+            "relations": [
+                _describe_relation(model, relation, unit, event)
+                for relation in model.app_relations(unit.app)
+                if _visible(model, relation, unit)
+            ],
+            "secrets": [
+                _describe_secret(model, secret, unit) for secret in model.secrets.values() if can_read(model, secret, unit)
+            ],
+            "storages": unit.storages,
+            "resources": resources,
+            "ports": unit.ports,
+            "status": [unit.status.name, unit.status.message if unit.status.name != "unknown" else ""],
+            "app_status": [app.status.name, app.status.message],
+            "version": unit.version,
+            "planned_units": sum(not other.dying for other in model.app_units(unit.app)),
+            "deferred": unit.deferred,
+            "stored": unit.stored,
+            "model": {"name": model.name, "uuid": model.uuid},
+        },
+    }
+
+
+def _visible(model: Model, relation: Relation, unit: Unit) -> bool:
+    if not _takes_part(model, relation, unit):
+        return False
+    # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
+    # shows only while a subordinate is there
+    return not relation.container or bool(_colocated(model, relation, unit))
+
+
+def _colocated(model: Model, relation: Relation, unit: Unit) -> list[Unit]:
+    remote = relation.remote_of(unit.app)
+    return [other for other in model.units.values() if other.app == remote and other.host == unit.host]
+
+
+def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:
+    remote = relation.remote_of(unit.app)
+    members = set(unit.members.get(relation.id, []))
+    if event.relation == relation.id and event.unit:
+        members.add(event.unit)
+    if relation.container:
+        members = {other.name for other in _colocated(model, relation, unit)}
+    own = relation.unit_data.get(unit.name) or relation.early.get(unit.name) or _addresses(unit)
+    return {
+        "id": relation.id,
+        "endpoint": relation.endpoint_of(unit.app),
+        "type": "peer" if relation.peer else "subordinate" if relation.container else "regular",
+        "local_app_data": relation.app_data.get(unit.app, {}),
+        "local_unit_data": own,
+        "remote_app": remote,
+        "remote_app_data": relation.app_data.get(remote, {}),
+        "remote_units_data": {
+            name.split("/")[1]: relation.unit_data.get(name, {}) for name in sorted(members) if name != unit.name
+        },
+    }
+
+
+def _describe_secret(model: Model, secret: Secret, unit: Unit) -> Json:
+    kind = secret.owner.partition(":")[0]
+    owner = None
+    if secret.owner == f"application:{unit.app}":
+        owner = "app"
+    elif secret.owner == f"unit:{unit.name}":
+        owner = "unit"
+    tracked = secret.tracked.setdefault(unit.name, secret.latest)
+    return {
+        "id": secret.id,
+        "owner": owner,
+        "label": secret.label if owner and kind != "user" else secret.labels.get(unit.name),
+        "description": secret.description,
+        "tracked_revision": tracked,
+        "latest_revision": secret.latest,
+        "tracked_content": secret.contents.get(tracked, secret.contents[secret.latest]),
+        "latest_content": secret.contents[secret.latest],
+        "grants": secret.grants if owner else {},
+    }
+
+
+def apply(model: Model, unit: Unit, event: Event, result: Json) -> None:
+    """Write a hook's outcome into the model and queue what follows from it."""
+    app = model.applications[unit.app]
+    unit.events.remove(event)
+    unit.attempts = 0
+    unit.status = _status(unit.status, result["status"])
+    if model.leader(unit.app) == unit.name:
+        app.status = _status(app.status, result["app_status"])
+    unit.version = result["version"]
+    unit.ports = result["ports"]
+    unit.deferred = result["deferred"]
+    unit.stored = result["stored"]
+    for key, data in result["relations"].items():
+        relation = model.relations[int(key)]
+        if event.kind == "relation-broken" and event.relation == relation.id:
+            continue
+        _apply_databags(model, relation, unit, data)
+    _apply_secrets(model, unit, result["secrets"])
+    _after(model, unit, event)
+
+
+def _status(old: Status, new: list[str]) -> Status:
+    if (old.name, old.message) == (new[0], new[1]):
+        return old
+    return Status(name=new[0], message=new[1], since=time.time())
+
+
+def _apply_databags(model: Model, relation: Relation, unit: Unit, data: dict[str, dict[str, str]]) -> None:
+    remote = relation.remote_of(unit.app)
+    if relation.app_data.get(unit.app, {}) != data["app"] and model.leader(unit.app) == unit.name:
+        relation.app_data[unit.app] = data["app"]
+        for other in list(model.units.values()):
+            if other.app == remote and other is not unit and other.members.get(relation.id) and not other.dying:
+                enqueue(model, other, "relation-changed", relation=relation.id)
+    if unit.name in relation.unit_data and relation.unit_data[unit.name] != data["unit"]:
+        relation.unit_data[unit.name] = data["unit"]
+        for other in model.neighbours(relation, unit):
+            if unit.name in other.members.get(relation.id, []) and not other.dying:
+                enqueue(model, other, "relation-changed", relation=relation.id, unit=unit.name)
+    elif unit.name not in relation.unit_data:
+        relation.early[unit.name] = data["unit"]  # the others read it when the unit enters the scope
+
+
+def _apply_secrets(model: Model, unit: Unit, described: list[Json]) -> None:
+    kept = {secret["id"] for secret in described}
+    for item in described:
+        secret = model.secrets.get(item["id"])
+        if secret is None:
+            owner = f"application:{unit.app}" if item["owner"] == "app" else f"unit:{unit.name}"
+            secret = Secret(id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1)
+            model.secrets[secret.id] = secret
+        if _manages(model, secret, unit):
+            secret.label, secret.description = item["label"], item["description"]
+            secret.grants = {int(relation): grantees for relation, grantees in item["grants"].items()}
+            if secret.contents[secret.latest] != item["latest_content"]:
+                _new_revision(model, secret, item["latest_content"])
+        elif item["label"] and item["owner"] is None:
+            secret.labels[unit.name] = item["label"]
+        if item["tracked_revision"] == item["latest_revision"]:
+            secret.tracked[unit.name] = secret.latest
+        _retire_revisions(model, secret)
+    for secret in list(model.secrets.values()):
+        if secret.id not in kept and _manages(model, secret, unit):
+            del model.secrets[secret.id]
+
+
+def _after(model: Model, unit: Unit, event: Event) -> None:
+    if event.kind == "start":
+        started(model, unit)
+    elif event.kind == "relation-joined":
+        members = unit.members.setdefault(_relation(event), [])
+        if event.unit and event.unit not in members:
+            members.append(event.unit)
+    elif event.kind == "relation-departed":
+        members = unit.members.get(_relation(event), [])
+        if event.unit in members:
+            members.remove(event.unit)
+    elif event.kind == "relation-broken":
+        relation = model.relations[_relation(event)]
+        relation.unit_data.pop(unit.name, None)
+        unit.members.pop(relation.id, None)
+    elif event.kind == "remove":
+        removed(model, unit)
+    _forget_relations(model)
+
+
+def _relation(event: Event) -> int:
+    assert event.relation is not None
+    return event.relation

@@ -1,0 +1,275 @@
+"""What a model is, as data: one JSON file per model, replaced after every event, so an interrupted command resumes."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import secrets
+import shutil
+import string
+import time
+import typing
+import uuid
+
+import pydantic
+
+from slurm_ddp import files
+
+ROOT = pathlib.Path("/var/lib/slurm-ddp")
+_ID_ALPHABET = string.digits + string.ascii_lowercase
+_LOG_LIMIT = 5_000
+
+
+class SandboxError(Exception):
+    """Something that was asked for cannot be done; `str()` is one line that says what and what to do instead."""
+
+
+class _Record(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", validate_assignment=False)
+
+
+class Status(_Record):
+    """A workload, application or agent status as `juju status` shows it."""
+
+    name: str = "unknown"
+    message: str = ""
+    since: float = 0.0
+
+
+class Event(_Record):
+    """One event for one unit. Which fields are set depends on `kind`, Juju's own name of the hook."""
+
+    kind: str
+    sequence: int
+    relation: int | None = None
+    unit: str | None = None  # the remote unit of a relation event
+    departing: str | None = None
+    secret: str | None = None
+    revision: int | None = None
+    storage: tuple[str, int] | None = None
+    action: dict[str, typing.Any] | None = None  # {name, id, params}
+
+    def same_as(self, other: "Event") -> bool:
+        """Tell whether `other` asks for the same thing, so that one of the two is enough."""
+        return self.model_copy(update={"sequence": other.sequence}) == other
+
+    @property
+    def label(self) -> str:
+        """What a person calls this event, for progress lines."""
+        if self.action:
+            return f"action {self.action['name']}"
+        return f"{self.kind} {self.unit}" if self.unit else self.kind
+
+
+class Application(_Record):
+    """A deployed charm and what was configured for it."""
+
+    name: str
+    charm: str  # the charm's name
+    source: str  # where its files lie on this machine: the sandbox's own copy, one folder per revision
+    revision: int = 0
+    metadata: dict[str, typing.Any]  # charmcraft.yaml
+    options: dict[str, typing.Any] = {}  # only what differs from the defaults
+    resources: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    next_unit: int = 0
+    status: Status = Status()
+
+    @property
+    def subordinate(self) -> bool:
+        """Whether its units live on other applications' hosts."""
+        return bool(self.metadata.get("subordinate"))
+
+
+class Unit(_Record):
+    """A unit: where it lives, what it said last, and the events that wait for it."""
+
+    name: str
+    app: str
+    host: str
+    address: str = ""  # known once the host is up
+    principal: str | None = None
+    status: Status = Status()
+    agent: Status = Status(name="allocating")
+    version: str = ""
+    ports: list[tuple[str, int | None]] = []
+    deferred: list[dict[str, typing.Any]] = []
+    stored: list[dict[str, typing.Any]] = []
+    storages: list[tuple[str, int]] = []
+    members: dict[int, list[str]] = {}  # relation id -> remote units whose relation-joined was delivered
+    events: list[Event] = []
+    attempts: int = 0  # failed attempts at events[0]
+    started: bool = False
+    dying: bool = False
+
+    @property
+    def number(self) -> int:
+        """The part after the slash."""
+        return int(self.name.split("/")[1])
+
+
+class Relation(_Record):
+    """A relation with its databags. A peer relation has one end, every other two."""
+
+    id: int
+    ends: list[tuple[str, str]]  # (application, endpoint)
+    interface: str
+    container: bool = False
+    app_data: dict[str, dict[str, str]] = {}
+    unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
+    early: dict[str, dict[str, str]] = {}  # what units wrote before they entered the scope
+    dying: bool = False
+
+    @property
+    def peer(self) -> bool:
+        """Whether it relates an application's units with each other."""
+        return len(self.ends) == 1
+
+    def endpoint_of(self, app: str) -> str:
+        """Return `app`'s endpoint."""
+        return next(endpoint for name, endpoint in self.ends if name == app)
+
+    def remote_of(self, app: str) -> str:
+        """Return the application at the other end of `app`; its own name in a peer relation."""
+        return next((name for name, _ in self.ends if name != app), app)
+
+
+class Secret(_Record):
+    """A secret with the contents of its revisions, who may read it and who tracks which revision."""
+
+    id: str
+    owner: str  # "application:NAME", "unit:NAME/0" or "user"
+    label: str | None = None
+    description: str | None = None
+    name: str | None = None  # of a user's secret
+    latest: int = 1
+    contents: dict[int, dict[str, str]]
+    grants: dict[int, list[str]] = {}  # relation id -> applications and units
+    granted_apps: list[str] = []  # a user's secret is granted to applications as such
+    tracked: dict[str, int] = {}  # unit -> revision
+    obsolete: list[int] = []  # revisions whose secret-remove was sent to the owner
+    labels: dict[str, str] = {}  # unit -> the label it gave as an observer
+
+
+class Model(_Record):
+    """Everything the sandbox knows about one deployment."""
+
+    name: str
+    uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
+    created: float = pydantic.Field(default_factory=time.time)
+    applications: dict[str, Application] = {}
+    units: dict[str, Unit] = {}
+    relations: dict[int, Relation] = {}
+    secrets: dict[str, Secret] = {}
+    next_relation: int = 0
+    next_sequence: int = 0
+    next_storage: int = 0
+
+    def app_units(self, app: str) -> list[Unit]:
+        """Return the units of `app` by number."""
+        return sorted((unit for unit in self.units.values() if unit.app == app), key=lambda unit: unit.number)
+
+    def leader(self, app: str) -> str | None:
+        """Return the leader of `app`: its lowest unit that is staying."""
+        return next((unit.name for unit in self.app_units(app) if not unit.dying), None)
+
+    def app_relations(self, app: str) -> list[Relation]:
+        """Return the relations of `app` in the order in which they were made."""
+        return [relation for relation in self.relations.values() if any(name == app for name, _ in relation.ends)]
+
+    def neighbours(self, relation: Relation, unit: Unit) -> list[Unit]:
+        """Return the units in scope of `relation` that `unit` meets in it: with container scope, those of its own host."""
+        remote = relation.remote_of(unit.app)
+        found = [self.units[name] for name in relation.unit_data if name != unit.name and name in self.units]
+        return [
+            other
+            for other in sorted(found, key=lambda other: other.number)
+            if other.app == remote and (not relation.container or other.host == unit.host)
+        ]
+
+    def application(self, name: str) -> Application:
+        """Return the application, or raise `SandboxError` naming those that exist."""
+        if name not in self.applications:
+            raise SandboxError(f"application {name!r} not found (there are: {', '.join(self.applications) or 'none'})")
+        return self.applications[name]
+
+    def unit(self, name: str) -> Unit:
+        """Return the unit, or raise `SandboxError` naming those that exist."""
+        if name not in self.units:
+            raise SandboxError(f"unit {name!r} not found (there are: {', '.join(self.units) or 'none'})")
+        return self.units[name]
+
+
+def new_id() -> str:
+    """Return a fresh identifier in the form of Juju's secret ids: 20 characters of 0-9a-z."""
+    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(20))
+
+
+class Store:
+    """The files of one model. `name` becomes part of paths and of host and bridge names."""
+
+    def __init__(self, name: str, root: pathlib.Path = ROOT) -> None:
+        self.name = name
+        self.directory = root / name
+        self.path = self.directory / "model.json"
+        self.log_path = self.directory / "debug.log"
+
+    def exists(self) -> bool:
+        """Tell whether the model was made."""
+        return self.path.exists()
+
+    def load(self) -> Model:
+        """Read the model, or raise `SandboxError` when there is none."""
+        try:
+            return Model.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            raise SandboxError(f"model {self.name!r} does not exist: ./sandboxctl deploy ./bundle.yaml makes it") from None
+        except pydantic.ValidationError as e:
+            raise SandboxError(
+                f"{self.path} was written by another version of the sandbox: ./sandboxctl destroy, then deploy again"
+            ) from e
+
+    def save(self, model: Model) -> None:
+        """Replace the model's file; it holds secrets, so only root reads it."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        files.ensure_file(self.path, model.model_dump_json(), mode=0o600)
+
+    def forget(self) -> None:
+        """Remove every file of the model."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log(self, unit: str, level: str, message: str) -> None:
+        """Append to what `debug-log` shows."""
+        stamp = time.strftime("%H:%M:%S")
+        descriptor = os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a") as file:
+            file.writelines(f"{stamp} {unit} {level} {line}\n" for line in message.splitlines() or [""])
+
+    def log_lines(self, unit: str | None, limit: int = _LOG_LIMIT) -> list[str]:
+        """Return the last lines of the log, of one unit or of all."""
+        if not self.log_path.exists():
+            return []
+        lines = self.log_path.read_text().splitlines()
+        if unit is not None:
+            lines = [line for line in lines if line.split(" ", 2)[1] == unit]
+        return lines[-limit:]
+
+    @contextlib.contextmanager
+    def locked(self, wait_s: float = 0.0, waiting: typing.Callable[[], None] = lambda: None) -> typing.Iterator[None]:
+        """Hold the model against other commands that change it, waiting up to `wait_s` seconds for them to end."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with (self.directory / "lock").open("w") as file:
+            deadline = time.monotonic() + wait_s
+            told = False
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise SandboxError(f"another sandboxctl works on model {self.name!r}: wait for it to end") from None
+                    if not told:
+                        waiting()
+                        told = True
+                    time.sleep(0.2)
+            yield
