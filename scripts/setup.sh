@@ -40,6 +40,8 @@ EOF
 python3-venv: Charmcraft runs in a virtual environment under build/
 ca-certificates: downloads over HTTPS
 python3-apt: Charmcraft asks it about packages
+python3-pip: Charmcraft installs a charm's requirements with it
+python3-dev: Charmcraft's python plugin asks for it
 git: Charmcraft asks it about the source
 rsync: stages a charm
 EOF
@@ -75,7 +77,7 @@ missing=$(for name in $names; do echo "$installed" | grep -qx "$name" || echo "$
 as_root=
 if [ "$(id -u)" != 0 ]; then
     if ! command -v sudo >/dev/null; then
-        echo "setup: needs root to install:" $missing >&2
+        echo "setup: needs root to install: $(echo "$missing" | tr '\n' ' ')" >&2
         echo "setup: run  scripts/setup.sh  as root once, then repeat your command" >&2
         exit 1
     fi

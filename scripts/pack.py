@@ -1,0 +1,383 @@
+"""Pack the charms and the bundle into dist/ with Charmcraft 3.5, where bundle.yaml looks for them.
+
+    python scripts/pack.py                         everything whose sources changed
+    python scripts/pack.py slurm-gpu --force       one charm, whatever is in dist/
+    python scripts/pack.py --stage-only            only build/<charm>/: what a charm would be packed from
+
+Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and payload/ for the charm that submits it.
+Charmcraft's managed mode mounts nothing else, and the sandbox runs exactly such a folder.
+
+How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's base. Elsewhere: in
+destructive mode, where Charmcraft builds on this machine. There it sees Ubuntu 24.04's os-release through a private
+mount namespace, and pip fetches wheels for that release's Python, so that what comes out runs on the charm's base and
+not only here.
+"""
+
+import argparse
+import collections.abc
+import concurrent.futures
+import contextlib
+import dataclasses
+import filecmp
+import hashlib
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD, DIST = ROOT / "build", ROOT / "dist"
+BUNDLE = "bundle"  # the name that stands for the bundle on the command line and under build/
+VENV = BUILD / "venvs" / "charmcraft"
+EXTRAS = {"ddp-trainer": {"payload": "payload"}}  # what a charm carries besides itself: source folder -> folder in it
+LEFT_OUT = {"tests", "build", "dist", "parts", "stage", "prime", "venv", "requirements.in"}
+CRAFT_DIRS = ("parts", "stage", "prime")  # Charmcraft's own, in the folder it packs
+
+BASE_PYTHON = "3.12"  # of ubuntu@24.04, the charms' base
+OS_RELEASE = """\
+PRETTY_NAME="Ubuntu 24.04 LTS"
+NAME="Ubuntu"
+VERSION_ID="24.04"
+VERSION="24.04 LTS (Noble Numbat)"
+VERSION_CODENAME=noble
+ID=ubuntu
+ID_LIKE=debian
+UBUNTU_CODENAME=noble
+"""
+
+
+class PackError(Exception):
+    """Packing cannot go on. `str()` is what the user should read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """How Charmcraft is run, and why, in a line."""
+
+    managed: bool
+    why: str
+    disguise: bool = False  # show Charmcraft Ubuntu 24.04's os-release
+    python: str | None = None  # fetch wheels for this Python instead of the one that runs here
+
+
+def charm_names() -> list[str]:
+    """Return the names of the repository's charms, sorted."""
+    return sorted(path.parent.name for path in (ROOT / "charms").glob("*/charmcraft.yaml"))
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+def stage(charm: str, dest: pathlib.Path) -> bool:
+    """Make the folder `dest` hold exactly what `charm` is packed from; return whether anything had to change.
+
+    The folder itself stays (Charmcraft names its build container after it), and unchanged files keep their times.
+
+    Raises:
+        PackError: there is no such charm, or one of its files is a link (it would dangle in the charm).
+    """
+    if charm not in charm_names():
+        raise PackError(f"no charm `{charm}` under charms/; there are {', '.join(charm_names())}")
+    wanted = dict(_tree(ROOT / "charms" / charm, pathlib.PurePath()))
+    wanted |= dict(_tree(ROOT / "lib" / "slurm_ddp", pathlib.PurePath("lib", "slurm_ddp")))
+    for source, target in EXTRAS.get(charm, {}).items():
+        wanted |= dict(_tree(ROOT / source, pathlib.PurePath(target)))
+    return _mirror(wanted, dest)
+
+
+def _stage_bundle(dest: pathlib.Path) -> bool:
+    wanted = {pathlib.PurePath(name): ROOT / name for name in ("bundle.yaml", "charmcraft.yaml", "README.md")}
+    return _mirror(wanted, dest)
+
+
+def _tree(
+    source: pathlib.Path, target: pathlib.PurePath
+) -> collections.abc.Iterator[tuple[pathlib.PurePath, pathlib.Path]]:
+    """Yield (path in the stage, source file) for each file of a folder that belongs in a charm."""
+    for path in sorted(source.iterdir()):
+        if path.name in LEFT_OUT or path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
+            continue
+        if path.is_symlink():
+            raise PackError(f"{path.relative_to(ROOT)} is a link; a charm holds files only")
+        if path.is_dir():
+            yield from _tree(path, target / path.name)
+        else:
+            yield target / path.name, path
+
+
+def _mirror(wanted: dict[pathlib.PurePath, pathlib.Path], dest: pathlib.Path) -> bool:
+    changed = False
+    dest.mkdir(parents=True, exist_ok=True)
+    for path in sorted(dest.rglob("*"), reverse=True):  # the deepest first, so that empty folders go too
+        inside = path.relative_to(dest)
+        if inside.parts[0] in CRAFT_DIRS or inside in wanted:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        else:
+            path.unlink()
+            changed = True
+    for inside, source in wanted.items():
+        target = dest / inside
+        mode = 0o755 if os.access(source, os.X_OK) else 0o644
+        if target.is_dir():
+            shutil.rmtree(target)
+        same = target.is_file() and filecmp.cmp(source, target, shallow=False) and target.stat().st_mode & 0o777 == mode
+        if not same:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+            target.chmod(mode)
+            changed = True
+    return changed
+
+
+def _fingerprint(folder: pathlib.Path, mode: Mode) -> str:
+    digest = hashlib.sha256(repr(mode).encode() + (ROOT / "tests/requirements/charmcraft.txt").read_bytes())
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.relative_to(folder).parts[0] not in CRAFT_DIRS:
+            digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode:o}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+# --- choosing the mode -----------------------------------------------------------------------------------------------
+
+
+def choose_mode() -> Mode:
+    """Return how to pack on this machine.
+
+    Raises:
+        PackError: the charms cannot be packed on this machine's processor.
+    """
+    if platform.machine() != "x86_64":
+        raise PackError(f"the charms are for amd64 machines; this is {platform.machine()}")
+    release = platform.freedesktop_os_release()
+    name = release.get("PRETTY_NAME", "this system")
+    if release.get("ID") == "ubuntu" and _succeeds("lxc", "info"):
+        return Mode(managed=True, why=f"managed mode: {name} with LXD; Charmcraft builds in a container of the base")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if (release.get("ID"), release.get("VERSION_ID")) == ("ubuntu", "24.04") and here == BASE_PYTHON:
+        return Mode(managed=False, why=f"destructive mode: {name}, the charms' own base, without LXD")
+    return Mode(
+        managed=False,
+        disguise=True,
+        python=BASE_PYTHON,
+        why=f"destructive mode: {name} has no LXD to build in; Charmcraft is shown Ubuntu 24.04's os-release, "
+        f"and wheels are taken for its Python {BASE_PYTHON}",
+    )
+
+
+def _succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+# --- running Charmcraft ----------------------------------------------------------------------------------------------
+
+
+def _charmcraft(mode: Mode) -> str:
+    """Return the Charmcraft to run: a 3.x that is installed, in managed mode; else ours, made when it is missing."""
+    if mode.managed and (path := shutil.which("charmcraft")):
+        version = subprocess.run([path, "--version"], check=False, capture_output=True, text=True).stdout
+        if " 3." in f" {version.removeprefix('charmcraft').strip()}":
+            return path
+    subprocess.run([ROOT / "scripts" / "setup.sh", "pack"], check=True)
+    subprocess.run([ROOT / "scripts" / "venv.sh", "charmcraft", "tests/requirements/charmcraft.txt"], check=True)
+    _link_python_apt()
+    return str(VENV / "bin" / "charmcraft")
+
+
+def _link_python_apt() -> None:
+    """Let Charmcraft's environment import the system's python3-apt, which no index carries."""
+    (site,) = VENV.glob("lib/python3.*/site-packages")
+    system = pathlib.Path("/usr/lib/python3/dist-packages")
+    for pattern in ("apt", "apt_pkg*.so", "apt_inst*.so"):
+        for source in system.glob(pattern):
+            link = site / source.name
+            if not link.is_symlink():
+                link.symlink_to(source)
+
+
+def _environment(mode: Mode, folder: pathlib.Path) -> dict[str, str]:
+    kept = (
+        "PIP_",
+        "SSL_CERT",
+        "REQUESTS_CA",
+        "CURL_CA",
+        "http",
+        "HTTP",
+        "no_proxy",
+        "NO_PROXY",
+        "https",
+        "HTTPS",
+        "LANG",
+    )
+    env = {
+        name: value for name, value in os.environ.items() if name.startswith(kept) or name in {"HOME", "USER", "TERM"}
+    }
+    env["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"  # the system's python3
+    env["XDG_STATE_HOME"] = str(BUILD / "pack" / "state")  # Charmcraft's logs
+    env["CRAFT_SNAP_CHANNEL"] = "3.x/stable"  # for a managed build that is not started from the snap
+    if mode.python is not None and (part := _python_part(folder)):
+        env["PIP_PYTHON_VERSION"] = mode.python
+        env["PIP_ONLY_BINARY"] = ":all:"
+        env["PIP_NO_COMPILE"] = "1"  # it would be this machine's Python that compiles
+        env["PIP_TARGET"] = str(folder / f"parts/{part}/install/venv/lib/python{mode.python}/site-packages")
+    return env
+
+
+def _python_part(folder: pathlib.Path) -> str | None:
+    """Return the name of the part that installs requirements.txt."""
+    parts: dict[str, Any] = yaml.safe_load((folder / "charmcraft.yaml").read_text()).get("parts", {})
+    return next((name for name, part in parts.items() if part.get("plugin", name) == "python"), None)
+
+
+def _disguised(command: list[str]) -> list[str]:
+    """Return the command that runs `command` in a mount namespace of its own where os-release is Ubuntu 24.04's."""
+    fake = BUILD / "pack" / "os-release"
+    fake.parent.mkdir(parents=True, exist_ok=True)
+    fake.write_text(OS_RELEASE)
+    targets = sorted({str(pathlib.Path(name).resolve()) for name in ("/etc/os-release", "/usr/lib/os-release")})
+    mounts = " && ".join(f"mount --bind {shlex.quote(str(fake))} {target}" for target in targets)
+    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$@"', "sh", *command]
+    if os.geteuid() == 0:
+        return inside
+    if _succeeds("unshare", "--map-root-user", "--mount", "true"):
+        return [inside[0], "--map-root-user", *inside[1:]]
+    raise PackError("a private mount namespace needs root here; run it with sudo, or on Ubuntu with LXD")
+
+
+def _pack(name: str, mode: Mode, charmcraft: str) -> pathlib.Path:
+    """Run Charmcraft in build/<name> and move what it made to dist/; return the new file."""
+    folder, log = BUILD / name, BUILD / "logs" / f"pack-{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob("*.charm"), folder.glob("*.zip"):
+        for path in left:
+            path.unlink()
+    command = [charmcraft, "pack", "--verbosity", "verbose"]
+    if not mode.managed or name == BUNDLE:
+        for directory in CRAFT_DIRS:  # Charmcraft builds on what an older run left
+            shutil.rmtree(folder / directory, ignore_errors=True)
+    if not mode.managed and name != BUNDLE:
+        command.append("--destructive-mode")
+    if mode.disguise:
+        command = _disguised(command)
+    with log.open("w") as file:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=_environment(mode, folder),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    made = [*folder.glob("*.charm"), *folder.glob("*.zip")]
+    if done.returncode != 0 or len(made) != 1:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+        raise PackError(f"{tail}\n{name}: charmcraft exited {done.returncode} and left {len(made)} file(s); see {log}")
+    target = artifact(name)
+    target.parent.mkdir(exist_ok=True)
+    shutil.move(made[0], target)
+    return target
+
+
+def artifact(name: str) -> pathlib.Path:
+    """Return where the packed charm, or the packed bundle, lies."""
+    return DIST / ("slurm-ddp.zip" if name == BUNDLE else f"{name}.charm")
+
+
+def _check_python(path: pathlib.Path, mode: Mode) -> None:
+    """Refuse a charm whose packages are for another Python than its base has: its dispatch could import none of them."""
+    with zipfile.ZipFile(path) as archive:
+        found = {
+            name.split("/")[2] for name in archive.namelist() if name.startswith("venv/lib/python") and name[-1] != "/"
+        }
+    if found and found != {f"python{BASE_PYTHON}"}:
+        path.unlink()
+        raise PackError(
+            f"{path.name} holds packages for {', '.join(sorted(found))}; its base has Python {BASE_PYTHON} ({mode.why})"
+        )
+
+
+def main() -> int:
+    """Pack what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"charms, or `{BUNDLE}`; without one: everything")
+    parser.add_argument("--force", action="store_true", help="pack even what is unchanged")
+    parser.add_argument("--stage-only", action="store_true", help="stop before Charmcraft")
+    arguments = parser.parse_args()
+    known = [*charm_names(), BUNDLE]
+    if unknown := set(arguments.names) - set(known):
+        raise PackError(f"no `{sorted(unknown)[0]}`; there are {', '.join(known)}")
+    names: list[str] = arguments.names or known
+    for name in names:
+        _stage_bundle(BUILD / name) if name == BUNDLE else stage(name, BUILD / name)
+    if arguments.stage_only:
+        print("pack: staged", ", ".join(f"build/{name}" for name in names))
+        return 0
+
+    mode = choose_mode()
+    stamps = {name: BUILD / "pack" / f"{name}.sha256" for name in names}
+    prints = {name: _fingerprint(BUILD / name, mode) for name in names}
+
+    def is_fresh(name: str) -> bool:
+        return artifact(name).is_file() and stamps[name].is_file() and stamps[name].read_text() == prints[name]
+
+    stale = [name for name in names if arguments.force or not is_fresh(name)]
+    for name in sorted(set(names) - set(stale)):
+        print(f"pack: dist/{artifact(name).name} is up to date")
+    if not stale:
+        return 0
+    print(f"pack: {mode.why}", flush=True)
+    charmcraft = _charmcraft(mode)
+
+    def pack(name: str) -> str:
+        start = time.monotonic()
+        stamps[name].unlink(missing_ok=True)
+        path = _pack(name, mode, charmcraft)
+        if name != BUNDLE:
+            _check_python(path, mode)
+        stamps[name].parent.mkdir(parents=True, exist_ok=True)
+        stamps[name].write_text(prints[name])
+        size_mb = path.stat().st_size / 1e6
+        return f"pack: dist/{path.name}, {size_mb:.1f} MB, in {time.monotonic() - start:.1f} s"
+
+    with _heartbeat(f"packing {', '.join(stale)}"), concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        for line in pool.map(pack, stale):
+            print(line, flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _heartbeat(doing: str) -> collections.abc.Generator[None]:
+    """Print a line every five seconds while the block runs."""
+    over, start = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not over.wait(5):
+            print(f"pack: [{time.monotonic() - start:.0f} s] {doing}", flush=True)
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PackError as e:
+        sys.exit(f"pack: {e}")
