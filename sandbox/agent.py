@@ -246,7 +246,7 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         relation = state.get_relation(described["relation"])
         if kind in ("relation-created", "relation-broken"):
             return make(relation)
-        number = _number(described["unit"]) if described["unit"] else None
+        number = _number(described["remote"]) if described["remote"] else None
         if kind == "relation-departed":
             return make(relation, remote_unit=number, departing_unit=_number(described["departing"]))
         return make(relation, remote_unit=number)

@@ -276,7 +276,7 @@ def check_relation(
     if a["interface"] != b["interface"]:
         _fail(where, f"{ends[0]} speaks {a['interface']}, {ends[1]} speaks {b['interface']}: they cannot be related")
     if {a["role"], b["role"]} != {"provides", "requires"}:
-        _fail(where, f"{ends[0]} and {ends[1]} both {a['role'].rstrip('s')}e {a['interface']}: one must provide, one require")
+        _fail(where, f"{ends[0]} and {ends[1]} both {a['role'][:-1]} {a['interface']}: one must provide, one require")
     container = "container" in (a["scope"], b["scope"])
     if container and not (metadata[app_a].get("subordinate") or metadata[app_b].get("subordinate")):
         _fail(where, f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")

@@ -130,8 +130,8 @@ def enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
     for other in model.neighbours(relation, unit):
         for here, there in ((unit, other), (other, unit)):
             if _declares(model, here.app, relation.endpoint_of(here.app)):
-                enqueue(model, here, "relation-joined", relation=relation.id, unit=there.name)
-                enqueue(model, here, "relation-changed", relation=relation.id, unit=there.name)
+                enqueue(model, here, "relation-joined", relation=relation.id, remote=there.name)
+                enqueue(model, here, "relation-changed", relation=relation.id, remote=there.name)
 
 
 def _addresses(unit: Unit) -> dict[str, str]:
@@ -317,7 +317,7 @@ def remove_relation(model: Model, relation: Relation) -> None:
 
 def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) -> None:
     for other in model.neighbours(relation, unit):
-        enqueue(model, unit, "relation-departed", relation=relation.id, unit=other.name, departing=departing or other.name)
+        enqueue(model, unit, "relation-departed", relation=relation.id, remote=other.name, departing=departing or other.name)
     if not any(event.kind == "relation-broken" and event.relation == relation.id for event in unit.events):
         enqueue(model, unit, "relation-broken", relation=relation.id)
 
@@ -348,7 +348,7 @@ def _end(model: Model, unit: Unit) -> None:
             for other in model.neighbours(relation, unit):
                 if unit.name in other.members.get(relation.id, []):
                     enqueue(
-                        model, other, "relation-departed", relation=relation.id, unit=unit.name, departing=unit.name
+                        model, other, "relation-departed", relation=relation.id, remote=unit.name, departing=unit.name
                     )
         if not relation.peer:
             _leave(model, relation, unit, departing=unit.name)
@@ -365,7 +365,7 @@ def removed(model: Model, unit: Unit) -> None:
     for other in model.units.values():
         for members in other.members.values():
             if unit.name in members and not any(
-                event.kind == "relation-departed" and event.unit == unit.name for event in other.events
+                event.kind == "relation-departed" and event.remote == unit.name for event in other.events
             ):
                 members.remove(unit.name)
     del model.units[unit.name]
@@ -456,8 +456,8 @@ def _colocated(model: Model, relation: Relation, unit: Unit) -> list[Unit]:
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:
     remote = relation.remote_of(unit.app)
     members = set(unit.members.get(relation.id, []))
-    if event.relation == relation.id and event.unit:
-        members.add(event.unit)
+    if event.relation == relation.id and event.remote:
+        members.add(event.remote)
     if relation.container:
         members = {other.name for other in _colocated(model, relation, unit)}
     own = relation.unit_data.get(unit.name) or relation.early.get(unit.name) or _addresses(unit)
@@ -534,7 +534,7 @@ def _apply_databags(model: Model, relation: Relation, unit: Unit, data: dict[str
         relation.unit_data[unit.name] = data["unit"]
         for other in model.neighbours(relation, unit):
             if unit.name in other.members.get(relation.id, []) and not other.dying:
-                enqueue(model, other, "relation-changed", relation=relation.id, unit=unit.name)
+                enqueue(model, other, "relation-changed", relation=relation.id, remote=unit.name)
     elif unit.name not in relation.unit_data:
         relation.early[unit.name] = data["unit"]  # the others read it when the unit enters the scope
 
@@ -567,12 +567,12 @@ def _after(model: Model, unit: Unit, event: Event) -> None:
         started(model, unit)
     elif event.kind == "relation-joined":
         members = unit.members.setdefault(_relation(event), [])
-        if event.unit and event.unit not in members:
-            members.append(event.unit)
+        if event.remote and event.remote not in members:
+            members.append(event.remote)
     elif event.kind == "relation-departed":
         members = unit.members.get(_relation(event), [])
-        if event.unit in members:
-            members.remove(event.unit)
+        if event.remote in members:
+            members.remove(event.remote)
     elif event.kind == "relation-broken":
         relation = model.relations[_relation(event)]
         relation.unit_data.pop(unit.name, None)

@@ -42,7 +42,7 @@ class Event(_Record):
     kind: str
     sequence: int
     relation: int | None = None
-    unit: str | None = None  # the remote unit of a relation event
+    remote: str | None = None  # the remote unit of a relation event
     departing: str | None = None
     secret: str | None = None
     revision: int | None = None
@@ -58,7 +58,7 @@ class Event(_Record):
         """What a person calls this event, for progress lines."""
         if self.action:
             return f"action {self.action['name']}"
-        return f"{self.kind} {self.unit}" if self.unit else self.kind
+        return f"{self.kind} {self.remote}" if self.remote else self.kind
 
 
 class Application(_Record):

@@ -1,0 +1,111 @@
+"""Reading, merging and checking bundles: each mistake is told with its line."""
+
+import pathlib
+import typing
+
+import pytest
+
+from sandbox import bundle as bundles
+from sandbox.store import SandboxError
+
+SERVER: dict[str, typing.Any] = {
+    "provides": {"api": {"interface": "http"}},
+    "resources": {"tool": {"type": "file"}},
+    "config": {"options": {"port": {"type": "int", "default": 80}, "name": {"type": "string"}}},
+}
+METADATA: dict[str, dict[str, typing.Any]] = {
+    "server": SERVER,
+    "client": {"requires": {"api": {"interface": "http"}, "db": {"interface": "sql"}}},
+    "agent": {"subordinate": True, "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}}},
+}
+BUNDLE = """\
+name: test
+applications:
+  server:
+    charm: server
+    channel: 1/edge
+    num_units: 1
+    options:
+      port: 8080
+  client:
+    charm: ./dist/client.charm
+    num_units: 2
+  agent:
+    charm: ./dist/agent.charm
+relations:
+  - [server:api, client:api]
+  - [agent:juju-info, server:juju-info]
+"""
+
+
+def load(tmp_path: pathlib.Path, text: str, *overlays: str) -> bundles.Bundle:
+    path = tmp_path / "bundle.yaml"
+    path.write_text(text)
+    files: list[pathlib.Path] = []
+    for number, overlay in enumerate(overlays):
+        (tmp_path / f"overlay{number}").mkdir()
+        files.append(tmp_path / f"overlay{number}" / "overlay.yaml")
+        files[-1].write_text(overlay)
+    return bundles.load(path, files)
+
+
+def test_a_good_bundle_passes(tmp_path: pathlib.Path):
+    bundle = load(tmp_path, BUNDLE)
+    bundles.check(bundle, METADATA)
+    assert bundle.name == "test"
+    assert bundle.applications["client"].charm == str(tmp_path / "dist" / "client.charm")
+    assert not bundle.applications["server"].is_local
+
+
+def test_overlays_merge_options_and_remove_applications_with_their_relations(tmp_path: pathlib.Path):
+    overlay = "applications:\n  agent:\n  server:\n    options: {name: x}\n    num_units: 3\n"
+    bundle = load(tmp_path, BUNDLE, overlay)
+    assert bundle.applications["server"].body["options"] == {"port": 8080, "name": "x"}
+    assert bundle.applications["server"].body["num_units"] == 3
+    assert "agent" not in bundle.applications
+    assert [relation.ends for relation in bundle.relations] == [("server:api", "client:api")]
+
+
+def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
+    (tmp_path / "tool").write_text("")
+    bundle = load(tmp_path, BUNDLE, "applications:\n  server:\n    resources: {tool: ../tool}\n")
+    assert bundle.applications["server"].body["resources"] == {"tool": str(tmp_path / "tool")}
+    bundles.check(bundle, METADATA)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("port: 8080", "prot: 8080", "bundle.yaml line 8: server: no option 'prot': did you mean 'port'?"),
+        ("port: 8080", "port: many", "bundle.yaml line 8: server: option 'port' is a int, not 'many'"),
+        ("port: 8080", "port: true", "bundle.yaml line 8: server: option 'port' is a int, not True"),
+        ("server:api, client:api", "server:apy, client:api", "bundle.yaml line 15: server has no endpoint 'apy': did you mean 'api'?"),
+        ("server:api, client:api", "server, client:api", "bundle.yaml line 15: relation ['server', 'client:api']: name the endpoint of server (juju-info, api)"),
+        ("server:api, client:api", "sever:api, client:api", "bundle.yaml line 15: relation ['sever:api', 'client:api']: no application 'sever': did you mean 'server'?"),
+        ("server:api, client:api", "server:api, client:db", "bundle.yaml line 15: server:api speaks http, client:db speaks sql: they cannot be related"),
+        ("server:juju-info]", "client:juju-info]\n  - [client:api, client:api]", "bundle.yaml line 17: client:api and client:api both require http: one must provide, one require"),
+        ("    num_units: 2", "    num_unit: 2", "bundle.yaml line 11: application 'client': unknown key 'num_unit': did you mean 'num_units'?"),
+        ("    num_units: 2", "    expose: false", "bundle.yaml line 10: client: num_units must be a number from 0 to 64"),
+        ("charm: ./dist/agent.charm", "charm: ./dist/agent.charm\n    num_units: 1", "bundle.yaml line 14: agent is subordinate: it has no num_units"),
+        ("name: test", "name: test\nmachines: {0: {}}", "bundle.yaml line 2: the sandbox gives every unit a host of its own: no machines section"),
+        ("name: test", "nmae: test", "bundle.yaml line 1: unknown key 'nmae': did you mean 'name'?"),
+        ("  client:\n", "  server:\n", "bundle.yaml line 9: 'server' is given twice"),
+        ("[server:api, client:api]", "[server:api, client:api", "bundle.yaml line 16: not YAML: expected ',' or ']', but got '['"),
+        ("[server:api, client:api]", "server:api", "bundle.yaml line 15: a relation is a list of two application:endpoint"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line(tmp_path: pathlib.Path, old: str, new: str, message: str):
+    assert old in BUNDLE
+    with pytest.raises(bundles.BundleError) as error:
+        bundles.check(load(tmp_path, BUNDLE.replace(old, new, 1)), METADATA)
+    assert str(error.value) == message
+
+
+def test_an_overlay_cannot_remove_what_is_not_there(tmp_path: pathlib.Path):
+    with pytest.raises(bundles.BundleError, match=r"overlay.yaml line 2: application 'sever' cannot be removed"):
+        load(tmp_path, BUNDLE, "applications:\n  sever:\n")
+
+
+def test_a_bundle_that_is_not_there_is_named(tmp_path: pathlib.Path):
+    with pytest.raises(SandboxError, match=r"none.yaml: No such file or directory"):
+        bundles.load(tmp_path / "none.yaml")

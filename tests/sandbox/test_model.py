@@ -1,0 +1,387 @@
+"""Juju's order of events, secrets and subordinates, on a model without hosts."""
+
+import typing
+
+import pytest
+
+from sandbox import model as rules
+from sandbox.store import Application, Event, Model, SandboxError, Unit
+
+SERVER: dict[str, typing.Any] = {
+    "name": "server",
+    "provides": {"api": {"interface": "http"}},
+    "peers": {"cluster": {"interface": "cluster"}},
+    "storage": {"data": {"type": "filesystem"}},
+    "config": {
+        "options": {
+            "port": {"type": "int", "default": 80},
+            "name": {"type": "string"},
+            "token": {"type": "secret"},
+            "fast": {"type": "boolean", "default": False},
+        }
+    },
+    "actions": {
+        "dump": {
+            "params": {"path": {"type": "string"}, "lines": {"type": "integer", "default": 5, "minimum": 1}},
+            "required": ["path"],
+            "additionalProperties": False,
+        }
+    },
+}
+CLIENT: dict[str, typing.Any] = {"name": "client", "requires": {"api": {"interface": "http", "limit": 1}}}
+AGENT: dict[str, typing.Any] = {
+    "name": "agent",
+    "subordinate": True,
+    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
+}
+
+
+def app(name: str, metadata: dict[str, typing.Any]) -> Application:
+    return Application(name=name, charm=metadata["name"], source="/nowhere", metadata=metadata)
+
+
+class World:
+    """Runs queued events with a charm that answers what `answers` says, and records the order."""
+
+    def __init__(self) -> None:
+        self.model = Model(name="t")
+        self.ran: list[str] = []
+        self.answers: dict[str, typing.Any] = {}
+
+    def add(self, name: str, metadata: dict[str, typing.Any], units: int = 1) -> Application:
+        application = app(name, metadata)
+        rules.add_application(self.model, application)
+        for _ in range(units):
+            rules.add_unit(self.model, application).address = f"10.0.0.{len(self.model.units)}"
+        return application
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            waiting = [unit for unit in self.model.units.values() if unit.events]
+            if not waiting:
+                return
+            unit = min(waiting, key=lambda unit: unit.events[0].sequence)
+            self.step(unit)
+        raise AssertionError("the model does not settle")
+
+    def step(self, unit: Unit) -> None:
+        event = unit.events[0]
+        request = rules.describe(
+            self.model, unit, event, source="/c", machine="0", cidr="10.0.0.0/24", resources={}
+        )
+        self.ran.append(f"{unit.name} {event.label}")
+        state = request["state"]
+        result: dict[str, typing.Any] = {
+            "status": ["active", ""],
+            "app_status": ["unknown", ""],
+            "version": "",
+            "ports": [],
+            "deferred": [],
+            "stored": [],
+            "relations": {
+                str(relation["id"]): {"app": relation["local_app_data"], "unit": relation["local_unit_data"]}
+                for relation in state["relations"]
+            },
+            "secrets": [dict(secret) for secret in state["secrets"]],
+        }
+        hook = self.answers.get(unit.app)
+        if hook:
+            hook(event, state, result)
+        rules.apply(self.model, unit, event, result)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_unit_is_born_in_jujus_order(world: World):
+    world.add("server", SERVER)
+    world.settle()
+    assert world.ran == [
+        "server/0 storage-attached",
+        "server/0 install",
+        "server/0 relation-created",
+        "server/0 leader-elected",
+        "server/0 config-changed",
+        "server/0 start",
+    ]
+
+
+def test_only_the_first_unit_leads_and_peers_meet(world: World):
+    world.add("server", SERVER, units=2)
+    world.settle()
+    assert "server/1 leader-elected" not in world.ran
+    assert "server/0 relation-joined server/1" in world.ran
+    assert "server/1 relation-joined server/0" in world.ran
+    assert world.ran.index("server/0 relation-joined server/1") > world.ran.index("server/1 start")
+
+
+def test_units_that_meet_get_joined_before_changed_on_both_sides(world: World):
+    world.add("server", SERVER)
+    world.add("client", CLIENT, units=2)
+    rules.relate(world.model, "server:api", "client:api")
+    world.settle()
+    for here, there in (("server/0", "client/1"), ("client/1", "server/0")):
+        joined = world.ran.index(f"{here} relation-joined {there}")
+        assert world.ran[joined:].count(f"{here} relation-changed {there}") == 1
+        assert f"{here} relation-changed {there}" not in world.ran[:joined]
+    assert "client/0 relation-joined client/1" not in world.ran
+
+
+def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
+    world.add("server", SERVER, units=2)
+    world.add("client", CLIENT)
+    rules.relate(world.model, "server:api", "client:api")
+    world.settle()
+    world.ran.clear()
+
+    def write(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        for relation in state["relations"]:
+            if relation["endpoint"] == "api":
+                result["relations"][str(relation["id"])]["unit"] = {"port": "80"}
+
+    world.answers["server"] = write
+    rules.enqueue(world.model, world.model.units["server/0"], "update-status")
+    world.settle()
+    assert world.ran == ["server/0 update-status", "client/0 relation-changed server/0"]
+    rules.enqueue(world.model, world.model.units["server/0"], "update-status")
+    world.settle()
+    assert world.ran[2:] == ["server/0 update-status"], "the same data again wakes nobody"
+
+
+def test_only_the_leader_writes_application_data(world: World):
+    world.add("server", SERVER, units=2)
+    world.add("client", CLIENT)
+    relation = rules.relate(world.model, "server:api", "client:api")
+    world.answers["server"] = lambda event, state, result: result["relations"].get(str(relation.id), {}).update(
+        app={"by": "leader" if state["leader"] else "follower"}
+    )
+    world.settle()
+    assert relation.app_data["server"] == {"by": "leader"}
+
+
+def test_data_written_before_the_scope_is_entered_is_seen_on_joining(world: World):
+    world.add("server", SERVER)
+    world.add("client", CLIENT)
+    relation = rules.relate(world.model, "server:api", "client:api")
+
+    def early(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        if event.kind == "install":
+            result["relations"][str(relation.id)]["unit"] = {"port": "80"}
+
+    seen: list[dict[str, str]] = []
+    world.answers["server"] = early
+    world.answers["client"] = lambda event, state, result: seen.extend(
+        data for rel in state["relations"] for data in rel["remote_units_data"].values()
+    )
+    world.settle()
+    assert {"port": "80"} in seen
+
+
+def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: World):
+    world.add("server", SERVER, units=2)
+    agent = app("agent", AGENT)
+    rules.add_application(world.model, agent)
+    relation = rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    seen: dict[str, set[str]] = {}
+
+    def look(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        for rel in state["relations"]:
+            if rel["id"] == relation.id:
+                seen.setdefault(",".join(rel["remote_units_data"]), set()).add(event.kind)
+
+    world.answers["agent"] = look
+    world.settle()
+    assert {unit.principal for unit in world.model.units.values() if unit.app == "agent"} == {"server/0", "server/1"}
+    assert set(seen) == {"0", "1"}
+    assert not any("juju-info" in line or line.startswith("server/0 relation-joined agent") for line in world.ran)
+    assert "agent/0 relation-joined server/0" in world.ran
+    assert "agent/0 relation-joined server/1" not in world.ran
+
+
+def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world: World):
+    world.add("server", SERVER, units=2)
+    world.add("client", CLIENT)
+    rules.add_application(world.model, app("agent", AGENT))
+    rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    rules.relate(world.model, "server:api", "client:api")
+    world.settle()
+    world.ran.clear()
+    rules.remove_unit(world.model, world.model.units["server/0"])
+    world.settle()
+    order = {line: index for index, line in enumerate(world.ran)}
+    agent = "agent/0" if "agent/0 remove" in order else "agent/1"
+    assert order[f"{agent} remove"] < order["server/0 stop"] < order["server/0 remove"]
+    assert order["server/0 relation-departed client/0"] < order["server/0 relation-broken"]
+    assert "client/0 relation-departed server/0" in order
+    assert "client/0 relation-broken" not in order
+    assert "server/1 leader-elected" in order
+    assert "server/0" not in world.model.units
+    assert world.model.leader("server") == "server/1"
+
+
+def test_removing_a_relation_breaks_it_and_takes_its_subordinates(world: World):
+    world.add("server", SERVER)
+    rules.add_application(world.model, app("agent", AGENT))
+    relation = rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    world.settle()
+    world.ran.clear()
+    rules.remove_relation(world.model, relation)
+    world.settle()
+    kinds = [line.split(" ", 1)[1] for line in world.ran]
+    assert kinds == ["relation-departed server/0", "relation-broken", "stop", "remove"]
+    assert not [unit for unit in world.model.units.values() if unit.app == "agent"]
+    assert relation.id not in world.model.relations
+
+
+def secret_world(world: World) -> typing.Any:
+    """A server whose leader grants a secret to its client on `api`; `world.content` is what it holds."""
+    world.add("server", SERVER, units=2)
+    world.add("client", CLIENT)
+    rules.add_application(world.model, app("other", CLIENT | {"name": "other"}))
+    rules.add_unit(world.model, world.model.applications["other"])
+    relation = rules.relate(world.model, "server:api", "client:api")
+    content = {"password": "one"}
+
+    def serve(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        if not state["leader"]:
+            return
+        own = [secret for secret in result["secrets"] if secret["owner"] == "app"]
+        if not own:
+            own = [
+                {"id": "secret:" + "a" * 20, "owner": "app", "label": "l", "description": None, "tracked_revision": 1,
+                 "latest_revision": 1, "grants": {}}
+            ]  # fmt: skip
+            result["secrets"] += own
+        own[0].update(latest_content=dict(content), grants={str(relation.id): ["client"]})
+
+    world.answers["server"] = serve
+    world.settle()
+    return relation, content
+
+
+def secrets_of(world: World, unit: str) -> list[dict[str, typing.Any]]:
+    target = world.model.units[unit]
+    event = Event(kind="update-status", sequence=0)
+    request = rules.describe(world.model, target, event, source="/c", machine="0", cidr="", resources={})
+    return request["state"]["secrets"]
+
+
+def test_a_secret_is_seen_where_it_was_granted_and_nowhere_else(world: World):
+    relation, _ = secret_world(world)
+    assert secrets_of(world, "client/0")[0]["tracked_content"] == {"password": "one"}
+    assert secrets_of(world, "other/0") == []
+    assert [secret["owner"] for secret in secrets_of(world, "server/1")] == ["app"]
+    rules.remove_relation(world.model, relation)
+    world.settle()
+    assert secrets_of(world, "client/0") == []
+
+
+def test_a_new_revision_reaches_its_readers_and_the_old_one_goes_when_nobody_tracks_it(world: World):
+    _, content = secret_world(world)
+    world.ran.clear()
+    content["password"] = "two"
+    rules.enqueue(world.model, world.model.units["server/0"], "update-status")
+
+    def follow(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        if event.kind == "secret-changed":
+            for secret in result["secrets"]:
+                secret["tracked_revision"] = secret["latest_revision"]
+
+    world.answers["client"] = follow
+    server_hook = world.answers["server"]
+
+    def both(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        server_hook(event, state, result)
+        follow(event, state, result)
+
+    world.answers["server"] = both
+    world.settle()
+    assert world.ran.count("client/0 secret-changed") == 1
+    assert world.ran.index("client/0 secret-changed") < world.ran.index("server/0 secret-remove")
+    assert not any(line.startswith("other/0") for line in world.ran)
+    assert secrets_of(world, "client/0")[0]["tracked_content"] == {"password": "two"}
+
+
+def test_a_users_secret_reaches_the_application_it_was_granted_to(world: World):
+    server = world.add("server", SERVER)
+    world.settle()
+    secret = rules.add_user_secret(world.model, "mine", {"key": "v"})
+    rules.set_options(world.model, server, {"token": "mine"})
+    assert rules.options(server)["token"] == secret.id
+    world.settle()
+    assert secrets_of(world, "server/0") == []
+    world.ran.clear()
+    rules.grant_user_secret(world.model, "mine", server)
+    world.settle()
+    assert world.ran == ["server/0 config-changed"]
+    assert secrets_of(world, "server/0")[0]["latest_content"] == {"key": "v"}
+    world.ran.clear()
+    rules.update_user_secret(world.model, "mine", {"key": "w"})
+    rules.update_user_secret(world.model, "mine", {"key": "w"})
+    world.settle()
+    assert world.ran == ["server/0 secret-changed"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("prot", "1", "server: no option 'prot': did you mean 'port'?"),
+        ("port", "many", "server: option 'port' is a int, not 'many'"),
+        ("fast", "perhaps", "server: option 'fast' is a boolean, not 'perhaps'"),
+        ("token", "nothing", "secret 'nothing' not found: ./sandboxctl add-secret NAME key=value makes one"),
+    ],
+)
+def test_a_wrong_option_is_named_and_nothing_changes(world: World, option: str, text: str, message: str):
+    server = world.add("server", SERVER)
+    with pytest.raises(SandboxError) as error:
+        rules.set_options(world.model, server, {"name": "x", option: text})
+    assert str(error.value) == message
+    assert server.options == {}
+
+
+def test_setting_what_is_set_wakes_nobody(world: World):
+    server = world.add("server", SERVER)
+    world.settle()
+    world.ran.clear()
+    rules.set_options(world.model, server, {"port": "80"})
+    world.settle()
+    assert world.ran == []
+    rules.set_options(world.model, server, {"port": "81", "fast": "true"})
+    world.settle()
+    assert world.ran == ["server/0 config-changed"]
+
+
+@pytest.mark.parametrize(
+    ("action", "values", "message"),
+    [
+        ("dumb", {}, "server has no action 'dumb' (there are: dump)"),
+        ("dump", {"path": "/x", "line": "1"}, "dump: unknown parameter 'line' (there are: lines, path)"),
+        ("dump", {"path": "/x", "lines": "0"}, "dump: parameter 'lines': 0 is less than the minimum of 1"),
+        ("dump", {"path": "/x", "lines": "many"}, "dump: parameter 'lines': 'many' is not of type 'integer'"),
+        ("dump", {}, "dump: 'path' is a required property"),
+    ],
+)
+def test_the_controller_refuses_wrong_parameters_by_name(world: World, action: str, values: dict[str, str], message: str):
+    server = world.add("server", SERVER)
+    with pytest.raises(SandboxError) as error:
+        rules.action_params(server, action, values)
+    assert str(error.value) == message
+
+
+def test_parameters_take_the_type_that_the_charm_declares(world: World):
+    server = world.add("server", SERVER)
+    assert rules.action_params(server, "dump", {"path": "10:00"}) == {"path": "10:00", "lines": 5}
+    assert rules.action_params(server, "dump", {"path": "true", "lines": "7"}) == {"path": "true", "lines": 7}
+
+
+def test_a_limited_endpoint_takes_no_second_relation(world: World):
+    world.add("server", SERVER)
+    world.add("second", SERVER)
+    world.add("client", CLIENT)
+    rules.relate(world.model, "server:api", "client:api")
+    with pytest.raises(SandboxError, match="client:api takes 1 relation at most"):
+        rules.relate(world.model, "second:api", "client:api")
+    with pytest.raises(SandboxError, match="related already"):
+        rules.relate(world.model, "client:api", "server:api")
