@@ -232,7 +232,7 @@ def _environment(mode: Mode, folder: pathlib.Path) -> dict[str, str]:
     if mode.python is not None and (part := _python_part(folder)):
         env["PIP_PYTHON_VERSION"] = mode.python
         env["PIP_ONLY_BINARY"] = ":all:"
-        env["PIP_NO_COMPILE"] = "1"  # it would be this machine's Python that compiles
+        env["PIP_NO_COMPILE"] = "no"  # pip's way to say yes to --no-compile: the bytecode would be for this Python
         env["PIP_TARGET"] = str(folder / f"parts/{part}/install/venv/lib/python{mode.python}/site-packages")
     return env
 
@@ -299,16 +299,14 @@ def artifact(name: str) -> pathlib.Path:
 
 
 def _check_python(path: pathlib.Path, mode: Mode) -> None:
-    """Refuse a charm whose packages are for another Python than its base has: its dispatch could import none of them."""
+    """Refuse a charm whose packages are for another Python than its base has: dispatch could import none of them."""
     with zipfile.ZipFile(path) as archive:
-        found = {
-            name.split("/")[2] for name in archive.namelist() if name.startswith("venv/lib/python") and name[-1] != "/"
-        }
-    if found and found != {f"python{BASE_PYTHON}"}:
+        files = [name for name in archive.namelist() if name.startswith("venv/lib/python") and not name.endswith("/")]
+    found = {name.split("/")[2] for name in files}
+    if found != {f"python{BASE_PYTHON}"}:
         path.unlink()
-        raise PackError(
-            f"{path.name} holds packages for {', '.join(sorted(found))}; its base has Python {BASE_PYTHON} ({mode.why})"
-        )
+        has = ", ".join(sorted(found)) or "no Python at all"
+        raise PackError(f"{path.name} holds packages for {has}; its base has Python {BASE_PYTHON} ({mode.why})")
 
 
 def main() -> int:
