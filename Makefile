@@ -1,0 +1,46 @@
+# Every target does its own set-up: git, make and python3 are all that a fresh Debian 12 or Ubuntu 24.04 needs.
+.DEFAULT_GOAL := help
+LANES := /usr/bin/python3 scripts/lanes.py
+
+.PHONY: help
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+.PHONY: demo
+demo:  ## the bundle on this machine: deploy, train on two nodes over JuiceFS, show the result
+	@scripts/demo.sh
+
+.PHONY: down
+down:  ## take the sandbox away: hosts, mounts, processes, network
+	@./sandboxctl destroy
+
+.PHONY: test
+test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, pack, functional
+	@$(LANES)
+
+.PHONY: lint unit functional bench pack integration
+lint:  ## ruff, pyright, codespell, shellcheck
+unit:  ## tests that need neither root nor network
+functional:  ## the bundle in the sandbox (root)
+bench:  ## measurements, each against a peer or a limit
+pack:  ## the .charm files and the bundle into dist/, and tests that open them
+integration:  ## the bundle on juju's current controller
+lint unit functional bench pack integration:
+	@$(LANES) $@
+
+.PHONY: deploy
+deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller
+	@scripts/deploy.sh
+
+.PHONY: format
+format:  ## mend what ruff can mend
+	@$(LANES) format
+
+.PHONY: lock
+lock:  ## compile every requirements.in into its hashed requirements.txt
+	@$(LANES) lock
+
+.PHONY: clean
+clean:  ## remove what was built here; the sandbox goes first
+	@if [ -x build/venvs/sandbox/bin/python ]; then ./sandboxctl destroy; fi
+	rm -rf build dist .tox parts stage prime .pytest_cache .ruff_cache .hypothesis

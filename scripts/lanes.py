@@ -1,0 +1,219 @@
+"""Run test lanes (tox environments), side by side where the cores allow, with output that stays readable.
+
+    python3 scripts/lanes.py                       every lane that needs no Juju
+    python3 scripts/lanes.py unit lint             some; `unit` stands for all that need no root and no network
+    python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
+
+Installs what the lanes need first. A lane that runs alone shows its output as it comes; of lanes that run beside each
+other the output is shown when a lane fails, and is in build/logs/ in any case. Every ten seconds a line says what is
+running. The closing lines of every pytest run come last.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOGS = ROOT / "build" / "logs"
+TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
+UNIT = (
+    "payload",  # the longest first
+    "sandbox",
+    "unit-ddp-trainer",
+    "unit-juicefs-server-proxy",
+    "unit-shared-filesystem-client",
+    "unit-slurm-gpu",
+    "lib",
+    "bundle",
+)
+ALL = ("lint", *UNIT, "pack", "functional")
+ALONE = frozenset({"functional", "integration", "bench"})  # they need the machine's attention, or measure it
+PACKAGES = {"pack": "pack", "functional": "demo", "bench": "demo"}  # lane -> group of scripts/setup.sh besides `test`
+SILENCE_S = 9.0
+CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [0-9.]+s.* =+$")
+
+
+@dataclasses.dataclass
+class Lane:
+    """One tox environment and what became of it."""
+
+    name: str
+    arguments: list[str]
+    is_live: bool
+    started: float = 0.0
+    took_s: float = 0.0
+    returncode: int | None = None
+    last_line: str = ""
+    closing: str = ""  # pytest's last line
+    notes: list[str] = dataclasses.field(default_factory=list[str])  # skips and expected failures, with their reasons
+    process: "subprocess.Popen[str] | None" = None
+
+    @property
+    def log(self) -> pathlib.Path:
+        """Return the file with all the lane's output."""
+        return LOGS / f"{self.name}.log"
+
+
+class Screen:
+    """Lines for a person to read, and a heartbeat when none has come for a while."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._start = self._last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        with self._lock:
+            print(text, flush=True)
+            self._last = time.monotonic()
+
+    def beat(self, running: list[Lane]) -> None:
+        """Say what is running, if nothing has been said for a while."""
+        now = time.monotonic()
+        if running and now - self._last >= SILENCE_S:
+            doing = "; ".join(f"{lane.name} {now - lane.started:.0f} s: {lane.last_line[:70]}" for lane in running)
+            self.say(f"[{clock(now - self._start)}] {doing}")
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as minutes:seconds."""
+    return f"{int(seconds) // 60:2d}:{int(seconds) % 60:02d}"
+
+
+def start(lane: Lane, screen: Screen) -> None:
+    """Start the lane; a thread follows its output."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    command = [str(TOX), "run", "-e", lane.name, *(["--", *lane.arguments] if lane.arguments else [])]
+    lane.started = time.monotonic()
+    lane.process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    if lane.is_live:
+        screen.say(f"{lane.name}: started")
+    threading.Thread(target=_follow, args=(lane, screen), daemon=True).start()
+
+
+def _follow(lane: Lane, screen: Screen) -> None:
+    assert lane.process is not None and lane.process.stdout is not None
+    with lane.log.open("w") as log:
+        for line in lane.process.stdout:
+            log.write(line)
+            log.flush()
+            text = line.rstrip("\n")
+            if text.strip():
+                lane.last_line = text.strip()
+            if CLOSING.match(text):
+                lane.closing = text  # shown at the end
+            elif text.startswith(("SKIPPED ", "XFAIL ")):
+                lane.notes.append(text)
+            if lane.is_live and not CLOSING.match(text):
+                screen.say(text)
+    returncode = lane.process.wait()
+    lane.took_s = time.monotonic() - lane.started
+    lane.returncode = returncode
+
+
+def report(lane: Lane, screen: Screen) -> None:
+    """Say how a lane ended; show everything it printed if it failed."""
+    if lane.returncode != 0 and not lane.is_live:
+        screen.say(f"---- {lane.name}: all its output " + "-" * 40)
+        screen.say(lane.log.read_text(errors="replace").rstrip())
+        screen.say("-" * 72)
+    verdict = "passed" if lane.returncode == 0 else f"FAILED (exit {lane.returncode}, build/logs/{lane.log.name})"
+    screen.say(f"{lane.name}: {verdict} in {lane.took_s:.0f} s")
+    if not lane.is_live:
+        for note in lane.notes:
+            screen.say(f"  {note}")
+
+
+def run(lanes: list[Lane], screen: Screen) -> None:
+    """Run the lanes: those that may share the machine first, as many at once as there are cores; then the others."""
+    waiting, running = list(lanes), list[Lane]()
+    slots = max(1, min(os.cpu_count() or 1, 4))
+    try:
+        while waiting or running:
+            for lane in [lane for lane in running if lane.returncode is not None]:
+                running.remove(lane)
+                report(lane, screen)
+            busy_alone = any(lane.name in ALONE for lane in running)
+            while waiting and not busy_alone and len(running) < slots:
+                if waiting[0].name in ALONE and running:
+                    break
+                lane = waiting.pop(0)
+                running.append(lane)
+                start(lane, screen)
+                busy_alone = lane.name in ALONE
+            screen.beat(running)
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        for lane in running:
+            _stop(lane)
+        raise
+
+
+def _stop(lane: Lane) -> None:
+    """Interrupt a lane, so that its tests clean up; kill it if that takes long."""
+    assert lane.process is not None
+    for number, patience_s in ((signal.SIGINT, 90), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(lane.process.pid, number)
+            lane.process.wait(patience_s)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def chosen(names: list[str]) -> list[str]:
+    """Return the lanes that the words of the command line stand for, those that run alone last."""
+    words = names or list(ALL)
+    lanes = dict.fromkeys(lane for word in words for lane in (UNIT if word == "unit" else (word,)))
+    return sorted(lanes, key=lambda lane: lane in ALONE)
+
+
+def main(arguments: list[str]) -> int:
+    """Set up, run, sum up."""
+    if "--help" in arguments or "-h" in arguments:
+        print(__doc__)
+        return 0
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    names, extra = chosen(arguments[:split]), arguments[split + 1 :]
+    groups = sorted({"test"} | {PACKAGES[name] for name in names if name in PACKAGES})
+    for command in (["scripts/setup.sh", *groups], ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"]):
+        if (code := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
+            return code
+    known = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    if unknown := [name for name in names if name not in known.split()]:
+        print(f"lanes: no lane `{unknown[0]}`; there are {', '.join(known.split())}", file=sys.stderr)
+        return 2
+
+    screen, began = Screen(), time.monotonic()
+    lanes = [Lane(name, extra, is_live=len(names) == 1 or name in ALONE) for name in names]
+    try:
+        run(lanes, screen)
+    except KeyboardInterrupt:
+        screen.say("interrupted")
+        return 130
+    failed = [lane for lane in lanes if lane.returncode != 0]
+    minutes, seconds = divmod(int(time.monotonic() - began), 60)
+    screen.say(f"\n{len(lanes) - len(failed)} of {len(lanes)} lanes passed in {minutes} min {seconds} s")
+    for lane in lanes:
+        verdict = "FAILED" if lane in failed else "passed"
+        screen.say(f"{lane.name}: {verdict} in {lane.took_s:.0f} s" + (f"\n{lane.closing}" if lane.closing else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
