@@ -13,7 +13,7 @@ import typing
 
 import yaml
 
-from sandbox.store import SandboxError
+from sandbox.store import SandboxError, section
 
 _MERGED = ("options", "annotations", "resources", "storage", "bindings")
 _APPLICATION_KEYS = frozenset(
@@ -102,10 +102,24 @@ class _Node(typing.NamedTuple):
         return self.value
 
 
-def load(path: pathlib.Path, overlays: collections.abc.Sequence[pathlib.Path] = ()) -> Bundle:
-    """Read and merge. Raises `BundleError` (or `SandboxError` for a file that is not there) with the place of the mistake."""
+def load(
+    path: pathlib.Path, overlays: collections.abc.Sequence[pathlib.Path] = (), defaults: pathlib.Path | None = None
+) -> Bundle:
+    """Read `path`, merge `defaults` (what it says of applications that the bundle lacks is passed over), then `overlays`.
+
+    Raises:
+        BundleError: a mistake, with its place.
+        SandboxError: a file that cannot be read.
+    """
     bundle = Bundle(name=path.stem, applications={}, relations=[])
-    for file in (path, *overlays):
+    for document in _parse(path):
+        _merge(bundle, path, document)
+    for document in _parse(defaults) if defaults else []:
+        applications = document.value.get("applications", _Node({}, 0)).value
+        known = {name: node for name, node in applications.items() if name in bundle.applications}
+        assert defaults is not None
+        _merge(bundle, defaults, _Node({"applications": _Node(known, document.line)}, document.line))
+    for file in overlays:
         for document in _parse(file):
             _merge(bundle, file, document)
     return bundle
@@ -149,7 +163,8 @@ def _merge(bundle: Bundle, file: pathlib.Path, document: _Node) -> None:
             raise BundleError(Where(file, node.line), f"unknown key {key!r}{_guess(key, _BUNDLE_KEYS)}")
     if "machines" in document.value:
         raise BundleError(
-            Where(file, document.value["machines"].line), "the sandbox gives every unit a host of its own: no machines section"
+            Where(file, document.value["machines"].line),
+            "the sandbox gives every unit a host of its own: no machines section",
         )
     if "name" in document.value:
         bundle.name = str(document.value["name"].value)
@@ -195,7 +210,9 @@ def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, node: _Nod
         charm = str(node.value["charm"].value)
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
     if not app.charm:
-        raise BundleError(where, f"application {name!r} has no charm (and no application of that name stands before it)")
+        raise BundleError(
+            where, f"application {name!r} has no charm (and no application of that name stands before it)"
+        )
     bundle.applications[name] = app
 
 
@@ -216,7 +233,7 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, dict[str, typin
     for app in bundle.applications.values():
         _check_options(app, metadata[app.name])
         _check_units(app, metadata[app.name])
-        known = metadata[app.name].get("resources") or {}
+        known = section(metadata[app.name], "resources")
         for resource, path in app.body.get("resources", {}).items():
             if resource not in known:
                 raise BundleError(
@@ -240,7 +257,7 @@ def _check_units(app: BundleApplication, metadata: dict[str, typing.Any]) -> Non
 
 
 def _check_options(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
-    declared = (metadata.get("config") or {}).get("options") or {}
+    declared = section(section(metadata, "config"), "options")
     for option, value in app.body.get("options", {}).items():
         where = app.at(f"options.{option}")
         problem = option_problem(option, value, declared)
@@ -248,7 +265,9 @@ def _check_options(app: BundleApplication, metadata: dict[str, typing.Any]) -> N
             raise BundleError(where, f"{app.name}: {problem}")
 
 
-def option_problem(option: str, value: object, declared: collections.abc.Mapping[str, dict[str, typing.Any]]) -> str | None:
+def option_problem(
+    option: str, value: object, declared: collections.abc.Mapping[str, dict[str, typing.Any]]
+) -> str | None:
     """Return what is wrong with setting `option` to `value`, or None."""
     if option not in declared:
         return f"no option {option!r}{_guess(option, declared)}"
@@ -281,14 +300,18 @@ def check_relation(
     if container and not (metadata[app_a].get("subordinate") or metadata[app_b].get("subordinate")):
         _fail(where, f"{ends[0]} and {ends[1]} live in one container, but neither charm is subordinate")
     first, second = ((app_a, endpoint_a), (app_b, endpoint_b))
-    return (first, second, a["interface"], container) if a["role"] == "provides" else (second, first, a["interface"], container)
+    return (
+        (first, second, a["interface"], container)
+        if a["role"] == "provides"
+        else (second, first, a["interface"], container)
+    )
 
 
 def endpoints_of(metadata: dict[str, typing.Any]) -> dict[str, dict[str, str]]:
     """Return {endpoint: {role, interface, scope}} of a charm, with the `juju-info` that every charm provides."""
     found = {"juju-info": {"role": "provides", "interface": "juju-info", "scope": "global"}}
     for role in ("provides", "requires"):
-        for name, spec in (metadata.get(role) or {}).items():
+        for name, spec in section(metadata, role).items():
             found[name] = {"role": role, "interface": spec["interface"], "scope": spec.get("scope", "global")}
     return found
 

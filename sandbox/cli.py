@@ -61,7 +61,7 @@ class _Session:
         self._create = create
 
     @contextlib.contextmanager
-    def open(self) -> typing.Iterator[tuple[Model, Engine]]:
+    def open(self) -> collections.abc.Generator[tuple[Model, Engine]]:
         if not self._create and not self.store.exists():
             self.store.load()
         busy = functools.partial(self.progress, "sandbox", "waits for another sandboxctl command to end")
@@ -102,12 +102,14 @@ def cli(context: click.Context, model: str) -> None:
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=pathlib.Path))
-@click.option("--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merged over the bundle.")
+@click.option(
+    "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merged over the bundle."
+)
 @click.pass_obj
 @_errors
 def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...]) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until it settles."""
-    merged = bundles.load(bundle, [pathlib.Path(__file__).parent / "overlay.yaml", *overlays])
+    merged = bundles.load(bundle, overlays, defaults=pathlib.Path(__file__).parent / "overlay.yaml")
     session = _Session(store, create=True)
     with session.open() as (model, engine):
         deployment.deploy(store, model, merged, session.progress)
@@ -171,7 +173,10 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
     if form == "json":
         click.echo(json.dumps({unit: shown}, indent=2))
     else:
-        click.echo(yaml.safe_dump(outcome["results"], sort_keys=False, allow_unicode=True) if outcome["results"] else "", nl=False)
+        click.echo(
+            yaml.safe_dump(outcome["results"], sort_keys=False, allow_unicode=True) if outcome["results"] else "",
+            nl=False,
+        )
     if failure is not None:
         click.echo(f"ERROR {action}: {failure}", err=True)
         sys.exit(1)
@@ -246,7 +251,9 @@ def remove_unit(store: Store, units: tuple[str, ...]) -> None:
         for name in units:
             unit = model.unit(name)
             if unit.principal:
-                raise SandboxError(f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead")
+                raise SandboxError(
+                    f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead"
+                )
             rules.remove_unit(model, unit)
         session.settle(model, engine)
 

@@ -30,7 +30,11 @@ def charm_filler(app: bundles.BundleApplication) -> Filler:
     unpacked; a charm from Charmhub is played by its stand-in.
     """
     name = pathlib.Path(app.charm).stem
-    if app.is_local and (REPOSITORY / "charms" / name / "charmcraft.yaml").is_file() and pathlib.Path(app.charm).parent.name == "dist":
+    if (
+        app.is_local
+        and (REPOSITORY / "charms" / name / "charmcraft.yaml").is_file()
+        and pathlib.Path(app.charm).parent.name == "dist"
+    ):
         return lambda directory: pack.stage(name, directory)
     if app.is_local:
         path = pathlib.Path(app.charm)
@@ -91,7 +95,9 @@ def deploy(store: Store, model: Model, bundle: bundles.Bundle, progress: Progres
 
 
 def _ensure_relation(model: Model, ends: tuple[str, str]) -> None:
-    provider, requirer, _, _ = bundles.check_relation(ends, {name: app.metadata for name, app in model.applications.items()})
+    provider, requirer, _, _ = bundles.check_relation(
+        ends, {name: app.metadata for name, app in model.applications.items()}
+    )
     if not any(sorted(relation.ends) == sorted([provider, requirer]) for relation in model.relations.values()):
         rules.relate(model, *ends)
 
@@ -140,7 +146,7 @@ def attach(store: Store, app: Application, name: str, path: pathlib.Path) -> Non
 
 
 @contextlib.contextmanager
-def staged_again(app: Application) -> typing.Iterator[pathlib.Path]:
+def staged_again(app: Application) -> collections.abc.Generator[pathlib.Path]:
     """Yield a folder with the present files of the application's charm."""
     with tempfile.TemporaryDirectory(prefix="sandbox-refresh-") as scratch:
         directory = pathlib.Path(scratch)
@@ -153,13 +159,20 @@ def staged_again(app: Application) -> typing.Iterator[pathlib.Path]:
         yield directory
 
 
-def upgrade(store: Store, model: Model, app: Application, staged: pathlib.Path, metadata: Json, progress: Progress) -> bool:
+def upgrade(
+    store: Store, model: Model, app: Application, staged: pathlib.Path, metadata: Json, progress: Progress
+) -> bool:
     """Give the application the staged files if they differ from what it runs; its units then get upgrade-charm."""
     if _same_tree(staged, pathlib.Path(app.source)):
         return False
     for role in ("provides", "requires", "peers"):
         gone = set(app.metadata.get(role) or {}) - set(metadata.get(role) or {})
-        if any(endpoint in gone for relation in model.app_relations(app.name) for name, endpoint in relation.ends if name == app.name):
+        if any(
+            endpoint in gone
+            for relation in model.app_relations(app.name)
+            for name, endpoint in relation.ends
+            if name == app.name
+        ):
             raise SandboxError(f"{app.name}: the new charm lacks endpoint {', '.join(sorted(gone))}, which is related")
     app.revision += 1
     app.source = str(stage_charm(store, app.name, app.revision, lambda directory: _copy(staged, directory)))

@@ -20,7 +20,7 @@ from sandbox.hosts import Gpus, Host, HostError, Hosts
 from sandbox.store import Event, Model, SandboxError, Status, Store, Unit
 
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
-_AGENT = pathlib.Path(__file__).parent / "agent.py"
+_AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
 _ATTEMPTS = 3  # Juju retries a failed hook for ever; the sandbox gives up so that a command ends
 _RETRY_S = 5.0
 _TICK_S = 8.0  # a line at least this often while something runs
@@ -70,7 +70,8 @@ class Engine:
     def __enter__(self) -> "Engine":
         """Bring the network and the hosts that should be there up."""
         for unit in self.model.units.values():
-            if unit.agent.name in ("executing", "rebooting"):  # a command was interrupted: the event is still queued
+            unit.attempts = 0  # a new command tries again what failed in an earlier one
+            if unit.agent.name == "executing":  # that command was interrupted: the event is still queued
                 unit.agent = Status(name="idle")
         return self
 
@@ -100,7 +101,11 @@ class Engine:
         """Settle until the action `event` ended; return {"results", "failure"}."""
         assert event.action is not None
         identifier: str = event.action["id"]
-        self.settle(until=lambda: identifier in self._results or unit.name not in self.model.units or bool(unit.attempts >= _ATTEMPTS))
+        self.settle(
+            until=lambda: (
+                identifier in self._results or unit.name not in self.model.units or bool(unit.attempts >= _ATTEMPTS)
+            )
+        )
         if identifier not in self._results:
             self._drop(unit, event)
             raise SandboxError(f"{unit.name}: {unit.agent.message or 'the action did not run'}")
@@ -108,7 +113,9 @@ class Engine:
 
     def errors(self) -> list[str]:
         """Return one line for each unit in error."""
-        return [f"{unit.name}: {unit.agent.message}" for unit in self.model.units.values() if unit.agent.name == "error"]
+        return [
+            f"{unit.name}: {unit.agent.message}" for unit in self.model.units.values() if unit.agent.name == "error"
+        ]
 
     def reboot(self, unit: Unit) -> None:
         """Reboot the unit's host; afterwards its units get config-changed and start, as under Juju."""
@@ -259,8 +266,13 @@ class Engine:
 
     def _finish(self, name: str, event: Event, answer: Json, took: float) -> None:
         unit = self.model.units[name]
-        if not answer["ok"]:
+        if not answer["ok"] and not event.action:
             self._fail(unit, event, answer)
+            return
+        if not answer["ok"]:  # Juju: an action that crashes has failed, its unit has not
+            self.store.log(name, "ERROR", answer["trace"])
+            self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
+            self._drop(unit, event)
             return
         unit.agent = Status(name="idle", since=time.time())
         if answer["reboot"] == "now":
@@ -285,12 +297,10 @@ class Engine:
         unit.attempts += 1
         unit.agent = Status(name="error", message=f'hook failed: "{event.label}": {answer["error"]}', since=time.time())
         self.store.log(unit.name, "ERROR", answer["trace"])
-        again = unit.attempts < _ATTEMPTS and event.action is None
+        again = unit.attempts < _ATTEMPTS
         self.progress(unit.name, f"error: {event.label}: {answer['error']}{'; trying again' if again else ''}")
         if again:
             self._retry_at[unit.name] = time.monotonic() + _RETRY_S
-        else:
-            unit.attempts = _ATTEMPTS
 
     def _agent(self, host: str) -> "_Agent":
         agent = self._agents.get(host)
@@ -337,7 +347,11 @@ class _Agent:
         except BrokenPipeError:
             pass
         said = self._said[-1] if self._said else "no word"
-        return {"ok": False, "error": f"the host went away in the middle of the hook ({said})", "trace": "\n".join(self._said)}
+        return {
+            "ok": False,
+            "error": f"the host went away in the middle of the hook ({said})",
+            "trace": "\n".join(self._said),
+        }
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -365,7 +379,9 @@ def parse_gpus(text: str) -> Gpus | None:
     return Gpus(count=int(count), model=name)
 
 
-def stage_charm(store: Store, app: str, revision: int, fill: collections.abc.Callable[[pathlib.Path], None]) -> pathlib.Path:
+def stage_charm(
+    store: Store, app: str, revision: int, fill: collections.abc.Callable[[pathlib.Path], None]
+) -> pathlib.Path:
     """Make the sandbox's own copy of a charm's files as `fill(directory)` writes them; return its folder."""
     directory = store.directory / "charms" / f"{app}-{revision}"
     shutil.rmtree(directory, ignore_errors=True)

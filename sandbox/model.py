@@ -13,7 +13,7 @@ import typing
 import jsonschema
 
 from sandbox import bundle as bundles
-from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id
+from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id, section
 
 Json = dict[str, typing.Any]
 
@@ -34,7 +34,7 @@ def add_application(model: Model, app: Application) -> None:
     if app.name in model.applications:
         raise SandboxError(f"application {app.name!r} exists already")
     model.applications[app.name] = app
-    for endpoint, spec in (app.metadata.get("peers") or {}).items():
+    for endpoint, spec in app.section("peers").items():
         _new_relation(model, [(app.name, endpoint)], spec["interface"], container=False)
 
 
@@ -54,7 +54,7 @@ def add_unit(model: Model, app: Application, principal: Unit | None = None) -> U
     unit.address = principal.address if principal else ""
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
-    for storage, spec in (app.metadata.get("storage") or {}).items():
+    for storage, spec in app.section("storage").items():
         count = int(str((spec.get("multiple") or {}).get("range", "1")).rstrip("+-").split("-")[0])
         for _ in range(count):
             unit.storages.append((storage, model.next_storage))
@@ -79,7 +79,14 @@ def relate(model: Model, first: str, second: str) -> Relation:
         if sorted(relation.ends) == sorted([provider, requirer]):
             raise SandboxError(f"{first} and {second} are related already")
     for app, endpoint in (provider, requirer):
-        spec = next((metadata[app][role][endpoint] for role in ("provides", "requires") if endpoint in (metadata[app].get(role) or {})), {})
+        spec = next(
+            (
+                section(metadata[app], role)[endpoint]
+                for role in ("provides", "requires")
+                if endpoint in section(metadata[app], role)
+            ),
+            {},
+        )
         used = sum((app, endpoint) in relation.ends for relation in model.relations.values())
         if spec.get("limit") is not None and used >= spec["limit"]:
             raise SandboxError(f"{app}:{endpoint} takes {spec['limit']} relation at most: remove the other one first")
@@ -95,7 +102,7 @@ def relate(model: Model, first: str, second: str) -> Relation:
 
 def _declares(model: Model, app: str, endpoint: str) -> bool:
     """Tell whether the charm itself declares the endpoint; hooks of the implicit juju-info reach nobody."""
-    return any(endpoint in (model.applications[app].metadata.get(role) or {}) for role in ("provides", "requires", "peers"))
+    return any(endpoint in model.applications[app].section(role) for role in ("provides", "requires", "peers"))
 
 
 def _takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
@@ -150,14 +157,16 @@ def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
         return unit.principal.split("/")[0] == remote.name or any(
             other.app == remote.name for other in model.units.values() if other.host == unit.host and other is not unit
         )
-    if remote.subordinate and not any(other.app == remote.name and other.principal == unit.name for other in model.units.values()):
+    if remote.subordinate and not any(
+        other.app == remote.name and other.principal == unit.name for other in model.units.values()
+    ):
         add_unit(model, remote, principal=unit)
     return True
 
 
 def set_options(model: Model, app: Application, values: collections.abc.Mapping[str, str]) -> None:
     """Set options from text, as `juju config APP key=value` does; an empty mapping changes nothing."""
-    declared = (app.metadata.get("config") or {}).get("options") or {}
+    declared = app.declared_options()
     parsed: Json = {}
     for name, text in values.items():
         value = parse_option(name, text, declared.get(name, {}).get("type"))
@@ -190,7 +199,7 @@ def parse_option(name: str, text: str, kind: str | None) -> object:
 
 def options(app: Application) -> Json:
     """Return the application's options with their defaults; those without a value are absent, as in a hook."""
-    declared = (app.metadata.get("config") or {}).get("options") or {}
+    declared = app.declared_options()
     defaults = {name: spec["default"] for name, spec in declared.items() if spec.get("default") is not None}
     return defaults | app.options
 
@@ -201,10 +210,10 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     Raises:
         SandboxError: an unknown action, an unknown parameter or a value of another type, by name.
     """
-    actions = app.metadata.get("actions") or {}
+    actions = app.section("actions")
     if action not in actions:
         raise SandboxError(f"{app.name} has no action {action!r} (there are: {', '.join(sorted(actions)) or 'none'})")
-    spec = actions[action] or {}
+    spec: Json = actions[action] or {}
     properties: dict[str, Json] = spec.get("params") or {}
     params: Json = {}
     for name, text in values.items():
@@ -215,8 +224,8 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     for name, schema in properties.items():
         if name not in params and "default" in schema:
             params[name] = schema["default"]
-    schema = {"type": "object", "properties": properties, "required": spec.get("required", [])}
-    for error in jsonschema.Draft7Validator(schema).iter_errors(params):
+    object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}
+    for error in jsonschema.Draft7Validator(object_schema).iter_errors(params):
         name = str(error.path[0]) if error.path else ""
         text = f"parameter {name!r}: {error.message}" if name else error.message
         raise SandboxError(f"{action}: {text[:300]}")
@@ -234,7 +243,9 @@ def request_action(model: Model, unit: Unit, action: str, values: collections.ab
 def find_secret(model: Model, name: str) -> Secret:
     """Return a user's secret by name or id."""
     for secret in model.secrets.values():
-        if secret.id.removeprefix("secret:") == name.removeprefix("secret:") or (secret.name == name and secret.owner == "user"):
+        if secret.id.removeprefix("secret:") == name.removeprefix("secret:") or (
+            secret.name == name and secret.owner == "user"
+        ):
             return secret
     raise SandboxError(f"secret {name!r} not found: ./sandboxctl add-secret NAME key=value makes one")
 
@@ -317,7 +328,9 @@ def remove_relation(model: Model, relation: Relation) -> None:
 
 def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) -> None:
     for other in model.neighbours(relation, unit):
-        enqueue(model, unit, "relation-departed", relation=relation.id, remote=other.name, departing=departing or other.name)
+        enqueue(
+            model, unit, "relation-departed", relation=relation.id, remote=other.name, departing=departing or other.name
+        )
     if not any(event.kind == "relation-broken" and event.relation == relation.id for event in unit.events):
         enqueue(model, unit, "relation-broken", relation=relation.id)
 
@@ -375,7 +388,9 @@ def removed(model: Model, unit: Unit) -> None:
     for secret in list(model.secrets.values()):
         secret.tracked.pop(unit.name, None)
         if secret.owner == f"unit:{unit.name}" or (
-            secret.owner == f"application:{unit.app}" and not model.app_units(unit.app) and unit.app not in model.applications
+            secret.owner == f"application:{unit.app}"
+            and not model.app_units(unit.app)
+            and unit.app not in model.applications
         ):
             del model.secrets[secret.id]
         else:
@@ -394,17 +409,19 @@ def _forget_relations(model: Model) -> None:
                 secret.grants.pop(relation.id, None)
 
 
-def describe(model: Model, unit: Unit, event: Event, *, source: str, machine: str, cidr: str, resources: dict[str, str]) -> Json:
+def describe(
+    model: Model, unit: Unit, event: Event, *, source: str, machine: str, cidr: str, resources: dict[str, str]
+) -> Json:
     """Return the request that the agent on the unit's host runs: the event and the unit's view of the model."""
     app = model.applications[unit.app]
     leader = model.leader(unit.app) == unit.name
     bindings = ["juju-info"] + [
         name
         for role in ("provides", "requires", "peers")
-        for name, spec in (app.metadata.get(role) or {}).items()
+        for name, spec in app.section(role).items()
         if spec.get("scope") != "container" and name != "juju-info"
     ]
-    if "juju-info" in (app.metadata.get("requires") or {}):
+    if "juju-info" in app.section("requires"):
         bindings.remove("juju-info")
     return {
         "unit": unit.name,
@@ -424,7 +441,9 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, machine: st
                 if _visible(model, relation, unit)
             ],
             "secrets": [
-                _describe_secret(model, secret, unit) for secret in model.secrets.values() if can_read(model, secret, unit)
+                _describe_secret(model, secret, unit, event)
+                for secret in model.secrets.values()
+                if can_read(model, secret, unit)
             ],
             "storages": unit.storages,
             "resources": resources,
@@ -475,13 +494,15 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
     }
 
 
-def _describe_secret(model: Model, secret: Secret, unit: Unit) -> Json:
+def _describe_secret(model: Model, secret: Secret, unit: Unit, event: Event) -> Json:
     kind = secret.owner.partition(":")[0]
     owner = None
     if secret.owner == f"application:{unit.app}":
         owner = "app"
     elif secret.owner == f"unit:{unit.name}":
         owner = "unit"
+    if event.kind == "secret-remove" and event.secret == secret.id:
+        secret.tracked[unit.name] = secret.latest  # the owner's own look at an old revision does not keep it alive
     tracked = secret.tracked.setdefault(unit.name, secret.latest)
     return {
         "id": secret.id,
@@ -509,7 +530,9 @@ def apply(model: Model, unit: Unit, event: Event, result: Json) -> None:
     unit.deferred = result["deferred"]
     unit.stored = result["stored"]
     for key, data in result["relations"].items():
-        relation = model.relations[int(key)]
+        relation = model.relations.get(int(key))
+        if relation is None:  # it was removed while this hook ran
+            continue
         if event.kind == "relation-broken" and event.relation == relation.id:
             continue
         _apply_databags(model, relation, unit, data)

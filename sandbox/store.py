@@ -1,5 +1,6 @@
 """What a model is, as data: one JSON file per model, replaced after every event, so an interrupted command resumes."""
 
+import collections.abc
 import contextlib
 import fcntl
 import os
@@ -22,6 +23,11 @@ _LOG_LIMIT = 5_000
 
 class SandboxError(Exception):
     """Something that was asked for cannot be done; `str()` is one line that says what and what to do instead."""
+
+
+def section(metadata: dict[str, typing.Any], name: str) -> dict[str, dict[str, typing.Any]]:
+    """Return a mapping of a charm's metadata; an empty one when it is missing or null."""
+    return metadata.get(name) or {}
 
 
 class _Record(pydantic.BaseModel):
@@ -74,6 +80,14 @@ class Application(_Record):
     annotations: dict[str, str] = {}
     next_unit: int = 0
     status: Status = Status()
+
+    def section(self, name: str) -> dict[str, dict[str, typing.Any]]:
+        """Return a mapping of the metadata, such as `peers`; empty when the charm has none."""
+        return section(self.metadata, name)
+
+    def declared_options(self) -> dict[str, dict[str, typing.Any]]:
+        """Return the options that the charm declares."""
+        return section(self.section("config"), "options")
 
     @property
     def subordinate(self) -> bool:
@@ -223,7 +237,9 @@ class Store:
         try:
             return Model.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
-            raise SandboxError(f"model {self.name!r} does not exist: ./sandboxctl deploy ./bundle.yaml makes it") from None
+            raise SandboxError(
+                f"model {self.name!r} does not exist: ./sandboxctl deploy ./bundle.yaml makes it"
+            ) from None
         except pydantic.ValidationError as e:
             raise SandboxError(
                 f"{self.path} was written by another version of the sandbox: ./sandboxctl destroy, then deploy again"
@@ -255,7 +271,7 @@ class Store:
         return lines[-limit:]
 
     @contextlib.contextmanager
-    def locked(self, wait_s: float = 0.0, waiting: typing.Callable[[], None] = lambda: None) -> typing.Iterator[None]:
+    def locked(self, wait_s: float = 0.0, waiting: typing.Callable[[], None] = lambda: None) -> collections.abc.Generator[None]:
         """Hold the model against other commands that change it, waiting up to `wait_s` seconds for them to end."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "lock").open("w") as file:
@@ -267,7 +283,9 @@ class Store:
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
-                        raise SandboxError(f"another sandboxctl works on model {self.name!r}: wait for it to end") from None
+                        raise SandboxError(
+                            f"another sandboxctl works on model {self.name!r}: wait for it to end"
+                        ) from None
                     if not told:
                         waiting()
                         told = True

@@ -14,7 +14,11 @@ def as_data(model: Model) -> Json:
         "model": {"name": model.name, "cloud": "sandbox", "version": "3.6"},
         "applications": {name: _application(model, app) for name, app in model.applications.items()},
         "relations": [
-            {"id": relation.id, "interface": relation.interface, "endpoints": [f"{app}:{end}" for app, end in relation.ends]}
+            {
+                "id": relation.id,
+                "interface": relation.interface,
+                "endpoints": [f"{app}:{end}" for app, end in relation.ends],
+            }
             for relation in model.relations.values()
         ],
     }
@@ -62,13 +66,13 @@ def _worst(app: Application, units: list[Unit]) -> Status:
 
 def as_text(model: Model) -> str:
     """Return applications and units as tables, subordinates indented below their principal."""
-    apps = [("App", "Version", "Status", "Scale", "Charm", "Rev")]
+    apps: list[tuple[str, ...]] = [("App", "Version", "Status", "Scale", "Charm", "Rev")]
     for app in model.applications.values():
         members = model.app_units(app.name)
         version = next((unit.version for unit in members if unit.version), "")
         worst = _worst(app, members)
         apps.append((app.name, version, worst.name, str(len(members)), app.charm, str(app.revision)))
-    units = [("Unit", "Workload", "Agent", "Address", "Message")]
+    units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Address", "Message")]
     for unit in model.units.values():
         if unit.principal is None:
             units.append(_row(model, unit, ""))
@@ -84,7 +88,9 @@ def _row(model: Model, unit: Unit, indent: str) -> tuple[str, ...]:
 
 def _table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def summary(model: Model) -> str:

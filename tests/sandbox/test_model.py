@@ -66,9 +66,7 @@ class World:
 
     def step(self, unit: Unit) -> None:
         event = unit.events[0]
-        request = rules.describe(
-            self.model, unit, event, source="/c", machine="0", cidr="10.0.0.0/24", resources={}
-        )
+        request = rules.describe(self.model, unit, event, source="/c", machine="0", cidr="10.0.0.0/24", resources={})
         self.ran.append(f"{unit.name} {event.label}")
         state = request["state"]
         result: dict[str, typing.Any] = {
@@ -154,8 +152,8 @@ def test_only_the_leader_writes_application_data(world: World):
     world.add("server", SERVER, units=2)
     world.add("client", CLIENT)
     relation = rules.relate(world.model, "server:api", "client:api")
-    world.answers["server"] = lambda event, state, result: result["relations"].get(str(relation.id), {}).update(
-        app={"by": "leader" if state["leader"] else "follower"}
+    world.answers["server"] = lambda event, state, result: (
+        result["relations"].get(str(relation.id), {}).update(app={"by": "leader" if state["leader"] else "follower"})
     )
     world.settle()
     assert relation.app_data["server"] == {"by": "leader"}
@@ -363,7 +361,9 @@ def test_setting_what_is_set_wakes_nobody(world: World):
         ("dump", {}, "dump: 'path' is a required property"),
     ],
 )
-def test_the_controller_refuses_wrong_parameters_by_name(world: World, action: str, values: dict[str, str], message: str):
+def test_the_controller_refuses_wrong_parameters_by_name(
+    world: World, action: str, values: dict[str, str], message: str
+):
     server = world.add("server", SERVER)
     with pytest.raises(SandboxError) as error:
         rules.action_params(server, action, values)

@@ -252,7 +252,9 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
         return make(relation, remote_unit=number)
     if kind.startswith("secret-"):
         secret = state.get_secret(id=described["secret"])
-        return make(secret) if kind == "secret-changed" else make(secret, revision=described["revision"])
+        if kind == "secret-changed":  # made by hand: Scenario denies it to the followers of an owning application
+            return scenario_state._Event("secret_changed", secret=secret)
+        return make(secret, revision=described["revision"])
     if kind.startswith("storage-"):
         name, index = described["storage"]
         return make(state.get_storage(name, index=index))
