@@ -1,0 +1,149 @@
+"""Shows a sandbox host the NVIDIA GPUs it was given, and hides those of the machine underneath.
+
+Runs inside the host with its own python3, at each boot and whenever the number of GPUs changes; imports nothing of
+ours. What a driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the PCI functions with the driver
+bound to them. The device nodes carry NVIDIA's own major number, so cgroups tell them apart; opening one fails (ENXIO) where no
+real driver answers to it.
+"""
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+WANTED = pathlib.Path("/etc/sandbox/gpus.json")  # [{"model": ..., "uuid": ..., "bus": "0000:81:00.0"}, ...]
+PROC = pathlib.Path("/proc/driver")
+BUS = pathlib.Path("/sys/bus")
+LAYER = pathlib.Path("/run/sandbox/gpus/bus")
+DEV = pathlib.Path("/dev")
+
+NVIDIA_MAJOR = 195  # Linux, Documentation/admin-guide/devices.txt
+CONTROL_MINOR = 255
+VENDOR = "0x10de"
+DEVICE = "0x2335"  # H200 SXM in pci.ids; nothing reads more than the vendor and the class from it
+CLASS_3D = "0x030200"
+DRIVER_VERSION = "580.159.04"
+
+
+def main() -> None:
+    """Make the host show exactly the wanted GPUs."""
+    gpus: list[dict[str, str]] = json.loads(WANTED.read_text()) if WANTED.exists() else []
+    show_proc(gpus)
+    show_devices(len(gpus))
+    try:
+        show_bus(gpus)
+    except subprocess.CalledProcessError as e:  # a kernel that stacks no overlay on sysfs: the rest works without
+        sys.stderr.write(f"PCI devices are not mocked: {e}\n")
+
+
+def show_proc(gpus: list[dict[str, str]]) -> None:
+    """Put a tmpfs over /proc/driver with what the driver reports; layout: NVIDIA's driver README, "The /proc interface"."""
+    unmount(PROC)
+    if not PROC.is_dir():
+        return
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "mode=0555,nosuid,nodev,noexec", "sandbox-gpus", str(PROC)], check=True
+    )
+    if not gpus:
+        return
+    version = (
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  (mock of the slurm-ddp sandbox)\n"
+        "GCC version:  gcc version 12.2.0\n"
+    )
+    write(PROC / "nvidia/version", version)
+    for minor, gpu in enumerate(gpus):
+        fields = {
+            "Model": gpu["model"],
+            "IRQ": str(64 + minor),
+            "GPU UUID": gpu["uuid"],
+            "Video BIOS": "96.00.00.00.00",
+            "Bus Type": "PCIe",
+            "DMA Size": "52 bits",
+            "DMA Mask": "0xfffffffffffff",
+            "Bus Location": gpu["bus"],
+            "Device Minor": str(minor),
+            "GPU Firmware": DRIVER_VERSION,
+            "GPU Excluded": "No",
+        }
+        text = "".join(f"{name + ':':<8} \t {value}\n" for name, value in fields.items())
+        write(PROC / "nvidia/gpus" / gpu["bus"] / "information", text)
+
+
+def show_devices(count: int) -> None:
+    """Make /dev/nvidia0 and so on, and remove those that are no longer wanted."""
+    wanted = {f"nvidia{minor}": minor for minor in range(count)}
+    if count:
+        wanted["nvidiactl"] = CONTROL_MINOR
+    for path in DEV.glob("nvidia*"):
+        if path.name not in wanted and stat.S_ISCHR(path.lstat().st_mode):
+            path.unlink()
+    for name, minor in wanted.items():
+        if not (DEV / name).exists():
+            os.mknod(DEV / name, 0o666 | stat.S_IFCHR, os.makedev(NVIDIA_MAJOR, minor))
+            (DEV / name).chmod(0o666)
+
+
+def show_bus(gpus: list[dict[str, str]]) -> None:
+    """Overlay /sys/bus: the mocked functions appear, NVIDIA functions of the machine underneath do not."""
+    unmount(BUS)
+    unmount(LAYER.parent)
+    hidden = [path.name for path in (BUS / "pci/devices").glob("*") if read(path / "vendor") == VENDOR]
+    if not gpus and not hidden:
+        return
+    LAYER.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "sandbox-gpus", str(LAYER.parent)], check=True)
+    (LAYER / "pci/devices").mkdir(parents=True)
+    for name in hidden:
+        os.mknod(LAYER / "pci/devices" / name, stat.S_IFCHR, os.makedev(0, 0))  # overlayfs's whiteout
+    if (BUS / "pci/drivers/nvidia").exists() and not gpus:
+        (LAYER / "pci/drivers").mkdir(parents=True)
+        os.mknod(LAYER / "pci/drivers/nvidia", stat.S_IFCHR, os.makedev(0, 0))
+    cpus = read(pathlib.Path("/sys/devices/system/cpu/online"))
+    if gpus:
+        driver = LAYER / "pci/drivers/nvidia"
+        driver.mkdir(parents=True)
+        os.setxattr(driver, "trusted.overlay.opaque", b"y")
+    for gpu in gpus:
+        function = LAYER / "pci/devices" / gpu["bus"]
+        values = {"vendor": VENDOR, "device": DEVICE, "class": CLASS_3D, "local_cpulist": cpus, "numa_node": "-1"}
+        for name, value in values.items():
+            write(function / name, f"{value}\n")
+        header = bytearray(64)  # the start of the configuration space: vendor, device, class
+        header[0:4] = int(VENDOR, 16).to_bytes(2, "little") + int(DEVICE, 16).to_bytes(2, "little")
+        header[9:12] = int(CLASS_3D, 16).to_bytes(3, "little")
+        (function / "config").write_bytes(bytes(header))
+        (function / "driver").symlink_to("../../drivers/nvidia")
+        (LAYER / "pci/drivers/nvidia" / gpu["bus"]).symlink_to(f"../../devices/{gpu['bus']}")
+    subprocess.run(["mount", "-t", "overlay", "-o", f"ro,lowerdir={LAYER}:{BUS}", "sandbox-gpus", str(BUS)], check=True)
+
+
+def unmount(path: pathlib.Path) -> None:
+    """Take our mount off `path`, also when something still reads from it."""
+    while any(line.split()[1] == str(path) and line.startswith("sandbox-gpus ") for line in mounts()):
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def mounts() -> list[str]:
+    """Return the lines of this namespace's mount table."""
+    return pathlib.Path("/proc/self/mounts").read_text().splitlines()
+
+
+def read(path: pathlib.Path) -> str:
+    """Return the file's text without its newline, empty when it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Write a file, with its parent directories."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o444)
+
+
+if __name__ == "__main__":
+    main()
