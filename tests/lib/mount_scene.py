@@ -1,0 +1,155 @@
+"""Scenes for test_mounts.py, each in namespaces of its own: python mount_scene.py SCENE DIRECTORY.
+
+The FUSE scenes speak the kernel's protocol themselves (linux/fuse.h), so that a daemon can die or fall silent on
+purpose.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import struct
+import sys
+import threading
+import time
+import typing
+
+from slurm_ddp import mounts
+
+_FUSE_INIT, _FUSE_OPENDIR = 26, 27
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(source: str, target: pathlib.Path, fstype: str, flags: int = 0, data: str = "") -> None:
+    if _libc.mount(source.encode(), bytes(target), fstype.encode(), flags, data.encode()) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def mount_fuse(target: pathlib.Path) -> int:
+    """Mount a FUSE filesystem that nobody serves yet; return the daemon's end."""
+    device = os.open("/dev/fuse", os.O_RDWR)
+    mount("silent", target, "fuse", data=f"fd={device},rootmode=40000,user_id=0,group_id=0")
+    return device
+
+
+def serve_init_only(device: int, opened: threading.Event) -> None:
+    """Answer the handshake, then take every request and never answer: no signal ends a process that waits for one."""
+    while True:
+        request = os.read(device, 1 << 20)
+        _, opcode, unique = struct.unpack_from("<IIQ", request)
+        if opcode == _FUSE_INIT:
+            body = struct.pack("<IIIIHHII", 7, 31, 0, 0, 12, 9, 4096, 1) + bytes(36)
+            os.write(device, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
+        elif opcode == _FUSE_OPENDIR:
+            opened.set()
+
+
+def tell(result: mounts.Result) -> list[str]:
+    return [result.state.value, result.detail]
+
+
+def right(at: pathlib.Path) -> typing.Any:
+    mount("shared data", at, "tmpfs")
+    found = [tell(mounts.probe(at, fstype="tmpfs", source="shared data", writable=True)) for _ in range(2)]
+    return found, sorted(str(path.relative_to(at)) for path in at.rglob("*"))
+
+
+def wrong(at: pathlib.Path) -> typing.Any:
+    mount("other", at, "tmpfs")
+    return [
+        tell(mounts.probe(at, fstype="fuse.juicefs")),
+        tell(mounts.probe(at, source="JuiceFS:train")),
+        tell(mounts.probe(at, fstype=("nfs", "nfs4", "tmpfs"))),
+    ]
+
+
+def read_only(at: pathlib.Path) -> typing.Any:
+    mount("x", at, "tmpfs", flags=1)
+    return [tell(mounts.probe(at)), tell(mounts.probe(at, writable=True))]
+
+
+def full(at: pathlib.Path) -> typing.Any:
+    mount("x", at, "tmpfs", data="size=4k,nr_inodes=3")
+    (at / "filler").write_bytes(b"x" * 4096)
+    return [tell(mounts.probe(at)), tell(mounts.probe(at, writable=True))]
+
+
+def stacked(at: pathlib.Path) -> typing.Any:
+    mount("x", at, "tmpfs")
+    mount("x", at, "tmpfs")
+    found = [tell(mounts.probe(at))]
+    return [*found, mounts.clear(at, fstype="tmpfs", source="x"), tell(mounts.probe(at))]
+
+
+def foreign(at: pathlib.Path) -> typing.Any:
+    mount("theirs", at, "tmpfs")
+    try:
+        mounts.clear(at, fstype="tmpfs", source="ours")
+    except mounts.MountError as e:
+        return [str(e), len(mounts.at(at))]
+    return None
+
+
+def hidden(at: pathlib.Path) -> typing.Any:
+    inner = at / "inner"
+    inner.mkdir()
+    mount("x", inner, "tmpfs")
+    mount("y", at, "tmpfs")
+    (at / "inner").mkdir()
+    return tell(mounts.probe(inner))
+
+
+def stale(at: pathlib.Path) -> typing.Any:
+    os.close(mount_fuse(at))
+    found = [tell(mounts.probe(at, fstype="fuse", source="silent"))]
+    return [*found, mounts.clear(at, fstype="fuse", source="silent"), tell(mounts.probe(at))]
+
+
+def hung(at: pathlib.Path) -> typing.Any:
+    """The daemon takes the request: the child cannot be killed, is left behind, and no second one is started."""
+    mount("x", pathlib.Path("/run"), "tmpfs")  # where a child that was left behind is noted
+    device = mount_fuse(at)
+    opened = threading.Event()
+    threading.Thread(target=serve_init_only, args=(device, opened), daemon=True).start()
+    begin = time.monotonic()
+    first = mounts.probe(at, deadline=0.5)
+    between = time.monotonic()
+    second = mounts.probe(at, deadline=0.5)
+    end = time.monotonic()
+    mounts.clear(at, fstype="fuse", source="silent")
+    return [opened.is_set(), tell(first), tell(second), between - begin, end - between, tell(mounts.probe(at))]
+
+
+def busy(at: pathlib.Path) -> typing.Any:
+    mount("x", at, "tmpfs")
+    before = mounts.users(at)
+    with (at / "file").open("w"):
+        during = mounts.users(at)
+        begin = time.monotonic()
+        mounts.unmount(at, patience=0.7)
+        took = time.monotonic() - begin
+    return [before, [pid == os.getpid() for pid, _ in during], took, tell(mounts.probe(at))]
+
+
+def awaited(at: pathlib.Path) -> typing.Any:
+    threading.Timer(0.5, lambda: mount("x", at, "tmpfs")).start()
+    begin = time.monotonic()
+    result = mounts.wait(at, fstype="tmpfs", source="x", timeout=20)
+    return [tell(result), time.monotonic() - begin]
+
+
+def helper(at: pathlib.Path) -> typing.Any:
+    """The same module as the command that a unit runs."""
+    codes = [mounts.main(["wait", str(at), "--timeout", "0.5"])]
+    mount("x", at, "tmpfs")
+    codes += [mounts.main(["wait", str(at), "--fstype", "tmpfs", "--source", "x"])]
+    codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "other"])]
+    codes += [mounts.main(["unmount", str(at)])]
+    codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "x"])]
+    return codes
+
+
+if __name__ == "__main__":
+    answer = globals()[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    print("ANSWER " + json.dumps(answer), flush=True)
+    os._exit(0)  # not waiting for a child that hangs

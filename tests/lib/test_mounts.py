@@ -1,0 +1,211 @@
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_ddp import mounts
+
+SCENE = pathlib.Path(__file__).with_name("mount_scene.py")
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def can_unshare() -> bool:
+    try:
+        return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=10, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+needs_namespaces = pytest.mark.skipif(
+    not can_unshare(), reason="this machine allows no user namespaces, in which the scenes mount"
+)
+
+
+@pytest.fixture
+def play(tmp_path: pathlib.Path) -> typing.Callable[[str], typing.Any]:
+    """Return a function that plays a scene in namespaces of its own and returns what it found."""
+
+    def played(scene: str) -> typing.Any:
+        env = os.environ | {"PYTHONPATH": str(pathlib.Path(mounts.__file__).parent.parent)}
+        argv = [*UNSHARE, sys.executable, str(SCENE), scene, str(tmp_path)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.partition("ANSWER ")[2])
+
+    return played
+
+
+MOUNTINFO = r"""
+22 27 0:20 / /sys rw,nosuid,nodev,noexec,relatime shared:7 - sysfs sysfs rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+379 27 0:71 / /mnt/shared rw,nosuid,nodev,relatime - fuse.juicefs JuiceFS:train rw,user_id=0,allow_other
+380 27 0:72 / /mnt/a\040b\134c\011d ro,relatime shared:1 master:2 - nfs4 server:/ex\040port rw,vers=4.2
+381 27 0:73 / /net rw - autofs systemd-1 rw,fd=40
+382 381 0:74 / /net rw - nfs4 s:/x rw
+383 27 0:75 / /mnt/shared/inner rw - tmpfs  rw
+not a line
+"""
+
+
+def test_the_table_is_read_with_its_escapes_and_optional_fields():
+    found = mounts.table(MOUNTINFO)
+    assert [mount.mountpoint for mount in found] == [
+        "/sys",
+        "/",
+        "/mnt/shared",
+        "/mnt/a b\\c\td",
+        "/net",
+        "/mnt/shared/inner",
+    ]
+    share = found[3]
+    assert (share.id, share.device, share.fstype, share.source) == (380, "0:72", "nfs4", "server:/ex port")
+    assert share.read_only
+    assert not found[2].read_only
+    assert found[2].source == "JuiceFS:train"
+
+
+def test_an_automounter_is_not_a_second_mount():
+    assert [mount.fstype for mount in mounts.at("/net", mounts.table(MOUNTINFO))] == ["nfs4"]
+
+
+@pytest.mark.parametrize(
+    ("path", "mountpoint"),
+    [
+        ("/", "/"),
+        ("/mnt/shared", "/mnt/shared"),
+        ("/mnt/shared/", "/mnt/shared"),
+        ("/mnt/shared/runs/../data", "/mnt/shared"),
+        ("/mnt/sharedother", "/"),
+        ("/mnt/shared/inner/x", "/mnt/shared/inner"),
+    ],
+)
+def test_the_mount_of_a_path(path: str, mountpoint: str):
+    found = mounts.find(path, mounts.table(MOUNTINFO))
+    assert found is not None
+    assert found.mountpoint == mountpoint
+
+
+@given(st.binary(min_size=1), st.binary(min_size=1))
+def test_any_name_survives_the_kernels_escaping(name: bytes, source: bytes):
+    def escaped(raw: bytes) -> str:  # fs/proc_namespace.c, mangle(): space, tab, newline, backslash and hash
+        text = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in raw)
+        return text.decode("utf-8", "surrogateescape")
+
+    path = os.fsdecode(b"/" + name.replace(b"/", b"-"))
+    line = f"9 8 0:1 / /{escaped(os.fsencode(path)[1:])} rw - tmpfs {escaped(source)} rw"
+    (mount,) = mounts.table(line)
+    assert mount.mountpoint == path
+    assert mount.source == os.fsdecode(source)
+
+
+def test_a_real_mount_is_right_without_being_root():
+    assert mounts.probe("/proc", fstype="proc") == mounts.Result(mounts.State.RIGHT)
+
+
+def test_nothing_is_mounted(tmp_path: pathlib.Path):
+    result = mounts.probe(tmp_path)
+    assert result == mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {tmp_path}")
+    assert not result
+
+
+def test_a_child_that_dies_is_not_a_right_mount(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    broken = tmp_path / "mounts.py"
+    broken.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(mounts, "__file__", str(broken))
+    result = mounts.probe("/proc")
+    assert result == mounts.Result(mounts.State.FAILED, "the look at /proc ended without an answer")
+
+
+@needs_namespaces
+def test_right_again_and_again_and_nothing_is_left(play: typing.Callable[[str], typing.Any]):
+    found, files = play("right")
+    assert found == [["right", ""], ["right", ""]]
+    assert files == [".mount-probe"]
+
+
+@needs_namespaces
+def test_something_else_is_mounted(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    by_type, by_source, any_of = play("wrong")
+    assert by_type == by_source == ["wrong", f"{tmp_path} holds other (tmpfs)"]
+    assert any_of == ["right", ""]
+
+
+@needs_namespaces
+def test_a_read_only_mount_is_right_for_a_reader_only(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    assert play("read_only") == [["right", ""], ["wrong", f"{tmp_path} is mounted read-only"]]
+
+
+@needs_namespaces
+def test_a_full_filesystem_fails_for_a_writer_only(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    reader, (state, detail) = play("full")
+    assert reader == ["right", ""]
+    assert state == "failed"
+    assert detail.startswith(f"{tmp_path}: ")
+    assert detail.endswith(": no space left on device")
+
+
+@needs_namespaces
+def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    before, count, after = play("stacked")
+    assert before == ["stacked", f"2 mounts lie at {tmp_path}"]
+    assert count == 2
+    assert after[0] == "absent"
+
+
+@needs_namespaces
+def test_a_foreign_mount_is_never_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    message, left = play("foreign")
+    assert message == f"{tmp_path} holds theirs (tmpfs), which is not ours: unmount it"
+    assert left == 1
+
+
+@needs_namespaces
+def test_a_mount_beneath_another_is_wrong(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    assert play("hidden") == ["wrong", f"{tmp_path}/inner is hidden beneath another mount"]
+
+
+@needs_namespaces
+def test_a_mount_without_its_daemon_is_stale_and_cleared(
+    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
+):
+    before, count, after = play("stale")
+    assert before == ["stale", f"{tmp_path} does not open: transport endpoint is not connected"]
+    assert (count, after[0]) == (1, "absent")
+
+
+@needs_namespaces
+def test_a_mount_that_never_answers_hangs_nobody(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    opened, first, second, took_first, took_second, after = play("hung")
+    assert opened  # the daemon did take the request
+    assert first == ["hung", f"{tmp_path} did not answer within 0.5 s"]
+    assert second[0] == "hung"
+    assert second[1].startswith(f"{tmp_path} has not answered since ")
+    assert took_first < 3
+    assert took_second < 0.3  # no second child
+    assert after[0] == "absent"
+
+
+@needs_namespaces
+def test_unmounting_waits_for_users_then_detaches(play: typing.Callable[[str], typing.Any]):
+    before, during, took, after = play("busy")
+    assert before == []
+    assert during == [True]
+    assert 0.7 <= took < 5
+    assert after[0] == "absent"
+
+
+@needs_namespaces
+def test_waiting_ends_when_the_mount_is_there(play: typing.Callable[[str], typing.Any]):
+    result, took = play("awaited")
+    assert result == ["right", ""]
+    assert 0.4 < took < 10
+
+
+@needs_namespaces
+def test_the_helper_of_units_says_by_its_exit_code_what_happened(play: typing.Callable[[str], typing.Any]):
+    assert play("helper") == [1, 0, 1, 0, 0]
