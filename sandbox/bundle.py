@@ -1,8 +1,8 @@
 """bundle.yaml and its overlays: read with line numbers, merged by Juju's rules, checked against the charms' metadata.
 
-The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges into an application's
-mappings (options, annotations, resources ...) and replaces everything else; an application with an empty body is removed
-together with its relations; relations are added.
+The rules are those of Juju 3.6 (juju/charm v12, overlay.go and bundledata.go): an overlay merges into an
+application's mappings (options, annotations, resources ...) and replaces everything else; an application with an empty
+body is removed together with its relations; relations are added.
 """
 
 import collections.abc
@@ -16,14 +16,14 @@ import yaml
 from sandbox.store import SandboxError, section
 
 _MERGED = ("options", "annotations", "resources", "storage", "bindings")
-_APPLICATION_KEYS = frozenset(
-    "charm channel revision base series num_units options annotations resources constraints to storage bindings expose trust"
-    " devices plan requires offers exposed-endpoints scale placement".split()
-)
-_BUNDLE_KEYS = frozenset(
-    "name description tags type default-base series bundle applications relations machines variables saas website source"
-    " issues docs".split()
-)
+_APPLICATION_KEYS = frozenset((
+    "charm", "channel", "revision", "base", "series", "num_units", "options", "annotations", "resources", "constraints",
+    "to", "storage", "bindings", "expose", "trust", "devices", "plan", "requires", "offers", "exposed-endpoints",
+))  # fmt: skip
+_BUNDLE_KEYS = frozenset((
+    "name", "description", "tags", "type", "default-base", "series", "bundle", "applications", "relations", "machines",
+    "variables", "saas", "website", "source", "issues", "docs",
+))  # fmt: skip
 _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "int": (int,),
@@ -105,7 +105,7 @@ class _Node(typing.NamedTuple):
 def load(
     path: pathlib.Path, overlays: collections.abc.Sequence[pathlib.Path] = (), defaults: pathlib.Path | None = None
 ) -> Bundle:
-    """Read `path`, merge `defaults` (what it says of applications that the bundle lacks is passed over), then `overlays`.
+    """Read `path`, merge what `defaults` says of the applications that it has, then `overlays`.
 
     Raises:
         BundleError: a mistake, with its place.

@@ -14,13 +14,15 @@ import click
 import yaml
 
 from sandbox import bundle as bundles
+from sandbox import demo as demonstration
 from sandbox import deploy as deployment
 from sandbox import model as rules
 from sandbox import view
-from sandbox.engine import Engine, Progress, read_metadata
+from sandbox.engine import Engine, Progress
 from sandbox.hosts import HostError, Hosts
 from sandbox.store import Model, SandboxError, Store, Unit
 
+_OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
 _SETTLED = ("active", "blocked", "error", "terminated")
 _UPDATE_ROUNDS = 6  # update-status rounds after a command, for units that wait for something that time brings
 _UPDATE_PAUSE_S = 5.0
@@ -71,7 +73,7 @@ class _Session:
                 yield model, engine
 
     def settle(self, model: Model, engine: Engine) -> None:
-        """Work off every event; then update-status for units that still wait, a few times; fail when a unit is in error."""
+        """Work off every event, then update-status for units that still wait; fail when a unit is in error."""
         engine.settle()
         for _ in range(_UPDATE_ROUNDS):
             waiting = [unit for unit in model.units.values() if unit.started and not _is_settled(unit)]
@@ -84,6 +86,20 @@ class _Session:
         self.store.save(model)
         if engine.errors():
             raise SandboxError(engine.errors()[0])
+
+    def action(
+        self, model: Model, engine: Engine, name: str, action: str, values: collections.abc.Mapping[str, str]
+    ) -> dict[str, typing.Any]:
+        """Run an action and what follows from it; return {"id", "results", "failure"}."""
+        unit = model.unit(name)
+        if unit.dying:
+            raise SandboxError(f"unit {name!r} is being removed")
+        event = rules.request_action(model, unit, action, values)
+        outcome = engine.wait_for(event, unit)
+        engine.settle()
+        self.store.save(model)
+        assert event.action is not None
+        return {"id": event.action["id"], **outcome}
 
 
 def _is_settled(unit: Unit) -> bool:
@@ -109,10 +125,10 @@ def cli(context: click.Context, model: str) -> None:
 @_errors
 def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...]) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until it settles."""
-    merged = bundles.load(bundle, overlays, defaults=pathlib.Path(__file__).parent / "overlay.yaml")
+    merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
     session = _Session(store, create=True)
     with session.open() as (model, engine):
-        deployment.deploy(store, model, merged, session.progress)
+        deployment.Deployment(store, model, session.progress).apply(merged)
         session.settle(model, engine)
         session.progress("sandbox", view.summary(model))
 
@@ -139,6 +155,34 @@ def status(store: Store, form: str, watch: bool) -> None:
         time.sleep(2)
 
 
+@cli.command()
+@click.argument("bundle", type=click.Path(path_type=pathlib.Path), default=deployment.REPOSITORY / "bundle.yaml")
+@click.pass_obj
+@_errors
+def demo(store: Store, bundle: pathlib.Path) -> None:
+    """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
+    merged = bundles.load(bundle, defaults=_OVERLAY)
+    phases = demonstration.Phases()
+    session = _Session(store, create=True)
+    result: dict[str, typing.Any] = {}
+    with session.open() as (model, engine):
+        with phases.phase("deploy the bundle"):
+            deployment.Deployment(store, model, session.progress).apply(merged)
+            session.settle(model, engine)
+            session.progress("sandbox", view.summary(model))
+        for name, action, params in (
+            ("install the training environment", "install-environment", {}),
+            ("prepare a dataset", "prepare-dataset", {}),
+            ("train on two nodes", "submit-ddp", {"nodes": "2", "wait": "true"}),
+        ):
+            with phases.phase(name):
+                outcome = session.action(model, engine, "trainer/0", action, params)
+                if outcome["failure"] is not None:
+                    raise SandboxError(f"{action}: {outcome['failure']}")
+                result = outcome["results"]
+        click.echo(demonstration.show(engine.hosts, model, result, phases))
+
+
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("unit")
 @click.argument("action")
@@ -153,17 +197,10 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
     with session.open() as (model, engine):
         if unit.endswith("/leader"):
             unit = model.leader(model.application(unit.removesuffix("/leader")).name) or unit
-        target = model.unit(unit)
-        if target.dying:
-            raise SandboxError(f"unit {unit!r} is being removed")
-        event = rules.request_action(model, target, action, values)
-        outcome = engine.wait_for(event, target)
-        engine.settle()
-        store.save(model)
-    assert event.action is not None
+        outcome = session.action(model, engine, unit, action, values)
     failure = outcome["failure"]
     shown: dict[str, typing.Any] = {
-        "id": event.action["id"],
+        "id": outcome["id"],
         "unit": unit,
         "status": "failed" if failure is not None else "completed",
         "results": outcome["results"],
@@ -296,10 +333,8 @@ def refresh(store: Store, app: str) -> None:
     """Upgrade APP to the charm's present files."""
     session = _Session(store)
     with session.open() as (model, engine):
-        application = model.application(app)
-        with deployment.staged_again(application) as directory:
-            if not deployment.upgrade(store, model, application, directory, read_metadata(directory), session.progress):
-                session.progress(app, "runs the present files already")
+        if not deployment.Deployment(store, model, session.progress).refresh(model.application(app)):
+            session.progress(app, "runs the present files already")
         session.settle(model, engine)
 
 

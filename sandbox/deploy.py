@@ -1,25 +1,22 @@
 """`deploy`: from a bundle to applications, relations and units; again and again without harm."""
 
 import collections.abc
-import contextlib
 import filecmp
 import os
 import pathlib
 import shutil
 import tempfile
-import typing
 import zipfile
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
 from sandbox.engine import Progress, read_metadata, stage_charm
-from sandbox.store import Application, Model, SandboxError, Store
+from sandbox.store import Application, Model, SandboxError, Store, section
 from scripts import pack
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 STANDINS = REPOSITORY / "sandbox" / "standins"
 
-Json = dict[str, typing.Any]
 Filler = collections.abc.Callable[[pathlib.Path], None]
 
 
@@ -69,119 +66,115 @@ def _unzip(path: pathlib.Path, directory: pathlib.Path) -> None:
         archive.extractall(directory)
 
 
-def deploy(store: Store, model: Model, bundle: bundles.Bundle, progress: Progress) -> None:
-    """Bring `model` to what the bundle says: applications and units are added, options set, changed charms upgraded.
+class Deployment:
+    """Changes to a model that need charms' files."""
 
-    Raises:
-        SandboxError: the bundle is wrong; nothing was changed then.
-    """
-    fillers = {app.name: charm_filler(app) for app in bundle.applications.values()}
-    with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
-        staged = {name: pathlib.Path(scratch) / name for name in fillers}
-        for name, fill in fillers.items():
-            staged[name].mkdir()
-            fill(staged[name])
-        metadata = {name: read_metadata(directory) for name, directory in staged.items()}
-        bundles.check(bundle, metadata)
+    def __init__(self, store: Store, model: Model, progress: Progress) -> None:
+        self.store = store
+        self.model = model
+        self.progress = progress
+
+    def apply(self, bundle: bundles.Bundle) -> None:
+        """Bring the model to what the bundle says: applications and units added, options set, changed charms upgraded.
+
+        Raises:
+            SandboxError: the bundle is wrong; nothing was changed then.
+        """
+        fillers = {app.name: charm_filler(app) for app in bundle.applications.values()}
+        with tempfile.TemporaryDirectory(prefix="sandbox-deploy-") as scratch:
+            staged = {name: pathlib.Path(scratch) / name for name in fillers}
+            for name, fill in fillers.items():
+                staged[name].mkdir()
+                fill(staged[name])
+            bundles.check(bundle, {name: read_metadata(directory) for name, directory in staged.items()})
+            for app in bundle.applications.values():
+                self._ensure_application(app, staged[app.name])
+        for relation in bundle.relations:
+            self._ensure_relation(relation.ends)
         for app in bundle.applications.values():
-            _ensure_application(store, model, app, staged[app.name], metadata[app.name], progress)
-    for relation in bundle.relations:
-        _ensure_relation(model, relation.ends)
-    for app in bundle.applications.values():
-        current = model.applications[app.name]
-        while not current.subordinate and len(model.app_units(app.name)) < app.body["num_units"]:
-            rules.add_unit(model, current)
-    store.save(model)
+            current = self.model.applications[app.name]
+            while not current.subordinate and len(self.model.app_units(app.name)) < app.body["num_units"]:
+                rules.add_unit(self.model, current)
+        self.store.save(self.model)
 
+    def refresh(self, app: Application) -> bool:
+        """Upgrade the application to its charm's present files; return whether they differ from what it runs."""
+        with tempfile.TemporaryDirectory(prefix="sandbox-refresh-") as scratch:
+            directory = pathlib.Path(scratch)
+            if (REPOSITORY / "charms" / app.charm).is_dir():
+                pack.stage(app.charm, directory)
+            elif (STANDINS / app.charm).is_dir():
+                stage_standin(app.charm, directory)
+            else:
+                raise SandboxError(f"{app.name}: charm {app.charm!r} has no source in this repository")
+            return self._upgrade(app, directory)
 
-def _ensure_relation(model: Model, ends: tuple[str, str]) -> None:
-    provider, requirer, _, _ = bundles.check_relation(
-        ends, {name: app.metadata for name, app in model.applications.items()}
-    )
-    if not any(sorted(relation.ends) == sorted([provider, requirer]) for relation in model.relations.values()):
-        rules.relate(model, *ends)
+    def _ensure_relation(self, ends: tuple[str, str]) -> None:
+        metadata = {name: app.metadata for name, app in self.model.applications.items()}
+        provider, requirer, _, _ = bundles.check_relation(ends, metadata)
+        if not any(sorted(relation.ends) == sorted([provider, requirer]) for relation in self.model.relations.values()):
+            rules.relate(self.model, *ends)
 
-
-def _ensure_application(
-    store: Store, model: Model, app: bundles.BundleApplication, staged: pathlib.Path, metadata: Json, progress: Progress
-) -> None:
-    charm = pathlib.Path(app.charm).stem if app.is_local else app.charm
-    options = {
-        name: rules.find_secret(model, value).id if metadata["config"]["options"][name]["type"] == "secret" else value
-        for name, value in app.body.get("options", {}).items()
-    }
-    current = model.applications.get(app.name)
-    if current is None:
-        source = stage_charm(store, app.name, 0, lambda directory: _copy(staged, directory))
-        current = Application(
-            name=app.name,
-            charm=charm,
-            source=str(source),
-            metadata=metadata,
-            options=options,
-            annotations={key: str(value) for key, value in app.body.get("annotations", {}).items()},
-        )
-        rules.add_application(model, current)
-        progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
-    else:
-        changed = {name: value for name, value in options.items() if rules.options(current).get(name) != value}
-        if changed:
-            current.options |= changed
-            for unit in model.app_units(app.name):
-                rules.enqueue(model, unit, "config-changed")
-        upgrade(store, model, current, staged, metadata, progress)
-    for name, path in app.body.get("resources", {}).items():
-        attach(store, current, name, pathlib.Path(path))
-
-
-def attach(store: Store, app: Application, name: str, path: pathlib.Path) -> None:
-    """Give a resource its content: a copy that hosts see, replaced when the file differs."""
-    target = store.directory / "resources" / app.name / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or not filecmp.cmp(path, target, shallow=False):
-        temporary = target.with_name(f".{name}.{os.getpid()}")
-        shutil.copyfile(path, temporary)
-        temporary.replace(target)
-    app.resources[name] = str(target)
-
-
-@contextlib.contextmanager
-def staged_again(app: Application) -> collections.abc.Generator[pathlib.Path]:
-    """Yield a folder with the present files of the application's charm."""
-    with tempfile.TemporaryDirectory(prefix="sandbox-refresh-") as scratch:
-        directory = pathlib.Path(scratch)
-        if (REPOSITORY / "charms" / app.charm).is_dir():
-            pack.stage(app.charm, directory)
-        elif (STANDINS / app.charm).is_dir():
-            stage_standin(app.charm, directory)
+    def _ensure_application(self, app: bundles.BundleApplication, staged: pathlib.Path) -> None:
+        metadata = read_metadata(staged)
+        declared = section(section(metadata, "config"), "options")
+        options = {
+            name: rules.find_secret(self.model, value).id if declared[name]["type"] == "secret" else value
+            for name, value in app.body.get("options", {}).items()
+        }
+        current = self.model.applications.get(app.name)
+        if current is None:
+            charm = pathlib.Path(app.charm).stem if app.is_local else app.charm
+            current = Application(
+                name=app.name,
+                charm=charm,
+                source=str(stage_charm(self.store, app.name, 0, lambda directory: _copy(staged, directory))),
+                metadata=metadata,
+                options=options,
+                annotations={key: str(value) for key, value in app.body.get("annotations", {}).items()},
+            )
+            rules.add_application(self.model, current)
+            self.progress(app.name, f"deploys charm {charm}{'' if app.is_local else ' (played by its stand-in)'}")
         else:
-            raise SandboxError(f"{app.name}: charm {app.charm!r} has no source in this repository")
-        yield directory
+            changed = {name: value for name, value in options.items() if rules.options(current).get(name) != value}
+            if changed:
+                current.options |= changed
+                for unit in self.model.app_units(app.name):
+                    rules.enqueue(self.model, unit, "config-changed")
+            self._upgrade(current, staged)
+        for name, path in app.body.get("resources", {}).items():
+            self._attach(current, name, pathlib.Path(path))
 
+    def _attach(self, app: Application, name: str, path: pathlib.Path) -> None:
+        """Give a resource its content: a copy that hosts see, replaced when the file differs."""
+        target = self.store.directory / "resources" / app.name / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or not filecmp.cmp(path, target, shallow=False):
+            temporary = target.with_name(f".{name}.{os.getpid()}")
+            shutil.copyfile(path, temporary)
+            temporary.replace(target)
+        app.resources[name] = str(target)
 
-def upgrade(
-    store: Store, model: Model, app: Application, staged: pathlib.Path, metadata: Json, progress: Progress
-) -> bool:
-    """Give the application the staged files if they differ from what it runs; its units then get upgrade-charm."""
-    if _same_tree(staged, pathlib.Path(app.source)):
-        return False
-    for role in ("provides", "requires", "peers"):
-        gone = set(app.metadata.get(role) or {}) - set(metadata.get(role) or {})
-        if any(
-            endpoint in gone
-            for relation in model.app_relations(app.name)
-            for name, endpoint in relation.ends
-            if name == app.name
-        ):
-            raise SandboxError(f"{app.name}: the new charm lacks endpoint {', '.join(sorted(gone))}, which is related")
-    app.revision += 1
-    app.source = str(stage_charm(store, app.name, app.revision, lambda directory: _copy(staged, directory)))
-    app.metadata = metadata
-    for unit in model.app_units(app.name):
-        rules.enqueue(model, unit, "upgrade-charm")
-        rules.enqueue(model, unit, "config-changed")
-    progress(app.name, f"upgrades to revision {app.revision}")
-    return True
+    def _upgrade(self, app: Application, staged: pathlib.Path) -> bool:
+        """Give the application the staged files if they differ from what it runs; its units then get upgrade-charm."""
+        if _same_tree(staged, pathlib.Path(app.source)):
+            return False
+        metadata = read_metadata(staged)
+        related = {
+            end for relation in self.model.app_relations(app.name) for name, end in relation.ends if name == app.name
+        }
+        kept = {"juju-info"}.union(*(section(metadata, role) for role in ("provides", "requires", "peers")))
+        if related - kept:
+            gone = ", ".join(sorted(related - kept))
+            raise SandboxError(f"{app.name}: the new charm lacks endpoint {gone}, which is related")
+        app.revision += 1
+        app.source = str(stage_charm(self.store, app.name, app.revision, lambda directory: _copy(staged, directory)))
+        app.metadata = metadata
+        for unit in self.model.app_units(app.name):
+            rules.enqueue(self.model, unit, "upgrade-charm")
+            rules.enqueue(self.model, unit, "config-changed")
+        self.progress(app.name, f"upgrades to revision {app.revision}")
+        return True
 
 
 def _same_tree(one: pathlib.Path, other: pathlib.Path) -> bool:

@@ -1,4 +1,4 @@
-"""Running what waits: hosts come up, and each host works off its units' events, one at a time, as Juju's machine lock has it."""
+"""Running what waits: hosts come up and work off their units' events, one at a time per host as under Juju."""
 
 import collections.abc
 import concurrent.futures
@@ -81,7 +81,7 @@ class Engine:
             agent.close()
 
     def settle(self, until: collections.abc.Callable[[], bool] = lambda: False) -> None:
-        """Work until no event waits (or `until` holds). Failed hooks are tried three times, then their unit is in error."""
+        """Work until no event waits or `until` holds. A hook that fails three times leaves its unit in error."""
         self.hosts.up(lambda text: self.progress("sandbox", text))
         self.hosts.recover(lambda text: self.progress("sandbox", text))
         with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
@@ -199,18 +199,16 @@ class Engine:
     def _guarded(self, host: str, task: collections.abc.Callable[[], None]) -> None:
         try:
             task()
-        except BaseException as e:  # noqa: BLE001 - re-raised in the thread that waits
+        except BaseException as e:  # raised again in the thread that waits
             self._done.put((host, lambda e=e: _raise(e)))
 
     def _wait(self) -> None:
         """Apply the next finished task, or print that something still runs."""
-        pending = [at for at in self._retry_at.values()]
-        timeout = 0.5 if pending else 1.0
         try:
-            host, apply = self._done.get(timeout=timeout)
+            host, apply = self._done.get(timeout=0.5)
         except queue.Empty:
             if time.monotonic() - self.progress.last >= _TICK_S:
-                for host, running in list(self._running.items()):
+                for running in list(self._running.values()):
                     self.progress(running.unit, f"{running.what} ... {time.monotonic() - running.since:.0f} s")
             return
         self._running.pop(host, None)
@@ -245,11 +243,11 @@ class Engine:
 
     def _run_event(self, host: str, unit: str, event: Event, request: Json) -> None:
         begin = time.monotonic()
-        answer = self._agent(host).ask(request, lambda message: self._show(unit, event, message))
+        answer = self._agent(host).ask(request, lambda message: self._show(unit, message))
         took = time.monotonic() - begin
         self._done.put((host, lambda: self._finish(unit, event, answer, took)))
 
-    def _show(self, unit: str, event: Event, message: Json) -> None:
+    def _show(self, unit: str, message: Json) -> None:
         if message["kind"] == "status":
             self._note_status(unit, message["status"], message["message"])
         elif message["kind"] == "action-log":

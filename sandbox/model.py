@@ -1,9 +1,9 @@
 """Juju's rules as changes to a `store.Model`: which events follow from what was asked for and from what a hook wrote.
 
-Nothing here touches a host. The order of events is Juju's: storage-attached, install, relation-created, leader-elected,
-config-changed, start; then, as units enter a relation's scope, relation-joined and relation-changed; when they leave,
-relation-departed, relation-broken; at the end stop and remove. (Source: Juju 3.6 documentation, "Hook", and the uniter's
-resolver.)
+Nothing here touches a host. The order of events is Juju's: storage-attached, install, relation-created,
+leader-elected, config-changed, start; then, as units enter a relation's scope, relation-joined and relation-changed;
+when they leave, relation-departed, relation-broken; at the end stop and remove. (Source: Juju 3.6 documentation,
+"Hook", and the uniter's resolver.)
 """
 
 import collections.abc
@@ -19,7 +19,7 @@ Json = dict[str, typing.Any]
 
 
 def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
-    """Add an event for `unit`, unless the same one is already waiting. The event that runs now does not count as waiting."""
+    """Add an event for `unit`, unless the same one is already waiting; the one that runs now does not count."""
     event = Event(kind=kind, sequence=model.next_sequence, **fields)
     waiting = unit.events[1:] if unit.agent.name == "executing" else unit.events
     if kind != "action" and any(event.same_as(other) for other in waiting):
@@ -46,7 +46,7 @@ def _new_relation(model: Model, ends: list[tuple[str, str]], interface: str, *, 
 
 
 def add_unit(model: Model, app: Application, principal: Unit | None = None) -> Unit:
-    """Add a unit with the events of its birth. A principal's unit needs a host of its name, a subordinate's shares one."""
+    """Add a unit with the events of its birth; a principal has a host of its name, a subordinate shares one."""
     name = f"{app.name}/{app.next_unit}"
     app.next_unit += 1
     host = principal.host if principal else name.replace("/", "-")
@@ -128,7 +128,7 @@ def started(model: Model, unit: Unit) -> None:
 
 
 def enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
-    """Let `unit` into `relation`: subordinates are born, and units that meet get relation-joined and relation-changed."""
+    """Let `unit` into `relation`: subordinates are born, units that meet get relation-joined and relation-changed."""
     if unit.name in relation.unit_data or relation.dying:
         return
     if relation.container and not _born_together(model, relation, unit):
@@ -169,7 +169,7 @@ def set_options(model: Model, app: Application, values: collections.abc.Mapping[
     declared = app.declared_options()
     parsed: Json = {}
     for name, text in values.items():
-        value = parse_option(name, text, declared.get(name, {}).get("type"))
+        value = parse_option(text, declared.get(name, {}).get("type"))
         problem = bundles.option_problem(name, value, declared)
         if problem:
             raise SandboxError(f"{app.name}: {problem}")
@@ -183,8 +183,8 @@ def set_options(model: Model, app: Application, values: collections.abc.Mapping[
                 enqueue(model, unit, "config-changed")
 
 
-def parse_option(name: str, text: str, kind: str | None) -> object:
-    """Return the value that `text` stands for in an option or a parameter of type `kind`; `text` itself where none fits."""
+def parse_option(text: str, kind: str | None) -> object:
+    """Return the value that `text` stands for in an option or parameter of type `kind`; `text` where none fits."""
     if kind == "boolean" and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
@@ -220,7 +220,7 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
         if name not in properties and not spec.get("additionalProperties", False):
             known = ", ".join(sorted(properties)) or "none"
             raise SandboxError(f"{action}: unknown parameter {name!r} (there are: {known})")
-        params[name] = parse_option(name, text, properties.get(name, {}).get("type"))
+        params[name] = parse_option(text, properties.get(name, {}).get("type"))
     for name, schema in properties.items():
         if name not in params and "default" in schema:
             params[name] = schema["default"]
@@ -277,7 +277,7 @@ def grant_user_secret(model: Model, name: str, app: Application) -> None:
 
 
 def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
-    """Tell whether `unit` may read `secret`: it or its application owns it, or was granted it over a relation that lives."""
+    """Tell whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
     if secret.owner in (f"application:{unit.app}", f"unit:{unit.name}") or unit.app in secret.granted_apps:
         return True
     return any(
@@ -441,7 +441,7 @@ def describe(
                 if _visible(model, relation, unit)
             ],
             "secrets": [
-                _describe_secret(model, secret, unit, event)
+                _describe_secret(secret, unit, event)
                 for secret in model.secrets.values()
                 if can_read(model, secret, unit)
             ],
@@ -494,7 +494,7 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
     }
 
 
-def _describe_secret(model: Model, secret: Secret, unit: Unit, event: Event) -> Json:
+def _describe_secret(secret: Secret, unit: Unit, event: Event) -> Json:
     kind = secret.owner.partition(":")[0]
     owner = None
     if secret.owner == f"application:{unit.app}":

@@ -13,7 +13,6 @@ import typing
 import uuid
 
 import pydantic
-
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
@@ -192,7 +191,7 @@ class Model(_Record):
         return [relation for relation in self.relations.values() if any(name == app for name, _ in relation.ends)]
 
     def neighbours(self, relation: Relation, unit: Unit) -> list[Unit]:
-        """Return the units in scope of `relation` that `unit` meets in it: with container scope, those of its own host."""
+        """Return the units in scope of `relation` that `unit` meets: with container scope, those of its own host."""
         remote = relation.remote_of(unit.app)
         found = [self.units[name] for name in relation.unit_data if name != unit.name and name in self.units]
         return [
@@ -271,7 +270,9 @@ class Store:
         return lines[-limit:]
 
     @contextlib.contextmanager
-    def locked(self, wait_s: float = 0.0, waiting: typing.Callable[[], None] = lambda: None) -> collections.abc.Generator[None]:
+    def locked(
+        self, wait_s: float = 0.0, waiting: typing.Callable[[], None] = lambda: None
+    ) -> collections.abc.Generator[None]:
         """Hold the model against other commands that change it, waiting up to `wait_s` seconds for them to end."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "lock").open("w") as file:

@@ -1,8 +1,8 @@
 """The part that runs inside a host: it runs one charm's class for one event, with real effects.
 
-`python agent.py` reads one request a line on standard input and answers with lines of JSON on standard output. Each event
-runs in a child of its own, forked after the imports that all charms share, so an event costs no interpreter start and no
-charm sees another's modules. This file imports nothing of the sandbox: it is all that a host needs of it.
+`python agent.py` reads one request a line on standard input and answers with lines of JSON on standard output. Each
+event runs in a child of its own, forked after the imports that all charms share, so an event costs no interpreter start
+and no charm sees another's modules. This file imports nothing of the sandbox: it is all that a host needs of it.
 
 Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and one at its end: {"kind": "result", ...}.
 """
@@ -142,7 +142,7 @@ def _patch_backend(say: typing.Callable[..., None], reboots: list[str]) -> None:
         self._context.action_logs.append(message)
         say("action-log", message=message)
 
-    def shown_log(self: typing.Any, level: str, message: str) -> None:
+    def shown_log(_: typing.Any, level: str, message: str) -> None:
         say("log", level=level, message=message)
 
     def changed_secret_set(self: typing.Any, id: str, *, content: dict[str, str] | None = None, **rest: typing.Any):  # noqa: A002
@@ -161,7 +161,7 @@ def _patch_backend(say: typing.Callable[..., None], reboots: list[str]) -> None:
             raise ops.ModelError(f"ERROR resource {resource_name!r} has no content: attach it")
         return resource_get(self, resource_name)
 
-    def reboot(self: typing.Any, now: bool = False) -> None:
+    def reboot(_: typing.Any, now: bool = False) -> None:
         reboots.append("now" if now else "after")
         if now:
             raise _Reboot

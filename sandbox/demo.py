@@ -1,0 +1,80 @@
+"""`make demo`: the bundle up, a model trained on two nodes, the result shown, and what to try next."""
+
+import collections.abc
+import contextlib
+import time
+import typing
+
+import click
+
+from sandbox.hosts import Hosts
+from sandbox.store import Model
+
+LOGIN, NODES, MOUNTPOINT = "sackd/0", ("slurmd/0", "slurmd/1"), "/mnt/shared"
+
+NEXT = """\
+Try next:
+  ./sandboxctl status                                   every unit, and what it says
+  ./sandboxctl run trainer/0 submit-ddp workload=smoke nodes=2 wait=true
+  ./sandboxctl run trainer/0 list-jobs
+  ./sandboxctl run trainer/0 job-log job-id={job}
+  ./sandboxctl exec sackd/0 -- sinfo -N -o '%N %T %G'
+  ./sandboxctl reboot slurmd/0                          mounts and GPUs come back by themselves
+  ./sandboxctl ssh sackd/0                              a shell on the login node
+  make down                                             remove everything\
+"""
+
+
+class Phases:
+    """How long each part of the demo took."""
+
+    def __init__(self) -> None:
+        self.took: list[tuple[str, float]] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> collections.abc.Generator[None]:
+        """Announce and time one part."""
+        click.secho(f"\n== {name}", err=True, bold=True)
+        begin = time.monotonic()
+        yield
+        self.took.append((name, time.monotonic() - begin))
+
+    def text(self) -> str:
+        """Return one line per part and the sum."""
+        rows = [*self.took, ("in all", sum(took for _, took in self.took))]
+        return "\n".join(f"  {name:<34}{took:7.1f} s" for name, took in rows)
+
+
+def show(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: Phases) -> str:
+    """Return what the demo ends with: nodes, mounts, the job's result and the next commands."""
+
+    def on(unit: str, *argv: str) -> str:
+        return hosts.get(model.unit(unit).host).run(list(argv), timeout=30).stdout.strip()
+
+    mounts = "\n".join(
+        f"  {unit:<10}{on(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}" for unit in (LOGIN, *NODES)
+    )
+    keys = (
+        "state",
+        "nodes",
+        "ranks",
+        "first-loss",
+        "loss",
+        "tokens-per-second",
+        "checkpoint",
+        "curve",
+        "run-dir",
+        "log",
+    )
+    outcome = "\n".join(f"  {key:<20}{result[key]}" for key in keys if key in result)
+    return (
+        f"\nSlurm (sinfo):\n{_indent(on(LOGIN, 'sinfo', '-N', '-o', '%N %P %T %c %G'))}\n"
+        f"\nThe shared filesystem:\n{mounts}\n"
+        f"\nJob {result['job-id']} trained a model on two nodes:\n{outcome}\n"
+        f"\nTime:\n{phases.text()}\n"
+        f"\n{NEXT.format(job=result['job-id'])}"
+    )
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

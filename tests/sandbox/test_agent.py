@@ -1,0 +1,218 @@
+"""The agent: a real charm class under ops.testing, spoken to over its pipe as the engine does."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import typing
+
+import pytest
+
+CHARM = """
+import ops
+
+
+class TheCharm(ops.CharmBase):
+    stored = ops.StoredState()
+
+    def __init__(self, framework):
+        super().__init__(framework)
+        self.stored.set_default(count=0)
+        framework.observe(self.on.install, self._on_install)
+        framework.observe(self.on.start, self._on_start)
+        framework.observe(self.on.update_status, self._on_update_status)
+        framework.observe(self.on.config_changed, self._on_config_changed)
+        framework.observe(self.on.secret_changed, self._on_secret_changed)
+        framework.observe(self.on.talk_action, self._on_talk)
+
+    def _on_install(self, event):
+        print("a stray line on standard output")
+        self.unit.status = ops.MaintenanceStatus("installing")
+        self.stored.count += 1
+        (self.charm_dir / "made").write_text("x")
+        self.unit.status = ops.ActiveStatus(f"count {self.stored.count}")
+
+    def _on_start(self, event):
+        if self.stored.count < 2:
+            self.stored.count += 1
+            event.defer()
+        else:
+            self.unit.status = ops.ActiveStatus("started")
+
+    def _on_update_status(self, event):
+        raise ValueError("two\\nlines")
+
+    def _on_config_changed(self, event):
+        self.unit.reboot(now=self.config["now"])
+
+    def _on_secret_changed(self, event):
+        content = event.secret.get_content(refresh=True)
+        event.secret.set_content(dict(content))
+        self.unit.status = ops.ActiveStatus(content["key"])
+
+    def _on_talk(self, event):
+        event.log("first")
+        event.set_results({"text": event.params["text"], "place": str(self.model.storages["data"][0].location)})
+        try:
+            self.model.resources.fetch("tool")
+        except ops.ModelError as e:
+            event.set_results({"resource": str(e)})
+        if event.params["text"] == "fail":
+            event.fail("as asked")
+
+
+if __name__ == "__main__":
+    ops.main(TheCharm)
+"""
+METADATA = """
+name: thing
+type: charm
+config: {options: {now: {type: boolean, default: false}}}
+resources: {tool: {type: file}}
+storage: {data: {type: filesystem}}
+actions: {talk: {params: {text: {type: string}}}}
+"""
+Json = dict[str, typing.Any]
+
+
+class Agent:
+    """The agent in a child process, its unit's folder under `root`."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        (root / "source" / "src").mkdir(parents=True)
+        (root / "source" / "charmcraft.yaml").write_text(METADATA)
+        (root / "source" / "src" / "charm.py").write_text(CHARM)
+        code = (
+            "import pathlib, sandbox.guest.agent as agent;"
+            f"agent.AGENTS = pathlib.Path({str(root / 'agents')!r}); agent.STORAGE = pathlib.Path({str(root / 'disk')!r});"
+            "agent.main()"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.state: Json = {
+            "address": "10.0.0.5",
+            "cidr": "10.0.0.0/24",
+            "bindings": ["juju-info"],
+            "config": {},
+            "leader": True,
+            "relations": [],
+            "secrets": [],
+            "storages": [["data", 3]],
+            "resources": {},
+            "ports": [],
+            "status": ["unknown", ""],
+            "app_status": ["unknown", ""],
+            "version": "",
+            "planned_units": 1,
+            "deferred": [],
+            "stored": [],
+            "model": {"name": "m", "uuid": "00000000-0000-4000-8000-000000000000"},
+        }
+
+    def run(self, kind: str, **event: typing.Any) -> tuple[Json, list[Json]]:
+        """Return the result and what was said before it."""
+        request = {
+            "unit": "thing/0",
+            "source": str(self.root / "source"),
+            "machine_id": "0",
+            "principal": None,
+            "event": {"kind": kind, **event},
+            "state": self.state,
+        }
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        said: list[Json] = []
+        for line in self.process.stdout:
+            message = json.loads(line)
+            if message["kind"] == "result":
+                return message, said
+            said.append(message)
+        raise AssertionError("the agent ended")
+
+    def keep(self, result: Json) -> None:
+        self.state |= {key: result["state"][key] for key in ("deferred", "stored", "status")}
+
+
+@pytest.fixture
+def agent(tmp_path: pathlib.Path) -> typing.Iterator[Agent]:
+    one = Agent(tmp_path)
+    yield one
+    assert one.process.stdin and one.process.stdout
+    one.process.stdin.close()
+    one.process.wait(10)
+    one.process.stdout.close()
+
+
+def test_a_hook_has_real_effects_and_shows_its_progress(agent: Agent):
+    result, said = agent.run("install")
+    assert result["ok"], result
+    assert [(line["status"], line["message"]) for line in said if line["kind"] == "status"] == [
+        ("maintenance", "installing"),
+        ("active", "count 1"),
+    ]
+    assert (agent.root / "agents" / "unit-thing-0" / "charm" / "made").read_text() == "x"
+    assert result["state"]["status"] == ["active", "count 1"]
+
+
+def test_stored_state_and_deferred_events_come_back(agent: Agent):
+    agent.keep(agent.run("install")[0])
+    first, _ = agent.run("start")
+    assert len(first["state"]["deferred"]) == 1
+    agent.keep(first)
+    second, _ = agent.run("update-status")
+    assert not second["ok"], "the deferred start runs first, then update-status fails"
+    agent.state["config"] = {}
+    third, said = agent.run("start")
+    assert [line["message"] for line in said if line["kind"] == "status"] == ["started", "started"]
+    assert third["state"]["deferred"] == []
+
+
+def test_a_crash_is_one_line_and_a_trace(agent: Agent):
+    result, _ = agent.run("update-status")
+    assert result["error"] == "ValueError: two\nlines"
+    assert "Traceback" in result["trace"]
+    assert agent.run("install")[0]["ok"], "the agent serves on"
+
+
+def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
+    after, _ = agent.run("config-changed")
+    assert (after["ok"], after["reboot"]) == (True, "after")
+    assert after["state"] is not None
+    agent.state["config"] = {"now": True}
+    now, _ = agent.run("config-changed")
+    assert (now["ok"], now["reboot"], now["state"]) == (True, "now", None)
+
+
+def test_equal_content_makes_no_revision(agent: Agent):
+    identifier = "secret:" + "a" * 20
+    secret = {"id": identifier, "owner": "app", "label": None, "description": None, "tracked_revision": 2,
+              "latest_revision": 3, "tracked_content": {"key": "old"}, "latest_content": {"key": "new"}, "grants": {}}  # fmt: skip
+    agent.state["secrets"] = [secret]
+    result, _ = agent.run("secret-changed", secret=identifier)
+    assert result["ok"], result
+    assert result["state"]["status"] == ["active", "new"]
+    (after,) = result["state"]["secrets"]
+    assert (after["latest_revision"], after["tracked_revision"]) == (3, 3)
+
+
+def test_an_action_streams_its_log_and_finds_its_storage(agent: Agent):
+    result, said = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "hi"}})
+    assert [line["message"] for line in said if line["kind"] == "action-log"] == ["first"]
+    assert result["action"]["failure"] is None
+    assert result["action"]["results"]["text"] == "hi"
+    assert result["action"]["results"]["place"] == str(agent.root / "disk" / "data-3")
+    assert "tool" in result["action"]["results"]["resource"]
+
+
+def test_a_failed_action_keeps_its_results(agent: Agent):
+    result, _ = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "fail"}})
+    assert result["ok"]
+    assert result["action"]["failure"] == "as asked"
+    assert result["action"]["results"]["text"] == "fail"
