@@ -8,11 +8,11 @@ help:  ## this list
 
 .PHONY: demo
 demo:  ## the bundle on this machine: deploy, train on two nodes over JuiceFS, show the result
-	@scripts/demo.sh
+	@./sandboxctl demo
 
 .PHONY: down
 down:  ## take the sandbox away: hosts, mounts, processes, network
-	@./sandboxctl destroy
+	@./sandboxctl destroy --no-prompt
 
 .PHONY: test
 test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, pack, functional
@@ -42,5 +42,5 @@ lock:  ## compile every requirements.in into its hashed requirements.txt
 
 .PHONY: clean
 clean:  ## remove what was built here; the sandbox goes first
-	@if [ -x build/venvs/sandbox/bin/python ]; then ./sandboxctl destroy; fi
+	@if [ -x build/venvs/sandbox/bin/python ]; then ./sandboxctl destroy --no-prompt; fi
 	rm -rf build dist .tox parts stage prime .pytest_cache .ruff_cache .hypothesis

@@ -164,8 +164,7 @@ def choose_mode() -> Mode:
     name = release.get("PRETTY_NAME", "this system")
     if release.get("ID") == "ubuntu" and _succeeds("lxc", "info"):
         return Mode(managed=True, why=f"managed mode: {name} with LXD; Charmcraft builds in a container of the base")
-    here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if (release.get("ID"), release.get("VERSION_ID")) == ("ubuntu", "24.04") and here == BASE_PYTHON:
+    if (release.get("ID"), release.get("VERSION_ID")) == ("ubuntu", "24.04") and _system_python() == BASE_PYTHON:
         return Mode(managed=False, why=f"destructive mode: {name}, the charms' own base, without LXD")
     return Mode(
         managed=False,
@@ -174,6 +173,14 @@ def choose_mode() -> Mode:
         why=f"destructive mode: {name} has no LXD to build in; Charmcraft is shown Ubuntu 24.04's os-release, "
         f"and wheels are taken for its Python {BASE_PYTHON}",
     )
+
+
+def _system_python() -> str:
+    """Return the version (3.12) of the python3 that Charmcraft would build with."""
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run(
+        ["/usr/bin/python3", "-c", program], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _succeeds(*command: str) -> bool:

@@ -1,0 +1,145 @@
+"""Write docs/reference/charms/<charm>.md from each charm's charmcraft.yaml.
+
+tox -e reference                 write the pages
+python scripts/reference.py --check      say which are out of date, and exit 1 if one is
+"""
+
+import collections.abc
+import pathlib
+import sys
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "reference" / "charms"
+
+
+def charms() -> list[pathlib.Path]:
+    """Return every charm's charmcraft.yaml."""
+    return sorted((ROOT / "charms").glob("*/charmcraft.yaml"))
+
+
+def page(source: pathlib.Path) -> pathlib.Path:
+    """Return where the page of a charm lies."""
+    return PAGES / f"{source.parent.name}.md"
+
+
+def render(source: pathlib.Path) -> str:
+    """Return the reference page of the charm that `source` declares, in Markdown."""
+    charm: dict[str, Any] = yaml.safe_load(source.read_text())
+    kind = "Subordinate charm" if charm.get("subordinate") else "Charm"
+    bases = ", ".join(name.partition(":")[0] for name in charm["platforms"])
+    lines = [
+        f"<!-- Written by scripts/reference.py from charms/{source.parent.name}/charmcraft.yaml: change that one. -->",
+        f"# {charm['name']}",
+        "",
+        charm["summary"].strip(),
+        "",
+        charm["description"].strip(),
+        "",
+        f"{kind}; {bases}; {', '.join(map(_assumed, charm.get('assumes', [])))}.",
+        *_endpoints(charm),
+        *_options(charm.get("config", {}).get("options", {})),
+        *_actions(charm.get("actions", {})),
+        *_named("Resources", charm.get("resources", {})),
+        *_named("Storage", charm.get("storage", {})),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _assumed(entry: object) -> str:
+    return entry if isinstance(entry, str) else str(entry)
+
+
+def _endpoints(charm: dict[str, Any]) -> collections.abc.Iterator[str]:
+    rows: list[list[str]] = []
+    for role in ("provides", "requires", "peers"):
+        for name, spec in charm.get(role, {}).items():
+            notes = [f"limit {spec['limit']}"] if "limit" in spec else []
+            notes += ["same machine"] if spec.get("scope") == "container" else []
+            notes += ["must be related"] if spec.get("optional") is False else []
+            text = _cell(spec.get("description", ""))
+            rows.append([f"`{name}`", role, f"`{spec['interface']}`", "; ".join(notes), text])
+    yield from _table("Endpoints", ["endpoint", "role", "interface", "notes", "what for"], rows)
+
+
+def _options(options: dict[str, Any]) -> collections.abc.Iterator[str]:
+    rows = [
+        [f"`{name}`", spec["type"], _default(spec), _cell(spec.get("description", ""))]
+        for name, spec in options.items()
+    ]
+    yield from _table("Options", ["option", "type", "default", "meaning"], rows)
+
+
+def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
+    if actions:
+        yield from ("", "## Actions")
+    for name, spec in actions.items():
+        yield from ("", f"### {name}", "", spec.get("description", "").strip())
+        required = set(spec.get("required", []))
+        rows: list[list[str]] = []
+        for parameter, schema in spec.get("params", {}).items():
+            allowed = ", ".join(f"`{value}`" for value in schema.get("enum", []))
+            kind = str(schema.get("type", "")) + (f": {allowed}" if allowed else "")
+            default = "required" if parameter in required else _default(schema)
+            rows.append([f"`{parameter}`", kind, default, _cell(schema.get("description", ""))])
+        yield from _table("", ["parameter", "type", "default", "meaning"], rows)
+
+
+def _named(title: str, things: dict[str, Any]) -> collections.abc.Iterator[str]:
+    rows = [[f"`{name}`", spec.get("type", ""), _cell(spec.get("description", ""))] for name, spec in things.items()]
+    yield from _table(title, ["name", "type", "what for"], rows)
+
+
+def _table(title: str, header: list[str], rows: list[list[str]]) -> collections.abc.Iterator[str]:
+    if not rows:
+        return
+    if title:
+        yield from ("", f"## {title}")
+    yield from ("", _row(header), _row(["---"] * len(header)))
+    yield from (_row(row) for row in rows)
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _default(spec: dict[str, Any]) -> str:
+    value = spec.get("default")
+    if value is None:
+        return ""
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"`{shown}`" if shown else "empty"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them."""
+    stale: list[str] = []
+    for source in charms():
+        target, text = page(source), render(source)
+        if target.is_file() and target.read_text() == text:
+            continue
+        stale.append(str(target.relative_to(ROOT)))
+        if "--check" not in arguments:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    known = {page(source) for source in charms()}
+    for target in PAGES.glob("*.md"):
+        if target not in known:
+            stale.append(str(target.relative_to(ROOT)))
+            if "--check" not in arguments:
+                target.unlink()
+    if not stale:
+        print("reference: up to date")
+        return 0
+    print("reference:", "out of date:" if "--check" in arguments else "wrote", ", ".join(stale))
+    return 1 if "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

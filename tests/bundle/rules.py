@@ -1,0 +1,326 @@
+"""What makes a bundle right: Juju's rules for merging and deploying one, and this project's own.
+
+`merge` follows juju/charm v12 overlay.go. `problems` returns one line per mistake and knows nothing of the sandbox:
+the sandbox's own reader is checked against it.
+"""
+
+import collections
+import collections.abc
+import copy
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUNDLE = ROOT / "bundle.yaml"
+OVERLAYS = sorted((ROOT / "overlays").glob("*.yaml"))
+
+# juju/charm v12 bundledata.go: BundleData, ApplicationSpec, SaasSpec.
+_BUNDLE_KEYS = set("name description type tags default-base series applications relations machines saas".split())
+_APPLICATION_KEYS = set(
+    "charm channel revision base series num_units options annotations resources constraints to storage devices bindings"
+    " expose exposed-endpoints offers plan requires-trust trust".split()
+)
+_MAPS = ("options", "annotations", "resources", "storage", "devices", "bindings")
+# juju core/constraints.
+_CONSTRAINTS = set(
+    "allocate-public-ip arch container cores cpu-power image-id instance-role instance-type mem root-disk"
+    " root-disk-source spaces tags virt-type zones".split()
+)
+_OPTION_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "secret": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "boolean": (bool,),
+}
+NOT_24_04 = {"mysql"}  # applications that may have another base: the 8.0 track of mysql is published for 22.04
+
+type_of_bundle = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """One endpoint of a charm."""
+
+    role: str  # provides or requires
+    interface: str
+    scope: str = "global"
+    limit: int | None = None
+    is_required: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Charm:
+    """What a charm declares, as far as a bundle can use it."""
+
+    name: str
+    bases: frozenset[str]
+    channels: frozenset[str]  # empty: a charm of ours, deployed from a file
+    endpoints: dict[str, Endpoint]
+    options: dict[str, str]  # name -> type
+    resources: frozenset[str]
+    is_subordinate: bool = False
+    is_offer: bool = False  # not a charm: what another model offers
+
+
+def upstream_charms() -> dict[str, Charm]:
+    """Return the facts of upstream.yaml, offers included (their names never collide with a charm's)."""
+    facts = yaml.safe_load(pathlib.Path(__file__).with_name("upstream.yaml").read_text())
+    charms = {name: _charm(name, fact) for name, fact in facts["charms"].items()}
+    offers = {name: dataclasses.replace(_charm(name, fact), is_offer=True) for name, fact in facts["offers"].items()}
+    return charms | offers
+
+
+def our_charms() -> dict[str, Charm]:
+    """Return what each charmcraft.yaml under charms/ declares, keyed by the path that a bundle names it by."""
+    found: dict[str, Charm] = {}
+    for path in sorted((ROOT / "charms").glob("*/charmcraft.yaml")):
+        declared = yaml.safe_load(path.read_text())
+        options = declared.get("config", {}).get("options", {})
+        fact = declared | {
+            "options": {name: option["type"] for name, option in options.items()},
+            "bases": ["@".join(platform.split(":")[0].split("@")) for platform in declared["platforms"]],
+        }
+        found[f"./dist/{declared['name']}.charm"] = _charm(declared["name"], fact)
+    return found
+
+
+def _charm(name: str, fact: dict[str, Any]) -> Charm:
+    endpoints: dict[str, Endpoint] = {}
+    if not fact.get("subordinate"):
+        endpoints["juju-info"] = Endpoint("provides", "juju-info")
+    for role in ("provides", "requires"):
+        for endpoint, spec in fact.get(role, {}).items():
+            endpoints[endpoint] = Endpoint(
+                role,
+                spec["interface"],
+                spec.get("scope", "global"),
+                spec.get("limit"),
+                spec.get("required", False) or spec.get("optional") is False,
+            )
+    return Charm(
+        name=name,
+        bases=frozenset(fact.get("bases", [])),
+        channels=frozenset(fact.get("channels", [])),
+        endpoints=endpoints,
+        options=dict(fact.get("options", {})),
+        resources=frozenset(fact.get("resources", {})),
+        is_subordinate=bool(fact.get("subordinate")),
+    )
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: pathlib.Path) -> type_of_bundle:
+    """Return a bundle or overlay file; the path of a local charm is as from the bundle's folder."""
+    bundle = yaml.safe_load(path.read_text())
+    for body in (bundle.get("applications") or {}).values():
+        charm = (body or {}).get("charm", "")
+        if charm.startswith("."):
+            body["charm"] = "./" + str((path.parent / charm).resolve().relative_to(ROOT))
+    return bundle
+
+
+def merge(bundle: type_of_bundle, *overlays: type_of_bundle) -> type_of_bundle:
+    """Return the bundle with the overlays merged into it, in order, the way `juju deploy --overlay` does."""
+    merged = copy.deepcopy(bundle)
+    for overlay in copy.deepcopy(overlays):
+        for section in ("applications", "saas"):
+            for name, body in (overlay.get(section) or {}).items():
+                target: dict[str, Any] = merged.setdefault(section, {})
+                if not body:
+                    target.pop(name, None)
+                    merged["relations"] = [
+                        ends for ends in merged.get("relations", []) if name not in {end.split(":")[0] for end in ends}
+                    ]
+                elif name in target:
+                    _merge_application(target[name], body)
+                else:
+                    target[name] = body
+        merged["relations"] = [*merged.get("relations", []), *(overlay.get("relations") or [])]
+        if overlay.get("machines") is not None:
+            merged["machines"] = overlay["machines"]
+    return merged
+
+
+def _merge_application(target: dict[str, Any], body: dict[str, Any]) -> None:
+    for key, value in body.items():
+        if key in _MAPS and value:
+            target[key] = {**(target.get(key) or {}), **value}
+        else:
+            target[key] = {} if key in _MAPS else value
+
+
+# --- checking --------------------------------------------------------------------------------------------------------
+
+
+def problems(bundle: type_of_bundle, charms: collections.abc.Mapping[str, Charm]) -> list[str]:
+    """Return what is wrong with a merged bundle, one line each; `charms` maps `charm:` values and offers to facts."""
+    found = [f"bundle: unknown key {key}" for key in bundle if key not in _BUNDLE_KEYS]
+    known: dict[str, Charm] = {}
+    for name in bundle.get("saas") or {}:
+        if name in charms and charms[name].is_offer:
+            known[name] = charms[name]
+        else:
+            found.append(f"{name}: no such offer is known")
+    for name, body in bundle["applications"].items():
+        charm = charms.get(body.get("charm", ""))
+        if charm is None or charm.is_offer:
+            found.append(f"{name}: charm {body.get('charm')} is not known")
+            continue
+        known[name] = charm
+        found += _application_problems(name, body, charm)
+    found += _relation_problems(bundle, known)
+    if not found:  # what follows trusts the names
+        found += _placement_problems(bundle, known)
+        found += _project_problems(bundle, known)
+    return found
+
+
+def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
+    for key in body:
+        if key not in _APPLICATION_KEYS:
+            yield f"{name}: unknown key {key}"
+    units = body.get("num_units")
+    if charm.is_subordinate and ("num_units" in body or "to" in body):
+        yield f"{name}: {charm.name} is subordinate: it has neither num_units nor to"
+    if not charm.is_subordinate and (not isinstance(units, int) or isinstance(units, bool) or units < 1):
+        yield f"{name}: num_units must be given, 1 or more (in a bundle its default is 0)"
+    if body.get("base") is None:
+        yield f"{name}: no base given"
+    elif body["base"] not in charm.bases:
+        yield f"{name}: {charm.name} has no base {body['base']}; it has {', '.join(sorted(charm.bases))}"
+    if not charm.channels and ("channel" in body or "revision" in body):
+        yield f"{name}: a charm from a file has neither channel nor revision"
+    if charm.channels and body.get("channel") not in charm.channels:
+        yield f"{name}: channel {body.get('channel')} is not one of {', '.join(sorted(charm.channels))}"
+    for option, value in (body.get("options") or {}).items():
+        kind = charm.options.get(option)
+        if kind is None:
+            yield f"{name}: {charm.name} has no option {option}"
+        elif not isinstance(value, _OPTION_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+            yield f"{name}: option {option} is a {kind}, not {value!r}"
+    for resource in body.get("resources") or {}:
+        if resource not in charm.resources:
+            yield f"{name}: {charm.name} has no resource {resource}"
+    for constraint in str(body.get("constraints") or "").split():
+        key, _, value = constraint.partition("=")
+        if key not in _CONSTRAINTS or not value:
+            yield f"{name}: constraint {constraint} is not one of Juju's"
+        elif key in {"mem", "root-disk"} and not re.fullmatch(r"\d+[MGTP]?", value):
+            yield f"{name}: constraint {constraint} is not a size"
+
+
+def _relation_problems(
+    bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
+) -> collections.abc.Iterator[str]:
+    uses: collections.Counter[str] = collections.Counter()
+    seen: set[frozenset[str]] = set()
+    for ends in bundle.get("relations") or []:
+        text = f"relation {ends}"
+        if len(ends) != 2:
+            yield f"{text}: has two ends"
+            continue
+        if frozenset(ends) in seen:
+            yield f"{text}: stands twice"
+        seen.add(frozenset(ends))
+        sides: list[tuple[str, Charm, Endpoint]] = []
+        for end in ends:
+            name, _, endpoint = end.partition(":")
+            if name not in known:
+                yield f"{text}: no application {name}"
+            elif not endpoint:
+                yield f"{text}: the endpoint of {name} is left to inference"
+            elif endpoint not in known[name].endpoints:
+                yield f"{text}: {known[name].name} has no endpoint {endpoint}"
+            else:
+                sides.append((name, known[name], known[name].endpoints[endpoint]))
+                uses[end] += 1
+        if len(sides) != 2:
+            continue
+        (a_name, a_charm, a), (b_name, b_charm, b) = sides
+        if a.interface != b.interface:
+            yield f"{text}: {ends[0]} speaks {a.interface}, {ends[1]} speaks {b.interface}"
+        if {a.role, b.role} != {"provides", "requires"}:
+            yield f"{text}: both ends {a.role[:-1]} {a.interface}"
+        if a_name == b_name:
+            yield f"{text}: an application cannot be related to itself"
+        if "container" in (a.scope, b.scope) and a_charm.is_subordinate == b_charm.is_subordinate:
+            yield f"{text}: lives on one machine, so one end must be subordinate and the other a principal"
+    for end, count in uses.items():
+        name, _, endpoint = end.partition(":")
+        limit = known[name].endpoints[endpoint].limit
+        if limit is not None and count > limit:
+            yield f"{end}: {count} relations, at most {limit}"
+    for name, charm in known.items():
+        for endpoint, spec in charm.endpoints.items():
+            if spec.is_required and f"{name}:{endpoint}" not in uses:
+                yield f"{name}: endpoint {endpoint} must be related"
+
+
+def _placement_problems(
+    bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
+) -> collections.abc.Iterator[str]:
+    principals = principals_of(bundle, known)
+    for name, charm in known.items():
+        if not charm.is_subordinate:
+            continue
+        if not principals[name]:
+            yield f"{name}: is subordinate and stands on no principal, so it never has a unit"
+        for principal in sorted(principals[name]):
+            if bundle["applications"][principal]["base"] not in charm.bases:
+                yield f"{name}: cannot stand on {principal}, whose base is {bundle['applications'][principal]['base']}"
+
+
+def _project_problems(
+    bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
+) -> collections.abc.Iterator[str]:
+    """Yield what Juju would accept and yet cannot work as a training cluster."""
+    applications = bundle["applications"]
+    by_charm: dict[str, list[str]] = collections.defaultdict(list)
+    for name, charm in known.items():
+        by_charm[charm.name].append(name)
+    principals = principals_of(bundle, known)
+    for name, body in applications.items():
+        if body["base"] != "ubuntu@24.04" and name not in NOT_24_04:
+            yield f"{name}: the 24.04 generation of charms does not mix with {body['base']}"
+    for name in by_charm["slurmctld"]:
+        partition = (applications[name].get("options") or {}).get("default-partition")
+        if partition is not None and partition not in by_charm["slurmd"]:
+            yield f"{name}: default-partition {partition} is no slurmd application"
+    for name in by_charm["ddp-trainer"]:
+        workspace = str((applications[name].get("options") or {}).get("workspace", ""))
+        for host in sorted(principals[name] | set(by_charm["slurmd"])):
+            mounts = [fs for fs in by_charm["shared-filesystem-client"] if host in principals[fs]]
+            options = [applications[fs].get("options") or {} for fs in mounts]
+            if not any(pathlib.PurePath(workspace).is_relative_to(o.get("mountpoint", "-")) for o in options):
+                yield f"{name}: workspace {workspace} is not on a filesystem mounted on {host}"
+            if any(o.get("noexec") for o in options):
+                yield f"{name}: {host} mounts the workspace noexec, and compiled Python modules do not load from there"
+    for name in by_charm["shared-filesystem-client"]:
+        mountpoint = (applications[name].get("options") or {}).get("mountpoint")
+        on_controller = [end for ends in bundle["relations"] for end in ends if end.endswith(":mount")]
+        if not mountpoint and not on_controller:
+            yield f"{name}: no mountpoint given"
+        if not any(f"{name}:filesystem" in ends for ends in bundle["relations"]):
+            yield f"{name}: no filesystem to mount"
+    for name in by_charm["slurmrestd"]:  # it waits for accounting: slurmctld charm.py @0188dc1 line 542
+        if not by_charm["slurmdbd"]:
+            yield f"{name}: never becomes active without slurmdbd"
+
+
+def principals_of(bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]) -> dict[str, set[str]]:
+    """Return for each subordinate application the applications on whose units it stands."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for first, second in bundle.get("relations") or []:
+        for a, b in ((first, second), (second, first)):
+            (a_name, _, a_end), (b_name, _, b_end) = a.partition(":"), b.partition(":")
+            scopes = {known[a_name].endpoints[a_end].scope, known[b_name].endpoints[b_end].scope}
+            if known[a_name].is_subordinate and not known[b_name].is_subordinate and "container" in scopes:
+                found[a_name].add(b_name)
+    return found

@@ -1,0 +1,230 @@
+"""Open what Charmcraft made: metadata, dispatch, the code and nothing else; and run it with only what is inside.
+
+`tox -e pack` packs first. The charms' base has Python 3.12; where these tests run on another Python, the packages in the
+charm are replaced by the same versions for this one, installed with the same hashes, before anything is run.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import sys
+import zipfile
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import pack
+
+NAMES = pack.charm_names()
+SITE = f"venv/lib/python{pack.BASE_PYTHON}/site-packages"
+CHARMCRAFT_S = {"metadata.yaml", "manifest.yaml", "config.yaml", "actions.yaml", "dispatch"}
+LISTED_BY_CHARMCRAFT = {"summary", "description", "title"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A packed charm, unpacked, beside what it was packed from."""
+
+    name: str
+    folder: pathlib.Path
+    declared: dict[str, Any]
+
+    def yaml(self, name: str) -> dict[str, Any]:
+        return yaml.safe_load((self.folder / name).read_text())
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+    def own_files(self) -> set[str]:
+        return {name for name in self.files() if not name.startswith("venv/")}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    name: str = request.param
+    archive = pack.artifact(name)
+    assert archive.is_file(), "python scripts/pack.py makes it"
+    folder = tmp_path_factory.mktemp(name)
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(folder)
+        for entry in file.infolist():  # extractall drops the modes
+            if mode := stat.S_IMODE(entry.external_attr >> 16):
+                (folder / entry.filename).chmod(mode)
+    declared = yaml.safe_load((pack.ROOT / "charms" / name / "charmcraft.yaml").read_text())
+    return Packed(name, folder, declared)
+
+
+@pytest.fixture(scope="module")
+def staged(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp(f"{packed.name}-staged")
+    pack.stage(packed.name, folder)
+    return folder
+
+
+def test_there_is_a_packed_charm_for_every_local_charm_of_the_bundle():
+    bundle = yaml.safe_load((pack.ROOT / "bundle.yaml").read_text())
+    local = {body["charm"] for body in bundle["applications"].values() if body["charm"].startswith(".")}
+    assert local == {f"./dist/{name}.charm" for name in NAMES}
+    assert {path.name for path in pack.DIST.glob("*.charm")} == {f"{name}.charm" for name in NAMES}
+
+
+def test_metadata_is_what_the_charm_declares(packed: Packed):
+    metadata = packed.yaml("metadata.yaml")
+    keys = {
+        "name",
+        "subordinate",
+        "assumes",
+        "provides",
+        "requires",
+        "peers",
+        "resources",
+        "storage",
+        *LISTED_BY_CHARMCRAFT,
+    }
+    for key in sorted(keys & set(packed.declared)):
+        assert metadata["display-name" if key == "title" else key] == packed.declared[key]
+    assert packed.declared["name"] == packed.name
+    assert ("config" in packed.declared) == (packed.folder / "config.yaml").exists()
+    if "config" in packed.declared:
+        assert packed.yaml("config.yaml") == packed.declared["config"]
+    assert ("actions" in packed.declared) == (packed.folder / "actions.yaml").exists()
+    if "actions" in packed.declared:
+        assert packed.yaml("actions.yaml") == packed.declared["actions"]
+
+
+def test_it_was_packed_for_its_base_by_the_pinned_charmcraft(packed: Packed):
+    manifest = packed.yaml("manifest.yaml")
+    assert manifest["bases"] == [{"name": "ubuntu", "channel": "24.04", "architectures": ["amd64"]}]
+    assert manifest["charmcraft-version"].startswith("3.5.")
+
+
+def test_dispatch_runs_the_charm(packed: Packed):
+    dispatch = packed.folder / "dispatch"
+    assert dispatch.stat().st_mode & 0o111 == 0o111
+    text = dispatch.read_text()
+    assert 'PYTHONPATH="${dispatch_path}/lib:${dispatch_path}/src"' in text
+    assert text.rstrip().endswith('exec "${python_path}" "${dispatch_path}/src/charm.py"')
+
+
+def test_it_holds_the_sources_and_nothing_else(packed: Packed, staged: pathlib.Path):
+    carried = {"src", "lib", *pack.EXTRAS.get(packed.name, {}).values()}
+    expected = {
+        str(path.relative_to(staged)): path.read_bytes()
+        for path in staged.rglob("*")
+        if path.is_file() and path.relative_to(staged).parts[0] in carried
+    }
+    assert packed.own_files() - CHARMCRAFT_S - {"README.md", "icon.svg", "LICENSE"} == set(expected)
+    assert all((packed.folder / name).read_bytes() == content for name, content in expected.items())
+    assert "src/charm.py" in expected
+    assert "lib/slurm_ddp/run.py" in expected
+
+
+def test_only_the_trainer_carries_the_payload(packed: Packed):
+    payload = {name for name in packed.own_files() if name.startswith("payload/")}
+    if packed.name == "ddp-trainer":
+        assert {"payload/ddptrain/__main__.py", "payload/requirements.txt"} <= payload
+    else:
+        assert payload == set()
+
+
+def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):
+    for name in packed.own_files():
+        parts = pathlib.PurePath(name).parts
+        assert not {"tests", "__pycache__", ".git", ".tox"} & set(parts), name
+        assert parts[-1] not in {"bundle.yaml", "charmcraft.yaml"}, "Juju would deploy the bundle instead of the charm"
+        assert not name.endswith((".pyc", ".pem", ".key", ".env")), name
+        text = (packed.folder / name).read_text(errors="replace")
+        assert not re.search(r"-----BEGIN [A-Z ]*PRIVATE KEY-----", text), name
+        assert str(pack.ROOT) not in text, f"{name} names the folder it was packed in"
+
+
+def test_its_packages_are_the_pinned_ones_for_the_python_of_its_base(packed: Packed):
+    requirements = (pack.ROOT / "charms" / packed.name / "requirements.txt").read_text()
+    pinned = {
+        (_canonical(name), version)
+        for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", requirements, re.MULTILINE)
+    }
+    installed = {
+        (_canonical(match[1]), match[2])
+        for path in (packed.folder / SITE).glob("*.dist-info")
+        if (match := re.fullmatch(r"(.+)-([^-]+)\.dist-info", path.name))
+    }
+    assert installed == pinned
+    modules = {name for name in packed.files() if name.endswith(".so")}
+    assert all(".cpython-312-x86_64-" in name or ".abi3." in name for name in modules), modules
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.fixture(scope="module")
+def runnable(packed: Packed) -> Packed:
+    """The charm with its packages for the Python that runs here."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    target = packed.folder / f"venv/lib/python{here}/site-packages"
+    if not target.exists():
+        requirements = pack.ROOT / "charms" / packed.name / "requirements.txt"
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        command += ["--require-hashes", "--only-binary", ":all:", "--target", str(target), "-r", str(requirements)]
+        subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
+    return packed
+
+
+def test_the_charm_imports_with_only_what_is_inside(runnable: Packed):
+    """Python is isolated: no user or system packages, no PYTHONPATH. What the charm lacks cannot be found elsewhere."""
+    site = runnable.folder / f"venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    program = f"""
+import json, sys
+sys.path += [{str(runnable.folder / "lib")!r}, {str(runnable.folder / "src")!r}, {str(site)!r}]
+import charm, ops
+classes = [c.__name__ for c in vars(charm).values() if isinstance(c, type) and issubclass(c, ops.CharmBase)]
+files = [m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
+print(json.dumps({{"classes": classes, "files": files}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], check=False, capture_output=True, text=True, cwd="/", env={}
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["classes"]) == 1
+    standard = pathlib.Path(os.__file__).parent
+    outside = [
+        name
+        for name in found["files"]
+        if not pathlib.Path(name).is_relative_to(runnable.folder)
+        and (not pathlib.Path(name).is_relative_to(standard) or "-packages" in name)
+    ]
+    assert outside == []
+
+
+def test_every_module_of_the_charm_imports_with_only_what_is_inside(runnable: Packed):
+    """Imports that hide in functions are found too: every name that any of its modules imports must resolve."""
+    site = runnable.folder / f"venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    program = f"""
+import ast, importlib.util, pathlib, sys
+root = pathlib.Path({str(runnable.folder)!r})
+sys.path += [str(root / "lib"), str(root / "src"), {str(site)!r}]
+for path in [*(root / "src").rglob("*.py"), *(root / "lib").rglob("*.py")]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+        for name in names:
+            if importlib.util.find_spec(name) is None:
+                sys.exit(f"{{path.relative_to(root)}} imports {{name}}, which is not in the charm")
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], check=False, capture_output=True, text=True, cwd="/", env={}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_bundle_archive_holds_the_bundle():
+    with zipfile.ZipFile(pack.artifact(pack.BUNDLE)) as archive:
+        assert {"bundle.yaml", "README.md"} <= set(archive.namelist()) <= {"bundle.yaml", "README.md", "metadata.yaml"}
+        assert archive.read("bundle.yaml") == (pack.ROOT / "bundle.yaml").read_bytes()
