@@ -1,0 +1,255 @@
+"""Settings of a training: declared once here, read from flags and a TOML file, completed for the device, printed back whole.
+
+A value comes from, first that has one: the flag, the TOML file, the checkpoint that is resumed (what makes it the same
+training), the defaults of the device.
+"""
+
+# ruff: noqa: RUF009 - _option returns a dataclasses.field
+import argparse
+import collections.abc
+import dataclasses
+import os
+import pathlib
+import tomllib
+import typing
+
+from ddptrain import errors, markers
+
+MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+AUTO = "depends on the device"
+
+
+def _option(default: typing.Any, group: str, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
+    return dataclasses.field(
+        default=default, metadata={"group": group, "text": text, "kind": kind or type(default), **more}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A training's settings. None means: not given, to be completed."""
+
+    run_dir: pathlib.Path | None = _option(
+        None, "run", "folder of the run: checkpoints, metrics, summary", pathlib.Path
+    )
+    data: pathlib.Path | None = _option(
+        None, "run", "dataset folder made by `prepare`; for fine-tuning also .jsonl", pathlib.Path
+    )
+    resume: str = _option(
+        "auto", "run", "auto: go on from the run's newest whole checkpoint; never; or a run or checkpoint folder"
+    )
+    device: str = _option(
+        "auto", "run", "auto: a GPU where torch sees one, else the CPU", choices=("auto", "cpu", "cuda")
+    )
+    seed: int = _option(42, "run", "seed of weights, order and dropout", least=0)
+    deterministic: bool = _option(False, "run", "only operations that give the same bits every time; slower on GPUs")
+    report_json: pathlib.Path | None = _option(None, "run", "also write the summary to this file", pathlib.Path)
+
+    model: str | None = _option(None, "model", "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
+    layers: int | None = _option(None, "model", "layers, instead of the size's", int, least=1)
+    heads: int | None = _option(None, "model", "attention heads, instead of the size's", int, least=1)
+    width: int | None = _option(None, "model", "model width, instead of the size's", int, least=1)
+    seq_len: int | None = _option(
+        None, "model", "tokens of a sequence (default: 128 on a CPU, 1024 on a GPU)", int, least=1
+    )
+    dropout: float = _option(0.0, "model", "share of activations dropped in training", least=0.0, below=1.0)
+    model_local_dir: pathlib.Path | None = _option(
+        None, "model", "fine-tune the model saved by transformers in this folder", pathlib.Path
+    )
+    tokenizer_local_dir: pathlib.Path | None = _option(
+        None, "model", "its tokenizer (default: the model's folder)", pathlib.Path
+    )
+    local_files_only: bool = _option(True, "model", "never look anything up on the network; there is no other way here")
+
+    batch: int | None = _option(
+        None, "batch", "sequences per process and forward pass (default: 16 on a CPU, 32 on a GPU)", int, least=1
+    )
+    grad_accum: int | None = _option(
+        None, "batch", "forward passes per step (default: 1); a step has batch x ranks x grad-accum", int, least=1
+    )
+    steps: int | None = _option(
+        None, "batch", "optimiser steps in all (default: 200 on a CPU, one pass over the data on a GPU)", int, least=1
+    )
+    epochs: int | None = _option(None, "batch", "epochs in all, instead of steps", int, least=1)
+    epoch_steps: int | None = _option(
+        None,
+        "batch",
+        "steps of an epoch; each ends with a validation and a checkpoint (default: a pass, at most 50 / 1000)",
+        int,
+        least=1,
+    )
+
+    lr: float | None = _option(
+        None, "optimiser", "peak learning rate (default: 0.003 for tiny, 0.0006; fine-tuning 0.00002)", float, above=0.0
+    )
+    min_lr_ratio: float = _option(0.1, "optimiser", "the cosine ends at this share of the peak", least=0.0, most=1.0)
+    warmup: int | None = _option(
+        None, "optimiser", "steps of linear warm-up (default: a tenth, at most 700)", int, least=0
+    )
+    weight_decay: float = _option(0.1, "optimiser", "AdamW's decay of matrices", least=0.0)
+    beta2: float = _option(0.95, "optimiser", "AdamW's second momentum", least=0.0, below=1.0)
+    clip: float = _option(1.0, "optimiser", "largest norm of the gradients; 0 for no clipping", least=0.0)
+
+    precision: str = _option(
+        "auto", "speed", "auto: bf16 where a short trial says it is quicker", choices=("auto", "bf16", "fp32")
+    )
+    compile: bool | None = _option(
+        None, "speed", "compile the model (default: on a GPU with a C compiler, not on a CPU)", bool
+    )
+    bucket_mb: int | None = _option(
+        None, "speed", "DDP's bucket size (default: 100 on a CPU, 25 on a GPU)", int, least=1
+    )
+
+    eval_rows: int = _option(256, "checkpoints", "sequences of the fixed validation set", least=0)
+    keep_checkpoints: int = _option(2, "checkpoints", "newest ones to keep beside the best", least=2)
+    save_minutes: float = _option(
+        15.0, "checkpoints", "also save after so many minutes within an epoch; 0 for not", least=0.0
+    )
+    checkpoint_format: str = _option(
+        "torch", "checkpoints", "torch: asynchronous; dcp: torch's distributed one", choices=("torch", "dcp")
+    )
+    log_every: int = _option(10, "checkpoints", "steps between [TRAIN] lines", least=1)
+
+
+# What a checkpoint hands on to the run that resumes it, where flags and file are silent.
+INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", "precision")
+
+_FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--config` and a flag for every setting."""
+    parser.add_argument(
+        "--config", type=pathlib.Path, help="TOML file of settings, named like the flags; flags go before it"
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, field in _FIELDS.items():
+        meta = field.metadata
+        group = groups.setdefault(meta["group"], parser.add_argument_group(meta["group"]))
+        text = (
+            meta["text"]
+            if field.default is None or "default" in meta["text"]
+            else f"{meta['text']} (default: {_shown(field.default)})"
+        )
+        flag = f"--{name.replace('_', '-')}"
+        if meta["kind"] is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            kind = meta["kind"]
+            group.add_argument(
+                flag, type=kind, default=None, choices=meta.get("choices"), metavar=_metavar(meta), help=text
+            )
+
+
+def from_arguments(args: argparse.Namespace) -> Config:
+    """Return the settings given by file and flags, each checked. Raises UserError naming the one that cannot be."""
+    values: dict[str, typing.Any] = _from_file(args.config) if args.config else {}
+    values |= {name: value for name in _FIELDS if (value := getattr(args, name)) is not None}
+    for name in ("run_dir", "data"):
+        if values.get(name) is None and name == "run_dir" and (from_env := os.environ.get("RUN_DIR")):
+            values[name] = pathlib.Path(from_env)
+        if values.get(name) is None:
+            raise errors.UserError(f"--{name.replace('_', '-')} is missing; see `python -m ddptrain train --help`")
+    for name, value in values.items():
+        _check(name, value)
+    config = Config(**values)
+    if config.steps is not None and config.epochs is not None:
+        raise errors.UserError("--steps and --epochs exclude each other; give one")
+    if not config.local_files_only:
+        raise errors.UserError("--no-local-files-only: models come from --model-local-dir only; copy yours there")
+    if config.tokenizer_local_dir and not config.model_local_dir:
+        raise errors.UserError("--tokenizer-local-dir goes with --model-local-dir; give both")
+    return config
+
+
+def complete(config: Config, device: str, inherited: collections.abc.Mapping[str, typing.Any]) -> Config:
+    """Return the settings without gaps, except those that only the data can fill."""
+    given = {
+        name: inherited[name]
+        for name in INHERITED
+        if name in inherited and getattr(config, name) == _FIELDS[name].default
+    }
+    config = dataclasses.replace(config, **given)
+    cpu = device == "cpu"
+    model = config.model or ("tiny" if cpu else "gpt2")
+    lr = 2e-5 if config.model_local_dir else 3e-3 if model == "tiny" else 6e-4
+    defaults = {
+        "model": model,
+        "seq_len": 128 if cpu else 1024,
+        "batch": 16 if cpu else 32,
+        "grad_accum": 1,
+        "lr": lr,
+        "compile": not cpu,
+        "bucket_mb": 100 if cpu else 25,
+    }
+    return dataclasses.replace(
+        config, **{name: value for name, value in defaults.items() if getattr(config, name) is None}
+    )
+
+
+def as_record(config: Config) -> dict[str, typing.Any]:
+    """Return the settings as JSON values."""
+    return {
+        name: str(value) if isinstance(value, pathlib.Path) else value
+        for name, value in dataclasses.asdict(config).items()
+    }
+
+
+def show(config: Config) -> None:
+    """Print every setting, a line per group."""
+    groups: dict[str, dict[str, typing.Any]] = {}
+    for name, field in _FIELDS.items():
+        value = getattr(config, name)
+        groups.setdefault(field.metadata["group"], {})[name] = "-" if value is None else value
+    for group, values in groups.items():
+        markers.emit("CONFIG", f"{group}:", **values)
+
+
+def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise errors.UserError(f"--config {path}: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise errors.UserError(f"--config {path} is not TOML: {e}") from e
+    values: dict[str, typing.Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in _FIELDS:
+            raise errors.UserError(f"--config {path}: unknown setting {key!r}; the settings are {', '.join(_FIELDS)}")
+        kind = _FIELDS[name].metadata["kind"]
+        if kind is pathlib.Path and isinstance(value, str):
+            values[name] = pathlib.Path(value)
+        elif kind is float and type(value) is int:
+            values[name] = float(value)
+        elif type(value) is kind:
+            values[name] = value
+        else:
+            raise errors.UserError(f"--config {path}: {key} must be of type {kind.__name__}, not {value!r}")
+    return values
+
+
+def _check(name: str, value: typing.Any) -> None:
+    meta = _FIELDS[name].metadata
+    flag = f"--{name.replace('_', '-')} {value}"
+    if "choices" in meta and value not in meta["choices"]:
+        raise errors.UserError(f"{flag}: must be one of {', '.join(meta['choices'])}")
+    if isinstance(value, float) and not -1e300 < value < 1e300:
+        raise errors.UserError(f"{flag}: must be a finite number")
+    rules: list[tuple[str, str, collections.abc.Callable[[typing.Any, typing.Any], bool]]] = [
+        ("least", "at least", lambda v, limit: v >= limit),
+        ("most", "at most", lambda v, limit: v <= limit),
+        ("above", "above", lambda v, limit: v > limit),
+        ("below", "below", lambda v, limit: v < limit),
+    ]
+    for rule, words, holds in rules:
+        if rule in meta and not holds(value, meta[rule]):
+            raise errors.UserError(f"{flag}: must be {words} {meta[rule]}")
+
+
+def _metavar(meta: collections.abc.Mapping[str, typing.Any]) -> str | None:
+    return None if "choices" in meta else {int: "N", float: "X", pathlib.Path: "PATH"}.get(meta["kind"], "TEXT")
+
+
+def _shown(value: typing.Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -1,0 +1,408 @@
+"""One world of ranks: started by torchrun, by srun or alone, ended together.
+
+Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves objects and
+flags, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of the rendezvous store: a rank
+that must give up writes it there, and all the others leave within seconds, whatever collective they are waiting in.
+"""
+
+# pyright: basic
+import collections.abc
+import contextlib
+import dataclasses
+import datetime
+import ipaddress
+import os
+import pathlib
+import signal
+import socket
+import sys
+import threading
+import time
+import typing
+
+import torch
+import torch.distributed as dist
+
+from ddptrain import errors, files, markers
+
+INIT_TIMEOUT_S = 120
+COLLECTIVE_TIMEOUT_S = 1800  # a checkpoint, a first compilation or a slow filesystem may hold a rank up for minutes
+WATCH_S = 1.0
+EXIT_FAILED, EXIT_USER = 1, 2
+_ABORT = "ddptrain/abort"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where this process stands, before anything was connected."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str  # torchrun, srun or alone
+
+
+@dataclasses.dataclass
+class World:
+    """The ranks that train together."""
+
+    place: Place
+    host: str
+    device: torch.device
+    control: typing.Any  # the gloo group
+    store: typing.Any  # a client of the rendezvous store for the watch thread; None when alone
+    members: list[dict[str, object]] = dataclasses.field(default_factory=list)  # rank, host, device
+    stop_requested: threading.Event = dataclasses.field(default_factory=threading.Event)
+    _watch_over: threading.Event = dataclasses.field(default_factory=threading.Event)
+    _watch: threading.Thread | None = None
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank."""
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self.place.size
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this is rank 0."""
+        return self.place.rank == 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Return on how many hosts the ranks are."""
+        return len({member["host"] for member in self.members})
+
+    def gather(self, value: object) -> list[typing.Any]:
+        """Return every rank's value, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        found: list[object] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def collect(self, value: object) -> list[typing.Any]:
+        """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
+        if self.size == 1:
+            return [value]
+        found: list[object] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, found, dst=0, group=self.control)
+        return found or []
+
+    def broadcast(self, value: typing.Any) -> typing.Any:
+        """Return rank 0's value on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums over the ranks, in 64 bits."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.control)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+    @contextlib.contextmanager
+    def together(self) -> collections.abc.Iterator[None]:
+        """Run the block on every rank; when it fails on any, every rank raises, so that none waits for another."""
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as e:
+            own = e
+        texts = self.gather(None if own is None else _describe(own))
+        failed = [rank for rank, text in enumerate(texts) if text is not None]
+        if own is not None and not isinstance(own, (errors.UserError, OSError)):
+            raise own
+        if failed:
+            text = texts[failed[0]]
+            if len(failed) < self.size:
+                text = f"rank {failed[0]} on {self.members[failed[0]]['host']}: {text}"
+            raise errors.SharedError(text) from own
+
+
+def place() -> Place:
+    """Return this process's place from torchrun's or srun's environment. Raises UserError when it is contradictory."""
+    env = os.environ
+    try:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            found = Place(
+                int(env["RANK"]),
+                int(env["WORLD_SIZE"]),
+                int(env.get("LOCAL_RANK", "0")),
+                int(env.get("LOCAL_WORLD_SIZE", "1")),
+                "torchrun",
+            )
+        elif "SLURM_STEP_ID" in env and int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+            local_size = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0])
+            found = Place(
+                int(env["SLURM_PROCID"]),
+                int(env["SLURM_STEP_NUM_TASKS"]),
+                int(env["SLURM_LOCALID"]),
+                local_size,
+                "srun",
+            )
+        else:
+            return Place(0, 1, 0, 1, "alone")
+    except (KeyError, ValueError) as e:
+        raise errors.UserError(f"the launcher's environment is incomplete ({e}); start me with torchrun or srun") from e
+    if not 0 <= found.rank < found.size:
+        raise errors.UserError(
+            f"RANK={found.rank} is not below WORLD_SIZE={found.size}; start me with torchrun or srun"
+        )
+    return found
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """Return the device of a rank: `auto` is a GPU where torch sees one, else the CPU."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"was built for CUDA {torch.version.cuda}" if torch.version.cuda else "was built for CPUs only"
+        raise errors.UserError(
+            f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise errors.UserError(
+            f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible; ask for as many GPUs per node as ranks"
+        )
+    return torch.device("cuda", local_rank)
+
+
+@contextlib.contextmanager
+def joined(device: str, run_dir: pathlib.Path | None = None) -> collections.abc.Iterator[World]:
+    """Yield the world, and take it down at the end.
+
+    Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises, the other ranks are told
+    before the exception goes on.
+    """
+    world = _join(device, run_dir)
+    before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS} if _in_main_thread() else {}
+    try:
+        yield world
+        world.barrier()
+    except BaseException as e:
+        if not isinstance(e, errors.SharedError):
+            _tell_others(world, e)
+        raise
+    else:
+        _end_watch(world)
+        dist.destroy_process_group()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave(code: int) -> typing.NoReturn:
+    """End this process at once: with a peer gone, an orderly end could wait in a collective for minutes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _describe(e: Exception) -> str:
+    if isinstance(e, errors.UserError):
+        return str(e)
+    if isinstance(e, OSError) and e.strerror:
+        return f"{e.strerror}: {e.filename}" if e.filename else e.strerror
+    return f"{type(e).__name__}: {e}"
+
+
+def _join(wanted: str, run_dir: pathlib.Path | None) -> World:
+    here = place()
+    problem: str | None = None
+    try:
+        device = choose_device(wanted, here.local_rank)
+    except errors.UserError as e:  # told below, once all ranks can hear it
+        device, problem = torch.device("cpu"), str(e)
+    timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    if here.size == 1:
+        store: typing.Any = dist.HashStore()
+    else:
+        store = _rendezvous(here, run_dir)
+        _wait_for_all(store, here)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    extra = {"device_id": device} if cuda else {}
+    dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
+    control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
+    world = World(here, socket.gethostname(), device, control, None)
+    name = torch.cuda.get_device_name(device) if cuda else "cpu"
+    world.members = world.gather({"rank": here.rank, "host": world.host, "device": name, "problem": problem})
+    failed = [member for member in world.members if member.pop("problem") or False] if problem is None else []
+    if here.size > 1:
+        _start_watch(world)
+    if problem is not None:
+        raise errors.UserError(problem)
+    if failed:  # that rank tells
+        time.sleep(WATCH_S * 3)
+        raise errors.SharedError("another rank has no usable device")
+    return world
+
+
+def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
+    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
+    try:
+        if here.launcher == "torchrun":
+            store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
+            return store
+        return _publish_store(here, run_dir)
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise errors.UserError(
+            f"the rendezvous at {where} failed: {str(e).splitlines()[0]}; is the port reachable?"
+        ) from e
+
+
+def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
+    """Return the store of a step started by srun: rank 0 opens a port of the kernel's choice and publishes it by rename."""
+    if run_dir is None:
+        raise errors.UserError(
+            "under srun without torchrun the ranks meet through a file: give --run-dir on a shared filesystem"
+        )
+    env = os.environ
+    attempt = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}.r{env.get('SLURM_RESTART_COUNT', '0')}"
+    path = run_dir / "control" / f"{attempt}.rendezvous"
+    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
+    if here.rank == 0:
+        host = _own_address(several_nodes=int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1)
+        store = dist.TCPStore(host, 0, here.size, is_master=True, timeout=timeout, wait_for_workers=False)
+        files.write_json(path, {"host": host, "port": store.port})
+    else:
+        deadline = time.monotonic() + INIT_TIMEOUT_S
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise errors.UserError(
+                    f"rank 0 published no address in {path} within {INIT_TIMEOUT_S} s; is --run-dir shared?"
+                )
+            time.sleep(0.1)
+        found = files.read_json(path)
+        store = dist.TCPStore(
+            found["host"], found["port"], here.size, is_master=False, timeout=timeout, wait_for_workers=False
+        )
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = store.host, str(store.port)
+    return store
+
+
+def _own_address(*, several_nodes: bool) -> str:
+    """Return the address under which other nodes reach this one: HEAD_IP when set, else what this host's name means."""
+    if given := os.environ.get("HEAD_IP"):
+        return given
+    try:
+        found = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        found = "127.0.0.1"
+    if several_nodes and ipaddress.ip_address(found).is_loopback:
+        with socket.socket(
+            socket.AF_INET, socket.SOCK_DGRAM
+        ) as probe:  # connecting UDP sends nothing, it picks the route
+            probe.connect(("192.0.2.1", 9))
+            found = probe.getsockname()[0]
+    return found
+
+
+def _wait_for_all(store: typing.Any, here: Place) -> None:
+    """Return when every rank has reached the store. Raises UserError naming the absent ones."""
+    prefix = f"ddptrain/here/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store.set(f"{prefix}/{here.rank}", socket.gethostname())
+    deadline = time.monotonic() + INIT_TIMEOUT_S
+    absent = list(range(here.size))
+    while True:
+        absent = [rank for rank in absent if not store.check([f"{prefix}/{rank}"])]
+        if not absent:
+            return
+        if time.monotonic() > deadline:
+            shown = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
+            raise errors.UserError(
+                f"{len(absent)} of {here.size} ranks did not come within {INIT_TIMEOUT_S} s: {shown}; look at their logs"
+            )
+        time.sleep(0.05)
+
+
+def _start_watch(world: World) -> None:
+    """Start the thread that leaves when another rank gives up or the store's host is gone."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    client = dist.TCPStore(
+        address, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=30)
+    )
+    world.store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", client)
+
+    def watch() -> None:
+        while not world._watch_over.wait(WATCH_S):
+            try:
+                told = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
+            except (RuntimeError, dist.DistError):
+                told = "connection to the rendezvous store lost"
+            if told and not world._watch_over.is_set():
+                print(f"rank {world.rank} leaves: {told}", file=sys.stderr, flush=True)
+                leave(EXIT_FAILED)
+
+    world._watch = threading.Thread(target=watch, name="watch", daemon=True)
+    world._watch.start()
+
+
+def _end_watch(world: World) -> None:
+    world._watch_over.set()
+    if world._watch is not None:
+        world._watch.join(timeout=10)
+        world.barrier()
+
+
+def _tell_others(world: World, e: BaseException) -> None:
+    """Write the key that makes the other ranks leave."""
+    world._watch_over.set()
+    if world.store is not None:
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            world.store.set(_ABORT, f"rank {world.rank} on {world.host}: {type(e).__name__}: {e}"[:500])
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and world.is_main:
+                time.sleep(2 * WATCH_S)  # this process holds the store: let the others read it
+
+
+def report_world(world: World) -> None:
+    """Print `[DDP]`, `[ENV]` and one `[RANK]` line per rank."""
+    backend = "nccl" if world.device.type == "cuda" else "gloo"
+    markers.emit(
+        "DDP", world_size=world.size, nodes=world.num_nodes, backend=backend, launcher=world.place.launcher,
+        master=f"{os.environ.get('MASTER_ADDR', '-')}:{os.environ.get('MASTER_PORT', '-')}",
+        iface=os.environ.get("NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"),
+    )  # fmt: skip
+    markers.emit(
+        "ENV", python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda or "none", device=world.device.type,
+        threads=torch.get_num_threads(), job=os.environ.get("SLURM_JOB_ID"), attempt=os.environ.get("RUN_ATTEMPT_ID"),
+    )  # fmt: skip
+    if world.device.type == "cpu" and _gpus_without_torch():
+        markers.warn("ENV", "this host lists NVIDIA GPUs but torch cannot use them: training on the CPU")
+    markers.every_rank(
+        "RANK",
+        rank=world.rank,
+        local_rank=world.place.local_rank,
+        host=world.host,
+        device=world.device,
+        pid=os.getpid(),
+    )
+
+
+def _gpus_without_torch() -> bool:
+    gpus = pathlib.Path("/proc/driver/nvidia/gpus")
+    return gpus.is_dir() and any(gpus.iterdir()) and not torch.cuda.is_available()

@@ -1,0 +1,12 @@
+"""What can go wrong that a person can mend."""
+
+
+class UserError(Exception):
+    """What was asked for cannot be done. `str()` is one line: what, on what, and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class SharedError(UserError):
+    """A `UserError` that every rank knows of, so that rank 0 alone reports it."""

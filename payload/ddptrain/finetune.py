@@ -1,0 +1,85 @@
+"""Fine-tuning a causal language model that transformers saved in a local folder. Never looks at the network."""
+
+# pyright: basic
+import hashlib
+import pathlib
+import typing
+
+import torch
+from torch import Tensor, nn
+
+from ddptrain import config, errors, markers, model, prepare, shards, tokenizers
+
+
+class Wrapped(nn.Module):
+    """A transformers model with this package's calling convention."""
+
+    def __init__(self, core: nn.Module) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy in nats, shape (), or without targets the logits, shape (B, T, V)."""
+        logits_BTV = self.core(input_ids=tokens_BT, use_cache=False).logits
+        return logits_BTV if targets_BT is None else model.token_loss(logits_BTV, targets_BT)
+
+
+def prepare_data(settings: config.Config) -> pathlib.Path:
+    """Return the folder of the token dataset: `--data` itself, or what its JSON lines become, kept beside the run.
+
+    A folder counts as JSON lines when it has no dataset.json; `val.jsonl` in it is the validation set.
+    """
+    assert settings.data is not None
+    assert settings.run_dir is not None
+    assert settings.model_local_dir is not None
+    if (settings.data / shards.MANIFEST).exists():
+        return settings.data
+    if not settings.data.exists():
+        raise errors.UserError(f"--data {settings.data}: no such file or folder")
+    tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
+    output = settings.run_dir / "tokens"
+    options = prepare.Options(
+        (str(settings.data),), output, tokenizer_local_dir=tokenizer_dir, mask_prompts=True, workers=1
+    )
+    prepare.run(options)
+    return output
+
+
+def model_kind(
+    folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config
+) -> tuple[dict[str, typing.Any], typing.Callable[[], nn.Module]]:
+    """Return what identifies the model, and a function that loads it. Raises UserError when folder and data do not fit."""
+    transformers = tokenizers.need_transformers("--model-local-dir")
+    if not (folder / "config.json").is_file():
+        raise errors.UserError(f"--model-local-dir {folder} holds no model: it has no config.json")
+    try:
+        described = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as e:
+        raise errors.UserError(f"--model-local-dir {folder} holds no model: {str(e).splitlines()[0]}") from e
+    if dataset.vocab > described.vocab_size:
+        raise errors.UserError(
+            f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows {described.vocab_size}; give its own --tokenizer-local-dir"
+        )
+    longest = getattr(described, "max_position_embeddings", None)
+    if longest is not None and settings.seq_len is not None and settings.seq_len > longest:
+        raise errors.UserError(f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens")
+
+    def build() -> nn.Module:
+        if torch.get_default_device().type == "meta":  # only to count
+            return Wrapped(transformers.AutoModelForCausalLM.from_config(described))
+        try:
+            core = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), local_files_only=True, dtype=torch.float32
+            )
+        except (OSError, ValueError, RuntimeError) as e:
+            raise errors.UserError(f"--model-local-dir {folder} cannot be loaded: {str(e).splitlines()[0]}") from e
+        return Wrapped(core)
+
+    digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
+    markers.emit("MODEL", f"fine-tuning {described.model_type}", folder=folder)
+    return {
+        "kind": "finetune",
+        "type": described.model_type,
+        "config_sha256": digest,
+        "seq_len": settings.seq_len,
+    }, build

@@ -1,0 +1,145 @@
+"""What the machine can do: memory, bf16, a compiler, and the peak that MFU is measured against."""
+
+# pyright: basic
+import collections.abc
+import contextlib
+import pathlib
+import resource
+import shutil
+import time
+
+import torch
+from torch import nn
+
+from ddptrain import errors, files
+
+GIB = 1 << 30
+# Dense bf16 peaks in FLOP/s, from NVIDIA's data sheets. The first name that the device's contains counts.
+PEAK_FLOPS: tuple[tuple[str, float], ...] = (
+    ("B200", 2250e12),
+    ("GH200", 989.4e12),
+    ("H200", 989.4e12),
+    ("H100 PCIe", 756.5e12),
+    ("H100 NVL", 835.5e12),
+    ("H100", 989.4e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+    ("A40", 149.7e12),
+    ("A10", 125e12),
+    ("L4", 121e12),
+    ("RTX 6000 Ada", 364.2e12),
+    ("RTX A6000", 154.8e12),
+    ("4090", 165.2e12),
+    ("3090", 71e12),
+)
+_TRIAL_STEPS = 3
+_GAIN = 1.05  # bf16 must be this much quicker to be chosen
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the device's dense bf16 peak in FLOP/s, or None when it is not known (every CPU)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS if part in name), None)
+
+
+def available_bytes(device: torch.device, sharers: int) -> int:
+    """Return the memory that one of `sharers` ranks on this host may still take: the GPU's, or its part of the job's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [_meminfo("MemAvailable")]
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for folder in _cgroups():
+                if (folder / limit).exists():
+                    limits.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
+    return max(0, min(limits)) // max(1, sharers)
+
+
+def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_bytes: int) -> None:
+    """Raise UserError when weights, gradients and AdamW's two moments in fp32 cannot fit, activations not counted."""
+    need = 16 * parameters + extra_bytes
+    have = available_bytes(device, sharers)
+    if need > have:
+        raise errors.UserError(
+            f"too little memory: {parameters / 1e6:.0f} M parameters need {need / GIB:.1f} GiB on each rank, {have / GIB:.1f} GiB is free "
+            "for it; choose a smaller --model, fewer ranks per node or more memory for the job"
+        )
+
+
+def need_disk(folder: pathlib.Path, parameters: int) -> None:
+    """Raise UserError when two checkpoints would not fit."""
+    need = 2 * 12 * parameters
+    if (have := files.free_bytes(folder)) < need:
+        raise errors.UserError(
+            f"too little space in {folder}: two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is free; make room"
+        )
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def can_compile() -> str | None:
+    """Return why torch.compile cannot work here, or None."""
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang", "g++")):
+        return "no C compiler"
+    return None
+
+
+def may_gain_by_bf16(device: torch.device) -> bool:
+    """Return whether the device has bf16 arithmetic of its own."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+        return bool({"avx512_bf16", "amx_bf16"} & set(flags.split()))
+    return False
+
+
+def trial(
+    build: collections.abc.Callable[[], nn.Module], batch: int, seq_len: int, vocab: int, device: torch.device
+) -> tuple[float, float]:
+    """Return the seconds of a training step in fp32 and in bf16 (forward and backward, the quicker of a few)."""
+    model = build().to(device)
+    tokens_BT = torch.randint(vocab, (batch, seq_len), device=device)
+    found: list[float] = []
+    for bf16 in (False, True):
+        times: list[float] = []
+        for _ in range(1 + _TRIAL_STEPS):
+            began = time.perf_counter()
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+                loss = model(tokens_BT, tokens_BT)
+            loss.backward()
+            times.append(time.perf_counter() - began)
+        found.append(min(times[1:]))
+    return found[0], found[1]
+
+
+def prefers_bf16(fp32_s: float, bf16_s: float) -> bool:
+    """Return whether bf16 gained enough in the trial."""
+    return fp32_s > _GAIN * bf16_s
+
+
+def _meminfo(name: str) -> int:
+    for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def _cgroups() -> collections.abc.Iterator[pathlib.Path]:
+    """Yield this process's control groups, from its own to the root."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    own = pathlib.Path("/proc/self/cgroup").read_text(encoding="ascii").strip().splitlines()[0].split("::")[-1]
+    folder = root / own.lstrip("/")
+    while folder != root and root in folder.parents:
+        yield folder
+        folder = folder.parent
+    yield root

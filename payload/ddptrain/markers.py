@@ -1,0 +1,74 @@
+r"""The lines of a run's log that people and programs look for: `INFO:ddptrain:[TRAIN] step=10 loss=2.31`.
+
+The form is that of the Kubernetes guide's trainer, so the same `egrep "\[DDP\]|\[TRAIN\]|\[EPOCH\]|\[DONE\]"` finds
+them. A line stays under 1 KiB: `srun --label` cuts longer ones into pieces.
+"""
+
+import json
+import logging
+import sys
+
+LIMIT_BYTES = 1000
+_log = logging.getLogger("ddptrain")
+
+
+class _Stdout(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to the `sys.stdout` of the moment, so that a redirected one is respected."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one whole line."""
+        self.stream = sys.stdout
+        super().emit(record)
+
+
+def setup(*, rank: int) -> None:
+    """Send marker lines to stdout; ranks other than 0 print only what is marked for every rank."""
+    if not _log.handlers:
+        handler = _Stdout()
+        handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s:%(message)s"))
+        _log.addHandler(handler)
+        _log.propagate = False
+    _log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+
+
+def emit(marker: str, text: str = "", *, level: int = logging.INFO, **fields: object) -> None:
+    """Print `[MARKER] text key=value ...` as one line. `level=logging.ERROR` prints on every rank."""
+    parts = [f"[{marker}]", text] if text else [f"[{marker}]"]
+    parts += [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
+    line = " ".join(" ".join(parts).split())
+    if len(line.encode()) > LIMIT_BYTES:
+        line = line.encode()[: LIMIT_BYTES - 3].decode(errors="ignore") + "..."
+    _log.log(level, line)
+
+
+def every_rank(marker: str, text: str = "", **fields: object) -> None:
+    """Print the line whichever rank this is; the level is still INFO."""
+    before = _log.level
+    _log.setLevel(logging.INFO)
+    emit(marker, text, **fields)
+    _log.setLevel(before)
+
+
+def warn(marker: str, text: str = "", **fields: object) -> None:
+    """Print a warning, rank 0 only."""
+    if _log.level <= logging.INFO:
+        emit(marker, text, level=logging.WARNING, **fields)
+
+
+def fatal(text: str) -> None:
+    """Print the one line that says why the run ends, whichever rank this is."""
+    emit("FATAL", text, level=logging.ERROR)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (list, tuple)):
+        value = ",".join(_value(item) for item in value)
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n\t=') else text

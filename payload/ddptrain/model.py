@@ -1,0 +1,135 @@
+"""A GPT: decoder-only transformer with learned positions, pre-norm blocks and tied embeddings.
+
+Shapes are part of the names: B sequences, T tokens, C model width, H heads, D width of a head, V vocabulary.
+"""
+
+# pyright: basic
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+PAD_VOCABULARY_TO = 64  # a multiple of 64 lets matrix units work on whole tiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What makes two models the same model."""
+
+    layers: int
+    heads: int
+    width: int  # C; a multiple of `heads`
+    seq_len: int  # the longest T
+    vocab: int  # V, padded
+    dropout: float = 0.0
+
+
+SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
+    "tiny": (4, 4, 128),  # 0.8 M parameters: seconds on a laptop's core
+    "small": (6, 6, 384),  # 10.7 M
+    "gpt2": (12, 12, 768),  # 124 M; the rest are GPT-2's published sizes
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+
+
+def padded(vocab: int) -> int:
+    """Return the vocabulary's size rounded up for the matrix units."""
+    return -(-vocab // PAD_VOCABULARY_TO) * PAD_VOCABULARY_TO
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.dropout
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Return what each position reads from those before it, shape (B, T, C)."""
+        B, T, C = x_BTC.shape
+        q_BHTD, k_BHTD, v_BHTD = (
+            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.qkv(x_BTC).split(C, dim=2)
+        )
+        dropout = self.dropout if self.training else 0.0
+        y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+        return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer perceptron, each on a normalised copy and added back."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(shape.width, bias=False)
+        self.attention = Attention(shape)
+        self.norm_2 = nn.LayerNorm(shape.width, bias=False)
+        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
+        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """Return the block's output, shape (B, T, C)."""
+        x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC)))
+        hidden = F.gelu(self.up(self.norm_2(x_BTC)), approximate="tanh")
+        return x_BTC + self.dropout(self.down(hidden))
+
+
+class GPT(nn.Module):
+    """The language model. Called with targets it returns the loss, otherwise the logits."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.token = nn.Embedding(shape.vocab, shape.width)
+        self.position = nn.Embedding(shape.seq_len, shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width, bias=False)
+        self.head = nn.Linear(shape.width, shape.vocab, bias=False)
+        self.head.weight = self.token.weight
+        self.apply(_init)
+        for block in self.blocks:  # the sum over 2L residual branches keeps its size (Radford et al. 2019, section 2.3)
+            for linear in (block.attention.out, block.down):
+                nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * shape.layers))
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Return the mean cross-entropy in nats, shape (), or without targets the logits, shape (B, T, V).
+
+        A target of -100 counts for nothing.
+        """
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTC = self.dropout(self.token(tokens_BT) + self.position(positions_T))
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        logits_BTV = self.head(self.norm(x_BTC))
+        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+
+
+def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats over the targets that are not -100, shape ()."""
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=-100)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Return how many numbers are learned; tied ones count once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def flops_per_token(shape: Shape, parameters: int) -> float:
+    """Return the floating-point operations of forward and backward per token: 6 N + 12 L H D T.
+
+    N leaves the position table out (it is looked up, not multiplied). PaLM (Chowdhery et al. 2022), appendix B.
+    """
+    weights = parameters - shape.seq_len * shape.width
+    return 6.0 * weights + 12.0 * shape.layers * shape.width * shape.seq_len
+
+
+def _init(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)

@@ -1,0 +1,109 @@
+"""Which sequences a step trains on: a pure function of seed, pass and step, never of how many ranks there are.
+
+The tokens are cut into rows of T tokens, the rows into windows that are read in one go. A pass over the data permutes the
+windows, and the rows inside each: that is one long stream of rows. It is cut into L equal lanes; a step takes the next
+B/L rows of every lane, B being the global batch. So a lane reads windows one after the other, a batch mixes L distant
+places, and there is nothing to save but the step: resuming costs the same at step 10 and at step 10 000 000.
+
+Rank r of W takes samples [r B/W, (r+1) B/W) of the step. Every W that divides B sees the same samples in the same steps.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+from ddptrain import errors, shards
+
+MAX_LANES = 64
+MAX_WINDOW_TOKENS = 2 << 20  # 4 MiB of 16-bit tokens: a JuiceFS block, a Lustre stripe
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a dataset is walked. It is part of a checkpoint: another plan is another order."""
+
+    seed: int
+    seq_len: int
+    global_batch: int  # B, in sequences
+    lanes: int
+    window_rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of a lane that lie in one window."""
+
+    window: int
+    rows: Rows  # row numbers inside the window, in the order in which they are used
+
+
+def make_plan(seed: int, seq_len: int, global_batch: int, tokens: int) -> Plan:
+    """Return the plan for a dataset of so many tokens."""
+    lanes = max(d for d in range(1, min(MAX_LANES, global_batch) + 1) if global_batch % d == 0)
+    window_tokens = min(MAX_WINDOW_TOKENS, max(64 * seq_len, tokens // (4 * lanes)))
+    return Plan(seed, seq_len, global_batch, lanes, max(1, window_tokens // seq_len))
+
+
+class Sampler:
+    """Finds the rows of any step of any pass."""
+
+    def __init__(self, plan: Plan, split: tuple[shards.Shard, ...]) -> None:
+        self.plan = plan
+        shard_ids: list[int] = []
+        first_rows: list[int] = []
+        counts: list[int] = []
+        for number, shard in enumerate(split):
+            total = max(0, shard.tokens - 1) // plan.seq_len  # a row needs one token more than it is long
+            for first in range(0, total, plan.window_rows):
+                shard_ids.append(number)
+                first_rows.append(first)
+                counts.append(min(plan.window_rows, total - first))
+        self.window_shard = np.array(shard_ids, dtype=np.int64)
+        self.window_first_row = np.array(first_rows, dtype=np.int64)
+        self.window_rows = np.array(counts, dtype=np.int64)
+        self.rows = int(self.window_rows.sum())
+        self.rows_per_lane_step = plan.global_batch // plan.lanes
+        self.steps_per_pass = self.rows // plan.lanes // self.rows_per_lane_step
+        if not self.steps_per_pass:
+            raise errors.UserError(
+                f"the training split has {self.rows} sequences of {plan.seq_len} tokens, one step takes {plan.global_batch}: "
+                "lower --batch, --grad-accum or --seq-len, or prepare more text"
+            )
+
+    def pieces(self, step: int, first: int, last: int) -> list[Piece]:
+        """Return where samples [first, last) of global step `step` (from 0) lie, in order."""
+        pass_number, step_in_pass = divmod(step, self.steps_per_pass)
+        found: list[Piece] = []
+        k = self.rows_per_lane_step
+        for lane in range(first // k, (last - 1) // k + 1):
+            start = lane * (self.rows // self.plan.lanes) + step_in_pass * k
+            begin, end = start + max(0, first - lane * k), start + min(k, last - lane * k)
+            found += self._stream(pass_number, begin, end)
+        return found
+
+    def _stream(self, pass_number: int, begin: int, end: int) -> list[Piece]:
+        """Return rows [begin, end) of the pass's stream."""
+        order, starts = self._order(pass_number)
+        found: list[Piece] = []
+        slot = int(np.searchsorted(starts, begin, side="right")) - 1
+        while begin < end:
+            window = int(order[slot])
+            offset = begin - int(starts[slot])
+            count = min(end - begin, int(self.window_rows[window]) - offset)
+            found.append(Piece(window, self._inside(pass_number, window)[offset : offset + count]))
+            begin, slot = begin + count, slot + 1
+        return found
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - a sampler lives as long as the process
+    def _order(self, pass_number: int) -> tuple[Rows, Rows]:
+        order = np.random.default_rng([self.plan.seed, pass_number]).permutation(len(self.window_rows))
+        counts = self.window_rows[order]
+        return order, np.cumsum(counts) - counts
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def _inside(self, pass_number: int, window: int) -> Rows:
+        return np.random.default_rng([self.plan.seed, pass_number, window]).permutation(int(self.window_rows[window]))

@@ -1,0 +1,156 @@
+"""Token files and the dataset made of them.
+
+A shard is llm.c's: 256 little-endian int32 (magic, version, number of tokens, zeros) and then the tokens, uint16 under
+magic 20240520 version 1, or uint32 under magic 20240801 version 7. llm.c and modded-nanogpt read the 16-bit ones as they are.
+`dataset.json` beside them is written last: a folder without it is not a dataset yet.
+"""
+
+import collections.abc
+import dataclasses
+import pathlib
+import typing
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from ddptrain import errors, files
+
+FORMAT = 1
+HEADER_BYTES = 1024
+MANIFEST = "dataset.json"
+SPLITS = ("train", "val")
+_KINDS: dict[int, tuple[int, str]] = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: (version, dtype)
+
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+class ShardError(errors.UserError):
+    """A token file or a manifest is not what it should be; the text names it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One token file."""
+
+    path: pathlib.Path
+    tokens: int
+    dtype: str  # "<u2" or "<u4"
+    crc32: int | None = None  # of the whole file
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size that the file must have."""
+        return HEADER_BYTES + self.tokens * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A folder of shards, described by its manifest."""
+
+    root: pathlib.Path
+    name: str
+    tokenizer: dict[str, typing.Any]  # kind, vocab, eot, eot_id, sha256
+    dtype: str
+    masked: bool  # the top bit of a token says that it is read but not learned (a prompt)
+    splits: dict[str, tuple[Shard, ...]]
+    fingerprint: str  # of tokenizer and contents: the same text prepared twice has the same
+
+    @property
+    def vocab(self) -> int:
+        """Return the number of token ids, unpadded."""
+        return int(self.tokenizer["vocab"])
+
+    def tokens(self, split: str) -> int:
+        """Return the number of tokens in a split."""
+        return sum(shard.tokens for shard in self.splits[split])
+
+
+def dtype_for(vocab: int, *, masked: bool = False) -> str:
+    """Return the narrowest dtype that holds the ids, and the mask bit above them where there is one."""
+    return "<u2" if vocab <= (1 << 15 if masked else 1 << 16) else "<u4"
+
+
+def write(path: pathlib.Path, parts: collections.abc.Iterable[Tokens], dtype: str) -> dict[str, int]:
+    """Write one shard from arrays of tokens; it appears whole or not at all. Returns tokens, bytes and crc32."""
+    magic, (version, _) = next((m, kind) for m, kind in _KINDS.items() if kind[1] == dtype)
+    body = [np.ascontiguousarray(part, dtype=dtype) for part in parts]
+    count = sum(part.size for part in body)
+    header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
+    header[:3] = magic, version, count
+    crc, size = 0, 0
+    with files.replacing(path) as file:
+        for block in (header, *body):
+            view = memoryview(block).cast("B") if block.size else memoryview(b"")
+            file.write(view)
+            crc = zlib.crc32(view, crc)
+            size += view.nbytes
+    return {"tokens": count, "bytes": size, "crc32": crc}
+
+
+def read_header(path: pathlib.Path) -> Shard:
+    """Return the shard that a file says it is. Raises ShardError when it is none or has another length."""
+    try:
+        with path.open("rb") as file:
+            header = np.frombuffer(file.read(HEADER_BYTES), dtype="<i4")
+        size = path.stat().st_size
+    except OSError as e:
+        raise ShardError(f"shard {path} cannot be read: {e.strerror}") from e
+    if header.size != HEADER_BYTES // 4 or int(header[0]) not in _KINDS or header[1] != _KINDS[int(header[0])][0]:
+        raise ShardError(f"{path} is not a token shard (llm.c format); prepare the dataset again")
+    shard = Shard(path, int(header[2]), _KINDS[int(header[0])][1])
+    if size != shard.size_bytes:
+        raise ShardError(
+            f"shard {path} has {size} bytes, its header says {shard.size_bytes}; prepare the dataset again"
+        )
+    return shard
+
+
+def open_dataset(root: pathlib.Path) -> Dataset:
+    """Return the dataset in a folder, its files' sizes checked. Raises ShardError naming what is missing."""
+    path = root / MANIFEST
+    if not root.is_dir():
+        raise ShardError(f"--data {root}: no such folder; make one with `python -m ddptrain prepare --output {root}`")
+    try:
+        manifest = files.read_json(path)
+    except FileNotFoundError as e:
+        raise ShardError(
+            f"--data {root} has no {MANIFEST}: it is no dataset, or `prepare` has not finished there"
+        ) from e
+    except (OSError, ValueError) as e:
+        raise ShardError(f"{path} cannot be read: {e}; prepare the dataset again") from e
+    if manifest.get("format") != FORMAT:
+        raise ShardError(f"{path} has format {manifest.get('format')!r}, this program reads {FORMAT}; prepare it again")
+    try:
+        dtype = str(manifest["dtype"])
+        splits = {split: tuple(_listed(root, entry, dtype) for entry in manifest["splits"][split]) for split in SPLITS}
+        tokenizer = dict(manifest["tokenizer"])
+        parts = [str(tokenizer["sha256"]), *(f"{split} {shard.crc32}" for split in SPLITS for shard in splits[split])]
+        fingerprint = f"{zlib.crc32(' '.join(parts).encode()):08x}"
+        int(tokenizer["vocab"])
+        dataset = Dataset(root, str(manifest["name"]), tokenizer, dtype, bool(manifest["masked"]), splits, fingerprint)
+    except (KeyError, TypeError, ValueError) as e:
+        raise ShardError(f"{path} is damaged ({type(e).__name__}: {e}); prepare the dataset again") from e
+    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
+        found = read_header(shard.path)
+        if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
+            raise ShardError(
+                f"shard {shard.path} holds {found.tokens} tokens, {MANIFEST} says {shard.tokens}; prepare it again"
+            )
+    return dataset
+
+
+def verify(dataset: Dataset) -> None:
+    """Read every byte of a dataset. Raises ShardError naming the first file that differs from the manifest."""
+    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
+        if files.crc32(shard.path) != shard.crc32:
+            raise ShardError(
+                f"shard {shard.path} is corrupted: its CRC-32 is not the manifest's; prepare the dataset again"
+            )
+
+
+def _listed(root: pathlib.Path, entry: dict[str, typing.Any], dtype: str) -> Shard:
+    name = str(entry["file"])
+    if pathlib.PurePath(name).is_absolute() or ".." in pathlib.PurePath(name).parts:
+        raise ValueError(f"file {name!r} is outside the dataset")
+    return Shard(root / name, int(entry["tokens"]), dtype, int(entry["crc32"]))

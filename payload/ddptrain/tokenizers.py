@@ -1,0 +1,178 @@
+"""Text to token ids, offline.
+
+`byte`: the text's UTF-8 bytes, and 256 for the end of a text. Needs nothing.
+`gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary (or a given file), accepted only with the published hash.
+`hf`: a tokenizer saved by transformers in a local folder.
+"""
+
+import dataclasses
+import hashlib
+import importlib.resources
+import importlib.util
+import lzma
+import os
+import pathlib
+import typing
+
+import numpy as np
+
+from ddptrain import errors, shards
+
+BYTE_END = 256
+AUTO_GPT2_BYTES = 256 << 20  # less text teaches little about 50 257 ids
+GPT2_END = 50256
+GPT2_VOCAB = 50257
+# Of vocab.bpe as OpenAI published it with GPT-2 (modified MIT licence); tiktoken asks for the same hash.
+GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+_PACKAGED = "gpt2-vocab.bpe.xz"
+# How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
+_GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What makes two tokenizers the same; it is written into the dataset and into checkpoints."""
+
+    kind: str
+    vocab: int  # number of ids, the end-of-text one included
+    eot_id: int
+    sha256: str
+    eot: str = "prefix"  # llm.c's way: the end-of-text id stands before each document
+
+    def as_record(self) -> dict[str, typing.Any]:
+        """Return the JSON object."""
+        return dataclasses.asdict(self)
+
+
+class Tokenizer(typing.Protocol):
+    """Turns documents into ids."""
+
+    @property
+    def identity(self) -> Identity:
+        """Return which tokenizer this is."""
+        ...
+
+    def encode(self, text: str) -> shards.Tokens:
+        """Return a document's ids, without the end-of-text id."""
+        ...
+
+
+class ByteTokenizer:
+    """One id per UTF-8 byte."""
+
+    identity = Identity("byte", 257, BYTE_END, hashlib.sha256(b"utf-8 bytes, 256 ends a text").hexdigest())
+
+    def encode(self, text: str) -> shards.Tokens:
+        """Return a document's ids."""
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+
+
+class Gpt2Tokenizer:
+    """GPT-2's byte-pair encoding, merged by tiktoken."""
+
+    identity = Identity("gpt2", GPT2_VOCAB, GPT2_END, GPT2_SHA256)
+
+    def __init__(self, vocabulary: pathlib.Path | None = None) -> None:
+        import tiktoken  # noqa: PLC0415 - only where this tokenizer is used
+
+        ranks = _gpt2_ranks(_gpt2_merges(vocabulary))
+        self._core = tiktoken.Encoding(
+            "gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": GPT2_END}
+        )
+
+    def encode(self, text: str) -> shards.Tokens:
+        """Return a document's ids."""
+        return self._core.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+
+
+class HfTokenizer:
+    """A tokenizer saved by transformers."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        transformers = need_transformers("--tokenizer-local-dir")
+        if not folder.is_dir():
+            raise errors.UserError(f"--tokenizer-local-dir {folder}: no such folder; copy a saved tokenizer there")
+        try:
+            self.core: typing.Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError, KeyError) as e:
+            raise errors.UserError(
+                f"--tokenizer-local-dir {folder} holds no tokenizer: {str(e).splitlines()[0]}"
+            ) from e
+        end = self.core.eos_token_id
+        if end is None:
+            raise errors.UserError(
+                f"the tokenizer in {folder} has no end-of-text token; set eos_token in its configuration"
+            )
+        digest = hashlib.sha256()
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix in {".json", ".txt", ".model", ".bpe", ".jinja"}:
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        self.identity = Identity("hf", len(self.core), int(end), digest.hexdigest())
+
+    def encode(self, text: str) -> shards.Tokens:
+        """Return a document's ids."""
+        return np.array(self.core.encode(text, add_special_tokens=False), dtype=np.uint32)
+
+
+def need_transformers(flag: str) -> typing.Any:
+    """Return the transformers module, made to stay offline. Raises UserError naming the flag that needs it."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        import transformers  # noqa: PLC0415 - optional, and seconds to import
+    except ImportError as e:
+        raise errors.UserError(
+            f"{flag} needs the package transformers, which is not installed: pip install transformers"
+        ) from e
+    return transformers
+
+
+def make(
+    kind: str, *, vocabulary: pathlib.Path | None = None, local_dir: pathlib.Path | None = None, text_bytes: int = 0
+) -> Tokenizer:
+    """Return a tokenizer: `byte`, `gpt2`, or `auto`: gpt2 for much text where tiktoken is installed, else byte."""
+    if local_dir is not None:
+        return HfTokenizer(local_dir)
+    if kind == "byte" or (kind == "auto" and text_bytes < AUTO_GPT2_BYTES):
+        return ByteTokenizer()
+    if importlib.util.find_spec("tiktoken") is None:
+        if kind == "auto":
+            return ByteTokenizer()
+        raise errors.UserError(
+            "--tokenizer gpt2 needs the package tiktoken, which is not installed; use --tokenizer byte"
+        )
+    return Gpt2Tokenizer(vocabulary)
+
+
+def _gpt2_merges(vocabulary: pathlib.Path | None) -> str:
+    """Return the text of vocab.bpe: the packaged one, or that of a file or folder. Raises UserError if it is not GPT-2's."""
+    if vocabulary is None:
+        where = str(_PACKAGED)
+        data = lzma.decompress(importlib.resources.files("ddptrain").joinpath(_PACKAGED).read_bytes())
+    else:
+        path = vocabulary / "vocab.bpe" if vocabulary.is_dir() else vocabulary
+        where = str(path)
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise errors.UserError(f"--vocabulary {path}: {e.strerror}") from e
+    if hashlib.sha256(data).hexdigest() != GPT2_SHA256:
+        raise errors.UserError(f"{where} is not GPT-2's vocab.bpe: its SHA-256 differs from the published one")
+    return data.decode()
+
+
+def _gpt2_ranks(merges: str) -> dict[bytes, int]:
+    """Return each token's bytes and id from the text of vocab.bpe.
+
+    The file writes bytes as printable characters: those of Latin-1 that print stand for themselves, the other 68 are moved
+    to U+0100 and up in order. Ids are: the printable bytes, the moved ones, then one per merge in the file's order.
+    """
+    printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    moved = [b for b in range(256) if b not in set(printable)]
+    meaning = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(moved)}
+    ranks = {bytes([b]): n for n, b in enumerate(printable + moved)}
+    for line in merges.splitlines()[1:]:  # the first line is a version
+        if line.strip():
+            left, right = line.split()
+            ranks[bytes(meaning[c] for c in left + right)] = len(ranks)
+    return ranks

@@ -1,0 +1,737 @@
+"""The training: a GPT on a prepared dataset, or a local model fine-tuned, over any number of ranks.
+
+Read it from `run` downwards. All decisions that every rank must take alike (which checkpoint, whether to stop, whether this
+is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
+"""
+
+# pyright: basic
+import contextlib
+import dataclasses
+import inspect
+import math
+import os
+import pathlib
+import random
+import time
+import typing
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import parallel
+
+from ddptrain import (
+    checkpoint,
+    config,
+    distributed,
+    errors,
+    files,
+    finetune,
+    hardware,
+    markers,
+    model,
+    progress,
+    reader,
+    report,
+    sampler,
+    shards,
+)
+
+DONE, PREEMPTED = "done", "preempted"
+_SYNC_TARGET_S = 1.0  # how long a request to stop may go unnoticed
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far the training is; part of every checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    val_loss: float | None = None
+    best_loss: float | None = None
+    best_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """How a step's sequences are spread."""
+
+    global_batch: int
+    micro_batch: int  # sequences of one forward pass on one rank
+    accumulate: int  # forward passes of a rank per step
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The learning rate and the epochs, functions of the step alone."""
+
+    steps: int
+    epoch_steps: int
+    peak: float
+    floor: float
+    warmup: int
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step `step`, counted from 0: a linear warm-up, then half a cosine."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / (self.warmup + 1)
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.floor + 0.5 * (self.peak - self.floor) * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch, from 1, in which the `step`-th step (from 1) lies."""
+        return max(1, -(-step // self.epoch_steps))
+
+    def ends_epoch(self, step: int) -> bool:
+        """Return whether an epoch ends with that many steps done; the last one may be short."""
+        return step % self.epoch_steps == 0 or step == self.steps
+
+
+def run(asked: config.Config, world: distributed.World) -> str:
+    """Train to the end or until asked to stop, and return which."""
+    began = time.perf_counter()
+    assert asked.run_dir is not None
+    assert asked.data is not None
+    run_dir = asked.run_dir
+    distributed.report_world(world)
+    with world.together():
+        if world.is_main:
+            run_dir.mkdir(parents=True, exist_ok=True)
+    dataset = _open_data(asked, world)
+    with world.together():
+        found = checkpoint.choose(run_dir, asked.resume) if world.is_main else None
+    found = typing.cast(checkpoint.Found | None, world.broadcast(found))
+
+    with world.together():
+        settings = config.complete(asked, world.device.type, found.meta["config"] if found else {})
+        batching = spread(asked, settings, world.size, found.meta if found else None)
+        assert settings.seq_len is not None
+        plan = sampler.make_plan(settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train"))
+        if found:
+            plan = dataclasses.replace(
+                plan, lanes=found.meta["plan"]["lanes"], window_rows=found.meta["plan"]["window_rows"]
+            )
+        index = sampler.Sampler(plan, dataset.splits["train"])
+        schedule = make_schedule(asked, settings, index.steps_per_pass)
+        identity, build = _model_kind(settings, dataset)
+        if found:
+            _same_training(found, identity, dataset, plan)
+        parameters = _count(build)
+        extra = (
+            checkpoint.NUM_BUFFERS * 12 * parameters if world.is_main and settings.checkpoint_format == "torch" else 0
+        )
+        if world.device.type == "cpu":
+            hardware.need_memory(parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
+        else:
+            hardware.need_memory(parameters, world.device, sharers=1, extra_bytes=0)
+        if world.is_main:
+            hardware.need_disk(run_dir, parameters)
+    settings = _choose_precision(settings, world, build, dataset.vocab, batching)
+    config.show(settings)
+    markers.emit(
+        "DATA", dataset=dataset.root, tokenizer=dataset.tokenizer["kind"], vocab=dataset.vocab, train_tokens=dataset.tokens("train"),
+        val_tokens=dataset.tokens("val"), steps_per_pass=index.steps_per_pass, lanes=plan.lanes, window_rows=plan.window_rows,
+        dropped_rows=index.rows - index.steps_per_pass * plan.global_batch,
+    )  # fmt: skip
+
+    training = Training(
+        settings=settings, world=world, dataset=dataset, plan=plan, batching=batching, schedule=schedule, identity=identity,
+        build=build,
+    )  # fmt: skip
+    with training:
+        if found:
+            training.resume(found)
+        return training.run(began)
+
+
+def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dict[str, typing.Any] | None) -> Batching:
+    """Return how the batch is spread. A resumed training keeps its global batch, whatever the number of ranks.
+
+    Raises UserError when it cannot be divided.
+    """
+    assert settings.batch is not None
+    assert settings.grad_accum is not None
+    whole = settings.batch * settings.grad_accum * ranks
+    if saved is None:
+        return Batching(whole, settings.batch, settings.grad_accum)
+    before = int(saved["plan"]["global_batch"])
+    if asked.grad_accum is not None and whole != before:
+        raise errors.UserError(
+            f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences per step, the checkpoint's "
+            f"training has {before}; leave --grad-accum away, or start anew with --resume never"
+        )
+    if before % ranks:
+        fitting = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0 and abs(n - ranks) <= max(8, ranks))
+        raise errors.UserError(
+            f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks; use one of {fitting} ranks"
+        )
+    share = before // ranks
+    micro = max(n for n in range(1, min(settings.batch, share) + 1) if share % n == 0)
+    return Batching(before, micro, share // micro)
+
+
+def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass: int) -> Schedule:
+    """Return the schedule, its gaps filled from the length of a pass over the data."""
+    on_gpu = settings.compile or settings.batch == 32
+    epoch_steps = asked.epoch_steps
+    if epoch_steps is None:
+        epoch_steps = steps_per_pass if asked.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
+    if asked.steps:
+        steps = asked.steps
+    elif asked.epochs:
+        steps = asked.epochs * epoch_steps
+    else:
+        steps = steps_per_pass if on_gpu else 200
+    assert settings.lr is not None
+    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 10)
+    return Schedule(
+        steps, min(epoch_steps, steps), settings.lr, settings.lr * settings.min_lr_ratio, min(warmup, steps - 1)
+    )
+
+
+class Training:
+    """The model, its optimiser and everything around the loop; a context manager."""
+
+    def __init__(
+        self, *, settings: config.Config, world: distributed.World, dataset: shards.Dataset, plan: sampler.Plan,
+        batching: Batching, schedule: Schedule, identity: dict[str, typing.Any], build: typing.Callable[[], nn.Module],
+    ) -> None:  # fmt: skip
+        self.settings, self.world, self.dataset, self.plan = settings, world, dataset, plan
+        self.batching, self.schedule, self.identity = batching, schedule, identity
+        assert settings.run_dir is not None
+        self.run_dir: pathlib.Path = settings.run_dir
+        self.progress = Progress()
+        self._set_modes()
+        self.core = build().to(world.device)
+        self.parameters = model.num_parameters(self.core)
+        self.optimizer = make_optimizer(self.core, settings, world.device)
+        self.ddp = wrap(self.core, settings, world)
+        self.autocast = settings.precision == "bf16"
+        self.saver: checkpoint.Saver | None = None
+        self.metrics: report.Metrics | None = None
+        self.take_val = reader.fixed_rows(dataset, "val", plan.seq_len, settings.eval_rows)
+        self.stop_file = pathlib.Path(path) if (path := os.environ.get("STOP_FILE")) else None
+        self.resumed_from: str | None = None
+        self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
+        self.train_tokens = 0
+        self.last_checkpoint: str | None = None
+
+    def __enter__(self) -> "Training":
+        if self.world.is_main and self.settings.checkpoint_format == "torch":
+            self.saver = checkpoint.Saver(
+                self.run_dir,
+                keep=self.settings.keep_checkpoints,
+                attempt=attempt_id(),
+                pin=self.world.device.type == "cuda",
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.saver is not None:
+            self.saver.close()
+
+    def resume(self, found: checkpoint.Found) -> None:
+        """Take over a checkpoint: rank 0 reads it, the others receive it."""
+        world = self.world
+        with world.together():
+            if world.is_main and found.meta["format"] == "torch":
+                self.core.load_state_dict(checkpoint.load(found.path, "model"))
+        if found.meta["format"] == "dcp":
+            checkpoint.load_dcp(found.path, self.core, self.optimizer)
+        fill_optimizer(self.optimizer)
+        with world.together():
+            if world.is_main and found.meta["format"] == "torch":
+                self.optimizer.load_state_dict(checkpoint.load(found.path, "optimizer"))
+        if world.size > 1 and found.meta["format"] == "torch":
+            broadcast_state(self.core, self.optimizer)
+        rngs: list[checkpoint.State] = []
+        with world.together():
+            if world.is_main and found.meta["world_size"] == world.size:
+                rngs = checkpoint.load_random_states(found.path, world.size)
+        rngs = world.broadcast(rngs)
+        if rngs:
+            checkpoint.restore_random_states(rngs[world.rank])
+        else:
+            seed_all(self.settings.seed + found.step, world.rank)
+        self.progress = Progress(**found.meta["progress"])
+        self.resumed_from = self.last_checkpoint = str(found.path)
+        markers.emit(
+            "CKPT", resumed=found.path, step=found.step, saved_by_ranks=found.meta["world_size"], ranks=world.size,
+            exact=found.meta["world_size"] == world.size,
+        )  # fmt: skip
+
+    def run(self, began: float) -> str:
+        """Run the steps that are left; write what people and the batch script want to know."""
+        world, schedule = self.world, self.schedule
+        if world.is_main:
+            files.write_json(self.run_dir / "config.json", config.as_record(self.settings))
+            self.metrics = report.Metrics(
+                self.run_dir, from_step=self.progress.step, sinks=report.open_sinks(self.run_dir)
+            )
+        flops = self._flops_per_token()
+        markers.emit(
+            "MODEL", **{k: v for k, v in self.identity.items() if k != "kind"}, kind=self.identity["kind"], parameters=self.parameters,
+            precision=self.settings.precision, mflop_per_token=flops / 1e6,
+        )  # fmt: skip
+        markers.emit(
+            "TRAIN", steps=schedule.steps, epoch_steps=schedule.epoch_steps, global_batch=self.batching.global_batch,
+            micro_batch=self.batching.micro_batch, grad_accum=self.batching.accumulate, tokens_per_step=self._tokens_per_step(),
+            from_step=self.progress.step,
+        )  # fmt: skip
+        state = DONE if self.progress.step >= schedule.steps else self._loop()
+        if self.saver is not None:
+            self.saver.wait()
+            self.last_checkpoint = self.saver.last or self.last_checkpoint
+        if world.is_main:
+            self._conclude(state, began, flops)
+        return state
+
+    def _loop(self) -> str:
+        world, schedule, progress_ = self.world, self.schedule, self.progress
+        first = progress_.step
+        pending_losses: list[Tensor] = []
+        pending_norms: list[Tensor] = []
+        next_sync = first + 1
+        since, last_save = time.perf_counter(), time.monotonic()
+        bar = progress.Bar(schedule.steps, "training", unit="step", start=first, enabled=world.is_main)
+        data = reader.Reader(
+            self.dataset,
+            self.plan,
+            rank=world.rank,
+            size=world.size,
+            start=first,
+            stop=schedule.steps,
+            device=world.device,
+        )
+        self.core.train()
+        with data, bar:
+            for step in range(first + 1, schedule.steps + 1):
+                loss, norm = self._step(*data.next(), lr=schedule.lr(step - 1))
+                pending_losses.append(loss)
+                pending_norms.append(norm)
+                if step == first + 1 and self.saver is not None:
+                    self.saver.prepare(self.core.state_dict(), self.optimizer.state_dict())
+                at_end = schedule.ends_epoch(step)
+                if step < next_sync and not at_end:
+                    continue
+
+                mean = torch.stack(pending_losses).double().tolist()  # on a GPU, here the CPU waits for it
+                now = time.perf_counter()
+                elapsed, since = now - since, now
+                save_due = (
+                    self.settings.save_minutes > 0 and time.monotonic() - last_save > 60 * self.settings.save_minutes
+                )
+                interval = min(self.settings.log_every, max(1, round(_SYNC_TARGET_S * len(mean) / max(elapsed, 1e-6))))
+                told = world.sum(
+                    [
+                        *mean,
+                        float(self._should_stop()),
+                        *([float(save_due), float(interval)] if world.is_main else [0.0, 0.0]),
+                    ]
+                )
+                losses, (stop, save, interval) = [v / world.size for v in told[: len(mean)]], told[len(mean) :]
+                next_sync = step + int(interval)
+                self._record(
+                    step, losses, torch.stack(pending_norms).tolist(), elapsed, counted=step - len(mean) >= first + 1
+                )
+                bar.advance(len(losses), f"loss {losses[-1]:.3f}")
+                pending_losses.clear()
+                pending_norms.clear()
+
+                if at_end:
+                    self._end_epoch(step)
+                elif stop or save:
+                    self._save(step, ends_epoch=False)
+                if at_end or stop or save:
+                    last_save, since = time.monotonic(), time.perf_counter()
+                if self.saver is not None:
+                    self.saver.check()
+                if stop and step < schedule.steps:
+                    return PREEMPTED
+        return DONE
+
+    def _step(self, tokens_BT: Tensor, targets_BT: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
+        """Do one optimiser step and return this rank's mean loss and the gradients' norm, both still on the device."""
+        device, parts = self.world.device, self.batching.accumulate
+        tokens_BT, targets_BT = tokens_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True)
+        total = torch.zeros((), device=device)
+        size = self.batching.micro_batch
+        for part in range(parts):
+            last = part == parts - 1
+            rows = slice(part * size, (part + 1) * size)
+            with contextlib.nullcontext() if last or self.world.size == 1 else self.ddp.no_sync():  # type: ignore[operator]
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast):
+                    loss = self.ddp(tokens_BT[rows], targets_BT[rows])
+                (loss / parts).backward()
+            total += loss.detach() / parts
+        limit = self.settings.clip or math.inf
+        norm = nn.utils.clip_grad_norm_(self.core.parameters(), limit)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.saver is not None:
+            self.saver.before_update()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, norm
+
+    def _record(self, step: int, losses: list[float], norms: list[float], elapsed: float, *, counted: bool) -> None:
+        """Take note of the steps since the last sync."""
+        p, tokens = self.progress, self._tokens_per_step()
+        bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        if bad is not None:
+            at = step - len(losses) + 1 + bad
+            raise errors.SharedError(
+                f"the loss is {losses[bad]} at step {at}; lower --lr, or use --precision fp32, and resume"
+            )
+        rate = len(losses) * tokens / elapsed
+        if counted:
+            self.train_s += elapsed
+            self.train_tokens += len(losses) * tokens
+        for i, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+            number = step - len(losses) + 1 + i
+            p.first_loss = loss if p.first_loss is None else p.first_loss
+            p.step, p.last_loss, p.tokens = number, loss, p.tokens + tokens
+            lr = self.schedule.lr(number - 1)
+            if self.metrics is not None:
+                self.metrics.add({
+                    "kind": "step", "step": number, "epoch": self.schedule.epoch(number), "loss": loss, "lr": lr, "grad_norm": norm,
+                    "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(),
+                })  # fmt: skip
+            if number == 1 or number % self.settings.log_every == 0 or number == self.schedule.steps:
+                markers.emit(
+                    "TRAIN", step=f"{number}/{self.schedule.steps}", epoch=self.schedule.epoch(number), loss=loss, lr=lr, grad_norm=norm,
+                    tokens_per_second=rate, mfu=self._mfu(rate), memory_mib=self._memory_mib(),
+                )  # fmt: skip
+
+    def _end_epoch(self, step: int) -> None:
+        p = self.progress
+        began = time.perf_counter()
+        p.val_loss = self.evaluate()
+        is_best = p.val_loss is not None and (p.best_loss is None or p.val_loss < p.best_loss)
+        if is_best:
+            p.best_loss, p.best_step = p.val_loss, step
+        epochs = self.schedule.epoch(self.schedule.steps)
+        if self.metrics is not None and p.val_loss is not None:
+            self.metrics.add({
+                "kind": "eval", "step": step, "epoch": self.schedule.epoch(step), "val_loss": p.val_loss, "perplexity": perplexity(p.val_loss),
+                "tokens": p.tokens, "time": time.time(),
+            })  # fmt: skip
+            self.metrics.flush()
+        markers.emit(
+            "EPOCH", epoch=f"{self.schedule.epoch(step)}/{epochs}", step=step, train_loss=p.last_loss, val_loss=p.val_loss,
+            perplexity=perplexity(p.val_loss) if p.val_loss is not None else None, best=is_best, eval_s=time.perf_counter() - began,
+        )  # fmt: skip
+        self._save(step, ends_epoch=True, is_best=is_best)
+
+    @torch.no_grad()
+    def evaluate(self) -> float | None:
+        """Return the mean loss over the fixed validation set, in nats per token, or None when there is no such set."""
+        world = self.world
+        count: int = self.take_val.count  # type: ignore[attr-defined]
+        if not count:
+            return None
+        self.core.eval()
+        total, tokens = 0.0, 0.0
+        first, last = world.rank * count // world.size, (world.rank + 1) * count // world.size
+        for at in range(first, last, self.batching.micro_batch):
+            rows = self.take_val(at, min(last, at + self.batching.micro_batch))
+            tokens_BT, targets_BT = reader.to_batch(rows, masked=self.dataset.masked)
+            learned = int((targets_BT != reader.IGNORED).sum())
+            if learned:
+                with torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+                    loss = self.core(tokens_BT.to(world.device), targets_BT.to(world.device))
+                total, tokens = total + loss.item() * learned, tokens + learned
+        self.core.train()
+        total, tokens = world.sum([total, tokens])
+        return total / tokens if tokens else None
+
+    def _save(self, step: int, *, ends_epoch: bool, is_best: bool = False) -> None:
+        """Write a checkpoint; every rank hands over its random states."""
+        name = checkpoint.name_of(self.schedule.epoch(step), step, ends_epoch=ends_epoch)
+        rngs = self.world.collect(checkpoint.random_states())
+        if self.settings.checkpoint_format == "dcp":
+            self.last_checkpoint = checkpoint.save_dcp(
+                self.run_dir, name, attempt=attempt_id(), module=self.core, optimizer=self.optimizer, meta=self._meta(), rngs=rngs,
+                world=self.world, is_best=is_best, keep=self.settings.keep_checkpoints,
+            )  # fmt: skip
+        elif self.saver is not None:
+            self.saver.save(
+                name, self.core.state_dict(), self.optimizer.state_dict(), self._meta(), rngs, is_best=is_best
+            )
+
+    def _meta(self) -> dict[str, typing.Any]:
+        return {
+            "format": self.settings.checkpoint_format,
+            "step": self.progress.step,
+            "epoch": self.schedule.epoch(self.progress.step),
+            "world_size": self.world.size,
+            "progress": dataclasses.asdict(self.progress),
+            "plan": dataclasses.asdict(self.plan),
+            "model": self.identity,
+            "data": {
+                "name": self.dataset.name,
+                "fingerprint": self.dataset.fingerprint,
+                "tokenizer": self.dataset.tokenizer,
+            },
+            "config": config.as_record(self.settings),
+            "torch": torch.__version__,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def _should_stop(self) -> bool:
+        if self.world.stop_requested.is_set():
+            return True
+        return self.world.is_main and self.stop_file is not None and self.stop_file.exists()
+
+    def _conclude(self, state: str, began: float, flops: float) -> None:
+        """Write summary, curve and outcome. Rank 0 only."""
+        assert self.metrics is not None
+        p = self.progress
+        self.metrics.close()
+        curve = self.run_dir / report.CURVE
+        report.draw_curve(
+            report.read_metrics(self.metrics.path),
+            curve,
+            f"{self.run_dir.name}: {self.identity['kind']} on {self.world.size} ranks",
+        )
+        rate = self.train_tokens / self.train_s if self.train_s else None
+        stalls = self.saver.stall_s if self.saver else []
+        summary = report.Summary(
+            workload=self.identity["kind"], state=state, nodes=self.world.num_nodes, world_size=self.world.size, ranks=self.world.members,
+            steps=p.step, first_loss=p.first_loss, last_loss=p.last_loss, best_loss=p.best_loss, tokens=p.tokens, tokens_per_second=rate,
+            elapsed_s=time.perf_counter() - began, checkpoint=self.last_checkpoint, loss_png=str(curve),
+            extra={
+                "val_loss": p.val_loss, "best_step": p.best_step, "parameters": self.parameters, "precision": self.settings.precision,
+                "mfu": self._mfu(rate) if rate else None, "flops_per_token": flops, "resumed_from": self.resumed_from,
+                "checkpoint_stall_s": max(stalls) if stalls else None, "run_dir": str(self.run_dir), "data": str(self.dataset.root),
+            },
+        )  # fmt: skip
+        report.write_summary(self.run_dir, summary)
+        for sink in self.metrics.sinks:
+            with contextlib.suppress(Exception):
+                sink.close(summary.as_record())
+        if self.settings.report_json is not None:
+            figures = {
+                "world_size": self.world.size,
+                "tokens": p.tokens,
+                "elapsed": summary.elapsed_s,
+                "tokens/s": rate,
+            }
+            files.write_json(self.settings.report_json, {**figures, **summary.as_record()})
+        facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
+        if state == DONE:
+            markers.emit(
+                "RESULT", first_loss=p.first_loss, last_loss=p.last_loss, val_loss=p.val_loss, best_loss=p.best_loss, tokens=p.tokens,
+                tokens_per_second=rate, mfu=summary.extra["mfu"], curve=curve,
+            )  # fmt: skip
+            markers.emit(
+                "DONE",
+                workload=self.identity["kind"],
+                steps=p.step,
+                checkpoint=self.last_checkpoint,
+                elapsed_s=summary.elapsed_s,
+            )
+        else:
+            markers.emit("PREEMPT", "asked to stop: saved", **facts)
+        report.write_outcome(self.run_dir, state, **facts)
+
+    def _set_modes(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        if self.settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
+        seed_all(self.settings.seed, 0)  # the weights are the same on every rank; below, each rank's dropout is its own
+
+    def _tokens_per_step(self) -> int:
+        return self.batching.global_batch * self.plan.seq_len
+
+    def _flops_per_token(self) -> float:
+        if isinstance(self.core, model.GPT):
+            return model.flops_per_token(self.core.shape, self.parameters)
+        return 6.0 * self.parameters
+
+    def _mfu(self, tokens_per_second: float) -> float | None:
+        """Return model FLOP/s (see model.flops_per_token) over the sum of the devices' dense bf16 peaks."""
+        peak = hardware.peak_flops(self.world.device)
+        return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
+
+    def _memory_mib(self) -> float:
+        if self.world.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**20
+        return hardware.peak_resident_bytes() / 2**20
+
+
+def attempt_id() -> str:
+    """Return the name of this attempt at the run."""
+    return os.environ.get("RUN_ATTEMPT_ID") or "local"
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the loss, infinite where it would overflow."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def seed_all(seed: int, rank: int) -> None:
+    """Seed every random number generator of this process."""
+    mixed = (seed * 1_000_003 + rank) % 2**32
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+
+
+def make_optimizer(module: nn.Module, settings: config.Config, device: torch.device) -> torch.optim.AdamW:
+    """Return AdamW, fused, decaying matrices and embeddings but neither biases nor norms."""
+    learned = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in learned if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    assert settings.lr is not None
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, settings.beta2), fused=device.type in ("cpu", "cuda"))
+
+
+def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
+    """Return the module as it is called in training: DDP over several ranks, then compiled on a GPU.
+
+    Compiling what DDP wraps, not wrapping what was compiled, keeps gradients moving while the backward pass runs.
+    """
+    seed_all(settings.seed, world.rank)
+    wrapped = module
+    if world.size > 1:
+        wanted = {
+            "device_ids": [world.device.index] if world.device.type == "cuda" else None,
+            "bucket_cap_mb": settings.bucket_mb,
+            "gradient_as_bucket_view": True,
+            "forward_sync_buffers": False,
+        }
+        known = inspect.signature(parallel.DistributedDataParallel).parameters
+        if "forward_sync_buffers" not in known:  # its name before torch 2.13
+            wanted["broadcast_buffers"] = wanted.pop("forward_sync_buffers")
+        wrapped = parallel.DistributedDataParallel(module, **{k: v for k, v in wanted.items() if k in known})
+    if settings.compile:
+        reason = hardware.can_compile()
+        if reason:
+            markers.warn("MODEL", f"not compiled: {reason}")
+        else:
+            return typing.cast(nn.Module, torch.compile(wrapped))
+    return wrapped
+
+
+def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimiser its state tensors without changing a weight: a step of size 0 on gradients of 0."""
+    rates = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["weight_decay"] = 0.0
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, (lr, decay) in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"], group["weight_decay"] = lr, decay
+
+
+def broadcast_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Send rank 0's weights and optimiser state to the other ranks."""
+    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state[p]
+            tensors += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+    for tensor in tensors:
+        torch.distributed.broadcast(tensor, src=0)
+
+
+def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset:
+    """Return the dataset, on every rank; JSON lines are tokenised first, by rank 0."""
+    assert asked.data is not None
+    root = asked.data
+    if asked.model_local_dir is not None:
+        with world.together():
+            prepared = finetune.prepare_data(asked) if world.is_main else None
+        root = typing.cast(pathlib.Path, world.broadcast(prepared))
+    with world.together():
+        dataset = shards.open_dataset(root)
+    prints = set(world.gather(dataset.fingerprint))
+    if len(prints) > 1:
+        raise errors.SharedError(f"--data {root} is not the same on every rank; is it on the shared filesystem?")
+    return dataset
+
+
+def _model_kind(
+    settings: config.Config, dataset: shards.Dataset
+) -> tuple[dict[str, typing.Any], typing.Callable[[], nn.Module]]:
+    """Return what identifies the model, and a function that builds it."""
+    if settings.model_local_dir is not None:
+        return finetune.model_kind(settings.model_local_dir, dataset, settings)
+    assert settings.model is not None
+    assert settings.seq_len is not None
+    layers, heads, width = model.SIZES[settings.model]
+    layers, heads, width = settings.layers or layers, settings.heads or heads, settings.width or width
+    if width % heads:
+        raise errors.UserError(f"--width {width} is not divisible by --heads {heads}")
+    shape = model.Shape(layers, heads, width, settings.seq_len, model.padded(dataset.vocab), settings.dropout)
+    identity = {"kind": "gpt", **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"}}
+    return identity, lambda: model.GPT(shape)
+
+
+def _count(build: typing.Callable[[], nn.Module]) -> int:
+    with torch.device("meta"):
+        return model.num_parameters(build())
+
+
+def _same_training(
+    found: checkpoint.Found, identity: dict[str, typing.Any], dataset: shards.Dataset, plan: sampler.Plan
+) -> None:
+    """Raise UserError when the checkpoint belongs to another model, dataset or order."""
+    before = found.meta["model"]
+    if before != identity:
+        names = sorted(k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k))
+        differences = ", ".join(f"{k} {before.get(k)} there, {identity.get(k)} here" for k in names)
+        raise errors.UserError(
+            f"{found.path} is a checkpoint of another model ({differences}); give its settings, or --resume never"
+        )
+    data = found.meta["data"]
+    if data["tokenizer"] != dataset.tokenizer:
+        raise errors.UserError(
+            f"{found.path} was trained with {data['tokenizer']['kind']} tokens (vocabulary {data['tokenizer']['vocab']}), --data has "
+            f"{dataset.tokenizer['kind']} ({dataset.vocab}); use a dataset prepared alike, or --resume never"
+        )
+    if data["fingerprint"] != dataset.fingerprint:
+        raise errors.UserError(
+            f"{found.path} was trained on dataset {data['name']} with other contents than --data; use that, or --resume never"
+        )
+    if found.meta["plan"] != dataclasses.asdict(plan):
+        names = [k for k, v in dataclasses.asdict(plan).items() if found.meta["plan"].get(k) != v]
+        raise errors.UserError(
+            f"{found.path} took the data in another order ({', '.join(names)} differ); give its settings, or --resume never"
+        )
+
+
+def _choose_precision(
+    settings: config.Config,
+    world: distributed.World,
+    build: typing.Callable[[], nn.Module],
+    vocab: int,
+    batching: Batching,
+) -> config.Config:
+    """Return the settings with precision decided, the same on every rank: in doubt by a short trial on all of them."""
+    if settings.precision != "auto":
+        return settings
+    able = not world.gather(hardware.may_gain_by_bf16(world.device)).count(False)
+    if not able or world.device.type == "cuda":
+        return dataclasses.replace(settings, precision="bf16" if able else "fp32")
+    assert settings.seq_len is not None
+    fp32_s, bf16_s = world.sum(list(hardware.trial(build, batching.micro_batch, settings.seq_len, vocab, world.device)))
+    choice = "bf16" if hardware.prefers_bf16(fp32_s, bf16_s) else "fp32"
+    markers.emit(
+        "ENV",
+        f"precision {choice}: a trial step took",
+        fp32_ms=1000 * fp32_s / world.size,
+        bf16_ms=1000 * bf16_s / world.size,
+    )
+    return dataclasses.replace(settings, precision=choice)
