@@ -35,7 +35,7 @@ ticks=0
 while kill -0 $pid 2>/dev/null; do
     sleep 0.2
     ticks=$((ticks + 1))
-    [ $((ticks % 25)) != 0 ] || echo "$name: [$(($(date +%s) - start)) s] $(tail -n 1 "$log" | cut -c 1-100)"
+    [ $((ticks % 25)) != 0 ] || echo "$name: [$(($(date +%s) - start)) s] $(grep -v '^WARNING' "$log" | tail -n 1 | cut -c 1-100)"
 done
 if ! wait $pid; then
     tail -n 15 "$log" >&2
