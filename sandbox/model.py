@@ -106,7 +106,7 @@ def _declares(model: Model, app: str, endpoint: str) -> bool:
 
 
 def _takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
-    """Tell whether `unit` sees `relation`: it declares the endpoint, and a container relation is one of its own host's."""
+    """Tell whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its own host."""
     if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
         return False
     if not relation.container:

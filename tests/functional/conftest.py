@@ -1,0 +1,125 @@
+"""The bundle in the sandbox, deployed once for all tests here and taken down at the end."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import typing
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+MODEL = "test"
+Json = dict[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What ./sandboxctl did."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Json:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line that starts with ERROR."""
+        lines = [line for line in self.err.splitlines() if line.startswith("ERROR ")]
+        assert len(lines) == 1, self.err
+        return lines[0].removeprefix("ERROR ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The deployed bundle, spoken to as a user does: through ./sandboxctl."""
+
+    model: str = MODEL
+
+    def ctl(self, *arguments: str, timeout: float = 600) -> Answer:
+        done = subprocess.run(
+            [REPOSITORY / "sandboxctl", "--model", self.model, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *arguments: str, timeout: float = 600) -> str:
+        answer = self.ctl(*arguments, timeout=timeout)
+        assert answer.code == 0, f"{arguments}: {answer.err[-3000:]}"
+        return answer.out
+
+    def on(self, unit: str, *command: str) -> str:
+        """Run a command on a unit's host; return its standard output."""
+        return self.ok("exec", unit, "--", *command, timeout=120).strip()
+
+    def action(self, *arguments: str, timeout: float = 600) -> Json:
+        """Run an action of trainer/0 that succeeds; return its results."""
+        answer = self.ctl("run", "trainer/0", *arguments, "--format", "json", timeout=timeout)
+        assert answer.code == 0, answer.err[-3000:]
+        return answer.json()["trainer/0"]["results"]
+
+    def units(self) -> dict[str, Json]:
+        """Return every unit's status by name, subordinates included."""
+        found: dict[str, Json] = {}
+        status = json.loads(self.ok("status", "--format", "json"))
+        for app in status["applications"].values():
+            for name, unit in app.get("units", {}).items():
+                found |= {name: unit} | unit.get("subordinates", {})
+        return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _root() -> None:
+    if os.geteuid() != 0:
+        pytest.fail("the functional tests boot systemd hosts: run them as root", pytrace=False)
+
+
+def footprint() -> dict[str, set[str]]:
+    """Return what a sandbox could leave behind on this machine, by kind."""
+
+    def lines(*argv: str) -> set[str]:
+        return set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines())
+
+    def ours(name: str) -> bool:
+        return f"/slurm-ddp/{MODEL}/" in name
+
+    commands = {
+        path.parent.name: path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+        if path.exists()
+    }
+    return {
+        "mounts": {line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if ours(line)},
+        "interfaces": {line.split()[0] for line in lines("ip", "-br", "link")},
+        "rules": {line for line in lines("iptables-save") if line.startswith("-A")},
+        "processes": {f"{pid} {command}" for pid, command in commands.items() if ours(command)},
+        "files": {str(path) for path in pathlib.Path("/var/lib/slurm-ddp").glob(f"{MODEL}/**/*")},
+    }
+
+
+@pytest.fixture(scope="session")
+def before() -> dict[str, set[str]]:
+    """What was on the machine before the cluster."""
+    Cluster().ctl("destroy", "--no-prompt")
+    return footprint()
+
+
+@pytest.fixture(scope="session")
+def cluster(before: dict[str, set[str]]) -> typing.Iterator[Cluster]:
+    """Deploy bundle.yaml."""
+    one = Cluster()
+    answer = one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)
+    if answer.code != 0:
+        log = one.ctl("debug-log").out[-8000:]
+        one.ctl("destroy", "--no-prompt")
+        pytest.fail(f"the bundle does not deploy:\n{answer.err[-4000:]}\n{log}", pytrace=False)
+    yield one
+    one.ctl("destroy", "--no-prompt")

@@ -1,0 +1,242 @@
+"""What a user of the bundle would look at: mounts, GPUs, a job over two nodes, its results; and all of it after a reboot.
+
+The tests stand in the order of a user's day and share one cluster; each also runs alone.
+"""
+
+import json
+import pathlib
+import typing
+import uuid
+
+import pytest
+
+from functional.conftest import Cluster, footprint
+
+HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
+NODES = ("slurmd-0", "slurmd-1")
+SHARED = "/mnt/shared"
+
+
+def test_everything_settles_active(cluster: Cluster):
+    units = cluster.units()
+    assert len(units) == 12
+    assert {
+        name: unit["workload-status"] for name, unit in units.items() if unit["workload-status"]["current"] != "active"
+    } == {}
+
+
+def test_a_second_deploy_changes_nothing(cluster: Cluster):
+    before = cluster.units()
+    answer = cluster.ctl("deploy", str(pathlib.Path(__file__).parents[2] / "bundle.yaml"))
+    assert answer.code == 0, answer.err
+    assert cluster.units() == before
+
+
+def check_mounts(cluster: Cluster) -> None:
+    for unit in HOSTS:
+        rows = cluster.on(unit, "findmnt", "-rno", "FSTYPE,OPTIONS", SHARED).splitlines()
+        assert len(rows) == 1, rows
+        kind, options = rows[0].split(" ", 1)
+        assert kind == "fuse.juicefs"
+        assert {"nosuid", "nodev", "rw"} <= set(options.split(","))
+    for writer, reader in (("sackd/0", "slurmd/1"), ("slurmd/1", "slurmd/0"), ("slurmd/0", "sackd/0")):
+        name, text = f"{SHARED}/.probe-{uuid.uuid4()}", str(uuid.uuid4())
+        cluster.on(writer, "sh", "-c", f"echo {text} > {name} && sync {name}")
+        assert cluster.on(reader, "cat", name) == text
+        cluster.on(reader, "rm", name)
+
+
+def check_gpus(cluster: Cluster) -> None:
+    for node in NODES:
+        shown = cluster.on("sackd/0", "scontrol", "show", "node", node, "-o")
+        assert " Gres=gpu:mock_gpu:1" in shown
+        state = next(word for word in shown.split() if word.startswith("State="))
+        assert state.startswith(("State=IDLE", "State=MIXED")), shown
+        assert "DRAIN" not in state and "INVAL" not in state, shown
+    script = "echo $(hostname) $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS"
+    rows = cluster.on("sackd/0", "srun", "-N2", "--gres=gpu:1", "sh", "-c", script).splitlines()
+    assert sorted(rows) == ["slurmd-0 0 0", "slurmd-1 0 0"]
+
+
+def check_smoke(cluster: Cluster) -> dict[str, typing.Any]:
+    result = cluster.action("submit-ddp", "workload=smoke", "nodes=2", "wait=true")
+    assert result["state"] == "COMPLETED", result
+    log = cluster.on("sackd/0", "cat", result["log"])
+    assert "[DONE]" in log
+    summary = json.loads(cluster.on("sackd/0", "cat", f"{result['run-dir']}/summary.json"))
+    assert summary["state"] == "done"
+    assert {rank["host"] for rank in summary["ranks"]} == set(NODES)
+    assert summary["last_loss"] < summary["first_loss"]
+    return result
+
+
+def test_three_hosts_share_one_filesystem(cluster: Cluster):
+    check_mounts(cluster)
+
+
+def test_gpus_are_registered_and_handed_out(cluster: Cluster):
+    check_gpus(cluster)
+
+
+def test_the_smoke_job_runs_on_two_hosts(cluster: Cluster):
+    check_smoke(cluster)
+
+
+def test_gpt_learns_real_text_and_its_checkpoint_loads(cluster: Cluster):
+    result = cluster.action("submit-ddp", "nodes=2", "args=--steps 60", "wait=true", timeout=1200)
+    assert result["state"] == "COMPLETED", result
+    summary = json.loads(cluster.on("sackd/0", "cat", f"{result['run-dir']}/summary.json"))
+    assert {rank["host"] for rank in summary["ranks"]} == set(NODES)
+    assert summary["first_loss"] > 4.5, "bytes: ln(257) is 5.5"
+    assert summary["last_loss"] < summary["first_loss"] - 1.0
+    assert summary["tokens_per_second"] > 0
+    metrics = cluster.on("sackd/0", "cat", f"{result['run-dir']}/metrics.jsonl").splitlines()
+    assert [json.loads(line) for line in metrics]
+    assert cluster.on("sackd/0", "head", "-c", "4", summary["loss_png"])[1:] == "PNG"
+    files = cluster.on("slurmd/1", "find", summary["checkpoint"], "-type", "f").splitlines()
+    assert any(name.endswith("manifest.json") for name in files)
+    again = cluster.on("slurmd/0", "sh", "-c", f"cat {summary['checkpoint']}/manifest.json")
+    assert json.loads(again)
+
+
+def test_jobs_are_listed_and_their_logs_shown(cluster: Cluster):
+    result = check_smoke(cluster)
+    assert str(result["job-id"]) in json.dumps(cluster.action("list-jobs"))
+    assert "[DONE]" in json.dumps(cluster.action("job-log", f"job-id={result['job-id']}"))
+
+
+def test_a_running_job_can_be_cancelled(cluster: Cluster):
+    result = cluster.action("submit-ddp", "nodes=2", "args=--steps 100000")
+    cluster.action("cancel-job", f"job-id={result['job-id']}")
+    for _ in range(60):
+        if not cluster.on("sackd/0", "squeue", "-h", "-j", str(result["job-id"]), "-t", "running,pending,completing"):
+            break
+    shown = cluster.on("sackd/0", "scontrol", "show", "job", str(result["job-id"]), "-o")
+    assert "JobState=CANCELLED" in shown
+
+
+HOSTILE = "$(touch /tmp/owned)`touch /tmp/owned`\"';\ntouch /tmp/owned"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameter"),
+    [
+        (["submit-ddp", "node=2"], "node"),
+        (["submit-ddp", "nodes=0"], "nodes"),
+        (["submit-ddp", "nodes=99"], "nodes"),
+        (["submit-ddp", "nodes=many"], "nodes"),
+        (["submit-ddp", "dataset=not-there"], "dataset"),
+        (["submit-ddp", f"workload={SHARED}/not-there.py"], "workload"),
+        (["submit-ddp", "workload=/etc/passwd"], "workload"),
+        (["submit-ddp", f"workload={SHARED}/../../etc/passwd"], "workload"),
+        (["submit-ddp", "run=../../escape"], "run"),
+        *(
+            (["submit-ddp", f"{name}={HOSTILE}"], name)
+            for name in ("workload", "dataset", "run", "partition", "time-limit")
+        ),
+        (["job-log", f"job-id={HOSTILE}"], "job-id"),
+        (["cancel-job", "job-id=0"], "job-id"),
+        (["prepare-dataset", f"name={HOSTILE}"], "name"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else value,
+)
+def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster, arguments: list[str], parameter: str):
+    def traces() -> list[str]:
+        jobs = cluster.on("sackd/0", "scontrol", "show", "job", "-o").splitlines()
+        found = cluster.on("sackd/0", "sh", "-c", f"find {SHARED} /tmp -maxdepth 3 | sort").splitlines()
+        return [str(len(jobs)), *found]
+
+    before = traces()
+    answer = cluster.ctl("run", "trainer/0", *arguments)
+    assert answer.code == 1
+    assert parameter in answer.error
+    assert len(answer.error) < 500
+    assert traces() == before
+    assert not any("owned" in name for name in before)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "slurm-gpu:compute, slurmd:juju-info",
+            "slurm-gpu:compte, slurmd:juju-info",
+            "slurm-gpu has no endpoint 'compte': did you mean 'compute'?",
+        ),
+        (
+            "mountpoint: /mnt/shared",
+            "mountpiont: /mnt/shared",
+            "shared-filesystem-client: no option 'mountpiont': did you mean 'mountpoint'?",
+        ),
+    ],
+)
+def test_a_typo_in_the_bundle_is_told_with_its_line(
+    cluster: Cluster, tmp_path: pathlib.Path, old: str, new: str, message: str
+):
+    text = (pathlib.Path(__file__).parents[2] / "bundle.yaml").read_text()
+    assert text.count(old) == 1
+    line = text[: text.index(old)].count("\n") + 1
+    path = tmp_path / "bundle.yaml"
+    path.write_text(text.replace(old, new).replace("./dist/", str(pathlib.Path(__file__).parents[2] / "dist") + "/"))
+    answer = cluster.ctl("deploy", str(path))
+    assert answer.code == 1
+    assert answer.error == f"bundle.yaml line {line}: {message}"
+
+
+def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):
+    marker = str(uuid.uuid4())
+    cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync")
+    boot = cluster.on("slurmd/0", "cat", "/proc/1/stat").split()[21]
+    cluster.ok("reboot", "slurmd/0")
+    assert cluster.on("slurmd/0", "cat", "/proc/1/stat").split()[21] != boot, "the host did not reboot"
+    assert cluster.on("slurmd/0", "cat", f"{SHARED}/.survives") == marker
+    test_everything_settles_active(cluster)
+    check_mounts(cluster)
+    check_gpus(cluster)
+    check_smoke(cluster)
+
+
+def test_after_a_reboot_of_the_storage_nothing_is_lost(cluster: Cluster):
+    marker = str(uuid.uuid4())
+    cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync {SHARED}/.survives")
+    cluster.ok("reboot", "juicefs-server-proxy/0")
+    test_everything_settles_active(cluster)
+    for unit in HOSTS:
+        assert cluster.on(unit, "cat", f"{SHARED}/.survives") == marker
+
+
+def test_no_secret_lies_where_it_can_be_read(cluster: Cluster):
+    """Every secret's every value, in the places that other users of the hosts or readers of the model can see."""
+    model = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{cluster.model}/model.json").read_text())
+    values = {
+        value
+        for secret in model["secrets"].values()
+        for content in secret["contents"].values()
+        for key, value in content.items()
+        if key != "keyid" and len(value) >= 8
+    }
+    assert len(values) >= 2
+    databags = json.dumps([[relation["app_data"], relation["unit_data"]] for relation in model["relations"].values()])
+    texts = [databags, cluster.ok("status", "--format", "json"), cluster.ok("debug-log", "-n", "100000")]
+    for unit in {*HOSTS, "juicefs-server-proxy/0", "slurmctld/0"}:
+        texts.append(cluster.on(unit, "sh", "-c", "cat /proc/*/cmdline | tr '\\0' ' '"))
+        texts.append(cluster.on(unit, "sh", "-c", "find /etc -type f -perm /044 -exec cat {} + | tr -d '\\0'"))
+        texts.append(cluster.on(unit, "journalctl", "-b", "--no-pager", "-o", "cat"))
+    for value in values:
+        assert not any(value in text for text in texts)
+
+
+def test_a_unit_comes_and_goes(cluster: Cluster):
+    cluster.ok("add-unit", "slurmd")
+    assert cluster.on("slurmd/2", "findmnt", "-rno", "FSTYPE", SHARED) == "fuse.juicefs"
+    assert "Gres=gpu:mock_gpu:1" in cluster.on("sackd/0", "scontrol", "show", "node", "slurmd-2", "-o")
+    cluster.ok("remove-unit", "slurmd/2")
+    assert sorted(cluster.on("sackd/0", "sinfo", "-hN", "-o", "%N").split()) == list(NODES)
+    assert "slurmd-2" not in cluster.on("slurmctld/0", "cat", "/etc/slurm/gres.conf")
+    test_everything_settles_active(cluster)
+
+
+def test_destroy_leaves_nothing_behind(cluster: Cluster, before: dict[str, set[str]]):
+    cluster.ok("destroy", "--no-prompt")
+    after = footprint()
+    assert {kind: after[kind] - before[kind] for kind in after if after[kind] - before[kind]} == {}
