@@ -1,0 +1,300 @@
+"""The compute seat: from the GPUs of this machine to a node that Slurm gives them out on."""
+
+import dataclasses
+import functools
+import pathlib
+import socket
+
+import gpu_detect
+import gres
+import gres_conf
+import registration
+import slurmd_options
+from slurm_ddp import files
+from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.slurm import nodes
+
+STATE_DIR = registration.STATE_DIR
+OWNER = STATE_DIR / "compute"  # the unit that registers this machine's GPUs
+PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
+PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
+ROOTS = gpu_detect.Roots()
+_LOCAL_UNIT = "local/0"  # the one entry of a node's own gres.conf
+
+
+class Level:
+    """What a status means to a reader: ACTIVE, WAITING for something else, or BLOCKED until a person acts."""
+
+    ACTIVE, WAITING, BLOCKED = "active", "waiting", "blocked"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One line for the unit's status."""
+
+    level: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """This machine as it is at the start of a hook."""
+
+    detection: gpu_detect.Detection
+    options: slurmd_options.Options | None  # None while slurmd's charm has not written them
+    version: tuple[int, int] | None  # slurmd's
+    node: str | None
+    local: bool  # slurmd reads this machine's own files
+    plan: gres.Plan | None = None  # None without usable GPUs
+    problem: str | None = None  # what a person must mend before anything is changed
+
+    @functools.cached_property
+    def offer(self) -> slurm_gres.NodeGres | None:
+        """What the controller should know, None while there is nothing certain to say. `awaits` is not filled in."""
+        if self.node is None or self.problem:
+            return None
+        if self.plan is None:
+            return slurm_gres.NodeGres(node=self.node, gres="", lines=())
+        return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres, lines=self.plan.lines)
+
+
+def look() -> Machine:
+    """Return this machine as it is."""
+    detection = gpu_detect.detect(ROOTS)
+    version = registration.slurm_version()
+    try:
+        options = slurmd_options.read()
+        local = slurmd_options.is_local()
+    except slurmd_options.OptionsError as e:
+        return Machine(detection, None, version, None, local=False, problem=str(e))
+    if options is None and local:
+        options = slurmd_options.Options(None, None, None)
+    node = options.node if options else None
+    if options is not None and node is None and (local or options.conf_server):
+        node = socket.gethostname().partition(".")[0]
+    machine = Machine(detection, options, version, node, local, problem=detection.problem)
+    if machine.problem or not detection.gpus:
+        return machine
+    try:
+        plan = gres.plan(detection, options.settings if options else {}, gres.read_topology(ROOTS.sys), ROOTS.dev)
+    except gres.GresError as e:
+        return dataclasses.replace(machine, problem=str(e))
+    return dataclasses.replace(machine, plan=plan)
+
+
+def offer(machine: Machine, answer: slurm_gres.ControllerGres | None) -> slurm_gres.NodeGres | None:
+    """Return what to publish: what `Machine.offer` says, and whether the node waits until it is live."""
+    said = machine.offer
+    if said is None or not said.lines:
+        return said
+    return said.model_copy(update={"awaits": awaits_lines(machine, answer)})
+
+
+def awaits_lines(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bool:
+    """Whether slurmd finds these GPUs only by lines from the controller, and not by its own detection."""
+    if machine.plan is None or machine.local:
+        return False
+    autodetect = answer.autodetect if answer else None
+    return machine.plan.explicit or not _detects_itself(machine, autodetect or _pushed_autodetect())
+
+
+def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bool:
+    """Whether slurmd will find the devices if it registers now."""
+    if not awaits_lines(machine, answer) or _has_pushed_lines(machine):
+        return True
+    return bool(answer and answer.applied and machine.offer and machine.offer.digest in answer.applied)
+
+
+def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
+    """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
+    if machine.problem or machine.plan is None or machine.options is None or machine.node is None:
+        return None
+    files.ensure_file(OWNER, owner + "\n")
+    registration.ensure_dropin(machine.plan.device_files)
+    if gpu_detect.ensure_device_files(machine.plan.device_files):
+        return None
+    live = lines_live(machine, answer)
+    if machine.local:
+        live = _ensure_local_lines(machine)
+    return registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
+
+
+def release(*, owner: str) -> None:
+    """Leave a machine that Slurm can go on using, without this charm and without lines on the controller.
+
+    Where slurmd finds the GPUs by itself they stay registered.
+    """
+    if not OWNER.exists() or OWNER.read_text().strip() != owner:
+        return
+    machine = look()
+    if machine.options is not None and machine.node is not None and awaits_lines(machine, None):
+        rest = slurmd_options.merged_gres(machine.options.gres, None)
+        registration.leave(machine.options, machine.node, rest)
+    if machine.local:
+        book = gres_conf.read()
+        if book is not None and gres_conf.write(book.with_entries({})):
+            registration.restart_if_active()
+    registration.ensure_no_dropin()
+    files.ensure_absent(registration.HELD_ENV)
+    files.ensure_absent(OWNER)
+
+
+def summary(machine: Machine, answer: slurm_gres.ControllerGres | None) -> dict[str, str]:
+    """Return what is wanted, what is written down and what the controller has, for the `show-gres` action."""
+    results = {
+        "node": machine.node or "",
+        "wanted": machine.plan.gres if machine.plan else "",
+        "configured": (machine.options.gres if machine.options else None) or "",
+        "lines": "\n".join(gres.node_lines(machine.node or "?", machine.plan.lines)) if machine.plan else "",
+        "notes": "\n".join(machine.plan.notes) if machine.plan else "",
+        "lines-live": str(lines_live(machine, answer)).lower(),
+        "found-by": _how(machine, answer) if machine.plan else "",
+        "problem": machine.problem or "",
+    }
+    if machine.node is not None:
+        try:
+            node = nodes.show(machine.node)
+        except nodes.NodeError as e:
+            results["problem"] = results["problem"] or str(e)
+        else:
+            results["registered"] = (node.gres or "") if node else ""
+            results["state"] = node.state_text if node else "not registered"
+            results["reason"] = (node.reason or "") if node else ""
+    return {key: text for key, text in results.items() if text}
+
+
+def verdict(
+    machine: Machine,
+    answer: slurm_gres.ControllerGres | None,
+    *,
+    related: bool,
+    progress: registration.Progress | None,
+) -> Verdict:
+    """Return the status of the node, asking the controller anew where this hook did not change anything.
+
+    Args:
+        machine: this machine.
+        answer: what the controller seat said.
+        related: whether there is a controller seat.
+        progress: how far this hook came.
+    """
+    if machine.problem:
+        return Verdict(Level.BLOCKED, machine.problem)
+    if machine.plan is None:
+        return _without_gpus(machine)
+    if machine.node is None:
+        return Verdict(Level.WAITING, "waiting for slurmd to be set up")
+    missing = [str(file) for file in machine.plan.device_files if not file.exists()]
+    if missing:
+        return Verdict(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
+    if progress is None or progress.stage is registration.Stage.REGISTERED:
+        progress = registration.inspect(machine.node, _wanted(machine))
+    return _by_stage(machine, answer, related, progress)
+
+
+def _by_stage(
+    machine: Machine, answer: slurm_gres.ControllerGres | None, related: bool, progress: registration.Progress
+) -> Verdict:
+    stage, detail, node = progress.stage, progress.detail, machine.node
+    waits = not lines_live(machine, answer)
+    if stage is registration.Stage.REGISTERED:
+        return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({_how(machine, answer)})")
+    if waits and not related:
+        version = ".".join(f"{number:02}" for number in machine.version or ()) or "this version"
+        return Verdict(
+            Level.BLOCKED,
+            f"Slurm {version} cannot find these GPUs alone: integrate node-gres with slurm-gpu on slurmctld",
+        )
+    if waits:
+        return Verdict(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
+    if stage is registration.Stage.AWAITS_JOBS:
+        return Verdict(Level.WAITING, f"{node} is drained until {detail} ended, then its GPUs are registered")
+    if stage is registration.Stage.SILENT:
+        return Verdict(Level.WAITING, f"waiting for slurmctld ({detail})")
+    if stage is registration.Stage.DIFFERS:
+        return Verdict(Level.WAITING, f"{node} has Gres={detail}; {_plan(machine).gres} follows with the next event")
+    if stage is registration.Stage.INVALID:
+        return Verdict(Level.BLOCKED, f"Slurm refuses {node}: {detail}")
+    if stage is registration.Stage.STATIC:
+        return Verdict(Level.BLOCKED, f"slurm.conf has {detail} for {node}: set Gres={_plan(machine).gres} there")
+    if stage is registration.Stage.FAILED:
+        return Verdict(Level.BLOCKED, f"{detail}; see journalctl -u slurmd")
+    return Verdict(Level.WAITING, f"waiting for slurmd to register {node}")
+
+
+def _without_gpus(machine: Machine) -> Verdict:
+    had = nodes.plain_gres(machine.options.gres) if machine.options else None
+    if had and any(item.partition(":")[0] == "gpu" for item in had.split(",")):
+        return Verdict(Level.BLOCKED, f"{machine.node} registers {had}, but this machine shows no NVIDIA GPU")
+    return Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+
+
+def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:
+    source = gpu_detect.SOURCES[machine.detection.source]
+    if machine.local:
+        return f"from {source}; lines in this node's gres.conf"
+    if _has_pushed_lines(machine):
+        return f"from {source}; lines in the controller's gres.conf"
+    autodetect = (answer.autodetect if answer else None) or _pushed_autodetect() or "nvidia"
+    return f"from {source}; found by AutoDetect={autodetect}"
+
+
+def _wanted(machine: Machine) -> str | None:
+    """Return the Gres to register: our GPUs, and what else an administrator put into `--conf`."""
+    return slurmd_options.merged_gres(machine.options.gres if machine.options else None, _plan(machine).gres)
+
+
+def _plan(machine: Machine) -> gres.Plan:
+    assert machine.plan is not None
+    return machine.plan
+
+
+def _detects_itself(machine: Machine, autodetect: str | None) -> bool:
+    """Whether slurmd has this kind of detection. Where nothing is known yet, it is taken to be upstream's nvidia."""
+    if machine.version is None or machine.version < gres.AUTODETECT_NVIDIA_SINCE:
+        return autodetect == "nvml" and _has_nvml_plugin(machine)
+    return autodetect in {None, "nvidia"} or (autodetect == "nvml" and _has_nvml_plugin(machine))
+
+
+def _has_nvml_plugin(machine: Machine) -> bool:
+    return machine.detection.source == "nvml" and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
+
+
+def _pushed_autodetect() -> str | None:
+    try:
+        book = gres_conf.read(PUSHED)
+    except gres_conf.GresConfError:
+        return None
+    return book.autodetect if book else None
+
+
+def _has_pushed_lines(machine: Machine) -> bool:
+    """Whether the gres.conf that this slurmd fetched last describes exactly these GPUs for this node."""
+    if machine.plan is None or machine.node is None:
+        return False
+    try:
+        rows = PUSHED.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    prefix = f"NodeName={machine.node} "
+    return [row for row in rows if row.startswith(prefix)] == gres.node_lines(machine.node, machine.plan.lines)
+
+
+def _ensure_local_lines(machine: Machine) -> bool:
+    """Write this node's own gres.conf and let slurmd read it; return whether it has. A node with jobs is left alone."""
+    node, said = machine.node, machine.offer
+    if node is None or said is None:
+        return False
+    book = gres_conf.read() or gres_conf.Book("", "", {})
+    wanted = book.with_entries({_LOCAL_UNIT: gres_conf.Entry.of(_LOCAL_UNIT, said)})
+    if wanted == book:
+        return True
+    try:
+        registered = nodes.show(node)
+    except nodes.ControllerSilent:
+        registered = None
+    if registered is not None and registered.is_busy:
+        return False
+    gres_conf.write(wanted)
+    registration.restart_if_active()
+    return True

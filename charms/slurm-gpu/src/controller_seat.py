@@ -1,0 +1,202 @@
+"""The controller seat: merges what compute units say into gres.conf and makes slurmctld hand it out.
+
+Cost per event is constant in the number of nodes, except that the file is written whole: an event reads the databag
+of the unit that woke it, and looks at others only as long as it finds news there. So a burst of a thousand changes is
+one file and one reconfigure, and every later event of the burst finds nothing left to do.
+"""
+
+import collections.abc
+import dataclasses
+import logging
+import pathlib
+import time
+
+import gres_conf
+from slurm_ddp import files, systemd
+from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.run import CommandError
+from slurm_ddp.slurm import nodes
+
+logger = logging.getLogger(__name__)
+
+SLURMCTLD = "slurmctld.service"
+SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
+OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that keeps gres.conf on this machine
+LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
+_LOOKAHEAD = 8  # units without news in a row before looking further is given up
+_ALL_AT_ONCE = 64
+_ROTATE_S = 300  # Juju's interval between two update-status
+
+Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
+
+
+class UnreadableError(Exception):
+    """A unit's databag is not what the interface allows. `str()` says in which way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The controller's side now, for the status and the answer."""
+
+    configured: bool  # slurmctld's charm has set it up
+    live: bool = False  # slurmctld has read the file as it is
+    book: gres_conf.Book | None = None
+    problem: str | None = None  # what a person must mend
+    damaged: bool = False  # the file cannot be read, so nothing may be written
+    silent: str | None = None  # slurmctld did not answer
+
+
+def sync(units: collections.abc.Collection[str], first: str | None, read: Read, *, owner: str) -> View:
+    """Bring gres.conf up to date with the compute units, and slurmctld up to date with gres.conf.
+
+    Args:
+        units: names of all compute units that are related now; entries of others go.
+        first: the unit to look at first, and beyond which to look only while there is news; None to look at all.
+        read: returns what a unit said, None when it has said nothing yet, or raises `UnreadableError`.
+        owner: this unit's name.
+    """
+    now = view()
+    if not now.configured or now.damaged:
+        return now
+    book = now.book or gres_conf.Book("", "", {})
+    entries = {unit: entry for unit, entry in book.entries.items() if unit in units}
+    entries |= dict(_news(units, first, entries, read))
+    book = book.with_entries(entries)
+    if now.book is not None or entries:
+        files.ensure_file(OWNER, owner + "\n")
+        gres_conf.write(book)
+    silent = _reload(book) if systemd.is_active(SLURMCTLD) else None
+    return dataclasses.replace(view(), silent=silent)
+
+
+def release(*, owner: str, last: bool) -> None:
+    """Take the block out of gres.conf when this unit kept it and no other unit of the application is there to go on."""
+    if not OWNER.exists() or OWNER.read_text().strip() != owner:
+        return
+    if last:
+        try:
+            sync((), None, lambda _: None, owner=owner)
+        except CommandError as e:
+            logger.warning("gres.conf keeps the block of slurm-gpu: %s", e)
+    files.ensure_absent(OWNER)
+    files.ensure_absent(LIVE)
+
+
+def summary() -> dict[str, str]:
+    """Return what gres.conf holds, for the `show-gres` action."""
+    now = view()
+    num_nodes, num_devices = counts(now.book)
+    return {
+        "nodes": str(num_nodes),
+        "gpus": str(num_devices),
+        "live": str(now.live).lower(),
+        "autodetect": now.book.autodetect if now.book else "off",
+        "gres-conf": now.book.text() if now.book else "",
+        **({"problem": now.problem} if now.problem else {}),
+    }
+
+
+def rotating(units: collections.abc.Collection[str]) -> str | None:
+    """Return the unit to look at first when none woke this hook: all of a few, and a window that moves over many."""
+    if len(units) <= _ALL_AT_ONCE:
+        return None
+    ordered = sorted(units, key=gres_conf.unit_key)
+    return ordered[int(time.time() // _ROTATE_S) * _LOOKAHEAD % len(ordered)]
+
+
+def view() -> View:
+    """Return how things are, without changing anything."""
+    running = systemd.is_active(SLURMCTLD)
+    try:
+        book = gres_conf.read()
+    except gres_conf.GresConfError as e:
+        return View(configured=True, problem=str(e), damaged=True)
+    # Upstream writes gres.conf only where there is none, so a controller that is not set up yet must find none of ours.
+    configured = SLURM_CONF.exists() and (book is not None or running)
+    clashes = book.clashes() if book else {}
+    problem = None
+    if clashes:
+        node, units = min(clashes.items())
+        problem = f"{' and '.join(units)} both say they are node {node}: remove one"
+    elif book and any(entry.refused for entry in book.entries.values()):
+        refused = sorted((entry.unit for entry in book.entries.values() if entry.refused), key=gres_conf.unit_key)
+        problem = f"cannot use the lines of {', '.join(refused[:3])}: refresh slurm-gpu to one revision on all machines"
+    return View(configured, live=running and _is_live(book), book=book, problem=problem)
+
+
+def answer(
+    now: View, units: collections.abc.Collection[str], said: slurm_gres.ControllerGres
+) -> slurm_gres.ControllerGres:
+    """Return what the nodes of one relation should read, given what they read so far.
+
+    Only nodes that wait for their lines are named. What was live stays named until slurmctld has read something newer.
+    """
+    if not now.configured or now.book is None:
+        return said
+    clashing = now.book.clashes()
+    applied = {
+        entry.digest
+        for unit, entry in now.book.entries.items()
+        if unit in units and entry.awaited and not entry.refused and entry.node not in clashing
+    }
+    return slurm_gres.ControllerGres(
+        autodetect=now.book.autodetect, applied=tuple(sorted(applied)) if now.live else said.applied
+    )
+
+
+def counts(book: gres_conf.Book | None) -> tuple[int, int]:
+    """Return how many nodes have lines, and how many devices they describe."""
+    sizes = [len(entry.lines) for entry in (book.entries.values() if book else ()) if entry.lines]
+    return len(sizes), sum(sizes)
+
+
+def _news(
+    units: collections.abc.Collection[str],
+    first: str | None,
+    entries: collections.abc.Mapping[str, gres_conf.Entry],
+    read: Read,
+) -> collections.abc.Iterator[tuple[str, gres_conf.Entry]]:
+    """Yield the entries that changed: the waking unit's, and others' as long as there are some to be found."""
+    ordered = sorted(units, key=gres_conf.unit_key)
+    at = ordered.index(first) if first in ordered else 0
+    rotated = ordered[at:] + ordered[:at]
+    unknown = [unit for unit in rotated if unit not in entries]
+    known = [unit for unit in rotated if unit in entries]
+    for group in (unknown, known):
+        misses = 0
+        for unit in group:
+            entry = _entry(unit, read)
+            if entry is None or entry == entries.get(unit):
+                misses += 1
+                if misses > _LOOKAHEAD:
+                    break
+            else:
+                misses = 0
+                yield unit, entry
+
+
+def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
+    try:
+        said = read(unit)
+    except UnreadableError:
+        return gres_conf.Entry(unit, "unknown", slurm_gres.digest(unit, ()), refused=True)
+    return gres_conf.Entry.of(unit, said) if said is not None and said.node is not None else None
+
+
+def _reload(book: gres_conf.Book) -> str | None:
+    """Make slurmctld read the file if its block is another than it read last; return why that did not work."""
+    if _is_live(book):
+        return None
+    try:
+        nodes.reconfigure()
+    except nodes.NodeError as e:
+        return str(e)
+    files.ensure_file(LIVE, book.digest() + "\n")
+    return None
+
+
+def _is_live(book: gres_conf.Book | None) -> bool:
+    try:
+        return book is not None and LIVE.read_text().strip() == book.digest()
+    except FileNotFoundError:
+        return book is None or not book.entries  # nothing of ours was ever written

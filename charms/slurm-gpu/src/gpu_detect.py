@@ -1,0 +1,221 @@
+"""Which NVIDIA GPUs this machine has, and how we know.
+
+Sources in order: NVML (in a process of its own, since a broken driver can hang its callers), the driver's own
+/proc/driver/nvidia, and the PCI bus, which shows GPUs that have no driver. Every answer names its source.
+"""
+
+import collections.abc
+import dataclasses
+import os
+import pathlib
+import re
+import sys
+
+import pydantic
+
+import nvml_probe
+from slurm_ddp.run import CommandError, run
+
+_NVIDIA = "0x10de"  # PCI vendor
+_GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio, 0x0680 an NVSwitch
+_PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
+_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+_FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
+NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
+
+SOURCES = {
+    "nvml": "NVML",
+    "proc": "/proc/driver/nvidia",
+    "pci": "the PCI bus",
+    "none": "the PCI bus and /proc/driver/nvidia",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Roots:
+    """Where the machine's trees are; tests put others here."""
+
+    proc: pathlib.Path = pathlib.Path("/proc")
+    sys: pathlib.Path = pathlib.Path("/sys")
+    dev: pathlib.Path = pathlib.Path("/dev")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """One GPU. What its source does not tell is None."""
+
+    name: str | None  # the model as the driver spells it
+    bus_id: str | None  # as in sysfs: "0000:1b:00.0"
+    minor: int | None  # N of /dev/nvidiaN
+    uuid: str | None = None
+    cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
+    links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
+    memory_bytes: int | None = None
+    mig: bool = False  # whether the card is cut into MIG instances
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+    """The GPUs of this machine in the order of their bus ids, which is NVML's."""
+
+    source: str  # a key of SOURCES
+    gpus: tuple[Gpu, ...] = ()
+    problem: str | None = None  # why they cannot be given to jobs, in words
+    note: str | None = None  # why a better source was not used
+    driver: str | None = None  # the driver's version
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there are GPUs with a working driver."""
+        return bool(self.gpus) and self.problem is None
+
+
+class _NvmlGpu(pydantic.BaseModel, frozen=True):
+    name: str
+    minor: int
+    bus_id: str
+    uuid: str | None = None
+    cpus: frozenset[int] | None = None
+    links: tuple[int, ...] | None = None
+    memory_bytes: int | None = None
+    mig: bool = False
+
+
+class NvmlAnswer(pydantic.BaseModel, frozen=True):
+    """What `nvml_probe` prints."""
+
+    gpus: tuple[_NvmlGpu, ...] | None = None
+    driver: str | None = None
+    error: str = "no answer"
+    broken: bool = False  # a driver is there and fails
+
+
+Probe = collections.abc.Callable[[], NvmlAnswer]
+
+
+def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
+    """Return the GPUs of this machine. Never hangs: NVML gets `_PROBE_TIMEOUT_S` seconds."""
+    roots = roots or Roots()
+    on_bus = _from_pci(roots)
+    listed = _from_proc(roots)
+    if not on_bus and not listed:
+        return Detection("none")
+    answer = (probe or run_probe)()
+    if answer.gpus is not None:
+        return Detection("nvml", tuple(_from_nvml(gpu, roots) for gpu in answer.gpus), driver=answer.driver)
+    problem = f"NVML: {answer.error}; reboot this machine" if answer.broken else None
+    if listed:
+        return Detection("proc", listed, problem, answer.error, _driver_version(roots))
+    count = "1 NVIDIA GPU has" if len(on_bus) == 1 else f"{len(on_bus)} NVIDIA GPUs have"
+    problem = problem or f"{count} no driver: install one and reboot this machine"
+    return Detection("pci", on_bus, problem, answer.error, _driver_version(roots))
+
+
+def run_probe() -> NvmlAnswer:
+    """Ask NVML in a child process; where no answer comes, say so."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    try:
+        done = run(sys.executable, nvml_probe.__file__, env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
+        return NvmlAnswer.model_validate_json(done.stdout)
+    except CommandError as e:
+        return NvmlAnswer(error=f"the driver does not answer ({e})", broken=True)
+    except pydantic.ValidationError:
+        return NvmlAnswer(error="the driver answers nonsense", broken=True)
+
+
+def ensure_device_files(files: collections.abc.Iterable[pathlib.Path]) -> list[pathlib.Path]:
+    """Let the driver make its device files where its helper is installed; return those still missing."""
+    files = tuple(files)
+    if all(file.exists() for file in files):
+        return []
+    if NVIDIA_MODPROBE.exists():
+        for minor in (re.sub(r"\D", "", file.name) for file in files):
+            run(NVIDIA_MODPROBE, "-u", "-c", minor or "0", check=False)
+    return [file for file in files if not file.exists()]
+
+
+def _from_nvml(gpu: _NvmlGpu, roots: Roots) -> Gpu:
+    bus_id = _bus_id(gpu.bus_id)
+    return Gpu(
+        name=gpu.name,
+        bus_id=bus_id,
+        minor=gpu.minor,
+        uuid=gpu.uuid,
+        cpus=gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id),
+        links=gpu.links,
+        memory_bytes=gpu.memory_bytes,
+        mig=gpu.mig,
+    )
+
+
+def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
+    found: list[Gpu] = []
+    for directory in sorted((roots.proc / "driver/nvidia/gpus").glob("*"), key=lambda path: _bus_key(path.name)):
+        try:
+            text = (directory / "information").read_text(errors="replace")
+        except OSError:
+            continue
+        fields = dict(_FIELD.findall(text))
+        bus_id = _bus_id(directory.name)
+        minor = fields.get("Device Minor", "")
+        number = int(minor) if minor.isdigit() else len(found)
+        instances = (roots.proc / f"driver/nvidia/capabilities/gpu{number}/mig").glob("gi*")
+        found.append(
+            Gpu(
+                name=fields.get("Model") or None,
+                bus_id=bus_id,
+                minor=number,
+                uuid=fields.get("GPU UUID") or None,
+                cpus=_local_cpus(roots, bus_id),
+                mig=any(instances),
+            )
+        )
+    return tuple(found)
+
+
+def _from_pci(roots: Roots) -> tuple[Gpu, ...]:
+    found: list[Gpu] = []
+    for device in sorted((roots.sys / "bus/pci/devices").glob("*"), key=lambda path: _bus_key(path.name)):
+        if _read(device / "vendor") != _NVIDIA or not (_read(device / "class") or "").startswith(_GPU_CLASSES):
+            continue
+        found.append(Gpu(name=None, bus_id=device.name, minor=None, cpus=_local_cpus(roots, device.name)))
+    return tuple(found)
+
+
+def _driver_version(roots: Roots) -> str | None:
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _read(roots.proc / "driver/nvidia/version") or "")
+    return match[1] if match else None
+
+
+def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:
+    text = _read(roots.sys / "bus/pci/devices" / bus_id / "local_cpulist") if bus_id else None
+    return parse_cpu_list(text) if text else None
+
+
+def parse_cpu_list(text: str) -> frozenset[int] | None:
+    """Return the numbers in the kernel's list format ("0-3,8"), or None when `text` is not one."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            return None
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(numbers)
+
+
+def _bus_id(text: str) -> str | None:
+    """Return a bus id as sysfs spells it: NVML has eight digits of domain and capitals."""
+    match = _BUS_ID.fullmatch(text)
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else None
+
+
+def _bus_key(name: str) -> tuple[int, str]:
+    match = _BUS_ID.fullmatch(name)
+    return (int(match[1], 16), name.lower()) if match else (1 << 32, name)
+
+
+def _read(path: pathlib.Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None

@@ -1,0 +1,313 @@
+"""A node's GPUs in Slurm: the state machine that registers them without losing a job or an administrator's drain.
+
+A dynamic node's Gres cannot be changed while its record exists: a restarted slurmd with other options is ignored, and
+`scontrol update gres=` is refused. So: keep new jobs away, wait until the node is free (over later events, never
+inside a hook), edit `--conf`, delete the record, restart slurmd, check what it registered, and put the state back
+that was found. `scontrol delete` comes before the restart, since on Slurm 25 a node authenticates through its own
+running slurmd.
+
+A journal on disk holds the state that was found, so each step may be the last one before a reboot.
+"""
+
+import dataclasses
+import enum
+import json
+import logging
+import pathlib
+import re
+
+import slurmd_options
+from slurm_ddp import files, systemd
+from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import nodes
+
+logger = logging.getLogger(__name__)
+
+SLURMD = "slurmd.service"
+STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
+HELD_ENV = pathlib.Path("/run/slurm-gpu/slurmd")  # named in the drop-in, after /etc/default/slurmd
+DROPIN = "20-gpu.conf"
+SLURMD_PROGRAM = "/usr/sbin/slurmd"
+
+REASON = "slurm-gpu: registering GPUs"
+_OUR_REASON = "slurm-gpu:"
+_REGISTER_S = 30.0
+_SETTLE_S = 10.0
+_DEVICE_WAIT_S = 60
+
+# Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c
+# (22.05: src/ common/gres.c). The drain they come with stays after the cause is gone.
+_GRES_REASONS = re.compile(
+    r"gres/gpu(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
+    r"|gres/gpu type \(\S*\) reported but not configured"
+    r"|gres/gpu GRES (core specification|autodetected core affinity)"
+    r"|Invalid GRES Links value"
+)
+
+
+class Stage(enum.Enum):
+    """How far a node is."""
+
+    REGISTERED = "registered"  # the controller has the Gres and accepts it
+    UNREGISTERED = "unregistered"  # the options are right; slurmd has not registered yet
+    AWAITS_LINES = "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
+    AWAITS_JOBS = "awaits-jobs"  # drained by us; jobs hold the node
+    SILENT = "silent"  # no controller answers
+    INVALID = "invalid"  # the controller refuses what the node reports
+    DIFFERS = "differs"  # the controller has another Gres, and it is for the next event to change it
+    STATIC = "static"  # the node stands in slurm.conf, with another Gres
+    FAILED = "failed"  # a command or slurmd did not do what it should
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where the node is, and in words what stands in the way."""
+
+    stage: Stage
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The node as we found it, before we touched it."""
+
+    node: str
+    states: tuple[str, ...] = ()  # of "drain", "down", "fail": what to put back; empty for a node in service
+    reason: str | None = None
+
+    @classmethod
+    def load(cls) -> "Found | None":
+        """Return what the journal holds, if a registration is under way."""
+        try:
+            raw = json.loads(_journal().read_text())
+            return cls(node=raw["node"], states=tuple(raw["states"]), reason=raw["reason"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self) -> None:
+        """Write the journal, before the first step that changes the node."""
+        text = json.dumps({"node": self.node, "states": list(self.states), "reason": self.reason})
+        files.ensure_file(_journal(), text + "\n", mode=0o600)
+
+    @staticmethod
+    def clear() -> None:
+        """Forget: the node is as it was found."""
+        files.ensure_absent(_journal())
+
+
+def advance(options: slurmd_options.Options, name: str, gres: str | None, *, lines_live: bool) -> Progress:
+    """Move the node towards registering with `gres`, as far as it goes now, and return where it is.
+
+    Takes at most about a minute. Never stops a job: a node with jobs is drained and left for a later event.
+
+    Args:
+        options: what slurmd is started with.
+        name: the node's name.
+        gres: the wanted Gres, None for none.
+        lines_live: whether slurmd will find the devices for this Gres; until then nothing is changed.
+    """
+    files.ensure_absent(HELD_ENV)
+    try:
+        return _advance(options, name, gres, lines_live=lines_live)
+    except nodes.ControllerSilent as e:
+        if lines_live and options.conf is not None:
+            slurmd_options.ensure_gres(gres)  # so that slurmd registers right the first time
+        return Progress(Stage.SILENT, str(e))
+    except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
+        return Progress(Stage.FAILED, str(e))
+
+
+def inspect(name: str, gres: str | None) -> Progress:
+    """Return where the node is, without changing anything."""
+    try:
+        node = nodes.show(name)
+    except nodes.ControllerSilent as e:
+        return Progress(Stage.SILENT, str(e))
+    except nodes.NodeError as e:
+        return Progress(Stage.FAILED, str(e))
+    if node is None:
+        return Progress(Stage.UNREGISTERED)
+    if not nodes.same_gres(node.gres, gres):
+        if Found.load() is not None and node.is_busy:
+            return _awaits_jobs(name)
+        return Progress(Stage.DIFFERS, node.gres or "(none)")
+    if not node.is_valid:
+        return Progress(Stage.INVALID, node.reason or node.state_text)
+    return Progress(Stage.REGISTERED, node.state_text)
+
+
+def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
+    """Register the node with `gres` if that is possible at once, else only write it down; drain nothing.
+
+    For a charm that goes: there is no later event on which a drain would end.
+    """
+    try:
+        node = nodes.show(name)
+        if node is not None and (node.is_busy or not node.is_dynamic):
+            found = Found.load()
+            if found is not None:
+                _put_back(node, found)
+            slurmd_options.ensure_gres(gres)
+        else:
+            _advance(options, name, gres, lines_live=True)
+    except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
+        logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
+    Found.clear()
+
+
+def restart_if_active() -> None:
+    """Restart slurmd where it runs; jobs go on."""
+    if systemd.is_active(SLURMD):
+        systemd.restart(SLURMD)
+
+
+def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
+    """Make slurmd wait at boot for its device files; return whether the drop-in changed. slurmd is not restarted."""
+    present = " && ".join(f"test -e {file}" for file in device_files)
+    text = f"""# Written by the slurm-gpu charm.
+[Unit]
+Wants=nvidia-persistenced.service
+After=nvidia-persistenced.service nvidia-fabricmanager.service
+
+[Service]
+# The device files appear when something opens the driver. A missing one must not keep slurmd down: Slurm says so
+# itself.
+ExecStartPre=-/usr/bin/nvidia-modprobe -u -c0
+ExecStartPre=-/usr/bin/timeout {_DEVICE_WAIT_S} /bin/sh -c 'until {present}; do sleep 0.5; done'
+# Only there while the charm registers a node that must come back drained.
+EnvironmentFile=-{HELD_ENV}
+"""
+    return systemd.ensure_dropin(SLURMD, DROPIN, text)
+
+
+def ensure_no_dropin() -> bool:
+    """Remove the drop-in; return whether it was there."""
+    return systemd.ensure_no_dropin(SLURMD, DROPIN)
+
+
+def slurm_version() -> tuple[int, int] | None:
+    """Return slurmd's major version, (25, 11), or None where it is not installed."""
+    try:
+        text = run(SLURMD_PROGRAM, "-V").stdout
+    except CommandError:
+        return None
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, lines_live: bool) -> Progress:
+    node = nodes.show(name)
+    found = Found.load()
+    if found is not None and found.node != name:
+        Found.clear()
+        found = None
+    if node is not None and nodes.same_gres(node.gres, gres):
+        return _settle(node, found, gres, options, lines_live=lines_live)
+    if not lines_live:
+        return Progress(Stage.AWAITS_LINES)
+    if node is None:
+        return _register(options, name, gres, found)
+    if not node.is_dynamic or options.conf is None:
+        return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
+    if found is None:
+        found = _as_found(node)
+        found.save()
+    if not node.is_drained and not (node.is_down and not node.is_busy):
+        nodes.drain(name, REASON)
+        node = nodes.show(name) or node
+    if node.is_busy:
+        return _awaits_jobs(name)
+    slurmd_options.ensure_gres(gres)
+    try:
+        nodes.delete(name)
+    except nodes.NodeBusy:
+        return _awaits_jobs(name)
+    return _register(options, name, gres, found)
+
+
+def _register(options: slurmd_options.Options, name: str, gres: str | None, found: Found | None) -> Progress:
+    """Let slurmd register a node that the controller does not know."""
+    changed = options.conf is not None and slurmd_options.ensure_gres(gres)
+    if not systemd.is_active(SLURMD) and (found is None or options.conf_server is None):
+        return Progress(Stage.UNREGISTERED)  # its charm starts it, and stops it when slurmctld goes
+    if changed or found is not None:
+        _restart(held=found is not None and bool(found.states))
+    node = nodes.wait(name, lambda n: n is not None, timeout=_REGISTER_S if found else _SETTLE_S)
+    files.ensure_absent(HELD_ENV)
+    if node is None:
+        if found is None:
+            return Progress(Stage.UNREGISTERED)
+        return Progress(Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s")
+    if not nodes.same_gres(node.gres, gres):
+        registered = node.gres or "(none)"
+        return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}")
+    return _settle(node, found, gres, options, lines_live=True)
+
+
+def _settle(
+    node: nodes.Node, found: Found | None, gres: str | None, options: slurmd_options.Options, *, lines_live: bool
+) -> Progress:
+    """Check a node whose Gres is right, mend what Slurm's GPU check or we did to its state, and put back the rest."""
+    if options.conf is not None and lines_live:
+        slurmd_options.ensure_gres(gres)  # the next registration must not undo this one
+    if not node.is_valid and lines_live and not node.is_busy and (_is_ours(node.reason) or found is not None):
+        _restart(held=found is not None and bool(found.states))
+        node = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
+        files.ensure_absent(HELD_ENV)
+    if not node.is_valid:
+        if not lines_live:
+            return Progress(Stage.AWAITS_LINES)
+        return Progress(Stage.INVALID, node.reason or node.state_text)
+    if found is not None:
+        return _put_back(node, found)
+    if node.is_drained and _is_ours(node.reason):
+        nodes.resume(node.name)
+    return Progress(Stage.REGISTERED)
+
+
+def _put_back(node: nodes.Node, found: Found) -> Progress:
+    """Give the node the state and reason in which it was found."""
+    reason = found.reason or "put back by slurm-gpu"
+    if "down" in found.states:
+        if node.is_busy:  # marking it down now would end a job
+            return _awaits_jobs(node.name)
+        nodes.set_down(node.name, reason)
+        if "drain" not in found.states:
+            nodes.undrain(node.name)
+    elif "drain" in found.states:
+        nodes.drain(node.name, reason)
+    elif "fail" in found.states:
+        nodes.set_fail(node.name, reason)
+    elif node.is_drained:
+        nodes.resume(node.name)
+    Found.clear()
+    return Progress(Stage.REGISTERED)
+
+
+def _as_found(node: nodes.Node) -> Found:
+    """Return what to put back later: what an administrator or upstream set, not what we or a missing GPU did."""
+    if _is_ours(node.reason):
+        return Found(node.name)
+    flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
+    states = tuple(state for state, is_set in flags if is_set)
+    return Found(node.name, states, node.reason if states else None)
+
+
+def _is_ours(reason: str | None) -> bool:
+    return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
+
+
+def _awaits_jobs(name: str) -> Progress:
+    ids = nodes.job_ids(name)
+    count = "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a reservation or a finishing job"
+    return Progress(Stage.AWAITS_JOBS, count)
+
+
+def _restart(*, held: bool) -> None:
+    if held:
+        files.ensure_file(HELD_ENV, slurmd_options.held(slurmd_options.PATH.read_text()), mode=0o600)
+    systemd.restart(SLURMD)
+
+
+def _journal() -> pathlib.Path:
+    return STATE_DIR / "registration.json"

@@ -1,0 +1,1 @@
+"""Slurm's command line: what it prints, and what it does when asked."""

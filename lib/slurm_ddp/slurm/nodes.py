@@ -1,0 +1,299 @@
+"""Slurm's nodes, by `scontrol`: what the controller knows of them, and what an administrator may tell it.
+
+Every function asks the controller, so every function may raise `ControllerSilent`, which is not the same as a node
+that the controller does not know (`show` returns None). States are kept as Slurm prints them: a base state (`IDLE`,
+`MIXED`, `ALLOCATED`, `DOWN`, ...) and flags (`DRAIN`, `INVALID_REG`, `DYNAMIC_NORM`, ...).
+"""
+
+import collections.abc
+import dataclasses
+import re
+import time
+
+from slurm_ddp.run import CommandError, CommandTimeout, Completed, run
+from slurm_ddp.slurm import show as show_text
+
+SCONTROL = "/usr/bin/scontrol"
+SQUEUE = "/usr/bin/squeue"
+_TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
+_POLL_S = 0.2
+
+# What clients say when no controller answers (slurm_errno.c of 22.05 to 25.11, and configless clients without a
+# slurmd).
+_SILENT = (
+    "Unable to contact slurm controller",
+    "Slurm backup controller in standby mode",
+    "Socket timed out",
+    "Transport endpoint",
+    "Protocol authentication error",
+    "Unable to authenticate",
+    "Could not establish a configuration source",
+    "Zero Bytes were transmitted or received",
+    "Connection refused",
+)
+_BUSY = ("Requested nodes are busy", "Requested node is busy")
+_UNKNOWN = ("Invalid node name specified",)
+# Marks that `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
+_MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
+          "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
+_BUSY_FLAGS = frozenset({"COMPLETING", "BLOCKED"})
+_REASON = re.compile(r"^(?P<text>.*?)(?: \[(?P<by>[^\[\]@]+)@(?P<at>[^\[\]]+)\])(?P<rest>.*)$", re.DOTALL)
+
+
+class NodeError(Exception):
+    """Slurm refused. `str()` is one line: what was asked, of which node, and Slurm's own words."""
+
+
+class ControllerSilent(NodeError):  # noqa: N818 - reads better
+    """No controller answered, or this machine cannot speak to it yet. Asking again later may work."""
+
+
+class NodeUnknown(NodeError):  # noqa: N818 - reads better
+    """The controller has no node of this name."""
+
+
+class NodeBusy(NodeError):  # noqa: N818 - reads better
+    """The node has jobs, or is part of a reservation; what was asked needs it free."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node as the controller sees it now."""
+
+    name: str
+    state: str  # the base state, in capitals
+    flags: frozenset[str]
+    gres: str | None  # as printed, with socket hints taken off: "gpu:h100:8"
+    reason: str | None  # without the author
+    reason_by: str | None  # who set it; "slurm" or "root" when Slurm did so itself
+    alloc_tres: str | None
+    fields: dict[str, str]  # the whole record
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether jobs hold resources here or are still being cleaned up."""
+        return (
+            self.state in {"ALLOCATED", "MIXED"}
+            or bool(self.flags & _BUSY_FLAGS)
+            or self.fields.get("CPUAlloc", "0") != "0"
+            or self.alloc_tres is not None
+        )
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the controller accepted what the node said of itself at its last registration."""
+        return "INVALID_REG" not in self.flags and "INVAL" not in self.flags
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether new jobs are kept away by a drain."""
+        return "DRAIN" in self.flags
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the node is down."""
+        return self.state == "DOWN"
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the node registered itself (`slurmd -Z`), so that it may be deleted."""
+        return bool(self.flags & {"DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+
+    @property
+    def state_text(self) -> str:
+        """State and flags in one word, as `scontrol` prints them."""
+        return "+".join((self.state, *sorted(self.flags)))
+
+
+def show(name: str) -> Node | None:
+    """Return the node, or None when the controller does not know it.
+
+    Raises:
+        ControllerSilent: nobody answered.
+        NodeError: another failure.
+    """
+    answer = _scontrol(f"show node {name}", "show", "node", name, "-o", refused_ok=True)
+    for node in parse(answer.stdout):
+        if node.name == name:
+            return node
+    if answer.returncode == 0 or f"Node {name} not found" in answer.stdout:
+        return None
+    raise _error(f"show node {name}", answer)
+
+
+def show_all() -> list[Node]:
+    """Return all nodes, sorted by name."""
+    return sorted(parse(_scontrol("show nodes", "show", "nodes", "-o").stdout), key=lambda node: node.name)
+
+
+def parse(text: str) -> list[Node]:
+    """Return the nodes in the output of `scontrol show node -o`."""
+    return [_node(record) for record in show_text.records(text) if "NodeName" in record and "State" in record]
+
+
+def drain(name: str, reason: str) -> None:
+    """Keep new jobs away; running ones go on."""
+    _update(name, "state=drain", f"reason={reason}")
+
+
+def undrain(name: str) -> None:
+    """Take back a drain; a node that is down stays down."""
+    _update(name, "state=undrain")
+
+
+def resume(name: str) -> None:
+    """Let the node take jobs: ends a drain, a fail and a down."""
+    _update(name, "state=resume")
+
+
+def set_down(name: str, reason: str) -> None:
+    """Mark the node down. Jobs that run on it end: ask `Node.is_busy` first."""
+    _update(name, "state=down", f"reason={reason}")
+
+
+def set_fail(name: str, reason: str) -> None:
+    """Mark the node failing."""
+    _update(name, "state=fail", f"reason={reason}")
+
+
+def delete(name: str) -> None:
+    """Make the controller forget a dynamic node; one that it does not know is fine.
+
+    Raises:
+        NodeBusy: the node has jobs or is part of a reservation.
+    """
+    try:
+        _scontrol(f"delete node {name}", "delete", f"nodename={name}")
+    except NodeUnknown:
+        return
+
+
+def reconfigure() -> None:
+    """Make the controller read its files again and hand them to the nodes."""
+    _scontrol("reconfigure", "reconfigure", timeout=120)
+
+
+def job_ids(name: str) -> list[str]:
+    """Return the ids of the jobs that hold or are about to hold the node, sorted."""
+    what = f"list jobs on {name}"
+    try:
+        answer = run(SQUEUE, "--noheader", "--nodelist", name, "--format", "%i", timeout=_TIMEOUT_S)
+    except CommandError as e:
+        raise _from_command(what, e) from e
+    return sorted(set(answer.stdout.split()))
+
+
+def wait(
+    name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float, poll: float = _POLL_S
+) -> Node | None:
+    """Return the node as soon as `until` holds of it, else as it is after `timeout` seconds.
+
+    A controller that is silent for a moment is asked again; `ControllerSilent` is raised only when it still is at the
+    end.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        late = time.monotonic() >= deadline
+        try:
+            node = show(name)
+        except ControllerSilent:
+            if late:
+                raise
+        else:
+            if late or until(node):
+                return node
+        time.sleep(poll)
+
+
+def same_gres(left: str | None, right: str | None) -> bool:
+    """Tell whether two Gres strings mean the same: in any order, a missing count being one, without socket hints."""
+    return _gres_items(left) == _gres_items(right)
+
+
+def plain_gres(text: str | None) -> str | None:
+    """Return a Gres string without the socket hints `(S:0-1)` that `scontrol` adds; None for an absent one."""
+    plain = re.sub(r"\([^()]*\)", "", text or "").strip(", ")
+    return plain or None
+
+
+def _gres_items(text: str | None) -> dict[tuple[str, str], int]:
+    items: dict[tuple[str, str], int] = {}
+    for item in (plain_gres(text) or "").split(","):
+        if not item.strip():
+            continue
+        parts = item.strip().split(":")  # job requests are compared with capitals and all
+        count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
+        key = (parts[0], ":".join(parts[1:]))
+        items[key] = items.get(key, 0) + count
+    return items
+
+
+def _node(record: dict[str, str]) -> Node:
+    state, flags = _state(record["State"])
+    reason, author = _reason(show_text.value(record, "Reason"))
+    return Node(
+        name=record["NodeName"],
+        state=state,
+        flags=flags,
+        gres=plain_gres(show_text.value(record, "Gres")),
+        reason=reason,
+        reason_by=author,
+        alloc_tres=show_text.value(record, "AllocTRES"),
+        fields=record,
+    )
+
+
+def _state(text: str) -> tuple[str, frozenset[str]]:
+    base, *words = text.upper().split("+")
+    flags = {word for word in words if word}
+    while base and base[-1] in _MARKS:
+        flags.add(_MARKS[base[-1]])
+        base = base[:-1]
+    return base, frozenset(flags)
+
+
+def _reason(text: str | None) -> tuple[str | None, str | None]:
+    if text is None:
+        return None, None
+    match = _REASON.match(text)  # the author stands behind the first line of the text
+    if match is None:
+        return text, None
+    rest = " ".join(match["rest"].split())
+    return f"{match['text']} {rest}".strip(), match["by"]
+
+
+def _update(name: str, *settings: str) -> None:
+    _scontrol(f"set node {name} to {settings[0].partition('=')[2]}", "update", f"nodename={name}", *settings)
+
+
+def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S, refused_ok: bool = False) -> Completed:
+    try:
+        answer = run(SCONTROL, *arguments, timeout=timeout, check=False)
+    except CommandError as e:
+        raise _from_command(what, e) from e
+    if answer.returncode == 0:
+        return answer
+    error = _error(what, answer)
+    if refused_ok and not isinstance(error, ControllerSilent):
+        return answer
+    raise error
+
+
+def _error(what: str, answer: Completed) -> NodeError:
+    return _classify(what, answer.stderr.strip() or answer.stdout.strip())
+
+
+def _from_command(what: str, error: CommandError) -> NodeError:
+    if isinstance(error, CommandTimeout) or error.returncode is None:
+        return ControllerSilent(f"{what}: {error}")
+    return _classify(what, error.stderr.strip() or error.stdout.strip())
+
+
+def _classify(what: str, said: str) -> NodeError:
+    kind = NodeError
+    for phrases, candidate in ((_SILENT, ControllerSilent), (_BUSY, NodeBusy), (_UNKNOWN, NodeUnknown)):
+        if any(phrase in said for phrase in phrases):
+            kind = candidate
+            break
+    lines = [line for line in said.splitlines() if line.strip()]
+    return kind(f"{what}: {lines[-1].strip()[:300] if lines else 'scontrol failed without a word'}")

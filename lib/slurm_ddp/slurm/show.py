@@ -1,0 +1,95 @@
+"""Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 22.05 to 25.11.
+
+A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, a reason or a comment may hold spaces,
+equals signs and line breaks, and each release adds fields. So a field ends where the next key begins, except that a
+field of free text ends only at a key that Slurm prints after it; and of two fields with one key the first counts.
+What stands before the first free text of a record is therefore certain (a node's name, State, Gres); what stands
+after a text that users choose (JobName) can be imitated by that text and must not decide what somebody may do.
+"""
+
+import collections.abc
+import re
+
+_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_:/]*)=")
+_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown"})
+
+# Fields of free text, and the keys that may follow each. From src/api/node_info.c, src/api/job_info.c and
+# src/scontrol/info_job.c of Slurm 22.05, 23.11 and 25.11; a key that only some releases print does no harm here.
+_AFTER_REASON = frozenset({"Comment", "Extra", "InstanceId", "InstanceType", "ReservationName"})
+_AFTER_PATHS = frozenset(
+    {
+        "AdminComment", "BatchFeatures", "BurstBuffer", "BurstBufferState", "Comment", "Container", "ContainerID",
+        "CpusPerTres", "Extra", "MailType", "MailUser", "MemPerTres", "NtasksPerTRES", "OriginCluster", "Power",
+        "PrepareTime", "ResourceUsage", "SELinuxContext", "SLUID", "SiteFactor", "StdErr", "StdIn", "StdOut",
+        "Switches", "SystemComment", "TresAllocUpdate", "TresBind", "TresFreq", "TresPerJob", "TresPerNode",
+        "TresPerSocket", "TresPerTask",
+    }
+)  # fmt: skip
+_FOLLOWERS: dict[str, frozenset[str]] = {
+    "OS": frozenset({"RealMemory"}),
+    "Comment": _AFTER_REASON | _AFTER_PATHS,
+    "Extra": _AFTER_REASON | _AFTER_PATHS,
+    "JobName": frozenset({"UserId"}),
+    "Command": frozenset({"SubmitLine", "WorkDir"}),
+    "SubmitLine": frozenset({"WorkDir"}),
+    "WorkDir": _AFTER_PATHS,
+    "StdErr": _AFTER_PATHS,
+    "StdIn": _AFTER_PATHS,
+    "StdOut": _AFTER_PATHS,
+    "AdminComment": _AFTER_PATHS,
+    "SystemComment": _AFTER_PATHS,
+}
+_REASON_FOLLOWERS = {"NodeName": _AFTER_REASON}  # a job's Reason is one word; a node's is a text
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """Return one dictionary of fields for each record in the output of `scontrol show ENTITY -o`.
+
+    Values are exactly what Slurm printed, stripped at both ends; `value()` tells an absent one. Lines that hold no
+    record (`No nodes in the system`) are ignored.
+    """
+    found: list[str] = []
+    first_key: str | None = None
+    for line in text.splitlines():
+        start = _KEY.match(line)
+        if start and (first_key is None or start[1] == first_key):
+            first_key = start[1]
+            found.append(line)
+        elif found:  # a line break inside a text
+            found[-1] += f"\n{line}"
+    return [_fields(record) for record in found]
+
+
+def config(text: str) -> dict[str, str]:
+    """Return the settings in the output of `scontrol show config`, those of plugins included."""
+    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def value(record: collections.abc.Mapping[str, str], key: str) -> str | None:
+    """Return the field, or None where Slurm says in one of its ways that there is none."""
+    text = record.get(key, "")
+    return None if text in _ABSENT else text
+
+
+def _fields(record: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    key = ""
+    start = 0
+    first = ""
+    for match in _KEY.finditer(record):
+        if key and match[1] not in _enders(first, key, match[1]):
+            continue
+        if key:
+            fields.setdefault(key, record[start : match.start()].strip())
+        key, start = match[1], match.end()
+        first = first or key
+    if key:
+        fields.setdefault(key, record[start:].strip())
+    return fields
+
+
+def _enders(first: str, key: str, candidate: str) -> collections.abc.Collection[str]:
+    if key == "Reason" and first in _REASON_FOLLOWERS:
+        return _REASON_FOLLOWERS[first]
+    return _FOLLOWERS.get(key, (candidate,))
