@@ -21,6 +21,8 @@ Json = dict[str, typing.Any]
 def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
     """Add an event for `unit`, unless the same one is already waiting; the one that runs now does not count."""
     event = Event(kind=kind, sequence=model.next_sequence, **fields)
+    if event.relation is not None:
+        event.endpoint = model.relations[event.relation].endpoint_of(unit.app)
     waiting = unit.events[1:] if unit.agent.name == "executing" else unit.events
     if kind != "action" and any(event.same_as(other) for other in waiting):
         return None
@@ -526,7 +528,7 @@ def apply(model: Model, unit: Unit, event: Event, result: Json) -> None:
     if model.leader(unit.app) == unit.name:
         app.status = _status(app.status, result["app_status"])
     unit.version = result["version"]
-    unit.ports = result["ports"]
+    unit.ports = [(protocol, port) for protocol, port in result["ports"]]
     unit.deferred = result["deferred"]
     unit.stored = result["stored"]
     for key, data in result["relations"].items():

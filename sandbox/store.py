@@ -47,6 +47,7 @@ class Event(_Record):
     kind: str
     sequence: int
     relation: int | None = None
+    endpoint: str | None = None  # the unit's own end of the relation
     remote: str | None = None  # the remote unit of a relation event
     departing: str | None = None
     secret: str | None = None
@@ -63,7 +64,8 @@ class Event(_Record):
         """What a person calls this event, for progress lines."""
         if self.action:
             return f"action {self.action['name']}"
-        return f"{self.kind} {self.remote}" if self.remote else self.kind
+        hook = f"{self.endpoint}-{self.kind}" if self.endpoint else self.kind
+        return f"{hook} {self.remote}" if self.remote else hook
 
 
 class Application(_Record):

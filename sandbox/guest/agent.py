@@ -27,6 +27,7 @@ from scenario import state as scenario_state
 
 AGENTS = pathlib.Path("/var/lib/juju/agents")
 STORAGE = pathlib.Path("/var/lib/juju/storage")
+_PORTS = {"tcp": testing.TCPPort, "udp": testing.UDPPort}
 _UNDECLARED = logging.getLogger("scenario")
 
 Json = dict[str, typing.Any]
@@ -193,7 +194,7 @@ def _build_state(described: Json) -> testing.State:
         storages={testing.Storage(name, index=index) for name, index in described["storages"]},
         resources={testing.Resource(name=name, path=path) for name, path in described["resources"].items()},
         networks=networks,
-        opened_ports={testing.Port(port=port, protocol=protocol) for protocol, port in described["ports"]},
+        opened_ports={_PORTS[protocol](port) for protocol, port in described["ports"]},
         unit_status=scenario_state._EntityStatus.from_status_name(*described["status"]),
         app_status=scenario_state._EntityStatus.from_status_name(*described["app_status"]),
         workload_version=described["version"],

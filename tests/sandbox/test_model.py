@@ -99,7 +99,7 @@ def test_a_unit_is_born_in_jujus_order(world: World):
     assert world.ran == [
         "server/0 storage-attached",
         "server/0 install",
-        "server/0 relation-created",
+        "server/0 cluster-relation-created",
         "server/0 leader-elected",
         "server/0 config-changed",
         "server/0 start",
@@ -110,9 +110,9 @@ def test_only_the_first_unit_leads_and_peers_meet(world: World):
     world.add("server", SERVER, units=2)
     world.settle()
     assert "server/1 leader-elected" not in world.ran
-    assert "server/0 relation-joined server/1" in world.ran
-    assert "server/1 relation-joined server/0" in world.ran
-    assert world.ran.index("server/0 relation-joined server/1") > world.ran.index("server/1 start")
+    assert "server/0 cluster-relation-joined server/1" in world.ran
+    assert "server/1 cluster-relation-joined server/0" in world.ran
+    assert world.ran.index("server/0 cluster-relation-joined server/1") > world.ran.index("server/1 start")
 
 
 def test_units_that_meet_get_joined_before_changed_on_both_sides(world: World):
@@ -121,10 +121,10 @@ def test_units_that_meet_get_joined_before_changed_on_both_sides(world: World):
     rules.relate(world.model, "server:api", "client:api")
     world.settle()
     for here, there in (("server/0", "client/1"), ("client/1", "server/0")):
-        joined = world.ran.index(f"{here} relation-joined {there}")
-        assert world.ran[joined:].count(f"{here} relation-changed {there}") == 1
-        assert f"{here} relation-changed {there}" not in world.ran[:joined]
-    assert "client/0 relation-joined client/1" not in world.ran
+        joined = world.ran.index(f"{here} api-relation-joined {there}")
+        assert world.ran[joined:].count(f"{here} api-relation-changed {there}") == 1
+        assert f"{here} api-relation-changed {there}" not in world.ran[:joined]
+    assert "client/0 api-relation-joined client/1" not in world.ran
 
 
 def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
@@ -142,7 +142,7 @@ def test_written_data_wakes_the_other_side_once_and_nobody_else(world: World):
     world.answers["server"] = write
     rules.enqueue(world.model, world.model.units["server/0"], "update-status")
     world.settle()
-    assert world.ran == ["server/0 update-status", "client/0 relation-changed server/0"]
+    assert world.ran == ["server/0 update-status", "client/0 api-relation-changed server/0"]
     rules.enqueue(world.model, world.model.units["server/0"], "update-status")
     world.settle()
     assert world.ran[2:] == ["server/0 update-status"], "the same data again wakes nobody"
@@ -193,9 +193,9 @@ def test_a_subordinate_is_born_with_its_principal_and_sees_only_that_one(world: 
     world.settle()
     assert {unit.principal for unit in world.model.units.values() if unit.app == "agent"} == {"server/0", "server/1"}
     assert set(seen) == {"0", "1"}
-    assert not any("juju-info" in line or line.startswith("server/0 relation-joined agent") for line in world.ran)
-    assert "agent/0 relation-joined server/0" in world.ran
-    assert "agent/0 relation-joined server/1" not in world.ran
+    assert not any(line.startswith("server") and "juju-info" in line for line in world.ran)
+    assert "agent/0 juju-info-relation-joined server/0" in world.ran
+    assert "agent/0 juju-info-relation-joined server/1" not in world.ran
 
 
 def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world: World):
@@ -211,9 +211,9 @@ def test_removing_a_unit_ends_its_subordinates_first_and_tells_the_others(world:
     order = {line: index for index, line in enumerate(world.ran)}
     agent = "agent/0" if "agent/0 remove" in order else "agent/1"
     assert order[f"{agent} remove"] < order["server/0 stop"] < order["server/0 remove"]
-    assert order["server/0 relation-departed client/0"] < order["server/0 relation-broken"]
-    assert "client/0 relation-departed server/0" in order
-    assert "client/0 relation-broken" not in order
+    assert order["server/0 api-relation-departed client/0"] < order["server/0 api-relation-broken"]
+    assert "client/0 api-relation-departed server/0" in order
+    assert "client/0 api-relation-broken" not in order
     assert "server/1 leader-elected" in order
     assert "server/0" not in world.model.units
     assert world.model.leader("server") == "server/1"
@@ -228,7 +228,7 @@ def test_removing_a_relation_breaks_it_and_takes_its_subordinates(world: World):
     rules.remove_relation(world.model, relation)
     world.settle()
     kinds = [line.split(" ", 1)[1] for line in world.ran]
-    assert kinds == ["relation-departed server/0", "relation-broken", "stop", "remove"]
+    assert kinds == ["juju-info-relation-departed server/0", "juju-info-relation-broken", "stop", "remove"]
     assert not [unit for unit in world.model.units.values() if unit.app == "agent"]
     assert relation.id not in world.model.relations
 
