@@ -80,11 +80,18 @@ def _actions(actions: dict[str, Any]) -> collections.abc.Iterator[str]:
         required = set(spec.get("required", []))
         rows: list[list[str]] = []
         for parameter, schema in spec.get("params", {}).items():
-            allowed = ", ".join(f"`{value}`" for value in schema.get("enum", []))
-            kind = str(schema.get("type", "")) + (f": {allowed}" if allowed else "")
             default = "required" if parameter in required else _default(schema)
-            rows.append([f"`{parameter}`", kind, default, _cell(schema.get("description", ""))])
+            rows.append([f"`{parameter}`", _kind(schema), default, _cell(schema.get("description", ""))])
         yield from _table("", ["parameter", "type", "default", "meaning"], rows)
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    kind = str(schema.get("type", ""))
+    if "enum" in schema:
+        return f"{kind}: " + ", ".join(f"`{value}`" for value in schema["enum"])
+    if "minimum" in schema and "maximum" in schema:
+        return f"{kind}, {schema['minimum']} to {schema['maximum']}"
+    return kind + (f", at least {schema['minimum']}" if "minimum" in schema else "")
 
 
 def _named(title: str, things: dict[str, Any]) -> collections.abc.Iterator[str]:

@@ -12,12 +12,13 @@ import rules
 Mistake = collections.abc.Callable[[dict[str, Any]], None]
 
 SANDBOX = rules.ROOT / "sandbox" / "overlay.yaml"
-FILESYSTEMS = {"cephfs", "lustre", "nfs"}  # they exclude each other: a client mounts one filesystem
+FILESYSTEMS = {"cephfs", "lustre", "nfs"}
+EXCLUSIVE = (FILESYSTEMS, {"gpu", "lxd"})  # a client mounts one filesystem; a node is one kind of machine
 SETS = [
     names
     for count in range(len(rules.OVERLAYS) + 1)
     for names in itertools.combinations([path.stem for path in rules.OVERLAYS], count)
-    if len(FILESYSTEMS & set(names)) <= 1
+    if all(len(group & set(names)) <= 1 for group in EXCLUSIVE)
 ]
 
 
@@ -222,13 +223,14 @@ MISTAKES: list[tuple[Mistake, str]] = [
     ),
     (_relate("trainer:juju-info"), "relation ['trainer:juju-info']: has two ends"),
     (
-        _relate(instead_of=["trainer:juju-info", "sackd:juju-info"]),
-        "trainer: is subordinate and stands on no principal, so it never has a unit",
+        _relate(instead_of=["slurm-gpu:compute", "slurmd:juju-info"]),
+        "slurm-gpu: is subordinate and stands on no principal, so it never has a unit",
     ),
     (
         _relate("trainer:juju-info", "mysql:juju-info"),
         "trainer: cannot stand on mysql, whose base is ubuntu@22.04",
     ),
+    (_relate(instead_of=["trainer:juju-info", "sackd:juju-info"]), "trainer: endpoint juju-info must be related"),
     (_relate(instead_of=["slurmdbd:database", "mysql:database"]), "slurmdbd: endpoint database must be related"),
     (_set("applications/slurmctld/options/default-partition", "gpu"), "slurmctld: default-partition gpu is no slurmd application"),
     (_set("applications/trainer/options/workspace", "/home"), "trainer: workspace /home is not on a filesystem mounted on sackd"),
@@ -238,7 +240,7 @@ MISTAKES: list[tuple[Mistake, str]] = [
     ),
     (
         _relate(instead_of=["shared-filesystem-client:filesystem", "juicefs-server-proxy:filesystem"]),
-        "shared-filesystem-client: no filesystem to mount",
+        "shared-filesystem-client: endpoint filesystem must be related",
     ),
     (_set("saas/prometheus", {"url": "x:y/z.prometheus"}), "prometheus: no such offer is known"),
 ]  # fmt: skip

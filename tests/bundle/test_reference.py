@@ -31,12 +31,12 @@ platforms: {"ubuntu@24.04:amd64": null}
 assumes: [juju >= 3.6]
 provides: {out: {interface: thing, limit: 2, description: "Gives a|b\\n  things"}}
 requires: {host: {interface: juju-info, scope: container, optional: false}}
-config: {options: {level: {type: int, default: 3, description: How much}, on: {type: boolean, default: false}}}
+config: {options: {level: {type: int, default: 3, description: How much}, ready: {type: boolean, default: false}}}
 actions:
   go:
     description: Goes
     required: [where]
-    params: {where: {type: string, enum: [here, there], description: Whither}, fast: {type: boolean, default: true}}
+    params: {where: {type: string, enum: [here, there], description: Whither}, speed: {type: integer, minimum: 1, maximum: 9, default: 2}}
 resources: {tool: {type: file, description: A tool}}
 """
     )
@@ -47,8 +47,8 @@ resources: {tool: {type: file, description: A tool}}
         "| `out` | provides | `thing` | limit 2 | Gives a\\|b things |\n"
         "| `host` | requires | `juju-info` | same machine; must be related |  |\n\n"
         "## Options\n\n| option | type | default | meaning |\n| --- | --- | --- | --- |\n"
-        "| `level` | int | `3` | How much |\n| `on` | boolean | `false` |  |\n\n"
+        "| `level` | int | `3` | How much |\n| `ready` | boolean | `false` |  |\n\n"
         "## Actions\n\n### go\n\nGoes\n\n| parameter | type | default | meaning |\n| --- | --- | --- | --- |\n"
-        "| `where` | string: `here`, `there` | required | Whither |\n| `fast` | boolean | `true` |  |\n\n"
+        "| `where` | string: `here`, `there` | required | Whither |\n| `speed` | integer, 1 to 9 | `2` |  |\n\n"
         "## Resources\n\n| name | type | what for |\n| --- | --- | --- |\n| `tool` | file | A tool |\n"
     )
