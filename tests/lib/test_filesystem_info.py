@@ -53,6 +53,7 @@ juicefs = st.builds(
     params=st.just("") | text,
     storage=st.just("") | text,
     bucket=st.just("") | text,
+    version=st.just("") | text,
     keyless=st.booleans(),
 )
 

@@ -127,6 +127,7 @@ class Juicefs:
     params: str = ""  # the query of the metadata engine's URL, as JuiceFS reads it
     storage: str = ""  # the kind of object store, as `juicefs format --storage` names it
     bucket: str = ""  # its address
+    version: str = ""  # of the juicefs program that made the volume
     keyless: bool = False  # the engine does not hold the object store's keys: each client brings those of the secret
 
     def __post_init__(self) -> None:
@@ -152,6 +153,7 @@ class Juicefs:
             "uuid": self.uuid,
             "storage": self.storage,
             "bucket": self.bucket,
+            "version": self.version,
             "keyless": "true" if self.keyless else "",
             "auth": self.secret_id or "",
             "auth-rev": "" if self.auth_rev is None else str(self.auth_rev),
@@ -282,7 +284,7 @@ def _lustre(parts: "_Parts") -> Lustre:
 
 
 def _juicefs(parts: "_Parts") -> Juicefs:
-    optional = ("db", "tls", "params", "storage", "bucket", "keyless", "auth", "auth-rev")
+    optional = ("db", "tls", "params", "storage", "bucket", "version", "keyless", "auth", "auth-rev")
     options = _take(parts, "engine", "uuid", optional=optional)
     secret_id = options.get("auth")
     if secret_id is not None and not re.fullmatch(r"secret:.+", secret_id):
@@ -300,6 +302,7 @@ def _juicefs(parts: "_Parts") -> Juicefs:
         params=options.get("params", ""),
         storage=options.get("storage", ""),
         bucket=options.get("bucket", ""),
+        version=options.get("version", ""),
         keyless=_flag(options, "keyless"),
     )
 

@@ -1,0 +1,277 @@
+"""The volume served from this machine: Redis holds the metadata, an SFTP server the data. For trials and small teams.
+
+Both are instances of their own of what the distribution packages, next to any that the machine has. What a client was
+told to be written is on the disk: Redis syncs its log before each answer, and the directory of the data makes every
+write synchronous (an attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import pwd
+import secrets
+import tempfile
+
+import jinja2
+
+import juicefs_volume
+from slurm_ddp import apt, files, juicefs, systemd
+from slurm_ddp.interfaces import filesystem_info
+from slurm_ddp.run import run
+
+METADATA_PORT = 6379
+OBJECTS_PORT = 2022
+ACCOUNT = "juicefs-objects"  # may log in to our SFTP server and to nothing else
+DATABASE = "1"  # of Redis
+_START_S = 660.0  # Redis reads its whole log before it says that it is ready
+
+_CONFIG = pathlib.Path("/etc/slurm-ddp")
+_SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
+_SHADOW = pathlib.Path("/etc/shadow")
+_TEMPLATES = pathlib.Path(__file__).parent / "templates"
+# The packages' own instances, which nobody asked for: stopped if the package comes with us
+_PACKAGES = {"redis-server": ("redis-server.service",), "openssh-server": ("ssh.service", "ssh.socket")}
+_MARKER = "juicefs-server-proxy"  # an empty file in the storage: it is there, and it is the one
+
+
+class StoreError(Exception):
+    """The store cannot run as it should. `str()` is one line that says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What this unit should serve."""
+
+    app: str
+    address: str  # of this unit: where the servers listen, besides the loopback, and where clients find them
+    directory: pathlib.Path  # the unit's storage
+    credentials: filesystem_info.JuicefsSecret
+
+    @property
+    def units(self) -> tuple[str, str]:
+        """Return the names of the systemd units, the metadata's first."""
+        return unit_names(self.app)
+
+
+def volume(name: str, address: str) -> juicefs_volume.Volume:
+    """Return the volume that a unit with this address serves."""
+    host = filesystem_info.join_address(address, METADATA_PORT)
+    bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
+    engine = juicefs.Engine("redis", (host,), DATABASE)
+    return juicefs_volume.Volume(name=name, engine=engine, storage="sftp", bucket=bucket, keyless=False)
+
+
+def with_passwords(content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
+    """Return the credentials of an embedded volume: those in `content`, new ones where it has none."""
+    # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
+    known = content.content() if content is not None else {}
+    fresh = {
+        "meta-password": secrets.token_urlsafe(32),
+        "access-key": ACCOUNT,
+        "secret-key": secrets.token_urlsafe(32),
+    }
+    return filesystem_info.JuicefsSecret.from_content(fresh | known)
+
+
+def unit_names(app: str) -> tuple[str, str]:
+    """Return the names of an application's systemd units, the metadata's first."""
+    return f"juicefs-metadata-{app}.service", f"juicefs-objects-{app}.service"
+
+
+def ensure(settings: Settings) -> bool:
+    """Serve as `settings` say, now and after a reboot; return whether anything changed.
+
+    Raises:
+        StoreError: something stands in the way that a person must move.
+        CommandError: a package, account or service could not be made.
+    """
+    changed = _ensure_packages()
+    changed |= _ensure_account(filesystem_info.reveal(settings.credentials.secret_key))
+    changed |= _ensure_directories(settings.directory)
+    config = _CONFIG / settings.app
+    binds = list(dict.fromkeys((settings.address, "127.0.0.1")))
+    marker = settings.directory / _MARKER
+    metadata, objects = settings.units
+
+    directory = settings.directory / "metadata"
+    redis_conf = _render(
+        "redis.conf.j2",
+        binds=binds,
+        port=METADATA_PORT,
+        directory=directory,
+        password_sha256=hashlib.sha256(filesystem_info.reveal(settings.credentials.meta_password).encode()).hexdigest(),
+    )
+    new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
+    new_redis |= systemd.ensure_unit(
+        metadata,
+        _render(
+            "metadata.service.j2", app=settings.app, directory=directory, marker=marker, config=config / "redis.conf"
+        ),
+    )
+
+    chroot = settings.directory / "objects"
+    sshd_config = _render(
+        "sshd_config.j2",
+        binds=[f"{_bracketed(address)}:{OBJECTS_PORT}" for address in binds],
+        host_key=_ensure_host_key(config),
+        account=ACCOUNT,
+        chroot=chroot,
+    )
+    new_sshd = files.ensure_file(config / "sshd_config", sshd_config)
+    new_sshd |= systemd.ensure_unit(
+        objects,
+        _render("objects.service.j2", app=settings.app, chroot=chroot, marker=marker, config=config / "sshd_config"),
+    )
+    if files.ensure_file(_SSHD_DROPINS / f"50-{settings.app}.conf", _render("sshd_dropin.conf.j2", account=ACCOUNT)):
+        changed = True
+        run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
+    _ensure_running(metadata, METADATA_PORT, restart=new_redis)
+    _ensure_running(objects, OBJECTS_PORT, restart=new_sshd)
+    return changed or new_redis or new_sshd
+
+
+def is_running(settings: Settings) -> bool:
+    """Tell whether both servers run and take connections at the unit's address."""
+    answers = (_answers(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
+    return all(map(systemd.is_active, settings.units)) and all(answers)
+
+
+def is_durable(directory: pathlib.Path) -> bool:
+    """Tell whether the data's directory makes writes synchronous, for what is made in it too."""
+    data = directory / "objects" / "data"
+    if not _is_synchronous(data):
+        return False
+    with tempfile.TemporaryDirectory(prefix=".durable-", dir=data) as made:
+        return _is_synchronous(pathlib.Path(made))
+
+
+def stop(app: str) -> None:
+    """Stop both servers, so that the storage can be detached."""
+    for unit in unit_names(app):
+        systemd.stop(unit)
+
+
+def remove(app: str) -> None:
+    """Remove the servers, their configuration and the account. The data stays where it is."""
+    for unit in unit_names(app):
+        systemd.ensure_no_unit(unit)
+    config = _CONFIG / app
+    for name in ("redis.conf", "sshd_config", "ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"):
+        files.ensure_absent(config / name)
+    if config.is_dir() and not any(config.iterdir()):
+        config.rmdir()
+    if files.ensure_absent(_SSHD_DROPINS / f"50-{app}.conf"):
+        run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
+    if _account() is not None:
+        run("/usr/sbin/userdel", ACCOUNT, check=False)
+
+
+def _ensure_packages() -> bool:
+    missing = [name for name in _PACKAGES if not apt.is_installed(name)]
+    apt.ensure_packages([*_PACKAGES, "openssl", "e2fsprogs"])
+    for name in missing:
+        run("/usr/bin/systemctl", "disable", "--now", *_PACKAGES[name], check=False)
+    return bool(missing)
+
+
+def _ensure_account(password: str) -> bool:
+    changed = _account() is None
+    if changed:
+        options = ("--system", "--no-create-home", "--home-dir", "/", "--shell", "/usr/sbin/nologin")
+        run("/usr/sbin/useradd", *options, ACCOUNT)
+    current = next(
+        (line.split(":")[1] for line in _SHADOW.read_text().splitlines() if line.startswith(f"{ACCOUNT}:")), ""
+    )
+    salt = current.split("$")[2] if current.startswith("$6$") and current.count("$") == 3 else None
+    if salt is None or _hashed(password, salt) != current:
+        run("/usr/sbin/chpasswd", "-e", stdin=f"{ACCOUNT}:{_hashed(password)}\n")
+        changed = True
+    return changed
+
+
+def _hashed(password: str, salt: str | None = None) -> str:
+    salted = ("-salt", salt) if salt is not None else ()
+    return run("/usr/bin/openssl", "passwd", "-6", *salted, "-stdin", stdin=password).stdout.strip()
+
+
+def _account() -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        return None
+
+
+def _ensure_directories(storage: pathlib.Path) -> bool:
+    """Make the directories of the storage; sshd wants those above a chroot to be root's alone."""
+    for directory in (storage, *storage.parents):
+        stat = directory.stat()
+        if stat.st_uid != 0 or stat.st_mode & 0o022:
+            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
+    account = _account()
+    assert account is not None
+    redis = pwd.getpwnam("redis")
+    changed = False
+    for path, uid, gid, mode in (
+        (storage / "metadata", redis.pw_uid, redis.pw_gid, 0o700),
+        (storage / "objects", 0, 0, 0o755),
+        (storage / "objects" / "data", account.pw_uid, account.pw_gid, 0o700),
+    ):
+        if not path.is_dir():
+            path.mkdir()
+            changed = True
+        stat = path.stat()
+        if (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777) != (uid, gid, mode):
+            os.chown(path, uid, gid)
+            path.chmod(mode)
+            changed = True
+    if not _is_synchronous(storage / "objects" / "data"):
+        run("/usr/bin/chattr", "+S", storage / "objects" / "data", check=False)  # some filesystems cannot: is_durable()
+    return files.ensure_file(storage / _MARKER, "") or changed
+
+
+def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
+    key = config / "ssh_host_ed25519_key"
+    if not key.exists():
+        config.mkdir(parents=True, exist_ok=True)
+        run("/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key)
+    return key
+
+
+def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
+    if not restart and systemd.is_active(unit):
+        return
+    if not systemd.is_active(unit) and _answers("127.0.0.1", port):
+        raise StoreError(f"something else listens on port {port}: stop it")
+    if systemd.is_active(unit):
+        systemd.restart(unit, timeout=_START_S)
+    else:
+        systemd.enable_now(unit, timeout=_START_S)
+
+
+def _is_synchronous(directory: pathlib.Path) -> bool:
+    attributes = run("/usr/bin/lsattr", "-d", directory, check=False).stdout
+    return "S" in attributes.partition(" ")[0]
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        juicefs.check_reachable([(address, port)], timeout=2)
+    except juicefs.UnreachableError:
+        return False
+    return True
+
+
+def _bracketed(address: str) -> str:
+    return filesystem_info.join_address(address, None)
+
+
+def _render(template: str, **values: object) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - configuration files, not HTML
+    )
+    return environment.get_template(template).render(**values)

@@ -1,0 +1,81 @@
+"""What the application remembers of its volume: in the peers' databag, and in a secret for the credentials."""
+
+import typing
+
+import ops
+import pydantic
+
+from slurm_ddp.interfaces import filesystem_info as fs
+
+PEERS = "server-peers"
+
+
+class Pinned(pydantic.BaseModel, frozen=True):
+    """The peers' application databag: what the leader pins for good. Any field may be absent."""
+
+    mode: typing.Literal["embedded", "external"] | None = None
+    server: str | None = None  # the unit whose storage holds an embedded volume
+    uuid: str | None = None  # of the volume
+    secret_id: str | None = None  # of the credentials
+
+
+class Ledger:
+    """Reads for every unit, writes for the leader."""
+
+    def __init__(self, charm: ops.CharmBase, relation: ops.Relation) -> None:
+        self._model = charm.model
+        self._unit = charm.unit
+        self._app = charm.app
+        self._relation = relation
+
+    @property
+    def pinned(self) -> Pinned:
+        """Return what is pinned."""
+        return self._relation.load(Pinned, self._app)
+
+    def pin(self, **fields: str | None) -> Pinned:
+        """Pin some fields; return all."""
+        pinned = Pinned.model_validate(self.pinned.model_dump() | fields)
+        self._relation.save(pinned, self._app)
+        return pinned
+
+    def tell_address(self, address: str) -> None:
+        """Tell the other units where this unit serves the volume."""
+        self._relation.data[self._unit]["address"] = address
+
+    def address(self) -> str | None:
+        """Return where the server serves the volume; None before it does.
+
+        Raises:
+            KeyError: the server is no unit of the application any more.
+        """
+        units = {unit.name: unit for unit in (self._unit, *self._relation.units)}
+        server = self.pinned.server
+        return self._relation.data[units[server]].get("address") if server is not None else None
+
+    def credentials(self) -> fs.JuicefsSecret | None:
+        """Return what the secret holds; None when there is no secret yet."""
+        secret = self.secret()
+        if secret is None:
+            return None
+        leads = self._unit.is_leader()
+        return fs.JuicefsSecret.from_content(secret.peek_content() if leads else secret.get_content(refresh=True))
+
+    def secret(self) -> ops.Secret | None:
+        """Return the secret with the credentials."""
+        identifier = self.pinned.secret_id
+        return self._model.get_secret(id=identifier) if identifier is not None else None
+
+    def ensure_secret(self, credentials: fs.JuicefsSecret) -> tuple[ops.Secret, int]:
+        """Make the secret hold `credentials`; return it and the revision that does."""
+        secret, content = self.secret(), credentials.content()
+        if secret is None:
+            text = "Credentials of the JuiceFS volume, for the charms that mount it"
+            secret = self._app.add_secret(content, label="volume", description=text)
+            self.pin(secret_id=secret.id)
+            return secret, 1
+        revision = secret.get_info().revision
+        if secret.peek_content() == content:
+            return secret, revision
+        secret.set_content(content)
+        return secret, revision + 1  # Juju makes the revision when the hook ends
