@@ -1,0 +1,90 @@
+"""What the trainer's modules share: how they fail, how they report, and where they work."""
+
+import collections.abc
+import dataclasses
+import os
+import pathlib
+import pwd
+
+Log = collections.abc.Callable[[str], None]
+Results = dict[str, str]
+
+
+class TrainerError(Exception):
+    """Something a person can mend; `str()` is one line that says what and how. `results` go with a failed action."""
+
+    def __init__(self, message: str, *, results: Results | None = None) -> None:
+        super().__init__(one_line(message))
+        self.results: Results = results or {}
+
+
+class ParameterError(TrainerError):
+    """A parameter or option cannot be; the message begins with its name."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What every action works with, proved to be usable."""
+
+    unit: str  # this unit's name, for the commands that messages tell to type
+    workspace: pathlib.Path  # the shared filesystem's folder for datasets, environments and runs
+    user: str  # the account that owns what is in the workspace and runs the jobs
+    uid: int
+    gid: int
+    payload: pathlib.Path  # the payload inside the charm
+    torch_build: str  # auto, cpu or cuda
+    torch_index: str  # an additional package index for torch; may be empty
+
+    @property
+    def user_to_be(self) -> str | None:
+        """Return the account to change to for a command; None when this process runs as it already (in tests)."""
+        return self.user if os.geteuid() == 0 else None
+
+    @property
+    def runs(self) -> pathlib.Path:
+        """Return the folder of the runs."""
+        return self.workspace / "runs"
+
+    @property
+    def datasets(self) -> pathlib.Path:
+        """Return the folder of the datasets."""
+        return self.workspace / "datasets"
+
+    @property
+    def environments(self) -> pathlib.Path:
+        """Return the folder of the environments' archives."""
+        return self.workspace / "environments"
+
+    @property
+    def node_cache(self) -> pathlib.Path:
+        """Return the folder on each node's own disk where the user's environments are unpacked."""
+        return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
+
+
+def account(name: str) -> pwd.struct_passwd:
+    """Return the account that jobs run as. Raises ParameterError where there is none or it is root's."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise ParameterError(
+            "submit-user", f"no account {name!r} on this host; it must exist with the same uid on every node"
+        ) from None
+    if found.pw_uid == 0:
+        raise ParameterError("submit-user", f"{name!r} is root; jobs never run as root: name an ordinary account")
+    return found
+
+
+def one_line(text: str, limit: int = 600) -> str:
+    """Return `text` on one line, printable, and not longer than `limit` characters."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return how a value is quoted in a message: printable, short."""
+    text = ascii(value)
+    return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"

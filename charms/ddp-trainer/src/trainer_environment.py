@@ -1,0 +1,331 @@
+"""The Python environment of all jobs: made once on this host, kept as one archive in the workspace.
+
+What goes in decides its key: the interpreter's version, the machine, the build of torch, the payload and its locked
+requirements. An environment with the right key is used; another one is made as soon as any of these differs.
+"""
+
+import concurrent.futures
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import time
+import typing
+
+import trainer_workspace
+from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.slurm import jobs
+from trainer_base import Log, Settings, TrainerError
+
+TORCH = "2.13.0"
+STAGING = pathlib.Path("/var/lib/ddp-trainer/payload")  # root's; the submit user reads the payload there
+_FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
+_REPORT_S = 8.0
+_PIP_TIMEOUT_S = 5400.0
+_NEEDED_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}
+_DRIVER = """
+import ctypes
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    version, count = ctypes.c_int(), ctypes.c_int()
+    failed = cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(version))
+    failed = failed or cuda.cuDeviceGetCount(ctypes.byref(count))
+    print("driver", version.value if count.value and not failed else 0)
+except OSError:
+    print("driver", 0)
+"""
+
+T = typing.TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """An installed environment."""
+
+    manifest: trainer_workspace.Manifest
+    archive: str  # path in the workspace
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which build of torch the cluster needs."""
+
+    build: str  # cpu or cuda
+    driver_seen: bool  # False: a GPU node was asked, and it has no CUDA driver
+    why: str
+
+
+def find(settings: Settings, contents: trainer_workspace.Contents, build: str) -> Environment | None:
+    """Return the newest installed environment that was made from what would go in now, for this build of torch."""
+    key = _key(settings, build)
+    for manifest in contents.environments:
+        if manifest.key == key and manifest.build == build:
+            return Environment(manifest, str(settings.environments / f"{manifest.hash}.tar.zst"))
+    return None
+
+
+def ensure(
+    settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log, *, gpus: bool | None = None
+) -> Environment:
+    """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
+    contents = trainer_workspace.look(settings)
+    wanted = settings.torch_build
+    order = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}[wanted]
+    for build in order:
+        found = find(settings, contents, build)
+        unproved = wanted == "auto" and build == "cpu" and gpus and found is not None and found.manifest.driver_seen
+        if found is not None and not unproved:
+            return found
+    return install(settings, partitions, log)
+
+
+def install(
+    settings: Settings,
+    partitions: tuple[jobs.Partition, ...],
+    log: Log,
+    *,
+    build: str | None = None,
+    force: bool = False,
+) -> Environment:
+    """Make the environment and store its archive; with one there already, only where `force`. Raises TrainerError."""
+    wanted = build or settings.torch_build
+    choice = choose_build(settings, partitions, log) if wanted == "auto" else Choice(wanted, True, "as configured")
+    found = find(settings, trainer_workspace.look(settings), choice.build)
+    if found is not None and not force and found.manifest.driver_seen == choice.driver_seen:
+        log(f"environment {found.manifest.hash} with torch {found.manifest.torch} is there already")
+        return found
+    log(f"making the environment: torch {TORCH} for {choice.build.upper()} ({choice.why})")
+    return _make(settings, choice, log)
+
+
+def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log) -> Choice:
+    """Return which build of torch the cluster's nodes can use, asking one node with a GPU for its driver."""
+    place = next(((p, node) for p in partitions if p.is_up for node in p.usable if node.gpus), None)
+    if place is None:
+        return Choice("cpu", True, "Slurm knows no node with GPUs")
+    partition, node = place
+    options = (
+        f"--partition={partition.name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=256M",
+        "--gpus-per-node=1", "--time=2", "--immediate=60", "--chdir=/", "--job-name=trainer-driver",
+    )  # fmt: skip
+    log(f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver")
+    argv = ("/usr/bin/python3", "-I", "-c", _DRIVER)
+    try:
+        answer = jobs.run_step(*argv, options=options, user=settings.user_to_be, timeout_s=150)
+    except jobs.SlurmError as e:
+        raise TrainerError(
+            f"no GPU node told its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
+        ) from e
+    version = int(answer.split()[-1]) if answer.startswith("driver ") and answer.split()[-1].isdecimal() else 0
+    if version:
+        return Choice("cuda", True, f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}")
+    return Choice("cpu", False, f"{node.name} has no CUDA driver")
+
+
+def describe(environment: Environment) -> dict[str, str]:
+    """Return the environment's figures as an action's results."""
+    manifest = environment.manifest
+    return {
+        "environment": environment.archive,
+        "torch": manifest.torch,
+        "python": manifest.python,
+        "size-mb": str(manifest.size_bytes >> 20),
+        "unpacked-mb": str(manifest.unpacked_bytes >> 20),
+    }
+
+
+def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
+    began = time.monotonic()
+    payload = _stage_payload(settings)
+    opened = trainer_workspace.ask(settings, "open_cache", base=str(settings.node_cache))
+    build = pathlib.Path(opened["folder"])
+    try:
+        if opened["free_bytes"] < _NEEDED_BYTES[choice.build]:
+            free, needed = opened["free_bytes"] >> 20, _NEEDED_BYTES[choice.build] >> 20
+            raise TrainerError(f"{settings.node_cache} has {free} MiB free; {needed} are needed")
+        _install_packages(settings, payload, build, choice.build, log)
+        log("checking it and taking out what no run reads")
+        size = trainer_workspace.ask(
+            settings, "finish_environment", timeout_s=600, build=str(build), payload=str(payload)
+        )
+        version = _check(settings, build)
+        manifest = {
+            "key": _key(settings, choice.build),
+            "unpacked_bytes": size["size_bytes"],
+            "files": size["files"],
+            "python": _python_version(),
+            "torch": version,
+            "build": choice.build,
+            "driver_seen": choice.driver_seen,
+            "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        stored = _with_progress(
+            log,
+            f"storing {size['size_bytes'] >> 20} MiB in {settings.environments}",
+            lambda: trainer_workspace.ask(
+                settings,
+                "store_environment",
+                timeout_s=3600,
+                build=str(build),
+                folder=str(settings.environments),
+                manifest=manifest,
+            ),
+        )
+    finally:
+        trainer_workspace.ask(settings, "remove_build", timeout_s=300, build=str(build))
+    made = trainer_workspace.Manifest.model_validate(stored)
+    log(f"environment {made.hash} is stored: {made.size_bytes >> 20} MiB, {time.monotonic() - began:.0f} s in all")
+    return Environment(made, str(settings.environments / f"{made.hash}.tar.zst"))
+
+
+def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log) -> None:
+    python = build / "env" / "bin" / "python"
+    user = settings.user_to_be
+    _with_progress(
+        log,
+        "making a virtual environment",
+        lambda: _run(trainer_workspace.PYTHON, "-m", "venv", build / "env", user=user),
+    )
+    pip_log = build / "pip.log"
+    pip = (
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        f"--log={pip_log}",
+    )
+
+    def install(text: str, *arguments: str | pathlib.Path) -> None:
+        _with_progress(log, text, lambda: _run(*pip, *arguments, user=user), lambda: _last_words(settings, pip_log))
+
+    install("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
+    index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
+    if kind == "cuda":
+        install(f"installing torch {TORCH} for CUDA", *index, f"torch=={TORCH}")
+        return
+    try:
+        install(f"installing torch {TORCH}+cpu", *index, f"torch=={TORCH}+cpu")
+    except TrainerError as e:
+        if "No matching distribution" not in str(e) and "Could not find a version" not in str(e):
+            raise
+        log(
+            f"no index offers torch {TORCH}+cpu (option torch-index can name one); the build for CUDA also runs on CPUs"
+        )
+        install(f"installing torch {TORCH}", f"torch=={TORCH}")
+
+
+def _check(settings: Settings, build: pathlib.Path) -> str:
+    """Return torch's version as the environment itself tells it, with all that the payload imports."""
+    python = build / "env" / "bin" / "python"
+    code = "import ddptrain, numpy, torch, torch.distributed.run; print(torch.__version__)"
+    return _run(python, "-c", code, user=settings.user_to_be, timeout=300).strip()
+
+
+def _key(settings: Settings, build: str) -> str:
+    """Return what the environment that would be made now is known by."""
+    torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
+    inputs = [_FORMAT, _python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+
+
+def _python_version() -> str:
+    """Return the version of the interpreter that the environment uses, here and on the nodes."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return _run(trainer_workspace.PYTHON, "-I", "-c", code).strip()
+
+
+def _payload_digest(payload: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    for path in _payload_files(payload):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(payload)}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
+
+
+def _payload_files(payload: pathlib.Path) -> list[pathlib.Path]:
+    package = sorted(
+        path for path in (payload / "ddptrain").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
+    locked = payload / "requirements.txt"
+    if not package or not locked.is_file():
+        raise TrainerError(f"this charm carries no payload in {payload}; pack it with: make pack")
+    return [*package, locked]
+
+
+def _stage_payload(settings: Settings) -> pathlib.Path:
+    """Return a copy of the payload that the submit user can read and only root can change."""
+    target = STAGING / _payload_digest(settings.payload)[:16]
+    if target.is_dir():
+        return target
+    partial = STAGING / f".{target.name}.{os.getpid()}"
+    shutil.rmtree(STAGING, ignore_errors=True)
+    for path in _payload_files(settings.payload):
+        copy = partial / path.relative_to(settings.payload)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    for path in (STAGING.parent, STAGING, partial, *partial.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    partial.rename(target)
+    return target
+
+
+def _with_progress(
+    log: Log, text: str, work: typing.Callable[[], T], detail: typing.Callable[[], str] = lambda: ""
+) -> T:
+    """Return `work()`, done in a thread, while telling every few seconds that it goes on."""
+    log(text)
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        while True:
+            try:
+                return future.result(timeout=_REPORT_S)
+            except concurrent.futures.TimeoutError:
+                if future.done():
+                    raise
+                words = detail()
+                log(f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else ""))
+
+
+def _last_words(settings: Settings, path: pathlib.Path) -> str:
+    try:
+        line = trainer_workspace.ask(settings, "last_line", timeout_s=5, path=str(path))["line"]
+    except trainer_workspace.WorkspaceError:
+        return ""
+    return " ".join(line.split(" ", 1)[-1].split())[:100]  # without pip's time stamp
+
+
+def _run(*argv: str | pathlib.Path, user: str | None = None, timeout: float = _PIP_TIMEOUT_S) -> str:
+    try:
+        return run(*argv, user=user, cwd="/", timeout=timeout, env=_proxies()).stdout
+    except CommandTimeout as e:
+        raise TrainerError(f"{e}; is the package index reachable from this host?") from e
+    except CommandError as e:
+        raise TrainerError(f"{_what(argv)}: {_cause(e)}") from e
+
+
+def _cause(e: CommandError) -> str:
+    """Return the command's own reason: pip names it in lines that begin with ERROR."""
+    told = [line.removeprefix("ERROR:").strip() for line in e.stderr.splitlines() if line.startswith("ERROR:")]
+    return "; ".join(dict.fromkeys(told[-2:])) if told else str(e)
+
+
+def _what(argv: tuple[str | pathlib.Path, ...]) -> str:
+    return "pip" if "pip" in argv else "python3 -m venv" if "venv" in argv else pathlib.Path(argv[0]).name
+
+
+def _proxies() -> dict[str, str]:
+    """Return the model's proxy settings under the names that pip reads."""
+    names = {
+        "http_proxy": "JUJU_CHARM_HTTP_PROXY",
+        "https_proxy": "JUJU_CHARM_HTTPS_PROXY",
+        "no_proxy": "JUJU_CHARM_NO_PROXY",
+    }
+    return {name: os.environ[given] for name, given in names.items() if os.environ.get(given)}

@@ -1,0 +1,151 @@
+"""What to ask Slurm for: the parameters where they are given, and the partition's own figures where they are not."""
+
+import dataclasses
+
+import trainer_params
+from slurm_ddp.slurm import jobs
+from trainer_base import ParameterError, TrainerError
+
+_LEAD_S = (30, 180)  # how long before its end a job is warned: enough to write a checkpoint, see payload.md 2.3
+_LEAST_MEMORY_MB = 1024  # an interpreter with torch takes half of that
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a job asks for."""
+
+    partition: str
+    num_nodes: int
+    gpus_per_node: int
+    cpus_per_task: int  # one task for each node: the ranks of a node share these
+    memory_mb: int  # for each node
+    time_limit: str | None  # in Slurm's notation; None: the partition's own
+    lead_s: int  # how long before the time limit the job is warned
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Return the ranks for each node: one for each GPU, or one that uses all the cores."""
+        return self.gpus_per_node or 1
+
+
+def training(params: trainer_params.SubmitDdp, partitions: tuple[jobs.Partition, ...]) -> Request:
+    """Return what a training job asks for. Without parameters: all usable nodes of the default partition, whole.
+
+    Where some of the nodes have GPUs, only those count, with as many GPUs as each of them has.
+    Raises ParameterError where the cluster cannot give what was asked for.
+    """
+    partition = choose_partition(params.partition, partitions)
+    candidates = _with_gpus(params.gpus_per_node, partition)
+    gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
+    candidates = _with_cpus(params.cpus_per_task, candidates, partition)
+    if params.memory is not None:
+        candidates = _with_memory(params.memory, candidates, partition)
+    num_nodes = len(candidates) if params.nodes is None else params.nodes
+    if num_nodes > len(candidates):
+        rest = _describe_unusable(partition)
+        raise ParameterError(
+            "nodes", f"{num_nodes} asked for, partition {partition.name} has {len(candidates)} usable{rest}"
+        )
+    cpus = params.cpus_per_task or min(_share(node.cpus, gpus, node.gpus) for node in candidates)
+    memory_mb = (
+        trainer_params.memory_mb(params.memory) if params.memory else min(_memory(n, cpus, gpus) for n in candidates)
+    )
+    limit, lead_s = _times(params.time_limit, partition)
+    return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s)
+
+
+def preparation(params: trainer_params.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
+    """Return what a job that prepares a dataset asks for: half a node, at least one core and 2 GiB where there are."""
+    partition = choose_partition(params.partition, partitions)
+    node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
+    cpus = max(1, node.cpus // 2)
+    memory_mb = min(node.memory_mb, max(2048, node.memory_mb // 2))
+    limit, lead_s = _times(params.time_limit, partition)
+    return Request(partition.name, 1, 0, cpus, memory_mb, limit, lead_s)
+
+
+def choose_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
+    """Return the named partition or the default one. Raises ParameterError unless it takes jobs."""
+    if not partitions:
+        raise TrainerError("Slurm has no partition yet; is slurmd integrated with slurmctld?")
+    if name is None:
+        found = next((partition for partition in partitions if partition.is_default), None)
+        if found is None and len(partitions) > 1:
+            known = ", ".join(partition.name for partition in partitions)
+            raise ParameterError(
+                "partition", f"must be given, since Slurm has no default partition; there are: {known}"
+            )
+        found = found or next(iter(partitions))
+    else:
+        found = next((partition for partition in partitions if partition.name == name), None)
+        if found is None:
+            known = ", ".join(partition.name for partition in partitions)
+            raise ParameterError("partition", f"no partition {name!r}; there are: {known}")
+    if not found.is_up:
+        raise ParameterError(
+            "partition", f"{found.name} is not up; scontrol update partitionname={found.name} state=up"
+        )
+    if not found.usable:
+        raise ParameterError("partition", f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R")
+    return found
+
+
+def _with_gpus(wanted: int | None, partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
+    if wanted is None:
+        return tuple(node for node in partition.usable if node.gpus) or partition.usable
+    found = tuple(node for node in partition.usable if node.gpus >= wanted)
+    if not found:
+        most = max(node.gpus for node in partition.usable)
+        raise ParameterError(
+            "gpus-per-node", f"{wanted} asked for, a node of partition {partition.name} has at most {most}"
+        )
+    return found
+
+
+def _with_cpus(
+    wanted: int | None, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition
+) -> tuple[jobs.Capacity, ...]:
+    found = tuple(node for node in nodes if node.cpus >= (wanted or 1))
+    if not found:
+        most = max(node.cpus for node in nodes)
+        raise ParameterError(
+            "cpus-per-task", f"{wanted} asked for, a node of partition {partition.name} has at most {most}"
+        )
+    return found
+
+
+def _with_memory(wanted: str, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
+    found = tuple(node for node in nodes if node.memory_mb >= trainer_params.memory_mb(wanted))
+    if not found:
+        most = max(node.memory_mb for node in nodes)
+        raise ParameterError("memory", f"{wanted} asked for, a node of partition {partition.name} has at most {most}M")
+    return found
+
+
+def _share(total: int, wanted: int, there: int) -> int:
+    """Return the share of a node's cores that goes with `wanted` of its `there` GPUs; all of them without GPUs."""
+    return max(1, total * wanted // there) if wanted and there else max(1, total)
+
+
+def _memory(node: jobs.Capacity, cpus: int, gpus: int) -> int:
+    """Return the memory that goes with the larger of the two shares of a node, in MiB."""
+    share = max(cpus / max(node.cpus, 1), gpus / node.gpus if node.gpus else 0.0)
+    return max(min(_LEAST_MEMORY_MB, node.memory_mb), int(node.memory_mb * min(share, 1.0)))
+
+
+def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, int]:
+    """Return the time limit to ask for and how long before its end the job is warned."""
+    seconds = jobs.parse_time(wanted) if wanted else partition.default_time_s or partition.max_time_s
+    if wanted and seconds and partition.max_time_s and seconds > partition.max_time_s:
+        most = jobs.format_time(partition.max_time_s)
+        raise ParameterError("time-limit", f"{wanted} asked for, partition {partition.name} allows at most {most}")
+    least, most_s = _LEAD_S
+    lead_s = most_s if seconds is None else min(most_s, max(least, seconds // 5))
+    return jobs.format_time(seconds) if wanted and seconds else None, lead_s
+
+
+def _describe_unusable(partition: jobs.Partition) -> str:
+    others = [f"{node.name} is {node.state.lower()}" for node in partition.nodes if not node.is_usable]
+    if not others:
+        return ""
+    return f" ({', '.join(others[:4])}{', ...' if len(others) > 4 else ''})"

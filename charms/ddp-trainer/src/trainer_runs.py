@@ -1,0 +1,359 @@
+"""Runs and their jobs: submitted, followed, explained, cancelled. Each run is a folder of the workspace."""
+
+import collections.abc
+import dataclasses
+import datetime
+import json
+import time
+import typing
+
+import trainer_workspace
+from slurm_ddp.slurm import jobs
+from trainer_base import Log, ParameterError, Results, Settings, TrainerError, one_line
+
+FAILURE_LINES = 5
+_REPORT_S = 8.0
+_SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
+_CANCEL_S = 60.0
+_ENDED_WELL = "COMPLETED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """A run that Slurm has taken."""
+
+    job_id: int
+    run: str
+    run_dir: str
+    script: str
+    log: str
+
+    def as_results(self) -> Results:
+        """Return the results that every submission gives."""
+        return {
+            "job-id": str(self.job_id),
+            "run": self.run,
+            "run-dir": self.run_dir,
+            "log": self.log,
+            "script": self.script,
+        }
+
+
+def new_name(settings: Settings, kind: str) -> str:
+    """Return the name for a run that was given none: its kind and the time."""
+    stamp = now().strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 100):
+        name = f"{kind}-{stamp}" if number == 1 else f"{kind}-{stamp}-{number}"
+        if trainer_workspace.locate(settings, str(settings.runs / name)).kind == "absent":
+            return name
+    raise TrainerError(f"{settings.runs} holds too many runs of this second; try again")
+
+
+def refuse_if_active(settings: Settings, run: str) -> None:
+    """Raise ParameterError when a job of this run is pending or running."""
+    for known in jobs.jobs(user=settings.user, name=run):
+        if known.is_active:
+            raise ParameterError(
+                "run", f"{run} is at work as job {known.job_id} ({known.state}); wait for it or cancel it"
+            )
+
+
+def submit(settings: Settings, run: str, texts: dict[str, str], facts: dict[str, object], *, again: bool) -> Submitted:
+    """Write a run's files and hand its script to Slurm, both as the submit user. Raises TrainerError."""
+    folder = settings.runs / run
+    record = {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
+    if again:  # so that the summary of an earlier job is not taken for this one's
+        told = trainer_workspace.ask(settings, "read_run", workspace=str(settings.workspace), run=run, job_id=None)
+        record["summary_before"] = told["summary_written"]
+    texts = {**texts, "job.json": _dump(record)}
+    trainer_workspace.ask(settings, "create_run", workspace=str(settings.workspace), run=run, texts=texts, again=again)
+    script = folder / "job.sbatch"
+    try:
+        job_id = jobs.submit(str(script), user=settings.user_to_be)
+    except jobs.SlurmError as e:
+        if not again:
+            trainer_workspace.ask(settings, "remove_run", workspace=str(settings.workspace), run=run)
+        raise refused(str(e)) from e
+    trainer_workspace.ask(settings, "write", path=str(folder / "job.json"), text=_dump({**record, "job_id": job_id}))
+    return Submitted(job_id, run, str(folder), str(script), str(folder / "logs" / f"{job_id}.out"))
+
+
+def refused(said: str) -> TrainerError:
+    """Return the error for what sbatch said, with the parameter's name where Slurm's words tell which it is."""
+    culprits = {
+        "artition": "partition", "ccount": "account", "QOS": "qos", "qos": "qos", "eservation": "reservation",
+        "eature": "constraint", "ime limit": "time-limit", "emory": "memory",
+    }  # fmt: skip
+    for word, name in culprits.items():
+        if word in said:
+            return ParameterError(name, f"Slurm refuses the job: {said}")
+    return TrainerError(f"Slurm refuses the job: {said}")
+
+
+def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
+    """Wait for a job, telling of its progress, and return its results. Raises TrainerError unless it ended well."""
+    deadline = time.monotonic() + timeout_s
+    asked_last = told_last = 0.0
+    answered = time.monotonic()
+    told = ""
+    while True:
+        try:
+            known = jobs.job(submitted.job_id, user=settings.user)
+            answered = time.monotonic()
+        except jobs.SlurmError as e:
+            if time.monotonic() - answered > _SILENCE_S:
+                raise TrainerError(
+                    f"job {submitted.job_id}: no word from Slurm: {e}", results=submitted.as_results()
+                ) from e
+            known = None
+            text = f"job {submitted.job_id}: {e}; asking again"
+        else:
+            if known is None or not known.is_active:
+                return conclude(settings, submitted, known)
+            text = f"job {known.job_id} {known.state}"
+            if known.state == "PENDING":
+                text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+        if text != told or time.monotonic() - told_last >= _REPORT_S:
+            told, told_last = text, time.monotonic()
+            log(text + (_progress(settings, submitted.run) if known and known.state == "RUNNING" else ""))
+        if time.monotonic() >= deadline:
+            hint = f"juju run {settings.unit} job-log job-id={submitted.job_id}"
+            results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
+            raise TrainerError(f"no end after {timeout_s:g} s: {text}; it goes on, see: {hint}", results=results)
+        asked_last = asked_last or time.monotonic()
+        pause(1.0 if time.monotonic() - asked_last < 120 else 3.0)
+
+
+def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
+    """Return the results of a job that ended well. Raises TrainerError with the reason why another did not.
+
+    A job that neither the controller nor an accounting remembers is judged by the outcome that it wrote.
+    """
+    told = trainer_workspace.ask(
+        settings, "read_run", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id
+    )
+    outcome = _dict(told["outcome"])
+    if known is not None:
+        state, exit_code = known.state, known.exit_code
+    else:
+        state = _ENDED_WELL if outcome.get("outcome") == "done" else "FAILED" if outcome else "UNKNOWN"
+        exit_code = 0 if state == _ENDED_WELL else 1
+    results = {**submitted.as_results(), "state": state, "exit-code": str(exit_code)}
+    if told["summary_written"] != _dict(told["job"]).get("summary_before", 0.0):
+        results |= figures(_dict(told["summary"]))
+    if state == _ENDED_WELL:
+        return results
+    text = f"job {submitted.job_id} {state}, exit code {exit_code}"
+    if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
+        if outcome.get("outcome") == "preempted":
+            text += f"; it saved at step {outcome.get('step')}, the same run with resume=auto goes on from there"
+        raise TrainerError(text, results=results)
+    failure = trainer_workspace.ask(
+        settings,
+        "find_failure",
+        workspace=str(settings.workspace),
+        run=submitted.run,
+        job_id=submitted.job_id,
+        lines=FAILURE_LINES,
+    )
+    lines = [printable(line) for line in failure["lines"]]
+    if failure["rank"] is not None:
+        results["failed-rank"] = str(failure["rank"])
+        host = _host(known, int(failure["node"]))
+        text += f"; rank {failure['rank']}" + (f" on {host}" if host else "")
+    elif known is not None and known.reason not in ("None", "NonZeroExitCode", ""):
+        text += f" ({known.reason})"
+    if lines:
+        results["failure"] = "\n".join(lines)
+        text += f": {one_line(lines[-1], 300)}"
+    raise TrainerError(text, results=results)
+
+
+def figures(summary: dict[str, object]) -> Results:
+    """Return a run's figures from its summary.json; what it does not hold is left out."""
+    ranks = _list(summary.get("ranks"))
+    names = {
+        "loss": "last_loss",
+        "first-loss": "first_loss",
+        "best-loss": "best_loss",
+        "tokens-per-second": "tokens_per_second",
+        "samples-per-second": "samples_per_second",
+        "steps": "steps",
+        "nodes": "nodes",
+        "ranks": "world_size",
+        "checkpoint": "checkpoint",
+        "curve": "loss_png",
+    }
+    found = {name: _figure(summary[key]) for name, key in names.items() if summary.get(key) is not None}
+    if devices := sorted({str(_dict(rank).get("device", "")) for rank in ranks} - {""}):
+        found["device"] = printable(", ".join(devices))[:200]
+    return found
+
+
+def table(settings: Settings, lines: int) -> Results:
+    """Return the submit user's jobs that Slurm still knows."""
+    known = jobs.jobs(user=settings.user)
+    rows = [("JOB-ID", "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE")]
+    for job in known[:lines]:
+        where = job.nodes or (f"({job.reason})" if job.is_active else "")
+        rows.append(
+            (
+                str(job.job_id),
+                printable(job.name)[:64],
+                job.state,
+                str(job.num_nodes),
+                job.elapsed,
+                job.time_limit,
+                job.submitted,
+                where,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    text = "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    return {"count": str(len(known)), "jobs": text}
+
+
+def read_log(settings: Settings, *, job_id: int | None, run: str | None, rank: int | None, lines: int) -> Results:
+    """Return the last lines of a job's log, of the newest run when nothing is named. Raises TrainerError."""
+    submitted = find(settings, job_id=job_id, run=run)
+    results = {"job-id": str(submitted.job_id), "run": submitted.run}
+    known = _known(settings, submitted.job_id)
+    if known is not None:
+        results["state"] = known.state
+    try:
+        found = trainer_workspace.ask(
+            settings,
+            "read_log",
+            workspace=str(settings.workspace),
+            run=submitted.run,
+            job_id=submitted.job_id,
+            lines=lines,
+            rank=rank,
+        )
+    except trainer_workspace.MissingError as e:
+        where = f" ({known.reason})" if known is not None and known.state == "PENDING" else ""
+        state = f"job {submitted.job_id} is {known.state}{where}" if known is not None else f"job {submitted.job_id}"
+        of_rank = "" if rank is None else f" of rank {rank}"
+        raise TrainerError(f"{state}; there is no output{of_rank} yet", results=results) from e
+    return {
+        **results,
+        "log": found["path"],
+        "lines": str(len(found["lines"])),
+        "text": "\n".join(map(printable, found["lines"])),
+    }
+
+
+def find(settings: Settings, *, job_id: int | None, run: str | None) -> Submitted:
+    """Return a run's job by either's name, or the newest run's. Raises ParameterError where there is none."""
+    workspace = str(settings.workspace)
+    if job_id is not None and run is not None:
+        raise ParameterError("run", "give either job-id or run")
+    if job_id is not None:
+        run = trainer_workspace.ask(settings, "find_run", workspace=workspace, job_id=job_id)["run"]
+        if run is None:
+            raise ParameterError(
+                "job-id", f"{job_id} is no job of a run in {settings.runs}; see: juju run {settings.unit} list-jobs"
+            )
+    elif run is None:
+        runs = trainer_workspace.ask(settings, "list_runs", workspace=workspace)["runs"]
+        if not runs:
+            raise TrainerError(
+                f"there is no run in {settings.runs} yet; start one: juju run {settings.unit} submit-ddp"
+            )
+        run = str(runs[0])
+    record = _dict(trainer_workspace.ask(settings, "read_run", workspace=workspace, run=run, job_id=None)["job"])
+    number = job_id if job_id is not None else record.get("job_id")
+    if not isinstance(number, int):
+        raise ParameterError("run", f"{run} is no run with a job in {settings.runs}")
+    folder = settings.runs / run
+    return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
+
+
+def cancel(settings: Settings, job_id: int, log: Log) -> Results:
+    """Cancel a job of the submit user and return its state once it has left the nodes. Raises TrainerError."""
+    known = _known(settings, job_id)
+    if known is None:
+        raise ParameterError(
+            "job-id", f"{job_id} is no job of {settings.user} that Slurm knows; see: juju run {settings.unit} list-jobs"
+        )
+    if not known.is_active:
+        raise ParameterError("job-id", f"{job_id} has ended already: {known.state}")
+    try:
+        jobs.cancel(job_id, user=settings.user_to_be)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"job {job_id} could not be cancelled: {e}") from e
+    log(f"job {job_id} was {known.state}; cancelling, its ranks may save first")
+    began = told = time.monotonic()
+    while known is not None and known.is_active and time.monotonic() - began < _CANCEL_S:
+        pause(0.5)
+        known = _known(settings, job_id)
+        if time.monotonic() - told >= _REPORT_S:
+            told = time.monotonic()
+            log(f"job {job_id} is {known.state if known else 'gone'}, {told - began:.0f} s")
+    state = known.state if known is not None else "CANCELLED"
+    results = {"job-id": str(job_id), "state": state}
+    return results if known is None else {**results, "run": printable(known.name)}
+
+
+def printable(text: str) -> str:
+    """Return a line without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\t" else "?" for c in text)[:4000]
+
+
+def pause(seconds: float) -> None:
+    """Sleep; tests replace it."""
+    time.sleep(seconds)
+
+
+def now() -> datetime.datetime:
+    """Return the time; tests replace it."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _known(settings: Settings, job_id: int) -> jobs.Job | None:
+    try:
+        return jobs.job(job_id, user=settings.user)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+
+
+def _progress(settings: Settings, run: str) -> str:
+    """Return how far a run is, from its metrics."""
+    try:
+        told = trainer_workspace.ask(
+            settings, "read_run", timeout_s=10, workspace=str(settings.workspace), run=run, job_id=None
+        )
+    except trainer_workspace.WorkspaceError:
+        return ""
+    metric = _dict(told["metric"])
+    step, loss = metric.get("step"), metric.get("loss")
+    text = f", step {step}" if isinstance(step, int) else ""
+    return text + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
+
+
+def _host(known: jobs.Job | None, index: int) -> str:
+    if known is None or not known.nodes:
+        return ""
+    try:
+        names = jobs.hostnames(known.nodes)
+    except jobs.SlurmError:
+        return ""
+    return names[index] if 0 <= index < len(names) else ""
+
+
+def _figure(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
+
+
+def _dump(record: collections.abc.Mapping[str, object]) -> str:
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def _dict(value: object) -> dict[str, object]:
+    return typing.cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return typing.cast(list[object], value) if isinstance(value, list) else []

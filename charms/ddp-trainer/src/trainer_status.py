@@ -1,0 +1,95 @@
+"""Whether the trainer can work, and what to type where it cannot."""
+
+import dataclasses
+import pathlib
+import typing
+
+import trainer_params
+import trainer_workspace
+from slurm_ddp import apt, mounts
+from slurm_ddp.run import CommandError
+from slurm_ddp.slurm import jobs
+from trainer_base import Settings, TrainerError, account
+
+PACKAGES = ("python3-venv", "zstd")
+
+
+@dataclasses.dataclass(frozen=True)
+class Readiness:
+    """What stands in the way, or nothing (`active`)."""
+
+    level: typing.Literal["blocked", "waiting", "active"]
+    text: str
+
+
+def settings(config: trainer_params.Config, charm_dir: pathlib.Path, unit: str) -> Settings:
+    """Return the settings that the options mean. Raises ParameterError for an account that cannot be."""
+    who = account(config.submit_user)
+    return Settings(
+        unit=unit,
+        workspace=pathlib.Path(config.workspace.rstrip("/")),
+        user=config.submit_user,
+        uid=who.pw_uid,
+        gid=who.pw_gid,
+        payload=charm_dir / "payload",
+        torch_build=config.torch_build,
+        torch_index=config.torch_index,
+    )
+
+
+def ensure(options: Settings) -> str:
+    """Install what this host needs and make the workspace's folders; return what went wrong, or nothing."""
+    try:
+        apt.ensure_packages(PACKAGES)
+    except CommandError as e:
+        return f"cannot install {' '.join(PACKAGES)}: {e}"
+    if mounted(options).level != "active":
+        return ""
+    try:
+        trainer_workspace.ensure_folders(options)
+    except trainer_workspace.WorkspaceError as e:
+        return str(e)
+    return ""
+
+
+def mounted(options: Settings) -> Readiness:
+    """Return whether the workspace is on a filesystem that is mounted and answers."""
+    mount = mounts.find(options.workspace)
+    if mount is None or mount.mountpoint == "/":
+        what = "integrate shared-filesystem-client:juju-info with this machine's application"
+        return Readiness("waiting", f"no filesystem is mounted at {options.workspace}; {what}")
+    found = mounts.probe(mount.mountpoint, deadline=5.0)
+    if not found:
+        return Readiness("waiting", found.detail)
+    return Readiness("active", "")
+
+
+def check(options: Settings) -> Readiness:
+    """Return whether jobs can be submitted now."""
+    if not jobs.is_installed():
+        return Readiness("waiting", "Slurm's client is not on this host; the principal must be sackd")
+    try:
+        jobs.ping()
+    except jobs.NotAnsweringError as e:
+        return Readiness("waiting", f"{e}; integrate sackd with slurmctld")
+    if (workspace := mounted(options)).level != "active":
+        return workspace
+    try:
+        contents = trainer_workspace.look(options)
+    except trainer_workspace.WorkspaceError as e:
+        return Readiness("waiting", str(e))
+    if not contents.is_writable:
+        folder = options.workspace / "runs"
+        return Readiness("blocked", f"{options.user} cannot write {folder}; chown {options.user} {folder}")
+    if not contents.environments:
+        return Readiness("active", "ready; submit-ddp installs the Python environment first")
+    return Readiness("active", f"ready; environment installed: torch {contents.environments[0].torch}")
+
+
+def require(options: Settings) -> None:
+    """Raise TrainerError with what stands in the way of submitting jobs; mend first what this unit can mend."""
+    if trouble := ensure(options):
+        raise TrainerError(trouble)
+    found = check(options)
+    if found.level != "active":
+        raise TrainerError(found.text)

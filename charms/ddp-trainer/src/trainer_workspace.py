@@ -1,0 +1,120 @@
+"""The workspace on the shared filesystem, reached through children with the submit user's rights and a deadline."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import pydantic
+
+from slurm_ddp.run import CommandError, CommandTimeout, run
+from trainer_base import Settings, TrainerError
+
+PYTHON = "/usr/bin/python3"
+FOLDERS = ("runs", "datasets", "environments")
+_CHILD = pathlib.Path(__file__).with_name("trainer_child.py")
+
+Json = dict[str, typing.Any]
+
+
+class WorkspaceError(TrainerError):
+    """Something in the workspace is not as it must be."""
+
+
+class MissingError(WorkspaceError):
+    """A file or folder is not there."""
+
+
+class HangingError(WorkspaceError):
+    """The filesystem gave no answer in time."""
+
+
+class Manifest(pydantic.BaseModel, frozen=True):
+    """What is written beside an environment's archive; held to an alphabet, since its file belongs to a user."""
+
+    key: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of what it was made from
+    hash: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of the archive; names it
+    sha256: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+    size_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
+    unpacked_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
+    python: typing.Annotated[str, pydantic.Field(pattern=r"^3\.[0-9]{1,2}$")]
+    torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
+    build: typing.Literal["cpu", "cuda"]
+    driver_seen: bool = True  # False: a GPU node was asked and has no CUDA driver, so `cpu` is right for it
+    created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What the workspace holds."""
+
+    environments: tuple[Manifest, ...]  # the newest first
+    datasets: tuple[str, ...]
+    is_writable: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a path leads."""
+
+    kind: str  # file, folder, absent or other
+    real: str
+    is_inside: bool  # the workspace
+    is_readable: bool
+
+
+def ask(
+    settings: Settings, operation: str, *, timeout_s: float = 30, as_root: bool = False, **arguments: object
+) -> Json:
+    """Run one of trainer_child's operations as the submit user. Raises WorkspaceError."""
+    request = json.dumps({"operation": operation, "arguments": arguments})
+    user = None if as_root else settings.user_to_be
+    try:
+        done = run(PYTHON, "-I", "-c", _CHILD.read_text(), stdin=request, user=user, cwd="/", timeout=timeout_s)
+    except CommandTimeout:
+        raise HangingError(
+            f"{settings.workspace} gave no answer within {timeout_s:g} s; is the filesystem's server up?"
+        ) from None
+    except CommandError as e:
+        raise WorkspaceError(f"{operation} in {settings.workspace}: {e}") from e
+    answer: Json = json.loads(done.stdout)
+    if "error" in answer:
+        raise (MissingError if answer["kind"] in ("ENOENT", "ENOTDIR") else WorkspaceError)(answer["error"])
+    return answer["ok"]
+
+
+def ensure_folders(settings: Settings) -> None:
+    """Make the workspace's folders, which belong to the submit user. Raises WorkspaceError with what to do about it."""
+    place = str(settings.workspace)
+    denied = ask(settings, "make_folders", workspace=place, names=FOLDERS)["denied"]
+    if not denied:
+        return
+    hint = f"as root, on the filesystem's server or here: chown {settings.user}"
+    try:
+        ask(settings, "hand_over", as_root=True, workspace=place, names=denied, uid=settings.uid, gid=settings.gid)
+    except WorkspaceError as e:
+        raise WorkspaceError(
+            f"{settings.user} cannot write {place}/{denied[0]}: {e}; {hint} {place}/{denied[0]}"
+        ) from e
+    still = ask(settings, "make_folders", workspace=place, names=FOLDERS)["denied"]
+    if still:
+        raise WorkspaceError(f"{settings.user} cannot write {place}/{still[0]}; {hint} {place}/{still[0]}")
+
+
+def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
+    """Return what the workspace holds. Raises WorkspaceError."""
+    answer = ask(settings, "look", timeout_s=timeout_s, workspace=str(settings.workspace))
+    manifests: list[Manifest] = []
+    for found in answer["environments"]:
+        try:
+            manifests.append(Manifest.model_validate(found))
+        except pydantic.ValidationError:
+            continue  # not one of ours
+    manifests.sort(key=lambda manifest: manifest.created, reverse=True)
+    return Contents(tuple(manifests), tuple(answer["datasets"]), bool(answer["writable"]))
+
+
+def locate(settings: Settings, path: str) -> Place:
+    """Return where `path` leads, with all links followed. Raises WorkspaceError."""
+    answer = ask(settings, "locate", workspace=str(settings.workspace), path=path)
+    return Place(answer["kind"], answer["real"], answer["inside"], answer["readable"])

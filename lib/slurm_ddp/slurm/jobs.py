@@ -1,0 +1,343 @@
+"""Slurm's partitions and batch jobs, through the text outputs that kept their shape from 22.05 to 25.11.
+
+No JSON: its shape changed in 23.02, 24.05 and 24.11 and 22.05 needs a plugin for it. No field that another user can
+write into (a job's name) stands before one that we decide by.
+"""
+
+import collections.abc
+import dataclasses
+import os
+import re
+
+from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.slurm import nodes, show
+
+_SBATCH = "/usr/bin/sbatch"
+_SCANCEL = "/usr/bin/scancel"
+_SCONTROL = "/usr/bin/scontrol"
+_SQUEUE = "/usr/bin/squeue"
+_SRUN = "/usr/bin/srun"
+_SACCT = "/usr/bin/sacct"
+
+ACTIVE = frozenset(
+    {
+        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
+        "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD",
+    }
+)  # fmt: skip
+"""Job states that lead to another one (squeue(1), JOB STATE CODES)."""
+
+_QUEUE_FIELDS = (
+    "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
+    "SubmitTime", "StartTime", "Reason", "NodeList", "Name",
+)  # fmt: skip
+_QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
+_UNUSABLE = frozenset({"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
+_USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
+_NOISE = re.compile(
+    r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_load_jobs error: "
+)
+_SILENT = re.compile(
+    r"Unable to contact slurm controller|standby mode|Socket timed out|Transport endpoint|authentication error"
+    r"|Unable to authenticate|Could not establish a configuration source|Zero Bytes were transmitted|Connection refused"
+)  # slurm_errno.c of 22.05 to 25.11
+
+
+class SlurmError(Exception):
+    """Slurm refused or did not answer; `str()` is one line with Slurm's own words."""
+
+
+class NotAnsweringError(SlurmError):
+    """The client is not installed, or the controller gave no answer: trying again later may help."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """What a node can give to a job."""
+
+    name: str
+    cpus: int
+    memory_mb: int  # without what Slurm keeps for itself
+    gpus: int
+    state: str  # as scontrol prints it
+    is_usable: bool  # it takes jobs, now or once the ones on it have ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """A partition with its nodes."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    max_time_s: int | None  # None: UNLIMITED
+    default_time_s: int | None  # None: NONE, then the maximum counts
+    nodes: tuple[Capacity, ...]
+
+    @property
+    def usable(self) -> tuple[Capacity, ...]:
+        """Return the nodes that take jobs."""
+        return tuple(node for node in self.nodes if node.is_usable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A batch job as the controller, or the accounting where there is one, knows it."""
+
+    job_id: int
+    user: str
+    state: str  # PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT ...
+    exit_code: int  # of the batch script; 128 + the signal that ended it
+    restarts: int
+    num_nodes: int
+    partition: str
+    elapsed: str
+    time_limit: str
+    submitted: str
+    reason: str
+    nodes: str  # a hostlist; empty before the job starts
+    name: str
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether this job may still change its state."""
+        return self.state in ACTIVE
+
+
+def is_installed() -> bool:
+    """Return whether Slurm's client commands are on this host."""
+    return all(os.access(path, os.X_OK) for path in (_SBATCH, _SQUEUE, _SCONTROL, _SCANCEL, _SRUN))
+
+
+def ping(*, timeout_s: float = 10) -> None:
+    """Return when the controller answers. Raises NotAnsweringError."""
+    try:
+        answer = run(_SCONTROL, "ping", timeout=timeout_s, check=False)
+    except CommandError as e:
+        raise NotAnsweringError(f"Slurm: {e}") from e
+    if answer.returncode != 0 or " UP" not in answer.stdout:
+        raise NotAnsweringError(_words(answer.stderr) or _words(answer.stdout) or "scontrol ping: no answer")
+
+
+def partitions() -> tuple[Partition, ...]:
+    """Return all partitions with their nodes, in Slurm's order. Raises SlurmError."""
+    found = [record for record in show.records(_ask(_SCONTROL, "show", "partition", "-o")) if "PartitionName" in record]
+    members: dict[str, list[Capacity]] = {}
+    try:
+        known = nodes.show_all()
+    except nodes.ControllerSilent as e:
+        raise NotAnsweringError(str(e)) from e
+    except nodes.NodeError as e:
+        raise SlurmError(str(e)) from e
+    for node in known:
+        for name in node.fields.get("Partitions", "").split(","):
+            members.setdefault(name, []).append(_capacity(node))
+    return tuple(
+        Partition(
+            name=record["PartitionName"],
+            is_default=record.get("Default") == "YES",
+            is_up=record.get("State") == "UP",
+            max_time_s=parse_time(record.get("MaxTime", "")),
+            default_time_s=parse_time(record.get("DefaultTime", "")),
+            nodes=tuple(sorted(members.get(record["PartitionName"], []), key=lambda node: _natural(node.name))),
+        )
+        for record in found
+    )
+
+
+def judge(script: str, *, user: str | None) -> str:
+    """Return what `sbatch --test-only` says of a script's text; nothing is submitted or written. Raises SlurmError."""
+    return _words(_ask(_SBATCH, "--test-only", user=user, stdin=script, answer="stderr"))
+
+
+def submit(script: str, *, user: str | None) -> int:
+    """Submit the script at this path as `user` and return the job's id. Raises SlurmError."""
+    answer = _ask(_SBATCH, "--parsable", script, user=user).strip()
+    number = answer.split(";")[0]  # a federation adds the cluster's name
+    if not number.isdecimal():
+        raise SlurmError(f"sbatch answered {answer[:80]!r} instead of a job's id")
+    return int(number)
+
+
+def job(job_id: int, *, user: str) -> Job | None:
+    """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError."""
+    try:
+        found = _parse_queue(_ask(_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT))
+    except NotAnsweringError:
+        raise
+    except SlurmError as e:
+        if "Invalid job id" not in str(e):
+            raise
+        found = ()
+    for known in found:
+        if known.job_id == job_id:
+            return known if known.user == user else None
+    return _accounted(job_id, user)
+
+
+def jobs(*, user: str, name: str | None = None) -> tuple[Job, ...]:
+    """Return the jobs of `user` that the controller still knows, newest first. Raises SlurmError."""
+    chosen = () if name is None else ("-n", name)
+    found = _parse_queue(_ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, *chosen, "-O", _QUEUE_FORMAT))
+    return tuple(sorted((known for known in found if known.user == user), key=lambda known: -known.job_id))
+
+
+def cancel(job_id: int, *, user: str | None) -> None:
+    """Cancel a job with the rights of `user`, so that Slurm refuses other people's. Raises SlurmError."""
+    _ask(_SCANCEL, str(job_id), user=user)
+
+
+def hostnames(hostlist: str) -> tuple[str, ...]:
+    """Return the names behind a hostlist like `node-[0-3]`, in the order of a job's node numbers. Raises SlurmError."""
+    return tuple(_ask(_SCONTROL, "show", "hostnames", hostlist).split())
+
+
+def run_step(*argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float) -> str:
+    """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
+    return _ask(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s)
+
+
+def parse_time(text: str) -> int | None:
+    """Return the seconds that a time in Slurm's notation means, or None where it means none (sbatch(1), --time)."""
+    if not re.fullmatch(r"\d{1,6}(-\d{1,6}){0,1}(:\d{1,6}){0,2}", text):
+        return None
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # D-HH[:MM[:SS]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        return int(days) * 86400 + hours * 3600 + minutes * 60 + seconds
+    if len(parts) == 1:
+        return parts[0] * 60
+    if len(parts) == 2:
+        return parts[0] * 60 + parts[1]
+    return parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def format_time(seconds: int) -> str:
+    """Return the seconds in Slurm's notation D-HH:MM:SS."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    day, hour = divmod(hours, 24)
+    return f"{day}-{hour:02}:{minute:02}:{second:02}" if day else f"{hour:02}:{minute:02}:{second:02}"
+
+
+def parse_gpus(gres: str) -> int:
+    """Return how many GPUs a Gres text like `gpu:h200:8(S:0-1),shard:32` counts."""
+    total = 0
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
+        kind, *rest = item.split(":")
+        if kind == "gpu":
+            total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
+    return total
+
+
+def _ask(
+    *argv: str, user: str | None = None, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
+) -> str:
+    """Run one of Slurm's commands, as root or as `user`, in `/`: a job must not inherit a hook's folder."""
+    try:
+        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/")
+    except CommandTimeout as e:
+        raise NotAnsweringError(f"Slurm: {e}") from e
+    except CommandError as e:
+        if e.returncode is None:
+            raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
+        words = _words(e.stderr) or _words(e.stdout) or str(e)
+        raise (NotAnsweringError if _SILENT.search(words) else SlurmError)(words) from e
+    return done.stderr if answer == "stderr" else done.stdout
+
+
+def _words(text: str) -> str:
+    """Return Slurm's message as one line, without the commands' names in front and without saying anything twice."""
+    lines: list[str] = []
+    for raw in text.splitlines():
+        line = _NOISE.sub("", raw.strip()).strip()
+        if line and line not in lines:
+            lines.append(line)
+    return "; ".join(lines)[:400]
+
+
+def _capacity(node: nodes.Node) -> Capacity:
+    fields = node.fields
+    return Capacity(
+        name=node.name,
+        cpus=_number(fields.get("CPUEfctv", fields.get("CPUTot", "0"))),
+        memory_mb=max(_number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0),
+        gpus=parse_gpus(node.gres or ""),
+        state=node.state_text,
+        is_usable=node.state in _USABLE and not node.flags & _UNUSABLE,
+    )
+
+
+def _parse_queue(text: str) -> tuple[Job, ...]:
+    found: list[Job] = []
+    for line in text.splitlines():
+        values = line.split("|", len(_QUEUE_FIELDS) - 1)
+        if len(values) != len(_QUEUE_FIELDS) or not values[0].isdecimal():
+            continue  # the second line of a name with a line break in it
+        record = dict(zip(_QUEUE_FIELDS, values, strict=True))
+        found.append(
+            Job(
+                job_id=int(record["JobID"]),
+                user=record["UserName"],
+                state=record["State"],
+                exit_code=_wait_status(record["exit_code"]),
+                restarts=_number(record["RestartCnt"]),
+                num_nodes=_number(record["NumNodes"]),
+                partition=record["Partition"],
+                elapsed=record["TimeUsed"],
+                time_limit=record["TimeLimit"],
+                submitted=record["SubmitTime"],
+                reason=record["Reason"],
+                nodes=record["NodeList"],
+                name=record["Name"].rstrip("|"),
+            )
+        )
+    return tuple(found)
+
+
+def _accounted(job_id: int, user: str) -> Job | None:
+    """Return a job that the controller has forgotten from the accounting; None where there is none."""
+    fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+    try:
+        text = _ask(_SACCT, "-X", "-n", "-P", "-j", str(job_id), "-o", fields)
+    except SlurmError:  # no slurmdbd: the caller looks at the files that the job left
+        return None
+    for line in text.splitlines():
+        values = line.split("|", 10)
+        if len(values) == 11 and values[0] == str(job_id) and values[1] == user:
+            return Job(
+                job_id=job_id,
+                user=user,
+                state=values[2].split()[0] if values[2] else "UNKNOWN",  # CANCELLED by 1000
+                exit_code=_wait_status(values[3]),
+                restarts=0,
+                num_nodes=_number(values[4]),
+                partition=values[5],
+                elapsed=values[6],
+                time_limit=values[7],
+                submitted=values[8],
+                reason="",
+                nodes=values[9],
+                name=values[10],
+            )
+    return None
+
+
+def _wait_status(text: str) -> int:
+    """Return an exit code as a shell would: from wait(2)'s status (squeue) or from `code:signal` (sacct)."""
+    if ":" in text:
+        code, signal = (_number(part) for part in text.split(":", 1))
+    else:
+        status = _number(text)
+        code, signal = status >> 8, status & 0x7F
+    return code or (128 + signal if signal else 0)
+
+
+def _number(text: str) -> int:
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else 0
+
+
+def _natural(name: str) -> tuple[object, ...]:
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
