@@ -27,7 +27,7 @@ start=$(date +%s)
 (
     set -e
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip --disable-pip-version-check install --require-hashes --no-warn-script-location -r "$root/$file"
+    "$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off --require-hashes --no-warn-script-location -r "$root/$file"
 ) >"$log" 2>&1 9>&- &
 pid=$!
 trap 'kill $pid 2>/dev/null; exit 130' INT TERM

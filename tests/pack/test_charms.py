@@ -119,7 +119,8 @@ def test_it_holds_the_sources_and_nothing_else(packed: Packed, staged: pathlib.P
         if path.is_file() and path.relative_to(staged).parts[0] in carried
     }
     assert packed.own_files() - CHARMCRAFT_S - {"README.md", "icon.svg", "LICENSE"} == set(expected)
-    assert all((packed.folder / name).read_bytes() == content for name, content in expected.items())
+    changed = [name for name, content in expected.items() if (packed.folder / name).read_bytes() != content]
+    assert changed == [], "the sources changed since the charm was packed"
     assert "src/charm.py" in expected
     assert "lib/slurm_ddp/run.py" in expected
 
@@ -222,6 +223,46 @@ for path in [*(root / "src").rglob("*.py"), *(root / "lib").rglob("*.py")]:
         [sys.executable, "-I", "-S", "-c", program], check=False, capture_output=True, text=True, cwd="/", env={}
     )
     assert done.returncode == 0, done.stderr
+
+
+HOOK_TOOL = """\
+#!/usr/bin/python3
+# Stands in for Juju's hook tools: a unit that is no leader, has no relation, and all options at their defaults.
+import json, pathlib, sys
+name = pathlib.Path(sys.argv[0]).name
+pathlib.Path(sys.argv[0]).with_name("calls").open("a").write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+answers = {"config-get": DEFAULTS, "is-leader": False, "relation-ids": [], "storage-list": [], "secret-ids": []}
+if name in answers:
+    print(json.dumps(answers[name]))
+"""
+
+
+def test_dispatch_starts_the_charm_and_reports_a_status(runnable: Packed, tmp_path: pathlib.Path):
+    """An event that the charm does not know changes nothing, and yet ops collects the unit's status after it."""
+    options = runnable.declared.get("config", {}).get("options", {})
+    defaults = {name: option["default"] for name, option in options.items() if "default" in option}
+    for tool in (
+        "config-get is-leader juju-log relation-ids secret-get secret-ids state-get status-get status-set storage-list"
+    ).split():
+        (tmp_path / tool).write_text(HOOK_TOOL.replace("DEFAULTS", repr(defaults)))
+        (tmp_path / tool).chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "JUJU_CHARM_DIR": str(runnable.folder),
+        "JUJU_DISPATCH_PATH": "hooks/of-no-charm",
+        "JUJU_MODEL_NAME": "model",
+        "JUJU_MODEL_UUID": "0b8ab1a6-4b5d-4d0e-8b0c-1f1f3c1c3f1d",
+        "JUJU_UNIT_NAME": f"{runnable.name}/0",
+        "JUJU_VERSION": "3.6.0",
+    }
+    done = subprocess.run(
+        [runnable.folder / "dispatch"], check=False, capture_output=True, text=True, cwd=runnable.folder, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    statuses = [call for call in calls if call[0] == "status-set"]
+    assert len(statuses) == 1
+    assert {"active", "blocked", "waiting", "maintenance"} & set(statuses[0])
 
 
 def test_the_bundle_archive_holds_the_bundle():
