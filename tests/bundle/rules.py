@@ -307,6 +307,8 @@ def _project_problems(
         on_controller = [end for ends in bundle["relations"] for end in ends if end.endswith(":mount")]
         if not mountpoint and not on_controller:
             yield f"{name}: no mountpoint given"
+        if not any(f"{name}:filesystem" in ends for ends in bundle["relations"]):
+            yield f"{name}: no filesystem to mount"
     for name in by_charm["slurmrestd"]:  # it waits for accounting: slurmctld charm.py @0188dc1 line 542
         if not by_charm["slurmdbd"]:
             yield f"{name}: never becomes active without slurmdbd"

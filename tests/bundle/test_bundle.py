@@ -240,7 +240,7 @@ MISTAKES: list[tuple[Mistake, str]] = [
     ),
     (
         _relate(instead_of=["shared-filesystem-client:filesystem", "juicefs-server-proxy:filesystem"]),
-        "shared-filesystem-client: endpoint filesystem must be related",
+        "shared-filesystem-client: no filesystem to mount",
     ),
     (_set("saas/prometheus", {"url": "x:y/z.prometheus"}), "prometheus: no such offer is known"),
 ]  # fmt: skip
