@@ -250,11 +250,18 @@ def invoke(
 
 def explain(error: CommandError) -> str:
     """Return the reason that the program gave before it ended, as one line."""
-    if any(words in error.stderr for words in _REFUSED):
+    return reason(error.stderr) or last_line(str(error))
+
+
+def reason(log: str) -> str:
+    """Return what the last fatal line of the program's log says, or else the last error; nothing if there is none."""
+    if any(words in log for words in _REFUSED):
         return "the metadata engine refuses the user or password"
-    lines = re.findall(r"<(?:FATAL|ERROR)>: (.*)", re.sub(r"\x1b\[[0-9;]*m", "", error.stderr))
-    reason = re.sub(r" \[\w+\.go:\d+\]$", "", lines[-1]) if lines else str(error)
-    return last_line(reason)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    for level in ("FATAL", "ERROR"):
+        if found := re.findall(rf"<{level}>: (.*)", plain):
+            return last_line(re.sub(r" \[\w+\.go:\d+\]$", "", found[-1]))
+    return ""
 
 
 def _read_status(text: str) -> Setting:

@@ -5,7 +5,7 @@ killed, so it is left behind; while one is left behind for a mountpoint, no furt
 
 The module needs the standard library only: a copy of this file serves systemd units as their helper,
 
-    python3 mounts.py wait MOUNTPOINT [--fstype T] [--source S] [--timeout SECONDS]
+    python3 mounts.py wait MOUNTPOINT [--fstype T] [--source S] [--timeout SECONDS] [--pid PID]
     python3 mounts.py clear MOUNTPOINT --fstype T --source S
     python3 mounts.py unmount MOUNTPOINT [--patience SECONDS]
 """
@@ -179,15 +179,25 @@ def users(mountpoint: str | os.PathLike[str]) -> list[tuple[int, str]]:
 
 
 def wait(
-    mountpoint: str | os.PathLike[str], *, fstype: str = "", source: str | None = None, timeout: float = 60.0
+    mountpoint: str | os.PathLike[str],
+    *,
+    fstype: str | tuple[str, ...] = (),
+    source: str | None = None,
+    timeout: float = 60.0,
+    pid: int | None = None,
 ) -> Result:
-    """Wait until `mountpoint` is right; return the last look at it, `timeout` seconds later at most."""
+    """Wait until `mountpoint` is right; return the last look at it, `timeout` seconds later at most.
+
+    With `pid`, the process that should mount it, waiting ends when that process ends.
+    """
     end = time.monotonic() + timeout
     while True:
         left = max(0.5, min(5.0, end - time.monotonic()))
-        result = probe(mountpoint, fstype=fstype or (), source=source, deadline=left)
+        result = probe(mountpoint, fstype=fstype, source=source, deadline=left)
         if result or time.monotonic() + 0.2 >= end:
             return result
+        if pid is not None and _start_time(pid) is None:
+            return Result(result.state, f"process {pid}, which should mount it, ended; {result.detail}")
         time.sleep(0.2)
 
 
@@ -208,7 +218,12 @@ def clear(mountpoint: str | os.PathLike[str], *, fstype: str, source: str) -> in
 
 
 def unmount(mountpoint: str | os.PathLike[str], *, patience: float = 20.0) -> None:
-    """Unmount what lies at `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them."""
+    """Unmount what lies at `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them.
+
+    Nobody is waited for when the mount is stale, and of use to nobody.
+    """
+    if probe(mountpoint, deadline=2).state is State.STALE:
+        patience = 0
     end = time.monotonic() + patience
     while here := at(mountpoint):
         late = time.monotonic() >= end
@@ -399,11 +414,15 @@ def main(argv: list[str]) -> int:
             command.add_argument("--fstype", required=name == "clear", default="")
             command.add_argument("--source", required=name == "clear")
     commands.choices["wait"].add_argument("--timeout", type=float, default=60.0)
+    commands.choices["wait"].add_argument("--pid", type=int)
     commands.choices["unmount"].add_argument("--patience", type=float, default=20.0)
     chosen = parser.parse_args(argv)
     try:
         if chosen.command == "wait":
-            result = wait(chosen.mountpoint, fstype=chosen.fstype, source=chosen.source, timeout=chosen.timeout)
+            fstype: tuple[str, ...] = (chosen.fstype,) if chosen.fstype else ()
+            result = wait(
+                chosen.mountpoint, fstype=fstype, source=chosen.source, timeout=chosen.timeout, pid=chosen.pid
+            )
             if not result:
                 raise MountError(result.detail)
         elif chosen.command == "clear":
