@@ -357,7 +357,10 @@ class Draft:
         path.parent.mkdir(exist_ok=True)
         with path.open("wb", buffering=0) as raw:
             counted = _Counted(raw)
-            torch.save(value, counted)  # type: ignore[arg-type]
+            try:
+                torch.save(value, counted)  # type: ignore[arg-type]
+            except RuntimeError as e:  # torch's own words hide what the filesystem said
+                raise counted.error or e from e
             os.fsync(raw.fileno())
         self._list(name, counted.size_bytes, counted.crc32)
 
@@ -464,6 +467,7 @@ class _Counted:
 
     def __init__(self, raw: typing.Any) -> None:
         self._raw = raw
+        self.error: OSError | None = None
         self.size_bytes = 0
         self.crc32 = 0
 
@@ -472,8 +476,12 @@ class _Counted:
         view = memoryview(data).cast("B")
         self.crc32 = zlib.crc32(view, self.crc32)
         done = 0
-        while done < view.nbytes:
-            done += self._raw.write(view[done:])
+        try:
+            while done < view.nbytes:
+                done += self._raw.write(view[done:])
+        except OSError as e:
+            self.error = e
+            raise
         self.size_bytes += view.nbytes
         return view.nbytes
 

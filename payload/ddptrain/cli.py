@@ -2,11 +2,17 @@
 
 import argparse
 import collections.abc
+import os
 import pathlib
 import sys
+import time
 import typing
 
-from ddptrain import __version__, config, errors, markers, prepare
+from ddptrain import __version__, config, errors, inspection, markers, prepare
+
+# How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
+# which tells the user and may hold the rendezvous store, must have done so by then.
+_GRACE_S = 1.5
 
 EXAMPLES = """examples:
   python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
@@ -23,14 +29,17 @@ It saves, leaves, and the same command goes on where it was."""
 def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can mend it (one [FATAL] line says how)."""
     markers.setup(rank=_rank())
-    parser = _parser()
-    args = parser.parse_args(argv)
-    run_dir: pathlib.Path | None = getattr(args, "run_dir", None)
+    argv = sys.argv[1:] if argv is None else argv
+    run_dir: pathlib.Path | None = None
     try:
+        args = _parser(argv).parse_args(argv)
+        run_dir = getattr(args, "run_dir", None)
         return args.command(args)
     except errors.SharedError as e:
         if _rank() == 0:
             _fail(str(e), run_dir)
+        if _rank_count() > 1:
+            time.sleep(_GRACE_S)
         code = 2
     except errors.UserError as e:
         _fail(str(e), run_dir)
@@ -51,20 +60,35 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
 
 
 def _smoke(args: argparse.Namespace) -> int:
-    from ddptrain import distributed, smoke  # noqa: PLC0415 - torch takes a second, --help should not
+    from ddptrain import smoke  # noqa: PLC0415 - torch takes a second, --help should not
 
-    options = smoke.check(args)
-    with distributed.joined(options.device, options.run_dir) as world:
-        smoke.run(options, world)
-    return 0
+    return _on_all_ranks(args, smoke.check, smoke.run)
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ddptrain import distributed, train  # noqa: PLC0415
+    from ddptrain import train  # noqa: PLC0415
 
-    settings = config.from_arguments(args)
-    with distributed.joined(settings.device, settings.run_dir) as world:
-        train.run(settings, world)
+    return _on_all_ranks(args, config.from_arguments, train.run)
+
+
+def _collectives(args: argparse.Namespace) -> int:
+    from ddptrain import collectives  # noqa: PLC0415
+
+    return _on_all_ranks(args, collectives.check, collectives.run)
+
+
+def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) -> int:
+    """Check the options, join the other ranks and run. What one rank cannot accept is told to all."""
+    from ddptrain import distributed  # noqa: PLC0415
+
+    options, problem = None, None
+    try:
+        options = check(args)
+    except errors.UserError as e:
+        problem = str(e)
+    run_dir = options.run_dir if options else getattr(args, "run_dir", None)
+    with distributed.joined(options.device if options else "cpu", run_dir, problem) as world:
+        run(options, world)
     return 0
 
 
@@ -73,8 +97,20 @@ def _prepare(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _inspect(args: argparse.Namespace) -> int:
+    return inspection.run(args.path, quick=args.quick, as_json=args.json)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as everything else is reported."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        """Raise UserError."""
+        raise errors.SharedError(f"{message}; see `{self.prog} --help`")
+
+
+def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
         prog="python -m ddptrain",
         description=__import__("ddptrain").__doc__,
         epilog=EXAMPLES,
@@ -92,11 +128,16 @@ def _parser() -> argparse.ArgumentParser:
     ) -> None:
         sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
         sub.set_defaults(command=run)
-        declare(sub)
+        if name in argv:  # the others' modules need not be imported
+            declare(sub)
 
     command("train", _train, config.add_arguments, "train a GPT on a dataset, or fine-tune a local model", _TRAIN)
     command("smoke", _smoke, _declare_smoke, "prove that all ranks, their network and devices work, in seconds")
     command("prepare", _prepare, prepare.add_arguments, "turn text into a dataset of token shards", _PREPARE)
+    command(
+        "collectives", _collectives, _declare_collectives, "measure the ranks' network as nccl-tests does, and check it"
+    )
+    command("inspect", _inspect, inspection.add_arguments, "show a run, a checkpoint or a dataset, and verify it")
     return parser
 
 
@@ -111,6 +152,12 @@ def _declare_smoke(parser: argparse.ArgumentParser) -> None:
     from ddptrain import smoke  # noqa: PLC0415
 
     smoke.add_arguments(parser)
+
+
+def _declare_collectives(parser: argparse.ArgumentParser) -> None:
+    from ddptrain import collectives  # noqa: PLC0415
+
+    collectives.add_arguments(parser)
 
 
 def _fail(text: str, run_dir: pathlib.Path | None) -> None:
@@ -132,12 +179,8 @@ def _explain(e: Exception) -> str:
 
 
 def _rank() -> int:
-    import os  # noqa: PLC0415
-
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
 def _rank_count() -> int:
-    import os  # noqa: PLC0415
-
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import datetime
 import ipaddress
+import json
 import os
 import pathlib
 import signal
@@ -182,13 +183,15 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(device: str, run_dir: pathlib.Path | None = None) -> collections.abc.Iterator[World]:
-    """Yield the world, and take it down at the end.
+def joined(
+    device: str, run_dir: pathlib.Path | None = None, problem: str | None = None
+) -> collections.abc.Iterator[World]:
+    """Yield the world, and take it down at the end. A rank with a `problem` tells it to all, and none enters.
 
     Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises, the other ranks are told
     before the exception goes on.
     """
-    world = _join(device, run_dir)
+    world = _join(device, run_dir, problem)
     before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS} if _in_main_thread() else {}
     try:
         yield world
@@ -227,37 +230,34 @@ def _describe(e: Exception) -> str:
     return f"{type(e).__name__}: {e}"
 
 
-def _join(wanted: str, run_dir: pathlib.Path | None) -> World:
+def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None) -> World:
     here = place()
-    problem: str | None = None
+    device = torch.device("cpu")
     try:
         device = choose_device(wanted, here.local_rank)
-    except errors.UserError as e:  # told below, once all ranks can hear it
-        device, problem = torch.device("cpu"), str(e)
+    except errors.UserError as e:
+        problem = problem or str(e)
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else "cpu"
+    own = {"rank": here.rank, "host": socket.gethostname(), "device": name}
     timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     if here.size == 1:
         store: typing.Any = dist.HashStore()
+        if problem is not None:
+            raise errors.UserError(problem)
+        members: list[dict[str, object]] = [own]
     else:
         store = _rendezvous(here, run_dir)
-        _wait_for_all(store, here)
-    cuda = device.type == "cuda"
+        members = _meet(store, here, own, problem)
     if cuda:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     extra = {"device_id": device} if cuda else {}
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
     control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
-    world = World(here, socket.gethostname(), device, control, None)
-    name = torch.cuda.get_device_name(device) if cuda else "cpu"
-    world.members = world.gather({"rank": here.rank, "host": world.host, "device": name, "problem": problem})
-    failed = [member for member in world.members if member.pop("problem") or False] if problem is None else []
+    world = World(here, socket.gethostname(), device, control, None, members)
     if here.size > 1:
         _start_watch(world)
-    if problem is not None:
-        raise errors.UserError(problem)
-    if failed:  # that rank tells
-        time.sleep(WATCH_S * 3)
-        raise errors.SharedError("another rank has no usable device")
     return world
 
 
@@ -322,22 +322,44 @@ def _own_address(*, several_nodes: bool) -> str:
     return found
 
 
-def _wait_for_all(store: typing.Any, here: Place) -> None:
-    """Return when every rank has reached the store. Raises UserError naming the absent ones."""
-    prefix = f"ddptrain/here/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    store.set(f"{prefix}/{here.rank}", socket.gethostname())
+def _meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | None) -> list[dict[str, object]]:
+    """Return what every rank is, once all have come and none has a problem; nothing that could hang was started yet.
+
+    Raises SharedError naming the absent ranks, or the first one's problem.
+    """
+    prefix = f"ddptrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem}))
+    if here.rank == 0:
+        members, verdict = _collect(store, prefix, here.size)
+        store.set(f"{prefix}/all", json.dumps([members, verdict]))
+    else:
+        store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
+        members, verdict = json.loads(store.get(f"{prefix}/all"))
+    if verdict:
+        raise errors.SharedError(verdict)
+    return members
+
+
+def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
+    """Return the members and what is wrong with them, or an empty text."""
     deadline = time.monotonic() + INIT_TIMEOUT_S
-    absent = list(range(here.size))
-    while True:
-        absent = [rank for rank in absent if not store.check([f"{prefix}/{rank}"])]
-        if not absent:
-            return
+    absent = list(range(size))
+    while absent := [rank for rank in absent if not store.check([f"{prefix}/rank/{rank}"])]:
         if time.monotonic() > deadline:
             shown = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
-            raise errors.UserError(
-                f"{len(absent)} of {here.size} ranks did not come within {INIT_TIMEOUT_S} s: {shown}; look at their logs"
+            return (
+                [],
+                f"{len(absent)} of {size} ranks did not come within {INIT_TIMEOUT_S} s: {shown}; look at their logs",
             )
         time.sleep(0.05)
+    members = [json.loads(store.get(f"{prefix}/rank/{rank}")) for rank in range(size)]
+    bad = [member for member in members if member["problem"]]
+    verdict = ""
+    if bad:
+        verdict = str(bad[0]["problem"])
+        if len(bad) < size:
+            verdict = f"rank {bad[0]['rank']} on {bad[0]['host']}: {verdict}"
+    return [{key: value for key, value in member.items() if key != "problem"} for member in members], verdict
 
 
 def _start_watch(world: World) -> None:

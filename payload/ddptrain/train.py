@@ -235,14 +235,12 @@ class Training:
     def resume(self, found: checkpoint.Found) -> None:
         """Take over a checkpoint: rank 0 reads it, the others receive it."""
         world = self.world
+        fill_optimizer(self.optimizer)
+        if found.meta["format"] == "dcp":
+            checkpoint.load_dcp(found.path, self.core, self.optimizer)
         with world.together():
             if world.is_main and found.meta["format"] == "torch":
                 self.core.load_state_dict(checkpoint.load(found.path, "model"))
-        if found.meta["format"] == "dcp":
-            checkpoint.load_dcp(found.path, self.core, self.optimizer)
-        fill_optimizer(self.optimizer)
-        with world.together():
-            if world.is_main and found.meta["format"] == "torch":
                 self.optimizer.load_state_dict(checkpoint.load(found.path, "optimizer"))
         if world.size > 1 and found.meta["format"] == "torch":
             broadcast_state(self.core, self.optimizer)

@@ -1,0 +1,201 @@
+"""Shards, the order of samples, and the reader."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+
+from ddptrain import errors, reader, sampler, shards, tokenizers
+
+
+def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False) -> shards.Dataset:
+    """Write a dataset whose tokens count up, so that each row tells where it is from."""
+    dtype = shards.dtype_for(vocab, masked=masked)
+    entries, start = [], 0
+    for number, count in enumerate(counts):
+        tokens = (np.arange(start, start + count) % vocab).astype(dtype)
+        facts = shards.write(
+            root / f"train/shard-{number:05d}.bin", [tokens[: count // 3], tokens[count // 3 :]], dtype
+        )
+        entries.append({"split": "train", "file": f"train/shard-{number:05d}.bin", "docs": 1, **facts})
+        start += count
+    facts = shards.write(root / "val/shard-00000.bin", [np.arange(500).astype(dtype)], dtype)
+    val = [{"split": "val", "file": "val/shard-00000.bin", "docs": 1, **facts}]
+    from ddptrain import files
+
+    identity = tokenizers.Identity("test", vocab, 0, "0")
+    manifest = {
+        "format": 1, "name": "test", "tokenizer": identity.as_record(), "dtype": dtype, "masked": masked,
+        "splits": {"train": entries, "val": val},
+    }  # fmt: skip
+    files.write_json(root / "dataset.json", manifest)
+    return shards.open_dataset(root)
+
+
+def read_all(dataset: shards.Dataset, plan: sampler.Plan, size: int, start: int, stop: int) -> list[list[list[int]]]:
+    """Return each step's rows, of all ranks in rank order, as first token of the row."""
+    readers = [
+        reader.Reader(dataset, plan, rank=rank, size=size, start=start, stop=stop, device=torch.device("cpu"))
+        for rank in range(size)
+    ]
+    steps = []
+    for _ in range(start, stop):
+        parts = [one.next() for one in readers]
+        for tokens, targets in parts:
+            assert torch.equal(tokens[:, 1:], targets[:, :-1])
+        steps.append(torch.cat([tokens for tokens, _ in parts]).tolist())
+    for one in readers:
+        one.__exit__()
+    return steps
+
+
+def test_a_shard_is_llm_cs(tmp_path: pathlib.Path):
+    path = tmp_path / "s.bin"
+    tokens = np.array([5, 50256, 7], dtype="<u2")
+    assert shards.write(path, [tokens[:1], tokens[1:]], "<u2")["tokens"] == 3
+    data = path.read_bytes()
+    assert len(data) == 1024 + 6
+    assert np.frombuffer(data[:12], dtype="<i4").tolist() == [20240520, 1, 3]
+    assert not any(data[12:1024])
+    assert np.frombuffer(data[1024:], dtype="<u2").tolist() == [5, 50256, 7]
+    assert shards.read_header(path).tokens == 3
+    shards.write(path, [np.array([70000], dtype="<u4")], "<u4")
+    assert np.frombuffer(path.read_bytes()[:12], dtype="<i4").tolist() == [20240801, 7, 1]
+
+
+@pytest.mark.parametrize("damage", ["cut", "grow", "magic", "empty"])
+def test_a_shard_that_is_none_is_named(tmp_path: pathlib.Path, damage: str):
+    dataset = make_dataset(tmp_path, [3000])
+    path = dataset.splits["train"][0].path
+    data = path.read_bytes()
+    path.write_bytes({"cut": data[:-2], "grow": data + b"xx", "magic": b"\0" * 4 + data[4:], "empty": b""}[damage])
+    with pytest.raises(shards.ShardError, match=f"{path}.*prepare"):
+        shards.open_dataset(tmp_path)
+
+
+def test_a_changed_token_is_found_by_its_checksum(tmp_path: pathlib.Path):
+    dataset = make_dataset(tmp_path, [3000, 3000])
+    assert shards.damaged(dataset) == []
+    path = dataset.splits["train"][1].path
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1
+    path.write_bytes(data)
+    (line,) = shards.damaged(shards.open_dataset(tmp_path))
+    assert str(path) in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "has no dataset.json"),
+        ("{", "is not JSON"),
+        ('{"format": 1}', "is damaged"),
+        ('{"format": 9}', "format 9"),
+    ],
+)
+def test_a_bad_manifest_is_named(tmp_path: pathlib.Path, content: str | None, words: str):
+    if content is not None:
+        (tmp_path / "dataset.json").write_text(content)
+    with pytest.raises(shards.ShardError, match=words):
+        shards.open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other/shard.bin"])
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: pathlib.Path, name: str):
+    make_dataset(tmp_path, [3000])
+    manifest = (tmp_path / "dataset.json").read_text().replace("train/shard-00000.bin", name)
+    (tmp_path / "dataset.json").write_text(manifest)
+    with pytest.raises(shards.ShardError, match="outside"):
+        shards.open_dataset(tmp_path)
+
+
+@pytest.fixture
+def dataset(tmp_path: pathlib.Path) -> shards.Dataset:
+    return make_dataset(tmp_path, [5003, 4001, 7999, 10, 6000])
+
+
+def small_plan(global_batch: int = 12, lanes: int = 4) -> sampler.Plan:
+    return sampler.Plan(seed=3, seq_len=16, global_batch=global_batch, lanes=lanes, window_rows=40)
+
+
+def test_a_pass_takes_each_row_at_most_once_and_nearly_all(dataset: shards.Dataset):
+    plan = small_plan()
+    index = sampler.Sampler(plan, dataset.splits["train"])
+    steps = read_all(dataset, plan, 1, 0, index.steps_per_pass)
+    rows = [tuple(row) for step in steps for row in step]
+    assert len(set(rows)) == len(rows) == index.steps_per_pass * 12
+    assert index.rows == sum((n - 1) // 16 for n in (5003, 4001, 7999, 10, 6000))
+    assert index.rows - len(rows) < 12 + 4  # less than a batch and a row per lane is left out
+    assert all(row[-1] - row[0] == 15 for row in rows)  # a row is consecutive text of one shard
+
+
+def test_the_second_pass_has_another_order_of_the_same_rows(dataset: shards.Dataset):
+    plan = small_plan()
+    n = sampler.Sampler(plan, dataset.splits["train"]).steps_per_pass
+    first, second = read_all(dataset, plan, 1, 0, n), read_all(dataset, plan, 1, n, 2 * n)
+    assert first != second
+    overlap = {tuple(r) for s in first for r in s} & {tuple(r) for s in second for r in s}
+    assert len(overlap) > 0.97 * n * 12
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 12])
+def test_any_number_of_ranks_sees_the_same_samples_in_the_same_steps(dataset: shards.Dataset, size: int):
+    plan = small_plan()
+    assert read_all(dataset, plan, size, 0, 30) == read_all(dataset, plan, 1, 0, 30)
+
+
+@pytest.mark.parametrize("start", [1, 29, 117, 250])
+def test_starting_in_the_middle_is_the_same_as_reading_up_to_there(dataset: shards.Dataset, start: int):
+    plan = small_plan()
+    whole = read_all(dataset, plan, 2, 0, start + 3)
+    assert read_all(dataset, plan, 2, start, start + 3) == whole[start:]
+
+
+def test_resuming_at_step_ten_million_costs_no_more_than_at_step_ten(dataset: shards.Dataset):
+    plan = small_plan()
+    index = sampler.Sampler(plan, dataset.splits["train"])
+    assert sum(len(p.rows) for p in index.pieces(10_000_000, 0, 12)) == 12  # a loop over steps would take minutes
+
+
+def test_another_seed_is_another_order(dataset: shards.Dataset):
+    assert read_all(dataset, small_plan(), 1, 0, 3) != read_all(dataset, sampler.Plan(4, 16, 12, 4, 40), 1, 0, 3)
+
+
+def test_too_little_text_for_a_step_is_said(tmp_path: pathlib.Path):
+    dataset = make_dataset(tmp_path, [100])
+    with pytest.raises(errors.UserError, match="has 6 sequences of 16 tokens, one step takes 12: lower --batch"):
+        sampler.Sampler(small_plan(), dataset.splits["train"])
+
+
+def test_masked_tokens_are_read_but_not_learned(tmp_path: pathlib.Path):
+    for dtype in ("<u2", "<u4"):
+        top = 1 << (np.dtype(dtype).itemsize * 8 - 1)
+        rows = np.array([[1, 2 | top, 3 | top, 4, 5]], dtype=dtype)
+        tokens, targets = reader.to_batch(rows, masked=True)
+        assert tokens.tolist() == [[1, 2, 3, 4]]
+        assert targets.tolist() == [[-100, -100, 4, 5]]
+    assert shards.dtype_for(50257) == "<u2"
+    assert shards.dtype_for(50257, masked=True) == "<u4"
+    assert shards.dtype_for(70000) == "<u4"
+
+
+def test_the_reader_passes_on_what_it_meets(dataset: shards.Dataset):
+    path = dataset.splits["train"][2].path
+    with reader.Reader(dataset, small_plan(), rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")) as one:
+        one.next()
+        import os
+
+        os.truncate(path, 1100)
+        with pytest.raises(errors.UserError, match=str(path)):
+            for _ in range(1000):
+                one.next()
+
+
+def test_the_validation_set_is_fixed_and_within_its_limit(dataset: shards.Dataset):
+    take = reader.fixed_rows(dataset, "val", 16, 10)
+    assert take.count == 10
+    whole = take(0, 10)
+    assert np.array_equal(np.concatenate([take(0, 3), take(3, 10)]), whole)
+    assert len({tuple(row) for row in whole.tolist()}) == 10
+    assert reader.fixed_rows(dataset, "val", 16, 10_000).count == 499 // 16
