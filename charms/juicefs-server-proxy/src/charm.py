@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Offers a JuiceFS volume, which lies in a metadata engine and a bucket of the user's, or on a unit of this charm."""
 
+import contextlib
 import pathlib
 
 import ops
@@ -19,6 +20,7 @@ class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
 
     volume_name: str
     storage_type: str
+    synchronous: bool
     metadata_url: str = ""
     bucket: str = ""
     credentials: ops.Secret | None = None
@@ -178,7 +180,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         if not storages or credentials is None:
             raise TroubleError(ops.WaitingStatus("waiting for storage and for the leader"))
         address = str(self.model.get_binding("filesystem").network.ingress_address)
-        return embedded_store.Settings(self.app.name, address, storages[0].location, credentials)
+        synchronous = self.load_config(Config).synchronous
+        return embedded_store.Settings(self.app.name, address, storages[0].location, credentials, synchronous)
 
     def _ledger(self) -> Ledger:
         relation = self.model.get_relation(PEERS)

@@ -6,11 +6,13 @@ write synchronous (an attribute of ext4 and XFS that files inherit), since Juice
 """
 
 import dataclasses
+import errno
 import hashlib
 import os
 import pathlib
 import pwd
 import secrets
+import socket
 import tempfile
 
 import jinja2
@@ -47,6 +49,7 @@ class Settings:
     address: str  # of this unit: where the servers listen, besides the loopback, and where clients find them
     directory: pathlib.Path  # the unit's storage
     credentials: filesystem_info.JuicefsSecret
+    synchronous: bool = True  # what was written is on the disk before the client hears of it
 
     @property
     def units(self) -> tuple[str, str]:
@@ -88,7 +91,7 @@ def ensure(settings: Settings) -> bool:
     """
     changed = _ensure_packages()
     changed |= _ensure_account(filesystem_info.reveal(settings.credentials.secret_key))
-    changed |= _ensure_directories(settings.directory)
+    changed |= _ensure_directories(settings.directory, synchronous=settings.synchronous)
     config = _CONFIG / settings.app
     binds = list(dict.fromkeys((settings.address, "127.0.0.1")))
     marker = settings.directory / _MARKER
@@ -100,6 +103,7 @@ def ensure(settings: Settings) -> bool:
         binds=binds,
         port=METADATA_PORT,
         directory=directory,
+        appendfsync="always" if settings.synchronous else "everysec",
         password_sha256=hashlib.sha256(filesystem_info.reveal(settings.credentials.meta_password).encode()).hexdigest(),
     )
     new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
@@ -132,18 +136,18 @@ def ensure(settings: Settings) -> bool:
 
 
 def is_running(settings: Settings) -> bool:
-    """Tell whether both servers run and take connections at the unit's address."""
-    answers = (_answers(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
-    return all(map(systemd.is_active, settings.units)) and all(answers)
+    """Tell whether both servers run and listen at the unit's address."""
+    listen = (_is_taken(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
+    return all(map(systemd.is_active, settings.units)) and all(listen)
 
 
 def is_durable(directory: pathlib.Path) -> bool:
-    """Tell whether the data's directory makes writes synchronous, for what is made in it too."""
+    """Tell whether what clients were told to be written outlives a power loss; some filesystems cannot promise that."""
     data = directory / "objects" / "data"
     if not _is_synchronous(data):
         return False
     with tempfile.TemporaryDirectory(prefix=".durable-", dir=data) as made:
-        return _is_synchronous(pathlib.Path(made))
+        return _is_synchronous(pathlib.Path(made))  # what is made in it inherits the attribute
 
 
 def stop(app: str) -> None:
@@ -202,7 +206,7 @@ def _account() -> pwd.struct_passwd | None:
         return None
 
 
-def _ensure_directories(storage: pathlib.Path) -> bool:
+def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
     """Make the directories of the storage; sshd wants those above a chroot to be root's alone."""
     for directory in (storage, *storage.parents):
         stat = directory.stat()
@@ -225,8 +229,12 @@ def _ensure_directories(storage: pathlib.Path) -> bool:
             os.chown(path, uid, gid)
             path.chmod(mode)
             changed = True
-    if not _is_synchronous(storage / "objects" / "data"):
-        run("/usr/bin/chattr", "+S", storage / "objects" / "data", check=False)  # some filesystems cannot: is_durable()
+    data = storage / "objects" / "data"
+    if _is_synchronous(data) != synchronous:  # the data's folder comes last, so that a break in between is made good
+        attribute = "+S" if synchronous else "-S"
+        folders = ("-mindepth", "1", "-type", "d", "-exec", "/usr/bin/chattr", attribute, "{}", "+")
+        run("/usr/bin/find", data, *folders, timeout=600, check=False)
+        run("/usr/bin/chattr", attribute, data, check=False)  # not every filesystem can: see is_durable()
     return files.ensure_file(storage / _MARKER, "") or changed
 
 
@@ -241,7 +249,7 @@ def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
 def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
     if not restart and systemd.is_active(unit):
         return
-    if not systemd.is_active(unit) and _answers("127.0.0.1", port):
+    if not systemd.is_active(unit) and _is_taken("127.0.0.1", port):
         raise StoreError(f"something else listens on port {port}: stop it")
     if systemd.is_active(unit):
         systemd.restart(unit, timeout=_START_S)
@@ -254,12 +262,15 @@ def _is_synchronous(directory: pathlib.Path) -> bool:
     return "S" in attributes.partition(" ")[0]
 
 
-def _answers(address: str, port: int) -> bool:
-    try:
-        juicefs.check_reachable([(address, port)], timeout=2)
-    except juicefs.UnreachableError:
-        return False
-    return True
+def _is_taken(address: str, port: int) -> bool:
+    """Tell whether somebody listens there, without connecting: sshd counts connections that end without a login."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((address, port))
+        except OSError as e:
+            return e.errno == errno.EADDRINUSE
+    return False
 
 
 def _bracketed(address: str) -> str:

@@ -41,7 +41,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         filesystem, mount = self.on["filesystem"], self.on["mount"]
-        self._status: ops.StatusBase = ops.MaintenanceStatus("stopping")
+        self._status: ops.StatusBase | None = None  # of this hook, if it looked
         for event in (
             self.on.install,
             self.on.start,
@@ -77,9 +77,11 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _on_stop(self, _: ops.EventBase) -> None:
         mounter.remove(self.app.name, unit=self.unit.name)
+        self._status = ops.MaintenanceStatus("unmounted")
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
-        event.add_status(self._status)
+        if self._status is not None:
+            event.add_status(self._status)
 
     def _judge(self, plan: mounter.Plan, look: mounts.Result) -> ops.StatusBase:
         """Return the status that says what a look at the mount found."""
@@ -190,7 +192,7 @@ def _explained(app: str) -> collections.abc.Generator[None]:
     try:
         yield
     except juicefs.UnreachableError as e:
-        raise TroubleError(ops.WaitingStatus(f"{e}; the mount comes when it does")) from e
+        raise TroubleError(ops.WaitingStatus(f"{e}; the mount waits for it")) from e
     except juicefs.DownloadError as e:
         raise TroubleError(ops.BlockedStatus(f"{e}: attach it: juju attach-resource {app} juicefs=FILE")) from e
     except (juicefs.JuicefsError, mounter.MounterError, CommandError) as e:
