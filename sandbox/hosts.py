@@ -6,7 +6,7 @@ in files under `<root>/<model>/`:
     network.json              bridge, subnet
     etc-hosts, resolv.conf    bound over those of every host; all hosts know all hosts by name
     hosts/<name>/host.json    address, layers of the image, binds, GPUs, machine id
-    hosts/<name>/process      pid, start time and boot id of what keeps the host running
+    hosts/<name>/process      what keeps the host running, see machine.py
     hosts/<name>/{upper,work,root}, console.log
 
 Every operation may be interrupted and repeated. Threads and processes may work on different hosts at once.
@@ -16,9 +16,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
-import ipaddress
 import json
 import os
 import pathlib
@@ -31,7 +29,7 @@ import time
 import typing
 import uuid
 
-from sandbox import image
+from sandbox import image, machine, network
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, Completed, clean_env, last_line, run
 
@@ -41,26 +39,10 @@ ROOT = pathlib.Path("/var/lib/slurm-ddp")
 BOOT_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 
-_GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "mock_gpus.py"
-_REBOOT_STATUS = 133  # systemd-nspawn's exit status when the host rebooted, systemd-nspawn(1) "Exit status"
+_GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
+_NETWORK_FILES = ("network.json", "etc-hosts", "resolv.conf")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
-
-# systemd-nspawn without a service manager: run it again when its host rebooted. The first lines let a later command
-# tell whether the process it finds under the pid is still this one.
-_SUPERVISOR = f"""
-start=$(cut -d' ' -f22 /proc/$$/stat)
-echo "$$ $start $(cat /proc/sys/kernel/random/boot_id)" > "$1.new" && mv "$1.new" "$1" || exit 1
-cgroups=$2
-shift 2
-while :; do
-  ( for group in $cgroups; do echo 0 > "$group/cgroup.procs"; done; exec "$@" )
-  status=$?
-  [ $status = {_REBOOT_STATUS} ] || exit $status
-done
-"""
-
 _GPU_UNIT = """\
 [Unit]
 Description=Mock GPUs of the sandbox
@@ -92,10 +74,10 @@ class Gpus:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """host.json."""
+    """What host.json holds."""
 
     address: str
-    machine: str  # unique on this machine: systemd-nspawn's machine name, the interface's, the cgroup's
+    machine: str  # its name among all machines on this computer
     machine_id: str
     layers: tuple[str, ...]
     binds: dict[str, str]  # guest path: host path
@@ -114,22 +96,6 @@ class _Record:
         files.ensure_file(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Network:
-    """network.json."""
-
-    bridge: str
-    cidr: str
-
-    @property
-    def subnet(self) -> ipaddress.IPv4Network:
-        return ipaddress.IPv4Network(self.cidr)
-
-    @property
-    def gateway(self) -> ipaddress.IPv4Address:
-        return self.subnet[1]
-
-
 class Hosts:
     """The hosts of one model."""
 
@@ -141,9 +107,17 @@ class Hosts:
         self.directory = root / model
 
     @property
+    def network(self) -> network.Network:
+        """The model's bridge and subnet."""
+        path = self.directory / "network.json"
+        if not path.exists():
+            raise HostError(f"model {self.model} has no network yet")
+        return _load_network(path)
+
+    @property
     def cidr(self) -> str:
         """The model's subnet, such as `10.77.3.0/24`."""
-        return self._network().cidr
+        return self.network.cidr
 
     def up(self, progress: Progress) -> None:
         """Make the image, the bridge and the NAT rules, as far as they are missing.
@@ -155,16 +129,17 @@ class Hosts:
             raise HostError("the sandbox needs root; run it with sudo")
         if not self.names():
             _image(progress)
-        with self._lock():
+        with self._lock(), _translated(self.model):
             path = self.directory / "network.json"
             if not path.exists():
-                network = _Network(bridge=_bridge_name(self.directory), cidr=str(_free_subnet(self.root)))
-                progress(f"network: {network.cidr} on bridge {network.bridge}")
-                files.ensure_file(path, json.dumps(dataclasses.asdict(network)) + "\n")
-            _ensure_bridge(self._network())
-            _ensure_forwarding(self.root)
-            _ensure_rules(self._network())
-            self._write_resolv_conf()
+                taken = [_load_network(other).subnet for other in self.root.glob("*/network.json")]
+                made = network.Network(bridge=_bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
+                progress(f"network: {made.cidr} on bridge {made.bridge}")
+                files.ensure_file(path, json.dumps(dataclasses.asdict(made)) + "\n")
+            self.network.ensure()
+            network.ensure_forwarding(self.root / ".ip_forward")
+            lines = [*(f"nameserver {server}" for server in network.name_servers()), "options timeout:2 attempts:3"]
+            _rewrite(self.directory / "resolv.conf", "\n".join(lines) + "\n")
 
     def create(
         self,
@@ -195,12 +170,11 @@ class Hosts:
         with host.lock():
             if not host.exists():
                 made = _image(progress)
-                with self._lock():
-                    taken = {self._host(other).address for other in self.names()}
-                    address = next(str(ip) for ip in list(self._network().subnet)[10:250] if str(ip) not in taken)
+                with self._lock(), _translated(name):
+                    address = self.network.address({self._host(other).address for other in self.names()})
                     _Record(
                         address=address,
-                        machine=f"{self._network().bridge}-{name}",
+                        machine=f"{self.network.bridge}-{name}",
                         machine_id=uuid.uuid4().hex,
                         layers=tuple(map(str, made.layers)),
                         binds=bound,
@@ -254,26 +228,18 @@ class Hosts:
             return
         with self._lock():
             if (self.directory / "network.json").exists():
-                _remove_network(self._network())
-            for name in ("network.json", "etc-hosts", "resolv.conf", "hosts.lock"):
-                files.ensure_absent(self.directory / name)
+                with _translated(self.model):
+                    self.network.remove()
+            for path in (*self.directory.glob("hosts/.*.lock"), *map(self.directory.joinpath, _NETWORK_FILES)):
+                files.ensure_absent(path)
             for directory in (self.directory / "hosts", self.directory):
                 with contextlib.suppress(OSError):  # the model keeps its own files here
                     directory.rmdir()
-            _restore_forwarding(self.root)
+            if not any(self.root.glob("*/network.json")):
+                network.restore_forwarding(self.root / ".ip_forward")
 
     def _host(self, name: str) -> "Host":
         return Host(self, name)
-
-    def network(self) -> _Network:
-        """Return the model's bridge and subnet."""
-        return self._network()
-
-    def _network(self) -> _Network:
-        path = self.directory / "network.json"
-        if not path.exists():
-            raise HostError(f"model {self.model} has no network yet")
-        return _Network(**json.loads(path.read_text()))
 
     @contextlib.contextmanager
     def _lock(self) -> collections.abc.Generator[None]:
@@ -290,12 +256,6 @@ class Hosts:
             lines += [f"{self._host(name).address} {name}" for name in self.names()]
             _rewrite(self.directory / "etc-hosts", "\n".join(lines) + "\n")
 
-    def _write_resolv_conf(self) -> None:
-        source = pathlib.Path("/etc/resolv.conf")
-        servers = _name_servers(source) or _name_servers(_UPSTREAM_RESOLV_CONF)
-        lines = [*(f"nameserver {server}" for server in servers), "options timeout:2 attempts:3"]
-        _rewrite(self.directory / "resolv.conf", "\n".join(lines) + "\n")
-
 
 class Host:
     """One host. Made by `Hosts`."""
@@ -305,6 +265,10 @@ class Host:
         self.name = name
         self.directory = hosts.directory / "hosts" / name
         self.root = self.directory / "root"
+
+    @property
+    def _machine(self) -> machine.Machine:
+        return machine.machine(self.record.machine, self.directory)
 
     @property
     def record(self) -> _Record:
@@ -332,7 +296,7 @@ class Host:
 
     def is_running(self) -> bool:
         """Tell whether the host is up to run commands."""
-        return self._leader() is not None
+        return self.exists() and self._machine.leader(self.root) is not None
 
     @contextlib.contextmanager
     def lock(self) -> collections.abc.Generator[None]:
@@ -349,29 +313,26 @@ class Host:
         Raises:
             HostError: it was not up within `timeout` seconds.
         """
-        with self.lock():
-            if not self._supervised():
-                _ensure_bridge(self.hosts.network())
+        with self.lock(), _translated(self.name):
+            if not self._machine.is_kept_running():
+                self.hosts.network.ensure_bridge()
                 self._mount()
                 self._prepare()
-                self._launch()
+                self._machine.launch(self._options())
             (self.directory / "wanted").touch()
         self._wait_booted(None, progress, timeout)
 
     def stop(self, *, timeout: float = STOP_TIMEOUT_S) -> None:
         """Shut the host down in order; after `timeout` seconds switch it off."""
-        with self.lock():
-            nspawn = self._nspawn()
-            if nspawn is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(nspawn, signal.SIGTERM)
-                _wait_until(lambda: not self._supervised(), timeout)
-            self._kill()
+        with self.lock(), _translated(self.name):
+            self._machine.shut_down(timeout)
+            files.ensure_absent(self.directory / "wanted")
 
     def kill(self) -> None:
         """Switch the host off as a power cut would: no process gets to finish."""
-        with self.lock():
-            self._kill()
+        with self.lock(), _translated(self.name):
+            self._machine.kill()
+            files.ensure_absent(self.directory / "wanted")
 
     def reboot(self, timeout: float = BOOT_TIMEOUT_S, progress: Progress = lambda _: None) -> None:
         """Reboot the host from inside and wait until it is up again.
@@ -379,7 +340,7 @@ class Host:
         Raises:
             HostError: it does not run, or is not up within `timeout` seconds.
         """
-        before = self._leader()
+        before = self._machine.leader(self.root)
         if before is None:
             raise HostError(f"{self.name} does not run")
         with contextlib.suppress(HostError):  # the host may be gone before systemctl could say that all is well
@@ -390,7 +351,7 @@ class Host:
         """Give the host these mock GPUs, at once when it runs. They survive a reboot."""
         with self.lock():
             dataclasses.replace(self.record, gpus=gpus).save(self.directory / "host.json")
-            if self._leader() is not None:
+            if self._machine.leader(self.root) is not None:
                 self._write_gpus()
                 self.run(["/usr/bin/systemctl", "restart", "sandbox-gpus.service"])
 
@@ -418,7 +379,7 @@ class Host:
         Raises:
             HostError: the host does not run.
         """
-        leader = self._leader()
+        leader = self._machine.leader(self.root)
         if leader is None:
             raise HostError(f"{self.name} does not run")
         # The shell waits outside the host's process namespace for its child inside. nsenter would do the same but for one
@@ -487,12 +448,14 @@ class Host:
 
     def console(self, lines: int = 20) -> str:
         """Return the last lines of what the host wrote on its console."""
-        path = self.directory / "console.log"
+        path = self._machine.console
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def remove(self) -> None:
         """Switch the host off and remove all it holds. The caller holds the lock."""
-        self._kill()
+        if self.exists():
+            with _translated(self.name):
+                self._machine.kill()
         for mount in _mounts_below(self.directory):
             run("/usr/bin/umount", mount, check=False)
             if str(mount) in _mounts_below(self.directory):
@@ -524,14 +487,14 @@ class Host:
 
     def _prepare(self) -> None:
         """Write what makes this host itself."""
-        record, network = self.record, self.hosts.network()
+        record, net = self.record, self.hosts.network
         etc = self.root / "etc"
         files.ensure_file(etc / "hostname", f"{self.name}\n")
         files.ensure_file(etc / "machine-id", f"{record.machine_id}\n", mode=0o444)
         files.ensure_file(
             etc / "systemd/network/10-host0.network",
-            f"[Match]\nName=host0\n\n[Link]\nMTUBytes={_mtu()}\n\n"
-            f"[Network]\nAddress={record.address}/{network.subnet.prefixlen}\nGateway={network.gateway}\n"
+            f"[Match]\nName=host0\n\n[Link]\nMTUBytes={network.mtu()}\n\n"
+            f"[Network]\nAddress={record.address}/{net.subnet.prefixlen}\nGateway={net.gateway}\n"
             "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
         )
         self._write_gpus()
@@ -554,32 +517,13 @@ class Host:
         ]
         files.ensure_file(self.root / "etc/sandbox/gpus.json", json.dumps(listing, indent=1) + "\n")
 
-    def _launch(self) -> None:
-        files.ensure_absent(self.directory / "process")
-        command = self._nspawn_command()
-        if pathlib.Path("/run/systemd/system").is_dir():
-            _start_service(self._unit, self.name, command, self.directory)
-            return
-        groups = _make_cgroups(self.record.machine)
-        supervisor = ["/usr/bin/setsid", "/bin/sh", "-c", _SUPERVISOR, "sandbox-host", str(self.directory / "process")]
-        # The shell leaves at once, so the supervisor is nobody's child and outlives this command.
-        background = '"$@" < /dev/null > "$0" 2>&1 &'
-        console = str(self.directory / "console.log")
-        subprocess.run(
-            ["/bin/sh", "-c", background, console, *supervisor, " ".join(map(str, groups)), *command],
-            env=clean_env() | _NSPAWN_ENV,
-            check=True,
-            timeout=30,
-        )
-        if not _wait_until((self.directory / "process").exists, 10):
-            raise HostError(f"{self.name}: did not start: {last_line(self.console())}")
-
-    def _nspawn_command(self) -> list[str]:
-        record, network = self.record, self.hosts.network()
+    def _options(self) -> list[str]:
+        """Return systemd-nspawn's options for this host."""
+        record = self.record
         options = ["--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no", "--link-journal=no"]
         options += ["--resolv-conf=off", "--timezone=off", "--console=read-only", "--kill-signal=SIGRTMIN+3"]
         options += [f"--directory={self.root}", f"--machine={record.machine}", f"--hostname={self.name}"]
-        options += [f"--uuid={record.machine_id}", f"--network-bridge={network.bridge}"]
+        options += [f"--uuid={record.machine_id}", f"--network-bridge={self.hosts.network.bridge}"]
         options += ["--capability=CAP_IPC_LOCK,CAP_SYSLOG", "--private-users=no"]
         options += [f"--bind={self.hosts.directory}/etc-hosts:/etc/hosts"]
         options += [f"--bind={self.hosts.directory}/resolv.conf:/etc/resolv.conf"]
@@ -589,21 +533,21 @@ class Host:
             if not pathlib.Path(source).exists():
                 raise HostError(f"{self.name}: {source} does not exist, so it cannot be bound into the host")
             options.append(f"--bind={_escape(source)}:{_escape(guest)}")
-        return ["/usr/bin/systemd-nspawn", *options]
+        return options
 
     def _wait_booted(self, before: int | None, progress: Progress, timeout: float) -> None:
         """Wait until the host has a first process other than `before`, and systemd has started everything."""
         begin = said = time.monotonic()
         state = "not running"
         while True:
-            leader = self._leader()
+            leader = self._machine.leader(self.root)
             if leader is not None and leader != before:
                 done = self.run(["/usr/bin/systemctl", "is-system-running"], check=False, timeout=15)
                 state = done.stdout.strip() or last_line(done.stderr)
                 if state in ("running", "degraded"):
                     return
-            elif before is None and not self._supervised():
-                raise HostError(f"{self.name}: did not boot: {last_line(self.console()) or 'it ended at once'}")
+            elif before is None and not self._machine.is_kept_running():
+                raise HostError(f"{self.name}: did not boot: {self._machine.last_words() or 'it ended at once'}")
             now = time.monotonic()
             if now - begin > timeout:
                 raise HostError(
@@ -614,187 +558,22 @@ class Host:
                 said = now
             time.sleep(0.1)
 
-    # --- the processes behind it ----------------------------------------------------------------------------------
 
-    @property
-    def _unit(self) -> str:
-        return f"slurm-ddp-{self.record.machine}.service"
-
-    def _supervised(self) -> bool:
-        """Tell whether what keeps the host running lives, be it booting, rebooting or up."""
-        if not self.exists():
-            return False
-        if pathlib.Path("/run/systemd/system").is_dir():
-            return _service_state(self._unit) not in ("inactive", "failed")
-        return self._supervisor() is not None
-
-    def _supervisor(self) -> int | None:
-        """Return the supervisor's pid; None when it ended, also when another process has its number now."""
-        try:
-            pid, start, boot = (self.directory / "process").read_text().split()
-        except (FileNotFoundError, ValueError):
-            return None
-        if boot != _boot_id() or _stat(int(pid)).get("start") != start or _stat(int(pid)).get("state") == "Z":
-            return None
-        return int(pid)
-
-    def _nspawn(self) -> int | None:
-        """Return the pid of the host's systemd-nspawn."""
-        if not self.exists():
-            return None
-        if pathlib.Path("/run/systemd/system").is_dir():
-            return _service_pid(self._unit)
-        supervisor = self._supervisor()
-        if supervisor is None:
-            return None
-        return next((pid for pid in _children(supervisor) if _stat(pid).get("name") == "systemd-nspawn"), None)
-
-    def _leader(self) -> int | None:
-        """Return the pid of the host's first process, once it has the host's root and name."""
-        nspawn = self._nspawn()
-        for pid in _children(nspawn) if nspawn is not None else []:
-            try:
-                # Before systemd-nspawn switches the root, a command sent there would meet this machine's own files.
-                same = (pathlib.Path("/proc") / str(pid) / "root").stat().st_ino == self.root.stat().st_ino
-                if same and _stat(pid).get("name") == "systemd":
-                    return pid
-            except OSError:
-                continue
-        return None
-
-    def _kill(self) -> None:
-        """End all processes of the host and what the kernel keeps for them. The caller holds the lock."""
-        if not self.exists():
-            return
-        record = self.record
-        if pathlib.Path("/run/systemd/system").is_dir():
-            run("/usr/bin/systemctl", "kill", "--signal=SIGKILL", self._unit, check=False)
-            run("/usr/bin/systemctl", "stop", self._unit, check=False, timeout=60)
-            run("/usr/bin/systemctl", "reset-failed", self._unit, check=False)
-        else:
-            supervisor, nspawn = self._supervisor(), self._nspawn()
-            inside = _children(nspawn) if nspawn is not None else []
-            for pid in (supervisor, nspawn, *inside):  # the first process takes all others of the host with it
-                if pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            gone = _wait_until(lambda: not any(_alive(pid) for pid in (supervisor, nspawn, *inside) if pid), 30)
-            if not gone:
-                raise HostError(f"{self.name}: a process of it cannot be killed; is a filesystem hung?")
-            _remove_cgroups(record.machine)
-        files.ensure_absent(self.directory / "process")
-        files.ensure_absent(self.directory / "wanted")
-
-
-# --- image ------------------------------------------------------------------------------------------------------------
-
-_images: list[image.Image] = []
-_images_lock = threading.Lock()
-
-
-def _image(progress: Progress) -> image.Image:
-    """Return the image, looked up once per command."""
-    with _images_lock:
-        if not _images:
-            try:
-                _images.append(image.ensure_image(progress))
-            except (image.ImageError, CommandError) as e:
-                raise HostError(str(e)) from e
-        return _images[0]
-
-
-# --- network ----------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _translated(name: str) -> collections.abc.Generator[None]:
+    """Say of which host or model it is that the network or the machine could not be brought to order."""
+    try:
+        yield
+    except (network.NetworkError, machine.MachineError) as e:
+        raise HostError(f"{name}: {e}") from e
 
 
 def _bridge_name(directory: pathlib.Path) -> str:
-    return "sd" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]  # the kernel allows 15 characters
+    return "sd" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
-def _free_subnet(root: pathlib.Path) -> ipaddress.IPv4Network:
-    """Return a private /24 that neither this machine's routes nor another model use."""
-    routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "table", "all").stdout)
-    used = [ipaddress.ip_network(route["dst"], strict=False) for route in routes if route["dst"][0].isdigit()]
-    used += [_Network(**json.loads(path.read_text())).subnet for path in root.glob("*/network.json")]
-    for second in range(77, 256):
-        for third in range(256):
-            candidate = ipaddress.IPv4Network(f"10.{second}.{third}.0/24")
-            if not any(candidate.overlaps(other) for other in used if isinstance(other, ipaddress.IPv4Network)):
-                return candidate
-    raise HostError("no free /24 in 10.77.0.0 to 10.255.255.255 for the hosts")
-
-
-def _ensure_bridge(network: _Network) -> None:
-    address = f"{network.gateway}/{network.subnet.prefixlen}"
-    try:
-        if not pathlib.Path("/sys/class/net", network.bridge).exists():
-            run("/usr/sbin/ip", "link", "add", network.bridge, "type", "bridge")
-        run("/usr/sbin/ip", "address", "replace", address, "dev", network.bridge)
-        run("/usr/sbin/ip", "link", "set", network.bridge, "mtu", str(_mtu()), "up")
-    except CommandError as e:
-        raise HostError(f"bridge {network.bridge}: {e}") from e
-
-
-def _mtu() -> int:
-    """Return the frame size of this machine's way out, at most Ethernet's 1500; larger frames might be lost there."""
-    routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "default").stdout)
-    mtus = [int(pathlib.Path("/sys/class/net", route["dev"], "mtu").read_text()) for route in routes if "dev" in route]
-    return min([1500, *mtus])
-
-
-def _rules(network: _Network) -> list[tuple[str, str, list[str]]]:
-    """Return (table, chain, rule): the hosts reach the outside, and nothing a firewall set up by others stops them."""
-    comment = ["-m", "comment", "--comment", f"slurm-ddp {network.bridge}"]
-    nat = ["-s", network.cidr, "!", "-d", network.cidr, *comment, "-j", "MASQUERADE"]
-    return [
-        ("nat", "POSTROUTING", nat),
-        ("filter", "FORWARD", ["-i", network.bridge, *comment, "-j", "ACCEPT"]),
-        ("filter", "FORWARD", ["-o", network.bridge, *comment, "-j", "ACCEPT"]),
-    ]
-
-
-def _iptables(table: str, action: str, chain: str, rule: list[str], *, check: bool = True) -> bool:
-    try:
-        return run("/usr/sbin/iptables", "-w", "30", "-t", table, action, chain, *rule, check=check).returncode == 0
-    except CommandError as e:
-        raise HostError(f"iptables: {e}") from e
-
-
-def _ensure_rules(network: _Network) -> None:
-    for table, chain, rule in _rules(network):
-        if not _iptables(table, "-C", chain, rule, check=False):
-            _iptables(table, "-I", chain, rule)
-
-
-def _remove_network(network: _Network) -> None:
-    for table, chain, rule in _rules(network):
-        while _iptables(table, "-D", chain, rule, check=False):
-            pass
-    if pathlib.Path("/sys/class/net", network.bridge).exists():
-        run("/usr/sbin/ip", "link", "delete", network.bridge)
-
-
-def _ensure_forwarding(root: pathlib.Path) -> None:
-    """Let this machine forward packets; remember what it did before."""
-    switch = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
-    if switch.read_text().strip() != "1":
-        files.ensure_file(root / ".ip_forward", switch.read_text())
-        switch.write_text("1\n")
-
-
-def _restore_forwarding(root: pathlib.Path) -> None:
-    """Once no model is left, forward packets only if this machine did so before us."""
-    before = root / ".ip_forward"
-    if before.exists() and not any(root.glob("*/network.json")):
-        pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text(before.read_text())
-        before.unlink()
-
-
-def _name_servers(path: pathlib.Path) -> list[str]:
-    """Return the name servers that guests can reach too, so none on this machine's loopback."""
-    if not path.exists():
-        return []
-    servers = re.findall(r"(?m)^\s*nameserver\s+(\S+)", path.read_text())
-    return [server for server in servers if not server.startswith(("127.", "::1"))]
+def _load_network(path: pathlib.Path) -> network.Network:
+    return network.Network(**json.loads(path.read_text()))
 
 
 def _rewrite(path: pathlib.Path, text: str) -> None:
@@ -809,106 +588,6 @@ def _rewrite(path: pathlib.Path, text: str) -> None:
         os.close(descriptor)
 
 
-# --- processes, cgroups, services -------------------------------------------------------------------------------------
-
-_NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
-
-
-def _stat(pid: int) -> dict[str, str]:
-    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} when it is gone."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return {}
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    fields = rest.split()
-    return {"name": name, "state": fields[0], "parent": fields[1], "start": fields[19]}
-
-
-def _alive(pid: int) -> bool:
-    return _stat(pid).get("state", "Z") not in "ZX"
-
-
-def _children(pid: int) -> list[int]:
-    return [
-        int(path.name)
-        for path in pathlib.Path("/proc").glob("[0-9]*")
-        if _stat(int(path.name)).get("parent") == str(pid)
-    ]
-
-
-@functools.cache
-def _boot_id() -> str:
-    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _wait_until(condition: collections.abc.Callable[[], bool], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def _cgroup_roots() -> list[pathlib.Path]:
-    """Return where cgroup hierarchies are mounted: one on a cgroup v2 machine, one per controller on v1."""
-    mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
-    return [pathlib.Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]
-
-
-def _make_cgroups(machine: str) -> list[pathlib.Path]:
-    """Make a cgroup for the host in every hierarchy; two systemds in one cgroup would end each other's units."""
-    made: list[pathlib.Path] = []
-    for root in _cgroup_roots():
-        group = root / f"slurm-ddp-{machine}"
-        try:
-            group.mkdir(exist_ok=True)
-            for name in ("cpuset.cpus", "cpuset.mems"):  # v1: empty in a new group, and then nothing may join
-                if (root / name).exists() and (group / "cpuset.cpu_exclusive").exists():
-                    (group / name).write_text((root / name).read_text())
-        except OSError:
-            continue  # a hierarchy that is not ours to change: the host stays where this command is
-        made.append(group)
-    return made
-
-
-def _remove_cgroups(machine: str) -> None:
-    for root in _cgroup_roots():
-        group = root / f"slurm-ddp-{machine}"
-        if not group.is_dir():
-            continue
-        for directory, _, _ in os.walk(group, topdown=False):
-            for _ in range(100):  # a process that ended a moment ago still counts
-                with contextlib.suppress(OSError):
-                    pathlib.Path(directory).rmdir()
-                    break
-                time.sleep(0.02)
-
-
-def _start_service(unit: str, name: str, command: list[str], directory: pathlib.Path) -> None:
-    """Run systemd-nspawn as a transient service, like systemd-nspawn@.service, so that it outlives this session."""
-    properties = ["Type=exec", "Delegate=yes", "KillMode=mixed", "TasksMax=infinity", "Slice=machine.slice"]
-    properties += [f"RestartForceExitStatus={_REBOOT_STATUS}", f"SuccessExitStatus={_REBOOT_STATUS}"]
-    properties += ["RestartSec=0", "StartLimitIntervalSec=0"]
-    properties += [f"StandardOutput=truncate:{directory}/console.log", f"StandardError=append:{directory}/console.log"]
-    options = [f"--property={value}" for value in properties]
-    options += [f"--setenv={key}={value}" for key, value in _NSPAWN_ENV.items()]
-    try:
-        run("/usr/bin/systemd-run", "--quiet", "--collect", f"--unit={unit}", *options, "--", *command)
-    except CommandError as e:
-        raise HostError(f"{name}: did not start: {e}") from e
-
-
-def _service_state(unit: str) -> str:
-    return run("/usr/bin/systemctl", "show", "--property=ActiveState", "--value", unit, check=False).stdout.strip()
-
-
-def _service_pid(unit: str) -> int | None:
-    pid = run("/usr/bin/systemctl", "show", "--property=MainPID", "--value", unit, check=False).stdout.strip()
-    return int(pid) if pid.isdigit() and pid != "0" else None
-
-
 def _mounts_below(directory: pathlib.Path) -> list[str]:
     """Return the mount points in `directory`, innermost first."""
     points = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
@@ -918,3 +597,18 @@ def _mounts_below(directory: pathlib.Path) -> list[str]:
 def _escape(path: str) -> str:
     """Return `path` as --bind= takes it, systemd-nspawn(1)."""
     return path.replace("\\", "\\\\").replace(":", "\\:")
+
+
+_images: list[image.Image] = []
+_images_lock = threading.Lock()
+
+
+def _image(progress: Progress) -> image.Image:
+    """Return the image, looked up once per command."""
+    with _images_lock:
+        if not _images:
+            try:
+                _images.append(image.ensure_image(progress))
+            except (image.ImageError, CommandError) as e:
+                raise HostError(str(e)) from e
+        return _images[0]

@@ -2,8 +2,8 @@
 
 Runs inside the host with its own python3, at each boot and whenever the number of GPUs changes; imports nothing of
 ours. What a driver would show is mocked: `/proc/driver/nvidia`, device nodes, and the PCI functions with the driver
-bound to them. The device nodes carry NVIDIA's own major number, so cgroups tell them apart; opening one fails (ENXIO) where no
-real driver answers to it.
+bound to them. The device nodes carry NVIDIA's own major number, so cgroups tell them apart; opening one fails (ENXIO)
+where no real driver answers to it.
 """
 
 import json
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def show_proc(gpus: list[dict[str, str]]) -> None:
-    """Put a tmpfs over /proc/driver with what the driver reports; layout: NVIDIA's driver README, "The /proc interface"."""
+    """Put a tmpfs over /proc/driver with what the driver reports; the layout is in NVIDIA's README, /proc interface."""
     unmount(PROC)
     if not PROC.is_dir():
         return

@@ -1,0 +1,272 @@
+"""Machines of systemd-nspawn: they outlive the command that starts them, and any later one finds and ends them.
+
+Where systemd runs this computer, a machine is a transient service, like systemd-nspawn@.service. Elsewhere (a container
+of a CI system, a minimal virtual machine) a shell in the background does what systemd would: it starts systemd-nspawn
+again when the machine rebooted, in a cgroup of the machine's own.
+"""
+
+import abc
+import collections.abc
+import contextlib
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+from slurm_ddp import files
+from slurm_ddp.run import CommandError, clean_env, last_line, run
+
+NSPAWN = "/usr/bin/systemd-nspawn"
+
+_REBOOT_STATUS = 133  # systemd-nspawn's exit status when the machine rebooted, systemd-nspawn(1) "Exit status"
+_NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
+_KILL_S = 30.0
+
+# The first lines let a later command tell whether the process it finds under the pid is still this one.
+_SUPERVISOR = f"""
+start=$(cut -d' ' -f22 /proc/$$/stat)
+echo "$$ $start $(cat /proc/sys/kernel/random/boot_id)" > "$1.new" && mv "$1.new" "$1" || exit 1
+cgroups=$2
+shift 2
+while :; do
+  ( for group in $cgroups; do echo 0 > "$group/cgroup.procs"; done; exec "$@" )
+  status=$?
+  [ $status = {_REBOOT_STATUS} ] || exit $status
+done
+"""
+
+
+class MachineError(Exception):
+    """A machine cannot be started or ended. `str()` is one line."""
+
+
+def machine(name: str, directory: pathlib.Path) -> "Machine":
+    """Return the machine `name`, whose console and process are recorded in `directory`.
+
+    The name is the machine's on this computer: no other may have it.
+    """
+    if pathlib.Path("/run/systemd/system").is_dir():
+        return _Service(name, directory)
+    return _Supervised(name, directory)
+
+
+class Machine(abc.ABC):
+    """One machine."""
+
+    def __init__(self, name: str, directory: pathlib.Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.console = directory / "console.log"
+
+    @abc.abstractmethod
+    def launch(self, options: collections.abc.Sequence[str]) -> None:
+        """Run systemd-nspawn with `options`; the machine boots in the background."""
+
+    @abc.abstractmethod
+    def is_kept_running(self) -> bool:
+        """Tell whether the machine is booting, up or rebooting."""
+
+    @abc.abstractmethod
+    def nspawn(self) -> int | None:
+        """Return the pid of its systemd-nspawn; None while there is none."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End all its processes at once, and remove what the kernel keeps for them. Raises `MachineError`."""
+
+    def leader(self, root: pathlib.Path) -> int | None:
+        """Return the pid of its first process, once that has `root` as its root."""
+        nspawn = self.nspawn()
+        for pid in _children(nspawn) if nspawn is not None else []:
+            # Before systemd-nspawn changes the root, a command sent there would meet this computer's own files.
+            with contextlib.suppress(OSError):
+                same = pathlib.Path(f"/proc/{pid}/root").stat().st_ino == root.stat().st_ino
+                if same and _stat(pid).get("name") == "systemd":
+                    return pid
+        return None
+
+    def shut_down(self, timeout: float) -> None:
+        """Shut the machine down in order; after `timeout` seconds end it at once. Raises `MachineError`."""
+        nspawn = self.nspawn()
+        if nspawn is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(nspawn, signal.SIGTERM)
+            wait_until(lambda: not self.is_kept_running(), timeout)
+        self.kill()
+
+    def last_words(self) -> str:
+        """Return the last line on its console."""
+        return last_line(self.console.read_text(errors="replace")) if self.console.exists() else ""
+
+
+class _Service(Machine):
+    """A transient service of this computer's systemd."""
+
+    @property
+    def _unit(self) -> str:
+        return f"slurm-ddp-{self.name}.service"
+
+    def launch(self, options: collections.abc.Sequence[str]) -> None:
+        properties = ["Type=exec", "Delegate=yes", "KillMode=mixed", "TasksMax=infinity", "Slice=machine.slice"]
+        properties += [f"RestartForceExitStatus={_REBOOT_STATUS}", f"SuccessExitStatus={_REBOOT_STATUS}"]
+        properties += ["RestartSec=0", "StartLimitIntervalSec=0"]
+        properties += [f"StandardOutput=truncate:{self.console}", f"StandardError=append:{self.console}"]
+        arguments = [f"--property={value}" for value in properties]
+        arguments += [f"--setenv={key}={value}" for key, value in _NSPAWN_ENV.items()]
+        try:
+            run(
+                "/usr/bin/systemd-run",
+                "--quiet",
+                "--collect",
+                f"--unit={self._unit}",
+                *arguments,
+                "--",
+                NSPAWN,
+                *options,
+            )
+        except CommandError as e:
+            raise MachineError(f"did not start: {e}") from e
+
+    def is_kept_running(self) -> bool:
+        return self._show("ActiveState") not in ("inactive", "failed")
+
+    def nspawn(self) -> int | None:
+        pid = self._show("MainPID")
+        return int(pid) if pid.isdigit() and pid != "0" else None
+
+    def kill(self) -> None:
+        run("/usr/bin/systemctl", "kill", "--signal=SIGKILL", self._unit, check=False)
+        try:
+            run("/usr/bin/systemctl", "stop", self._unit, check=False, timeout=_KILL_S)
+        except CommandError as e:
+            raise MachineError(f"cannot be ended ({e}); is a filesystem hung?") from e
+        run("/usr/bin/systemctl", "reset-failed", self._unit, check=False)
+
+    def _show(self, name: str) -> str:
+        return run(
+            "/usr/bin/systemctl", "show", f"--property={name}", "--value", self._unit, check=False
+        ).stdout.strip()
+
+
+class _Supervised(Machine):
+    """systemd-nspawn kept running by a shell in the background."""
+
+    def launch(self, options: collections.abc.Sequence[str]) -> None:
+        files.ensure_absent(self._record)
+        groups = " ".join(map(str, _make_cgroups(self._cgroup)))
+        # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
+        supervisor = ["/usr/bin/setsid", "/bin/sh", "-c", _SUPERVISOR, "sandbox-host", str(self._record), groups]
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), *supervisor, NSPAWN, *options],
+            env=clean_env() | _NSPAWN_ENV,
+            check=True,
+            timeout=30,
+        )
+        if not wait_until(self._record.exists, 10):
+            raise MachineError(f"did not start: {self.last_words()}")
+
+    def is_kept_running(self) -> bool:
+        return self._supervisor() is not None
+
+    def nspawn(self) -> int | None:
+        supervisor = self._supervisor()
+        children = _children(supervisor) if supervisor is not None else []
+        return next((pid for pid in children if _stat(pid).get("name") == "systemd-nspawn"), None)
+
+    def kill(self) -> None:
+        supervisor, nspawn = self._supervisor(), self.nspawn()
+        inside = _children(nspawn) if nspawn is not None else []
+        pids = [pid for pid in (supervisor, nspawn, *inside) if pid is not None]
+        for pid in pids:  # the machine's first process takes all its others with it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not wait_until(lambda: not any(_is_alive(pid) for pid in pids), _KILL_S):
+            raise MachineError("a process cannot be ended; is a filesystem hung?")
+        _remove_cgroups(self._cgroup)
+        files.ensure_absent(self._record)
+
+    @property
+    def _record(self) -> pathlib.Path:
+        return self.directory / "process"
+
+    @property
+    def _cgroup(self) -> str:
+        return f"slurm-ddp-{self.name}"
+
+    def _supervisor(self) -> int | None:
+        """Return the supervisor's pid; None when it ended, also when another process has its number now."""
+        try:
+            pid, start, boot = self._record.read_text().split()
+        except (FileNotFoundError, ValueError):
+            return None
+        same = boot == _boot_id() and _stat(int(pid)).get("start") == start
+        return int(pid) if same and _is_alive(int(pid)) else None
+
+
+def wait_until(condition: collections.abc.Callable[[], bool], timeout: float) -> bool:
+    """Wait until `condition` holds, at most `timeout` seconds; return whether it does."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _stat(pid: int) -> dict[str, str]:
+    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} when it is gone."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return {}
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return {"name": name, "state": fields[0], "parent": fields[1], "start": fields[19]}
+
+
+def _is_alive(pid: int) -> bool:
+    return _stat(pid).get("state", "Z") not in "ZX"
+
+
+def _children(pid: int) -> list[int]:
+    pids = (int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*"))
+    return [child for child in pids if _stat(child).get("parent") == str(pid)]
+
+
+@functools.cache
+def _boot_id() -> str:
+    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _cgroup_roots() -> list[pathlib.Path]:
+    """Return where cgroup hierarchies are mounted: one with cgroup v2, one per controller with v1."""
+    mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
+    return [pathlib.Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]
+
+
+def _make_cgroups(name: str) -> list[pathlib.Path]:
+    """Make a cgroup in every hierarchy; two systemds in one cgroup would end each other's units."""
+    made: list[pathlib.Path] = []
+    for root in _cgroup_roots():
+        group = root / name
+        try:
+            group.mkdir(exist_ok=True)
+            if (group / "cpuset.cpu_exclusive").exists():  # v1: a new group has no CPUs, and then nothing may join it
+                for setting in ("cpuset.cpus", "cpuset.mems"):
+                    (group / setting).write_text((root / setting).read_text())
+        except OSError:
+            continue  # a hierarchy that is not ours to change: the machine stays where this command is
+        made.append(group)
+    return made
+
+
+def _remove_cgroups(name: str) -> None:
+    for root in _cgroup_roots():
+        for directory, _, _ in os.walk(root / name, topdown=False):
+            for _ in range(100):  # a process that ended a moment ago still counts
+                with contextlib.suppress(OSError):
+                    pathlib.Path(directory).rmdir()
+                    break
+                time.sleep(0.02)

@@ -1,0 +1,136 @@
+"""The network of a model's hosts: one bridge with a free /24, behind NAT.
+
+Everything is found again by the bridge's name, so nothing but the name and the subnet needs to be remembered.
+"""
+
+import collections.abc
+import dataclasses
+import ipaddress
+import json
+import pathlib
+import re
+
+from slurm_ddp import files
+from slurm_ddp.run import CommandError, run
+
+FORWARDING = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
+
+_UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
+
+
+class NetworkError(Exception):
+    """The network cannot be made. `str()` is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A model's bridge (at most 15 characters, the kernel's limit) and its subnet, such as `10.77.3.0/24`."""
+
+    bridge: str
+    cidr: str
+
+    @property
+    def subnet(self) -> ipaddress.IPv4Network:
+        """The subnet."""
+        return ipaddress.IPv4Network(self.cidr)
+
+    @property
+    def gateway(self) -> ipaddress.IPv4Address:
+        """This machine's address on the bridge."""
+        return self.subnet[1]
+
+    def address(self, taken: collections.abc.Collection[str]) -> str:
+        """Return the lowest free address for a host. Raises `NetworkError` when all are taken."""
+        for address in list(self.subnet)[10:250]:
+            if str(address) not in taken:
+                return str(address)
+        raise NetworkError(f"no free address in {self.cidr}")
+
+    def ensure(self) -> None:
+        """Make the bridge and the rules of the firewall, as far as they are missing. Raises `NetworkError`."""
+        self.ensure_bridge()
+        for table, chain, rule in _rules(self):
+            if not _iptables(table, "-C", chain, rule, check=False):
+                _iptables(table, "-I", chain, rule)
+
+    def ensure_bridge(self) -> None:
+        """Make the bridge if it is missing. Raises `NetworkError`."""
+        address = f"{self.gateway}/{self.subnet.prefixlen}"
+        try:
+            if not pathlib.Path("/sys/class/net", self.bridge).exists():
+                run("/usr/sbin/ip", "link", "add", self.bridge, "type", "bridge")
+            run("/usr/sbin/ip", "address", "replace", address, "dev", self.bridge)
+            run("/usr/sbin/ip", "link", "set", self.bridge, "mtu", str(mtu()), "up")
+        except CommandError as e:
+            raise NetworkError(f"bridge {self.bridge}: {e}") from e
+
+    def remove(self) -> None:
+        """Remove the bridge and the rules."""
+        for table, chain, rule in _rules(self):
+            while _iptables(table, "-D", chain, rule, check=False):
+                pass
+        if pathlib.Path("/sys/class/net", self.bridge).exists():
+            run("/usr/sbin/ip", "link", "delete", self.bridge)
+
+
+def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
+    """Return a private /24 that is in none of `taken` nor in this machine's routes. Raises `NetworkError`."""
+    routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "table", "all").stdout)
+    used = [ipaddress.IPv4Network(route["dst"], strict=False) for route in routes if route["dst"][0].isdigit()]
+    for second in range(77, 256):
+        for third in range(256):
+            candidate = ipaddress.IPv4Network(f"10.{second}.{third}.0/24")
+            if not any(candidate.overlaps(other) for other in (*used, *taken)):
+                return candidate
+    raise NetworkError("no free /24 from 10.77.0.0 to 10.255.255.0 for the hosts")
+
+
+def mtu() -> int:
+    """Return the frame size of this machine's way out, at most Ethernet's 1500; larger frames might be lost there."""
+    routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "default").stdout)
+    sizes = [int(pathlib.Path("/sys/class/net", route["dev"], "mtu").read_text()) for route in routes if "dev" in route]
+    return min([1500, *sizes])
+
+
+def name_servers() -> list[str]:
+    """Return this machine's name servers as far as guests can reach them too, so none on its loopback."""
+    return _name_servers(pathlib.Path("/etc/resolv.conf")) or _name_servers(_UPSTREAM_RESOLV_CONF)
+
+
+def ensure_forwarding(before: pathlib.Path) -> None:
+    """Let this machine forward packets; note in the file `before` what it did so far."""
+    if FORWARDING.read_text().strip() != "1":
+        files.ensure_file(before, FORWARDING.read_text())
+        FORWARDING.write_text("1\n")
+
+
+def restore_forwarding(before: pathlib.Path) -> None:
+    """Forward packets only if this machine did so before us."""
+    if before.exists():
+        FORWARDING.write_text(before.read_text())
+        before.unlink()
+
+
+def _name_servers(path: pathlib.Path) -> list[str]:
+    if not path.exists():
+        return []
+    servers = re.findall(r"(?m)^\s*nameserver\s+(\S+)", path.read_text())
+    return [server for server in servers if not server.startswith(("127.", "::1"))]
+
+
+def _rules(network: Network) -> list[tuple[str, str, list[str]]]:
+    """Return (table, chain, rule): the hosts reach the outside, and no firewall set up by others stops them."""
+    comment = ["-m", "comment", "--comment", f"slurm-ddp {network.bridge}"]
+    nat = ["-s", network.cidr, "!", "-d", network.cidr, *comment, "-j", "MASQUERADE"]
+    return [
+        ("nat", "POSTROUTING", nat),
+        ("filter", "FORWARD", ["-i", network.bridge, *comment, "-j", "ACCEPT"]),
+        ("filter", "FORWARD", ["-o", network.bridge, *comment, "-j", "ACCEPT"]),
+    ]
+
+
+def _iptables(table: str, action: str, chain: str, rule: list[str], *, check: bool = True) -> bool:
+    try:
+        return run("/usr/sbin/iptables", "-w", "30", "-t", table, action, chain, *rule, check=check).returncode == 0
+    except CommandError as e:
+        raise NetworkError(f"iptables: {e}") from e
