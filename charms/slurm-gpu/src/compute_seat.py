@@ -208,7 +208,7 @@ def _by_stage(
     if waits:
         return Verdict(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
     if stage is registration.Stage.AWAITS_JOBS:
-        return Verdict(Level.WAITING, f"{node} is drained until {detail} ended, then its GPUs are registered")
+        return Verdict(Level.WAITING, f"{node} is drained: waiting for {detail} before its GPUs are registered")
     if stage is registration.Stage.SILENT:
         return Verdict(Level.WAITING, f"waiting for slurmctld ({detail})")
     if stage is registration.Stage.DIFFERS:
@@ -233,7 +233,7 @@ def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:
     source = gpu_detect.SOURCES[machine.detection.source]
     if machine.local:
         return f"from {source}; lines in this node's gres.conf"
-    if _has_pushed_lines(machine):
+    if _has_pushed_lines(machine) or (awaits_lines(machine, answer) and lines_live(machine, answer)):
         return f"from {source}; lines in the controller's gres.conf"
     autodetect = (answer.autodetect if answer else None) or _pushed_autodetect() or "nvidia"
     return f"from {source}; found by AutoDetect={autodetect}"

@@ -39,6 +39,7 @@ class View:
     """The controller's side now, for the status and the answer."""
 
     configured: bool  # slurmctld's charm has set it up
+    running: bool = False
     live: bool = False  # slurmctld has read the file as it is
     book: gres_conf.Book | None = None
     problem: str | None = None  # what a person must mend
@@ -62,11 +63,12 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     entries = {unit: entry for unit, entry in book.entries.items() if unit in units}
     entries |= dict(_news(units, first, entries, read))
     book = book.with_entries(entries)
-    if now.book is not None or entries:
+    if entries:
         files.ensure_file(OWNER, owner + "\n")
+    if now.book is not None or entries:
         gres_conf.write(book)
-    silent = _reload(book) if systemd.is_active(SLURMCTLD) else None
-    return dataclasses.replace(view(), silent=silent)
+    silent = _reload(book) if now.running else None
+    return _view(book, running=now.running, silent=silent)
 
 
 def release(*, owner: str, last: bool) -> None:
@@ -110,10 +112,14 @@ def view() -> View:
     try:
         book = gres_conf.read()
     except gres_conf.GresConfError as e:
-        return View(configured=True, problem=str(e), damaged=True)
+        return View(configured=True, running=running, problem=str(e), damaged=True)
+    return _view(book, running=running)
+
+
+def _view(book: gres_conf.Book | None, *, running: bool, silent: str | None = None) -> View:
     # Upstream writes gres.conf only where there is none, so a controller that is not set up yet must find none of ours.
     configured = SLURM_CONF.exists() and (book is not None or running)
-    clashes = book.clashes() if book else {}
+    clashes = book.clashes if book else {}
     problem = None
     if clashes:
         node, units = min(clashes.items())
@@ -121,7 +127,7 @@ def view() -> View:
     elif book and any(entry.refused for entry in book.entries.values()):
         refused = sorted((entry.unit for entry in book.entries.values() if entry.refused), key=gres_conf.unit_key)
         problem = f"cannot use the lines of {', '.join(refused[:3])}: refresh slurm-gpu to one revision on all machines"
-    return View(configured, live=running and _is_live(book), book=book, problem=problem)
+    return View(configured, running, live=running and _is_live(book), book=book, problem=problem, silent=silent)
 
 
 def answer(
@@ -133,7 +139,7 @@ def answer(
     """
     if not now.configured or now.book is None:
         return said
-    clashing = now.book.clashes()
+    clashing = now.book.clashes
     applied = {
         entry.digest
         for unit, entry in now.book.entries.items()
@@ -162,13 +168,14 @@ def _news(
     rotated = ordered[at:] + ordered[:at]
     unknown = [unit for unit in rotated if unit not in entries]
     known = [unit for unit in rotated if unit in entries]
+    most = _LOOKAHEAD if first is not None else len(units)
     for group in (unknown, known):
         misses = 0
         for unit in group:
             entry = _entry(unit, read)
             if entry is None or entry == entries.get(unit):
                 misses += 1
-                if misses > _LOOKAHEAD:
+                if misses > most:
                     break
             else:
                 misses = 0
@@ -191,12 +198,13 @@ def _reload(book: gres_conf.Book) -> str | None:
         nodes.reconfigure()
     except nodes.NodeError as e:
         return str(e)
-    files.ensure_file(LIVE, book.digest() + "\n")
+    files.ensure_file(LIVE, book.digest + "\n")
     return None
 
 
 def _is_live(book: gres_conf.Book | None) -> bool:
     try:
-        return book is not None and LIVE.read_text().strip() == book.digest()
+        read = LIVE.read_text().strip()
     except FileNotFoundError:
         return book is None or not book.entries  # nothing of ours was ever written
+    return read == (book or gres_conf.Book("", "", {})).digest

@@ -7,6 +7,7 @@ changed.
 
 import collections.abc
 import dataclasses
+import functools
 import hashlib
 import pathlib
 import pwd
@@ -65,11 +66,13 @@ class Book:
         values = [match["value"].lower() for match in _AUTODETECT.finditer(f"{self.before}\n{self.after}")]
         return values[-1] if values else "off"
 
+    @functools.cached_property
     def clashes(self) -> dict[str, list[str]]:
-        """Return the units that name the same node, by that node's name."""
+        """The units that name the same node, by that node's name."""
         units: dict[str, list[str]] = {}
         for entry in self.entries.values():
-            units.setdefault(entry.node, []).append(entry.unit)
+            if not entry.refused:
+                units.setdefault(entry.node, []).append(entry.unit)
         return {node: sorted(names, key=unit_key) for node, names in units.items() if len(names) > 1}
 
     def text(self) -> str:
@@ -77,15 +80,17 @@ class Book:
         if not self.entries:
             return self.before + self.after
         before = self.before if not self.before or self.before.endswith("\n") else f"{self.before}\n"
-        return before + "\n".join((BEGIN, *self._rows(), END)) + "\n" + self.after
+        return before + "\n".join((BEGIN, *self._rows, END)) + "\n" + self.after
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Return a fingerprint of the block, which is that of an empty one when there is none."""
-        return hashlib.sha256("\n".join(self._rows()).encode()).hexdigest()
+        """A fingerprint of the block, which is that of an empty one when there is none."""
+        return hashlib.sha256("\n".join(self._rows).encode()).hexdigest()
 
+    @functools.cached_property
     def _rows(self) -> list[str]:
-        """Return the block's lines. A node that two units claim gets none: either may be the wrong machine."""
-        clashing = self.clashes()
+        """The block's lines. A node that two units claim gets none: either may be the wrong machine."""
+        clashing = self.clashes
         rows: list[str] = []
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
             clash = entry.node in clashing

@@ -272,13 +272,13 @@ def _put_back(node: nodes.Node, found: Found) -> Progress:
         if node.is_busy:  # marking it down now would end a job
             return _awaits_jobs(node.name)
         nodes.set_down(node.name, reason)
-        if "drain" not in found.states:
+        if not {"drain", "fail"} & set(found.states):
             nodes.undrain(node.name)
-    elif "drain" in found.states:
+    if "drain" in found.states:
         nodes.drain(node.name, reason)
-    elif "fail" in found.states:
+    elif "fail" in found.states:  # which takes the place of a drain
         nodes.set_fail(node.name, reason)
-    elif node.is_drained:
+    elif not found.states and node.is_drained:
         nodes.resume(node.name)
     Found.clear()
     return Progress(Stage.REGISTERED)

@@ -1,0 +1,270 @@
+"""Slurm's nodes by scontrol: states as printed, and every way in which the controller can refuse."""
+
+import collections.abc
+
+import pytest
+
+from slurm_ddp.run import CommandError, CommandTimeout, Completed
+from slurm_ddp.slurm import nodes
+
+# Captured from 22.05.8 (Debian 12).
+SHOWN = (
+    "NodeName=slurmd-0 Arch=x86_64 CoresPerSocket=2  CPUAlloc={cpus} CPUEfctv=2 CPUTot=2 CPULoad=1.13 "
+    "AvailableFeatures=slurmd ActiveFeatures=slurmd Gres={gres} NodeAddr=10.91.0.11 NodeHostName=slurmd-0 "
+    "Version=22.05.8 OS=Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 FreeMem=22793 "
+    "Sockets=1 Boards=1 MemSpecLimit=1024 State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
+    "Partitions=slurmd  BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T18:53:17 "
+    "LastBusyTime=2026-11-20T18:53:17 CfgTRES=cpu=2,mem=4000M,billing=2 AllocTRES={tres} CapWatts=n/a CurrentWatts=0 "
+    "AveWatts=0 ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s{reason}\n"
+)
+SILENT = "Unable to contact slurm controller (connect failure)"
+
+
+def shown(
+    state: str = "IDLE+DYNAMIC_NORM", gres: str = "(null)", cpus: int = 0, tres: str = "", reason: str = ""
+) -> str:
+    return SHOWN.format(state=state, gres=gres, cpus=cpus, tres=tres, reason=f" Reason={reason}" if reason else "")
+
+
+class Commands:
+    """Answers only the commands it was told of, in their order, and fails on any other."""
+
+    def __init__(self) -> None:
+        self.expected: list[tuple[tuple[str, ...], Completed | CommandError]] = []
+
+    def expect(self, *argv: str, stdout: str = "", stderr: str = "", returncode: int = 0) -> None:
+        self.expected.append((argv, Completed(returncode, stdout, stderr)))
+
+    def fail(self, *argv: str, error: CommandError) -> None:
+        self.expected.append((argv, error))
+
+    def __call__(self, *argv: str, timeout: float = 0, check: bool = True, **_: object) -> Completed:
+        assert timeout > 0
+        assert self.expected, f"nobody expected {argv}"
+        wanted, answer = self.expected.pop(0)
+        assert argv == wanted
+        if isinstance(answer, CommandError):
+            raise answer
+        if check and answer.returncode:
+            raise CommandError(
+                f"{argv[0]} exited {answer.returncode}",
+                returncode=answer.returncode,
+                stdout=answer.stdout,
+                stderr=answer.stderr,
+            )
+        return answer
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
+    double = Commands()
+    monkeypatch.setattr(nodes, "run", double)
+    yield double
+    assert not double.expected, f"never asked: {double.expected}"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+def show_argv(name: str = "slurmd-0") -> tuple[str, ...]:
+    return ("/usr/bin/scontrol", "show", "node", name, "-o")
+
+
+def test_a_node(commands: Commands):
+    text = shown(
+        "MIXED+DRAIN+DYNAMIC_NORM", "gpu:h100:8(S:0-1)", 1, "cpu=1,mem=100M", "slurm-gpu: x [root@2026-11-20T18]"
+    )
+    commands.expect(*show_argv(), stdout=text)
+    node = nodes.show("slurmd-0")
+    assert node is not None
+    assert (node.state, node.flags) == ("MIXED", {"DRAIN", "DYNAMIC_NORM"})
+    assert node.gres == "gpu:h100:8"
+    assert (node.reason, node.reason_by) == ("slurm-gpu: x", "root")
+    assert (node.is_busy, node.is_drained, node.is_down, node.is_dynamic, node.is_valid) == (
+        True,
+        True,
+        False,
+        True,
+        True,
+    )
+    assert node.state_text == "MIXED+DRAIN+DYNAMIC_NORM"
+
+
+@pytest.mark.parametrize(
+    ("state", "base", "flags"),
+    [
+        ("IDLE", "IDLE", set()),
+        ("DOWN*", "DOWN", {"NOT_RESPONDING"}),
+        ("IDLE*+DRAIN", "IDLE", {"NOT_RESPONDING", "DRAIN"}),
+        ("DOWN*$", "DOWN", {"NOT_RESPONDING", "MAINTENANCE"}),
+        ("IDLE+DYNAMIC_NORM+FAIL+NOT_RESPONDING", "IDLE", {"DYNAMIC_NORM", "FAIL", "NOT_RESPONDING"}),
+        ("idle-", "IDLE", {"PLANNED"}),
+    ],
+)
+def test_states_as_slurm_prints_them(state: str, base: str, flags: set[str]):
+    (node,) = nodes.parse(shown(state))
+    assert (node.state, node.flags) == (base, flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "busy"),
+    [
+        (shown("IDLE"), False),
+        (shown("ALLOCATED", cpus=2, tres="cpu=2"), True),
+        (shown("MIXED", cpus=1, tres="cpu=1"), True),
+        (shown("IDLE+COMPLETING"), True),
+        (shown("DOWN", cpus=1, tres="cpu=1"), True),
+        (shown("IDLE+PLANNED"), False),
+    ],
+)
+def test_a_node_is_busy_as_long_as_a_job_holds_anything(text: str, busy: bool):
+    (node,) = nodes.parse(text)
+    assert node.is_busy is busy
+
+
+def test_a_reason_of_two_lines():
+    (node,) = nodes.parse(shown("DOWN", reason="two [root@2026-11-20T18:51:55]        lines"))
+    assert (node.reason, node.reason_by) == ("two lines", "root")
+
+
+def test_a_reason_with_brackets_and_without_author():
+    (node,) = nodes.parse(shown("DOWN", reason="see [ticket 7]"))
+    assert (node.reason, node.reason_by) == ("see [ticket 7]", None)
+    (node,) = nodes.parse(shown("DOWN", reason="see [ticket 7] [slurm@2026-11-20T18:51:55]"))
+    assert (node.reason, node.reason_by) == ("see [ticket 7]", "slurm")
+
+
+def test_a_node_that_the_controller_does_not_know(commands: Commands):
+    commands.expect(*show_argv(), stdout="Node slurmd-0 not found\n", returncode=1)
+    assert nodes.show("slurmd-0") is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"slurm_load_node error: {SILENT}\n",
+        "slurm_load_node error: Unable to contact slurm controller (shutdown or unknown)\n",
+        "slurm_load_node error: Socket timed out on send/recv operation\n",
+        "scontrol: error: fetch_config: DNS SRV lookup failed\nscontrol: error: _establish_config_source: failed to fetch "
+        "config\nscontrol: fatal: Could not establish a configuration source\n",
+        "slurm_load_node error: Protocol authentication error\n",
+    ],
+)
+def test_a_controller_that_does_not_answer_is_another_thing(commands: Commands, said: str):
+    commands.expect(*show_argv(), stderr=said, returncode=1)
+    with pytest.raises(nodes.ControllerSilent, match=r"^show node slurmd-0: "):
+        nodes.show("slurmd-0")
+
+
+def test_a_command_that_hangs_or_is_missing(commands: Commands):
+    commands.fail(*show_argv(), error=CommandTimeout("scontrol: no answer within 30 s"))
+    with pytest.raises(nodes.ControllerSilent, match="no answer within 30 s"):
+        nodes.show("slurmd-0")
+    commands.fail(*show_argv(), error=CommandError("scontrol: No such file or directory"))
+    with pytest.raises(nodes.ControllerSilent, match="No such file or directory"):
+        nodes.show("slurmd-0")
+
+
+def test_any_other_refusal_is_an_error_in_slurms_words(commands: Commands):
+    commands.expect(*show_argv(), stderr="slurm_load_node error: Invalid user id\n", returncode=1)
+    with pytest.raises(nodes.NodeError) as caught:
+        nodes.show("slurmd-0")
+    assert type(caught.value) is nodes.NodeError
+    assert str(caught.value) == "show node slurmd-0: slurm_load_node error: Invalid user id"
+
+
+def test_the_orders(commands: Commands):
+    update = ("/usr/bin/scontrol", "update", "nodename=slurmd-0")
+    commands.expect(*update, "state=drain", "reason=bad fan")
+    commands.expect(*update, "state=undrain")
+    commands.expect(*update, "state=resume")
+    commands.expect(*update, "state=down", "reason=bad fan")
+    commands.expect(*update, "state=fail", "reason=bad fan")
+    commands.expect("/usr/bin/scontrol", "reconfigure")
+    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0")
+    nodes.drain("slurmd-0", "bad fan")
+    nodes.undrain("slurmd-0")
+    nodes.resume("slurmd-0")
+    nodes.set_down("slurmd-0", "bad fan")
+    nodes.set_fail("slurmd-0", "bad fan")
+    nodes.reconfigure()
+    nodes.delete("slurmd-0")
+
+
+def test_deleting_a_node_with_jobs(commands: Commands):
+    said = "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
+    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=said, returncode=1)
+    with pytest.raises(nodes.NodeBusy, match="Requested nodes are busy"):
+        nodes.delete("slurmd-0")
+
+
+def test_deleting_a_node_that_is_not_there_is_fine(commands: Commands):
+    said = (
+        "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Invalid node name specified\n"
+    )
+    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=said, returncode=1)
+    nodes.delete("slurmd-0")
+
+
+def test_the_jobs_of_a_node(commands: Commands):
+    argv = ("/usr/bin/squeue", "--noheader", "--nodelist", "slurmd-0", "--format", "%i")
+    commands.expect(*argv, stdout="7\n12_3\n7\n")
+    assert nodes.job_ids("slurmd-0") == ["12_3", "7"]
+    commands.expect(*argv, stderr=f"slurm_load_jobs error: {SILENT}\n", returncode=1)
+    with pytest.raises(nodes.ControllerSilent):
+        nodes.job_ids("slurmd-0")
+
+
+def test_all_nodes_sorted(commands: Commands):
+    text = shown().replace("slurmd-0", "slurmd-1") + shown()
+    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)
+    assert [node.name for node in nodes.show_all()] == ["slurmd-0", "slurmd-1"]
+    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout="No nodes in the system\n")
+    assert nodes.show_all() == []
+
+
+def test_waiting_ends_as_soon_as_it_can(commands: Commands, clock: list[float]):
+    commands.expect(*show_argv(), stdout="Node slurmd-0 not found\n", returncode=1)
+    commands.expect(*show_argv(), stderr=f"slurm_load_node error: {SILENT}\n", returncode=1)
+    commands.expect(*show_argv(), stdout=shown())
+    node = nodes.wait("slurmd-0", lambda n: n is not None, timeout=10, poll=1)
+    assert node is not None
+    assert clock == [2.0]
+
+
+def test_waiting_ends_in_time(commands: Commands, clock: list[float]):
+    for _ in range(4):
+        commands.expect(*show_argv(), stdout="Node slurmd-0 not found\n", returncode=1)
+    assert nodes.wait("slurmd-0", lambda n: n is not None, timeout=3, poll=1) is None
+    assert clock == [3.0]
+    for _ in range(2):
+        commands.expect(*show_argv(), stderr=f"slurm_load_node error: {SILENT}\n", returncode=1)
+    with pytest.raises(nodes.ControllerSilent):
+        nodes.wait("slurmd-0", lambda n: n is not None, timeout=1, poll=1)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        (None, None, True),
+        (None, "", True),
+        ("(null)", None, True),
+        ("gpu:h100:8(S:0-1)", "gpu:h100:8", True),
+        ("gpu:h100:8(S:0,2-3)", "gpu:h100:8", True),
+        ("gpu:h100", "gpu:h100:1", True),
+        ("gpu:h100:1,gpu:a100:1", "gpu:a100:1,gpu:h100:1", True),
+        ("gpu:h100:8,shard:32", "gpu:h100:8", False),
+        ("gpu:H100:8", "gpu:h100:8", False),
+        ("gpu:8", "gpu:h100:8", False),
+        ("gpu:mock_gpu:1", "gpu:mock_gpu:2", False),
+        (None, "gpu:mock_gpu:1", False),
+    ],
+)
+def test_comparing_gres(left: str | None, right: str | None, same: bool):
+    assert nodes.same_gres(left, right) is same
+    assert nodes.same_gres(right, left) is same

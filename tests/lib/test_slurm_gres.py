@@ -1,0 +1,69 @@
+"""The slurm_gres interface: what may cross it, and what never gets into a gres.conf."""
+
+import pydantic
+import pytest
+
+from slurm_ddp.interfaces import slurm_gres
+
+LINE = "Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-55 Links=-1,0 Flags=nvidia_gpu_env"
+
+
+def test_what_a_node_says():
+    said = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:h100:1", lines=(LINE,), awaits=True)
+    assert slurm_gres.NodeGres.model_validate_json(said.model_dump_json()) == said
+
+
+def test_everything_may_be_absent_and_unknown_keys_are_ignored():
+    assert slurm_gres.NodeGres.model_validate({"later": "1"}) == slurm_gres.NodeGres()
+    assert slurm_gres.ControllerGres.model_validate({"later": "1"}) == slurm_gres.ControllerGres()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "Name=gpu\nNodeName=other Name=gpu",
+        "Name=gpu File=/dev/nvidia0 # comment",
+        "NodeName=other Name=gpu File=/dev/nvidia0",
+        "Name=gpu AutoDetect=nvml",
+        "Include=/etc/shadow",
+        "Name=gpu Name=gpu",
+        "File=/dev/nvidia0 Name=gpu",
+        "Name=gpu  File=/dev/nvidia0",
+        "Name=gpu File=",
+        "Name=gpu File=/dev/nvidia0\t",
+        "Name=gpu File=$(reboot)",
+    ],
+)
+def test_lines_that_are_not_one_record_of_known_keys_are_refused(line: str):
+    with pytest.raises(pydantic.ValidationError):
+        slurm_gres.NodeGres(node="n", lines=(line,))
+
+
+@pytest.mark.parametrize("node", ["", "a b", "a\nb", "../a", "a=b", "-a"])
+def test_node_names_that_are_none_are_refused(node: str):
+    with pytest.raises(pydantic.ValidationError):
+        slurm_gres.NodeGres(node=node)
+
+
+@pytest.mark.parametrize("gres", ["gpu:1 state=idle", "gpu:'1'", "gpu\n"])
+def test_gres_strings_that_are_none_are_refused(gres: str):
+    with pytest.raises(pydantic.ValidationError):
+        slurm_gres.NodeGres(gres=gres)
+
+
+def test_more_lines_than_a_machine_can_have_are_refused():
+    with pytest.raises(pydantic.ValidationError, match="more than 1024 lines"):
+        slurm_gres.NodeGres(lines=(LINE,) * 1025)
+
+
+def test_the_digest_follows_the_name_and_the_lines():
+    base = slurm_gres.NodeGres(node="slurmd-0", lines=(LINE,))
+    assert base.digest == slurm_gres.digest("slurmd-0", [LINE])
+    assert base.digest == base.model_copy(update={"gres": "gpu:h100:1", "awaits": True}).digest
+    others = [
+        base.model_copy(update={"node": "slurmd-1"}),
+        base.model_copy(update={"lines": (LINE, LINE)}),
+        base.model_copy(update={"lines": ()}),
+    ]
+    assert len({base.digest, *(other.digest for other in others)}) == 4

@@ -1,0 +1,193 @@
+"""A Slurm that answers scontrol, squeue and systemctl as 22.05.8 and 25.11 were seen to, and fails on any other command.
+
+What it keeps to, each observed on real daemons: a restarted slurmd whose node record exists registers with the old
+Gres; `delete` is refused while jobs hold the node; a re-registered node comes up IDLE, or IDLE+DRAIN when `--conf`
+says `state=drain`; fewer devices than Gres make the node INVALID_REG and drain it with Slurm's reason; when the
+devices are back the next registration clears INVALID_REG but neither drain nor reason; a waiting job starts as soon
+as a node may take it; drain and fail take each other's place; marking a node down ends its jobs.
+"""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+
+from slurm_ddp.run import CommandError, Completed
+
+SHORT_OF_GPUS = "gres/gpu count reported lower than configured ({found} < {wanted})"
+
+
+class Killed(BaseException):
+    """The hook's process ends here, as when the machine loses power."""
+
+
+@dataclasses.dataclass
+class Record:
+    """What the controller knows of the node."""
+
+    gres: str
+    base: str = "IDLE"
+    flags: set[str] = dataclasses.field(default_factory=lambda: {"DYNAMIC_NORM"})
+    reason: str = ""
+
+
+class SlurmDouble:
+    """One controller, one node called slurmd-0."""
+
+    name = "slurmd-0"
+
+    def __init__(self, options: pathlib.Path, held: pathlib.Path) -> None:
+        self.options = options
+        self.held = held
+        self.record: Record | None = None
+        self.devices = 1  # what slurmd finds for its Gres
+        self.slurmd_active = True
+        self.slurmctld_active = True
+        self.answering = True
+        self.registers = True  # False: slurmd runs but never reaches the controller
+        self.jobs: list[str] = []
+        self.waiting: list[str] = []
+        self.ended: list[str] = []  # jobs that an order ended
+        self.log: list[str] = []  # orders that change something
+        self.lives: int | None = None  # the number of commands after which the hook is killed
+        self.version = "slurm-wlm 22.05.8"
+        self.reconfigured = 0
+
+    def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object) -> Completed:
+        assert timeout > 0
+        if self.lives is not None:
+            if self.lives == 0:
+                self.lives = None
+                raise Killed
+            self.lives -= 1
+        answer = self._answer(shlex.join(str(word) for word in argv))
+        if check and answer.returncode:
+            said = answer.stderr.strip() or answer.stdout.strip()
+            raise CommandError(
+                f"{argv[0]} exited {answer.returncode}: {said}",
+                returncode=answer.returncode,
+                stdout=answer.stdout,
+                stderr=answer.stderr,
+            )
+        return answer
+
+    def register(self) -> None:
+        """slurmd starts and tells the controller about the node."""
+        text = self.held.read_text() if self.held.exists() else self.options.read_text()
+        words = shlex.split(text.partition("=")[2])
+        pairs = (word.partition("=") for word in words[words.index("--conf") + 1].split())
+        settings = {key: value for key, _, value in pairs}
+        if self.record is None:
+            self.record = Record(settings.get("gres", ""))
+            if settings.get("state") == "drain":
+                self.record.flags.add("DRAIN")
+        wanted = sum(int(item.rpartition(":")[2]) for item in self.record.gres.split(",") if item.startswith("gpu"))
+        if self.devices < wanted:
+            self.record.flags |= {"INVALID_REG", "DRAIN"}
+            self.record.reason = self.record.reason or SHORT_OF_GPUS.format(found=self.devices, wanted=wanted)
+        else:
+            self.record.flags.discard("INVALID_REG")
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Start waiting jobs where that is possible."""
+        record = self.record
+        if record and record.base == "IDLE" and not record.flags & {"DRAIN", "FAIL", "INVALID_REG"}:
+            self.jobs += self.waiting
+            self.waiting = []
+
+    def end_jobs(self) -> None:
+        """The jobs of the node come to their own end."""
+        self.jobs = []
+        self.schedule()
+
+    def state(self) -> str:
+        """The node's state as the controller would print it."""
+        assert self.record is not None
+        base = "MIXED" if self.jobs and self.record.base == "IDLE" else self.record.base
+        order = ("DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG")
+        return "+".join([base, *(flag for flag in order if flag in self.record.flags)])
+
+    def _answer(self, command: str) -> Completed:
+        if command == "/usr/sbin/slurmd -V":
+            return Completed(0, f"{self.version}\n", "")
+        if command.startswith("/usr/bin/systemctl "):
+            return self._systemctl(command.removeprefix("/usr/bin/systemctl "))
+        if not self.answering:
+            return Completed(1, "", "slurm_x error: Unable to contact slurm controller (connect failure)\n")
+        if command == f"/usr/bin/squeue --noheader --nodelist {self.name} --format %i":
+            return Completed(0, "".join(f"{job}\n" for job in self.jobs), "")
+        if command == f"/usr/bin/scontrol show node {self.name} -o":
+            return self._show()
+        self.log.append(command)
+        if command == "/usr/bin/scontrol reconfigure":
+            self.reconfigured += 1
+            return Completed(0, "", "")
+        if command == f"/usr/bin/scontrol delete nodename={self.name}":
+            return self._delete()
+        match = re.fullmatch(
+            rf"/usr/bin/scontrol update nodename={self.name} state=(\w+)(?: '?reason=(.*?)'?)?", command
+        )
+        assert match is not None, f"nobody expected {command}"
+        return self._update(match[1], match[2] or "")
+
+    def _systemctl(self, command: str) -> Completed:
+        if command == "is-active --quiet slurmd.service":
+            return Completed(0 if self.slurmd_active else 3, "", "")
+        if command == "is-active --quiet slurmctld.service":
+            return Completed(0 if self.slurmctld_active else 3, "", "")
+        self.log.append(command)
+        if command == "restart slurmd.service":
+            self.slurmd_active = True
+            if self.registers and self.answering:
+                self.register()
+            return Completed(0, "", "")
+        assert command == "daemon-reload", f"nobody expected systemctl {command}"
+        return Completed(0, "", "")
+
+    def _show(self) -> Completed:
+        if self.record is None:
+            return Completed(1, f"Node {self.name} not found\n", "")
+        tres = "cpu=1,mem=100M" if self.jobs else ""
+        text = (
+            f"NodeName={self.name} Arch=x86_64 CoresPerSocket=2  CPUAlloc={len(self.jobs)} CPUEfctv=2 CPUTot=2 CPULoad=1.1 "
+            f"AvailableFeatures=slurmd ActiveFeatures=slurmd Gres={self.record.gres or '(null)'} NodeAddr=10.0.0.1 "
+            f"NodeHostName={self.name} Version=22.05.8 OS=Linux 6.1.0 #1 SMP  RealMemory=4000 AllocMem=0 FreeMem=22793 "
+            f"Sockets=1 Boards=1 State={self.state()} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
+            f"Partitions=slurmd  BootTime=None SlurmdStartTime=None LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
+        )
+        reason = f" Reason={self.record.reason} [root@2026-11-20T18:51:55]" if self.record.reason else ""
+        return Completed(0, f"{text}{reason}\n", "")
+
+    def _delete(self) -> Completed:
+        if self.record is None:
+            return Completed(1, "", f"delete_node nodename={self.name}: Invalid node name specified\n")
+        if self.jobs:
+            return Completed(1, "", f"delete_node nodename={self.name}: Requested nodes are busy\n")
+        self.record = None
+        return Completed(0, "", "")
+
+    def _update(self, state: str, reason: str) -> Completed:
+        if self.record is None:
+            return Completed(1, "", "slurm_update error: Invalid node name specified\n")
+        record = self.record
+        if state in {"drain", "down", "fail"}:
+            assert reason, "You must specify a reason when DOWNING or DRAINING a node. Request denied"
+            record.reason = reason
+        if state == "drain":
+            record.flags = (record.flags - {"FAIL"}) | {"DRAIN"}
+        elif state == "fail":
+            record.flags = (record.flags - {"DRAIN"}) | {"FAIL"}
+        elif state == "down":
+            record.base = "DOWN"
+            self.ended += self.jobs
+            self.jobs = []
+        elif state == "undrain":
+            record.flags -= {"DRAIN", "FAIL"}
+        elif state == "resume":
+            record.flags -= {"DRAIN", "FAIL"}
+            record.base = "IDLE"
+        if record.base == "IDLE" and not record.flags & {"DRAIN", "FAIL"}:
+            record.reason = ""
+        self.schedule()
+        return Completed(0, "", "")

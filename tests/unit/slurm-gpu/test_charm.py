@@ -1,0 +1,377 @@
+"""The charm under Scenario: both seats, each event, each status, and what crosses between them."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import ops
+import pytest
+from conftest import OPTIONS, WITH_GPU
+from ops import testing
+from slurm_double import Record, SlurmDouble
+
+import charm
+import controller_seat
+import gres_conf
+import registration
+import slurmd_options
+from slurm_ddp.interfaces.slurm_gres import NodeGres
+
+ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
+COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
+CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
+ACTIVE = ops.ActiveStatus("gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; lines in the controller's gres.conf)")
+AWAITS = ops.WaitingStatus("waiting for slurm-gpu on slurmctld to hand out this node's lines")
+LIFECYCLE = ["install", "start", "config_changed", "upgrade_charm", "leader_elected", "update_status"]
+CREATED = ["created", "joined", "changed"]
+
+
+@pytest.fixture
+def ctx() -> testing.Context[charm.SlurmGpuCharm]:
+    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
+
+
+@pytest.fixture
+def controller() -> testing.Context[charm.SlurmGpuCharm]:
+    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT, app_name="slurm-gpu-controller")
+
+
+def node_gres(answer: dict[str, typing.Any] | None = None) -> testing.Relation:
+    data = {key: json.dumps(value) for key, value in (answer or {}).items()}
+    return testing.Relation("node-gres", remote_app_name="slurm-gpu-controller", remote_app_data=data)
+
+
+def gres(
+    *said: NodeGres | dict[str, str], app: str = "slurm-gpu", local: dict[str, str] | None = None
+) -> testing.Relation:
+    units = {
+        number: one if isinstance(one, dict) else {key: json.dumps(value) for key, value in one.model_dump().items()}
+        for number, one in enumerate(said)
+    }
+    return testing.Relation("gres", remote_app_name=app, remote_units_data=units, local_app_data=local or {})
+
+
+def says(number: int, *, awaits: bool = True) -> NodeGres:
+    line = "Name=gpu Type=mock_gpu File=/dev/nvidia0 Flags=nvidia_gpu_env"
+    return NodeGres(node=f"slurmd-{number}", gres="gpu:mock_gpu:1", lines=(line,), awaits=awaits)
+
+
+def said(out: testing.State, relation: testing.Relation) -> dict[str, typing.Any]:
+    """Return what this unit wrote into its own databag, without what Juju wrote."""
+    data = out.get_relation(relation.id).local_unit_data
+    return {key: json.loads(value) for key, value in data.items() if key in NodeGres.model_fields}
+
+
+def run_compute(
+    ctx: testing.Context[charm.SlurmGpuCharm], event: str, relation: testing.Relation, **state: typing.Any
+) -> testing.State:
+    endpoint, _, kind = event.partition(":")
+    target = {"compute": COMPUTE, "node-gres": relation}.get(endpoint)
+    happened = getattr(ctx.on, f"relation_{kind}")(target) if target else getattr(ctx.on, event)()
+    return ctx.run(happened, testing.State(relations=[COMPUTE, relation], **state))
+
+
+@pytest.fixture
+def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    return slurm
+
+
+def applied(mock_gpu: pathlib.Path) -> dict[str, typing.Any]:
+    line = f"Name=gpu Type=mock_gpu File={mock_gpu} Flags=nvidia_gpu_env"
+    return {"autodetect": "off", "applied": [NodeGres(node="slurmd-0", lines=(line,)).digest]}
+
+
+@pytest.fixture
+def configured(slurm: SlurmDouble) -> SlurmDouble:
+    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    return slurm
+
+
+def test_the_charm_stays_small():
+    assert len(pathlib.Path(charm.__file__).read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize(
+    "event", [*LIFECYCLE, *(f"compute:{kind}" for kind in CREATED), *(f"node-gres:{kind}" for kind in CREATED)]
+)
+def test_a_compute_node_reaches_the_same_state_on_every_event(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
+):
+    relation = node_gres(applied(mock_gpu))
+    out = run_compute(ctx, event, relation)
+    assert out.unit_status == ACTIVE
+    assert said(out, relation) == {
+        "node": "slurmd-0",
+        "gres": "gpu:mock_gpu:1",
+        "lines": [f"Name=gpu Type=mock_gpu File={mock_gpu} Flags=nvidia_gpu_env"],
+        "awaits": True,
+    }
+    assert registered.record == Record("gpu:mock_gpu:1")
+    assert slurmd_options.PATH.read_text() == WITH_GPU
+    registered.log.clear()
+    again = run_compute(ctx, event, out.get_relation(relation.id))  # pyright: ignore[reportArgumentType]
+    assert registered.log == []
+    assert said(again, relation) == said(out, relation)
+    assert again.unit_status == ACTIVE
+
+
+def test_a_compute_node_waits_for_the_controller(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    for relation in (node_gres(), node_gres({"autodetect": "off", "applied": []}), node_gres({"autodetect": None})):
+        out = run_compute(ctx, "node-gres:changed", relation)
+        assert out.unit_status == AWAITS
+        assert said(out, relation)["awaits"] is True
+    assert registered.record == Record("")
+
+
+def test_an_answer_that_is_not_json_counts_as_none(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    relation = dataclasses.replace(node_gres(), remote_app_data={"applied": "{"})
+    assert run_compute(ctx, "node-gres:changed", relation).unit_status == AWAITS
+
+
+def test_a_compute_node_without_a_controller_seat(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
+    assert out.unit_status == ops.BlockedStatus(
+        "Slurm 22.05 cannot find these GPUs alone: integrate node-gres with slurm-gpu on slurmctld"
+    )
+
+
+def test_a_machine_without_gpus(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
+    slurmd_options.PATH.write_text(OPTIONS)
+    relation = node_gres()
+    out = run_compute(ctx, "start", relation)
+    assert out.unit_status == ops.ActiveStatus("no NVIDIA GPU on this machine")
+    assert said(out, relation) == {"node": "slurmd-0", "gres": "", "lines": [], "awaits": None}
+    assert slurm.log == []
+
+
+def test_a_node_with_jobs(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path):
+    registered.jobs = ["7"]
+    out = run_compute(ctx, "node-gres:changed", node_gres(applied(mock_gpu)))
+    text = "slurmd-0 is drained: waiting for 1 job before its GPUs are registered"
+    assert out.unit_status == ops.WaitingStatus(text)
+    registered.end_jobs()
+    assert run_compute(ctx, "update_status", node_gres(applied(mock_gpu))).unit_status == ACTIVE
+
+
+def test_the_controller_relation_may_break(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    relation = node_gres({"autodetect": "off", "applied": []})
+    out = ctx.run(ctx.on.relation_broken(relation), testing.State(relations=[COMPUTE, relation]))
+    assert isinstance(out.unit_status, ops.BlockedStatus)
+
+
+def test_the_seat_may_break(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    out = ctx.run(ctx.on.relation_broken(COMPUTE), testing.State(relations=[COMPUTE]))
+    assert out.unit_status == ops.BlockedStatus(
+        "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info"
+    )
+    assert registered.log == []
+
+
+def test_a_unit_without_a_seat(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
+    out = ctx.run(ctx.on.install(), testing.State())
+    assert out.unit_status == ops.BlockedStatus(
+        "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info"
+    )
+    assert slurm.log == []
+
+
+@pytest.mark.parametrize("event", [*LIFECYCLE, *(f"relation_{kind}" for kind in CREATED)])
+def test_the_controller_reaches_the_same_state_on_every_event(
+    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble, event: str
+):
+    relation = gres(says(0), says(1, awaits=False))
+    arguments: list[typing.Any] = [relation] if event.startswith("relation") else []
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    out = controller.run(getattr(controller.on, event)(*arguments), state)
+    assert out.unit_status == ops.ActiveStatus("gres.conf has 2 GPUs on 2 nodes")
+    answer = {"autodetect": '"off"', "applied": json.dumps([says(0).digest])}
+    assert out.get_relation(relation.id).local_app_data == answer
+    text = gres_conf.PATH.read_text()
+    assert text.count("NodeName=") == 2
+    assert configured.reconfigured == 1
+    arguments = [out.get_relation(relation.id)] if arguments else []
+    again = controller.run(getattr(controller.on, event)(*arguments), out)
+    assert again.unit_status == out.unit_status
+    assert again.get_relation(relation.id).local_app_data == answer
+    assert (gres_conf.PATH.read_text(), configured.reconfigured) == (text, 1)
+
+
+def test_a_controller_without_nodes(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    gres_conf.PATH.write_text("AutoDetect=nvidia\n")
+    state = testing.State(leader=True, relations=[CONTROLLER])
+    out = controller.run(controller.on.update_status(), state)
+    assert out.unit_status == ops.BlockedStatus("integrate gres with node-gres of the slurm-gpu on slurmd")
+    relation = gres()
+    out = controller.run(
+        controller.on.relation_created(relation), dataclasses.replace(state, relations=[CONTROLLER, relation])
+    )
+    assert out.unit_status == ops.ActiveStatus("gres.conf has 0 GPUs on 0 nodes")
+    assert out.get_relation(relation.id).local_app_data == {"autodetect": '"nvidia"', "applied": "[]"}
+    assert gres_conf.PATH.read_text() == "AutoDetect=nvidia\n"
+    assert configured.log == []
+
+
+def test_before_slurmctld_is_set_up(controller: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
+    relation = gres(says(0))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
+    assert out.unit_status == ops.WaitingStatus("waiting for slurmctld to be set up")
+    assert out.get_relation(relation.id).local_app_data == {}
+    assert not gres_conf.PATH.exists()
+
+
+def test_slurmctld_that_does_not_answer(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    configured.answering = False
+    relation = gres(says(0))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
+    assert out.unit_status == ops.WaitingStatus(
+        "waiting for slurmctld to read gres.conf "
+        "(reconfigure: slurm_x error: Unable to contact slurm controller (connect failure))"
+    )
+    assert out.get_relation(relation.id).local_app_data == {"autodetect": '"off"', "applied": "null"}
+
+
+def test_only_the_leader_writes(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    relation = gres(says(0))
+    state = testing.State(leader=False, relations=[CONTROLLER, relation])
+    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
+    assert out.unit_status == ops.ActiveStatus("standby: the leader keeps gres.conf")
+    assert not gres_conf.PATH.exists()
+
+
+def test_a_node_that_departs(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    relation = gres(says(0), says(1))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
+    out = controller.run(controller.on.relation_departed(relation, remote_unit=1, departing_unit=1), state)
+    assert out.unit_status == ops.ActiveStatus("gres.conf has 1 GPU on 1 node")
+    assert "slurmd-1" not in gres_conf.PATH.read_text()
+    assert out.get_relation(relation.id).local_app_data["applied"] == json.dumps([says(0).digest])
+
+
+def test_a_relation_that_breaks_takes_its_nodes_along(
+    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
+):
+    gpus, others = gres(says(0)), gres(says(7), app="other")
+    state = testing.State(leader=True, relations=[CONTROLLER, gpus, others])
+    out = controller.run(controller.on.update_status(), state)
+    assert out.get_relation(gpus.id).local_app_data["applied"] == json.dumps([says(0).digest])
+    assert out.get_relation(others.id).local_app_data["applied"] == json.dumps([says(7).digest])
+    out = controller.run(controller.on.relation_broken(gpus), state)
+    assert out.unit_status == ops.ActiveStatus("gres.conf has 1 GPU on 1 node")
+    assert "slurmd-0" not in gres_conf.PATH.read_text()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"node": '"slurmd-0"', "lines": '["Name=gpu\\nNodeName=slurmd-1 Name=gpu"]'},
+        {"node": '"a b"'},
+        {"node": "{"},
+        {"node": '"slurmd-0"', "lines": '"Name=gpu"'},
+    ],
+)
+def test_a_databag_that_cannot_be_used(
+    controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble, data: dict[str, str]
+):
+    relation = gres(data, says(1))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
+    assert out.unit_status == ops.BlockedStatus(
+        "cannot use the lines of slurm-gpu/0: refresh slurm-gpu to one revision on all machines"
+    )
+    rows = [row for row in gres_conf.PATH.read_text().splitlines() if not row.startswith("#")]
+    assert rows == ["NodeName=slurmd-1 AutoDetect=off Name=gpu Type=mock_gpu File=/dev/nvidia0 Flags=nvidia_gpu_env"]
+
+
+def test_two_units_that_claim_one_node(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    relation = gres(says(0), says(0))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    out = controller.run(controller.on.relation_changed(relation, remote_unit=0), state)
+    text = "slurm-gpu/0 and slurm-gpu/1 both say they are node slurmd-0: remove one"
+    assert out.unit_status == ops.BlockedStatus(text)
+
+
+def test_the_two_seats_settle_with_each_other(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    controller: testing.Context[charm.SlurmGpuCharm],
+    registered: SlurmDouble,
+    configured: SlurmDouble,
+):
+    """One round over the relation, as it runs in the bundle: node, controller, node."""
+    here = node_gres()
+    out = run_compute(ctx, "node-gres:created", here)
+    assert out.unit_status == AWAITS
+    there = testing.Relation(
+        "gres", remote_app_name="slurm-gpu", remote_units_data={0: dict(out.get_relation(here.id).local_unit_data)}
+    )
+    state = testing.State(leader=True, relations=[CONTROLLER, there])
+    out = controller.run(controller.on.relation_changed(there, remote_unit=0), state)
+    assert out.unit_status == ops.ActiveStatus("gres.conf has 1 GPU on 1 node")
+    back = dataclasses.replace(here, remote_app_data=dict(out.get_relation(there.id).local_app_data))
+    out = run_compute(ctx, "node-gres:changed", back)
+    assert out.unit_status == ACTIVE
+    assert registered.record == Record("gpu:mock_gpu:1")
+
+
+def test_removing_a_compute_unit(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
+):
+    run_compute(ctx, "start", node_gres(applied(mock_gpu)))
+    ctx.run(ctx.on.remove(), testing.State())
+    assert registered.record == Record("")
+    assert slurmd_options.PATH.read_text() == OPTIONS
+    assert not list(registration.STATE_DIR.iterdir())
+
+
+def test_removing_the_last_controller_unit(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    relation = gres(says(0))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    controller.run(controller.on.update_status(), state)
+    controller.run(controller.on.remove(), testing.State(planned_units=1))
+    assert gres_conf.PATH.exists()
+    controller.run(controller.on.update_status(), state)
+    controller.run(controller.on.remove(), testing.State(planned_units=0))
+    assert gres_conf.PATH.read_text() == ""
+
+
+def test_detect(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    ctx.run(ctx.on.action("detect"), testing.State(relations=[COMPUTE]))
+    assert ctx.action_results == {
+        "source": "/proc/driver/nvidia",
+        "count": "1",
+        "gpus": '[{"name": "Mock GPU", "bus_id": "0000:01:00.0", "minor": 0, "mig": false}]',
+        "note": "NVML Shared Library Not Found",
+    }
+    assert registered.log == []
+
+
+def test_detect_nothing(ctx: testing.Context[charm.SlurmGpuCharm]):
+    ctx.run(ctx.on.action("detect"), testing.State(relations=[COMPUTE]))
+    assert ctx.action_results == {"source": "the PCI bus and /proc/driver/nvidia", "count": "0", "gpus": "[]"}
+
+
+def test_show_gres_on_a_node(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+    ctx.run(ctx.on.action("show-gres"), testing.State(relations=[COMPUTE, node_gres()]))
+    assert ctx.action_results is not None
+    assert ctx.action_results["wanted"] == "gpu:mock_gpu:1"
+    assert ctx.action_results["lines-live"] == "false"
+    assert registered.log == []
+
+
+def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble):
+    relation = gres(says(0))
+    state = testing.State(leader=True, relations=[CONTROLLER, relation])
+    controller.run(controller.on.update_status(), state)
+    controller.run(controller.on.action("show-gres"), state)
+    assert controller.action_results == {
+        "nodes": "1",
+        "gpus": "1",
+        "live": "true",
+        "autodetect": "off",
+        "gres-conf": gres_conf.PATH.read_text(),
+    }

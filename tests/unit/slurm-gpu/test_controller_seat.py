@@ -1,0 +1,295 @@
+"""The controller seat: one file for all nodes, one reconfigure a burst, and few databags read per event."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from slurm_double import SlurmDouble
+
+import controller_seat
+import gres_conf
+from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
+
+UPSTREAM = "AutoDetect=nvidia\n"
+LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"
+
+
+@dataclasses.dataclass
+class Cluster:
+    """Compute units and what they said; counts how often that is read."""
+
+    said: dict[str, NodeGres | Exception | None] = dataclasses.field(default_factory=dict)
+    reads: list[str] = dataclasses.field(default_factory=list)
+
+    def say(self, number: int, num_gpus: int = 1, *, awaits: bool = False, node: str | None = None) -> str:
+        lines = tuple(LINE.format(i) for i in range(num_gpus))
+        unit = f"slurm-gpu/{number}"
+        self.said[unit] = NodeGres(node=node or f"slurmd-{number}", gres="gpu", lines=lines, awaits=awaits)
+        return unit
+
+    def read(self, unit: str) -> NodeGres | None:
+        self.reads.append(unit)
+        said = self.said[unit]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def sync(self, first: str | None = None) -> controller_seat.View:
+        self.reads.clear()
+        return controller_seat.sync(self.said, first, self.read, owner="slurm-gpu-controller/0")
+
+
+@pytest.fixture
+def cluster(slurm: SlurmDouble) -> Cluster:
+    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    gres_conf.PATH.write_text(UPSTREAM)
+    return Cluster()
+
+
+def node_names() -> list[str]:
+    return [row.split()[0] for row in gres_conf.PATH.read_text().splitlines() if row.startswith("NodeName=")]
+
+
+def test_before_slurmctld_is_set_up_nothing_is_written(slurm: SlurmDouble):
+    """Upstream writes gres.conf only where there is none: a file of ours would keep its AutoDetect away."""
+    cluster = Cluster()
+    cluster.say(0)
+    assert not cluster.sync().configured
+    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    slurm.slurmctld_active = False
+    assert not cluster.sync().configured
+    assert not gres_conf.PATH.exists()
+    slurm.slurmctld_active = True
+    assert cluster.sync().live
+    assert node_names() == ["NodeName=slurmd-0"]
+
+
+def test_lines_are_written_and_read_by_slurmctld_once(cluster: Cluster, slurm: SlurmDouble):
+    for number in range(3):
+        cluster.say(number, 2)
+    now = cluster.sync()
+    assert (now.configured, now.live, now.problem, now.silent) == (True, True, None, None)
+    assert gres_conf.PATH.read_text().startswith(UPSTREAM)
+    assert node_names() == [f"NodeName=slurmd-{i}" for i in (0, 0, 1, 1, 2, 2)]
+    assert controller_seat.counts(now.book) == (3, 6)
+    before = gres_conf.PATH.stat()
+    assert cluster.sync().live
+    assert gres_conf.PATH.stat() == before
+    assert slurm.reconfigured == 1
+
+
+def test_a_cluster_without_nodes_is_left_alone(cluster: Cluster, slurm: SlurmDouble):
+    now = cluster.sync()
+    assert now.live
+    assert gres_conf.PATH.read_text() == UPSTREAM
+    assert slurm.reconfigured == 0
+    assert not controller_seat.OWNER.exists()
+
+
+def test_a_node_that_goes_takes_its_lines_along(cluster: Cluster, slurm: SlurmDouble):
+    cluster.say(0)
+    cluster.say(1)
+    cluster.sync()
+    del cluster.said["slurm-gpu/0"]
+    assert cluster.sync().live
+    assert node_names() == ["NodeName=slurmd-1"]
+    cluster.said.clear()
+    assert cluster.sync().live
+    assert gres_conf.PATH.read_text() == UPSTREAM
+    assert slurm.reconfigured == 3
+
+
+def test_a_node_that_changes(cluster: Cluster, slurm: SlurmDouble):
+    unit = cluster.say(0)
+    cluster.sync()
+    cluster.say(0, 2)
+    cluster.sync(unit)
+    assert node_names() == ["NodeName=slurmd-0"] * 2
+    cluster.say(0, 0)
+    cluster.sync(unit)
+    assert node_names() == []
+    assert cluster.reads == [unit]
+
+
+def test_slurmctld_that_is_down_reads_the_file_when_it_starts(cluster: Cluster, slurm: SlurmDouble):
+    slurm.slurmctld_active = False
+    cluster.say(0, awaits=True)
+    now = cluster.sync()
+    assert not now.live
+    assert node_names() == ["NodeName=slurmd-0"]
+    assert controller_seat.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(autodetect="nvidia")
+    slurm.slurmctld_active = True
+    assert cluster.sync().live
+    assert slurm.reconfigured == 1
+
+
+def test_a_reconfigure_that_fails_is_tried_again(cluster: Cluster, slurm: SlurmDouble):
+    slurm.answering = False
+    cluster.say(0)
+    now = cluster.sync()
+    assert not now.live
+    assert now.silent == "reconfigure: slurm_x error: Unable to contact slurm controller (connect failure)"
+    slurm.answering = True
+    assert cluster.sync().live
+    assert slurm.reconfigured == 1
+
+
+def test_a_damaged_file_is_not_written(cluster: Cluster, slurm: SlurmDouble):
+    gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")
+    cluster.say(0)
+    now = cluster.sync()
+    assert now.damaged
+    assert now.problem is not None
+    assert "do not pair up" in now.problem
+    assert gres_conf.PATH.read_text() == "# BEGIN slurm-gpu\n"
+    assert slurm.reconfigured == 0
+
+
+def test_two_units_that_claim_one_node(cluster: Cluster):
+    cluster.say(0)
+    cluster.say(3, node="slurmd-0", awaits=True)
+    cluster.say(4, awaits=True)
+    now = cluster.sync()
+    assert now.problem == "slurm-gpu/0 and slurm-gpu/3 both say they are node slurmd-0: remove one"
+    assert node_names() == ["NodeName=slurmd-4"]
+    good = cluster.said["slurm-gpu/4"]
+    assert isinstance(good, NodeGres)
+    assert controller_seat.answer(now, cluster.said, ControllerGres()).applied == (good.digest,)
+    del cluster.said["slurm-gpu/0"]
+    assert cluster.sync().problem is None
+    assert node_names() == ["NodeName=slurmd-0", "NodeName=slurmd-4"]
+
+
+def test_a_unit_that_says_what_cannot_be_used(cluster: Cluster):
+    cluster.say(0)
+    cluster.said["slurm-gpu/1"] = controller_seat.UnreadableError("lines: not a gres.conf record")
+    cluster.said["slurm-gpu/2"] = controller_seat.UnreadableError("lines: not a gres.conf record")
+    now = cluster.sync()
+    refresh = "refresh slurm-gpu to one revision on all machines"
+    assert now.problem == f"cannot use the lines of slurm-gpu/1, slurm-gpu/2: {refresh}"
+    assert node_names() == ["NodeName=slurmd-0"]
+    cluster.say(1)
+    assert cluster.sync("slurm-gpu/1").problem == f"cannot use the lines of slurm-gpu/2: {refresh}"
+    cluster.say(2)
+    assert cluster.sync("slurm-gpu/2").problem is None
+
+
+def test_only_nodes_that_wait_are_answered(cluster: Cluster):
+    cluster.say(0)
+    unit = cluster.say(1, awaits=True)
+    now = cluster.sync()
+    said = cluster.said[unit]
+    assert isinstance(said, NodeGres)
+    answer = controller_seat.answer(now, cluster.said, ControllerGres())
+    assert answer == ControllerGres(autodetect="nvidia", applied=(said.digest,))
+    assert controller_seat.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(
+        autodetect="nvidia", applied=()
+    )
+
+
+def test_an_answer_stands_until_slurmctld_has_read_something_newer(cluster: Cluster, slurm: SlurmDouble):
+    cluster.say(0, awaits=True)
+    said = controller_seat.answer(cluster.sync(), cluster.said, ControllerGres())
+    slurm.answering = False
+    cluster.say(0, 2, awaits=True)
+    assert controller_seat.answer(cluster.sync(), cluster.said, said) == said
+    slurm.answering = True
+    assert controller_seat.answer(cluster.sync(), cluster.said, said) != said
+
+
+def test_nothing_is_answered_before_there_is_a_file():
+    said = ControllerGres(autodetect="nvml", applied=("0" * 12,))
+    assert controller_seat.answer(controller_seat.View(configured=False), (), said) is said
+
+
+def test_a_burst_is_one_file_and_one_reconfigure(cluster: Cluster, slurm: SlurmDouble):
+    """Many nodes of eight GPUs appear at once, then all change: every event but the first costs a handful of reads."""
+    count = 150
+    for round_, num_gpus in enumerate((8, 7), start=1):
+        units = [cluster.say(number, num_gpus, awaits=True) for number in range(count)]
+        total = 0
+        for unit in units:
+            assert cluster.sync(unit).live
+            total += len(cluster.reads)
+        assert slurm.reconfigured == round_
+        assert len(node_names()) == count * num_gpus
+        assert total <= count + count * 10
+
+
+def test_nodes_that_trickle_in_cost_the_same_each(cluster: Cluster, slurm: SlurmDouble):
+    most = 0
+    for number in range(60):
+        unit = cluster.say(number, 8)
+        cluster.sync(unit)
+        most = max(most, len(cluster.reads))
+    assert most <= 10
+    assert slurm.reconfigured == 60
+
+
+def test_units_that_have_not_spoken_yet_are_not_all_asked_each_time(cluster: Cluster):
+    cluster.said = {f"slurm-gpu/{number}": None for number in range(1000)}
+    cluster.sync("slurm-gpu/500")
+    assert len(cluster.reads) <= 9
+    assert cluster.reads[0] == "slurm-gpu/500"
+
+
+def test_without_a_unit_that_woke_it_all_of_a_few_are_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    units = [cluster.say(number) for number in range(64)]
+    cluster.sync()
+    for number in range(64):
+        cluster.say(number, 2 if number == 40 else 1)
+    assert controller_seat.rotating(units) is None
+    cluster.sync(controller_seat.rotating(units))
+    assert len(node_names()) == 65
+    many = [*units, *(cluster.say(number) for number in range(64, 100))]
+    seen: set[str] = set()
+    cluster.sync()
+    for minute in range(0, 5 * 13, 5):
+        monkeypatch.setattr(controller_seat.time, "time", lambda minute=minute: 60.0 * minute)
+        cluster.sync(controller_seat.rotating(many))
+        assert len(cluster.reads) <= 9
+        seen.update(cluster.reads)
+    assert seen == set(many)
+
+
+def test_the_last_unit_takes_the_block_away(cluster: Cluster, slurm: SlurmDouble):
+    cluster.say(0)
+    cluster.sync()
+    controller_seat.release(owner="another/0", last=True)
+    assert node_names() == ["NodeName=slurmd-0"]
+    controller_seat.release(owner="slurm-gpu-controller/0", last=True)
+    assert gres_conf.PATH.read_text() == UPSTREAM
+    assert slurm.reconfigured == 2
+    assert not controller_seat.OWNER.exists()
+    assert not controller_seat.LIVE.exists()
+    controller_seat.release(owner="slurm-gpu-controller/0", last=True)
+
+
+def test_one_of_several_units_leaves_the_block_to_the_others(cluster: Cluster):
+    cluster.say(0)
+    cluster.sync()
+    controller_seat.release(owner="slurm-gpu-controller/0", last=False)
+    assert node_names() == ["NodeName=slurmd-0"]
+    assert not controller_seat.OWNER.exists()
+
+
+def test_the_summary(cluster: Cluster):
+    cluster.say(0, 2)
+    cluster.sync()
+    assert controller_seat.summary() == {
+        "nodes": "1",
+        "gpus": "2",
+        "live": "true",
+        "autodetect": "nvidia",
+        "gres-conf": gres_conf.PATH.read_text(),
+    }
+
+
+def test_the_summary_before_anything_is_there(paths: pathlib.Path):
+    assert controller_seat.summary() == {
+        "nodes": "0",
+        "gpus": "0",
+        "live": "true",
+        "autodetect": "off",
+        "gres-conf": "",
+    }

@@ -1,0 +1,171 @@
+"""Detection: three sources in their order, each on trees as the kernel and the driver show them."""
+
+import json
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+from conftest import ask_nvml
+from machines import Card, add_driver, add_pci, numbers
+
+import gpu_detect
+import nvml_probe
+from gpu_detect import Detection, NvmlAnswer
+from slurm_ddp.run import CommandError, CommandTimeout, Completed
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def roots(paths: pathlib.Path) -> gpu_detect.Roots:
+    return gpu_detect.Roots(proc=paths / "proc", sys=paths / "sys", dev=paths / "dev")
+
+
+def absent() -> NvmlAnswer:
+    return NvmlAnswer(error="NVML Shared Library Not Found")
+
+
+def never() -> NvmlAnswer:
+    pytest.fail("NVML must not be asked on a machine that shows no NVIDIA card")
+
+
+def test_a_machine_without_cards_asks_no_driver(roots: gpu_detect.Roots, paths: pathlib.Path):
+    add_pci(paths, "0000:00:02.0", vendor="0x8086", kind="0x030000")
+    assert gpu_detect.detect(roots, never) == Detection("none")
+
+
+def test_the_mock_gpu_of_the_sandbox(roots: gpu_detect.Roots, mock_gpu: pathlib.Path):
+    found = gpu_detect.detect(roots, absent)
+    assert (found.source, found.problem, found.note) == ("proc", None, "NVML Shared Library Not Found")
+    (gpu,) = found.gpus
+    assert (gpu.name, gpu.bus_id, gpu.minor, gpu.cpus, gpu.links) == ("Mock GPU", "0000:01:00.0", 0, None, None)
+
+
+def test_the_driver_lists_cards_by_bus_id(roots: gpu_detect.Roots, paths: pathlib.Path):
+    cards = [Card(H100, "0000:9d:00.0"), Card(H100, "0000:1b:00.0"), Card("NVIDIA L40S", "10000:01:00.0")]
+    add_driver(paths, cards, minors=[0, 1, 2])
+    for card in cards[:2]:
+        add_pci(paths, card.bus_id, cpus="0-55,112-167")
+    found = gpu_detect.detect(roots, absent)
+    assert found.driver == "580.159.04"
+    assert [(gpu.bus_id, gpu.minor) for gpu in found.gpus] == [
+        ("0000:1b:00.0", 1),
+        ("0000:9d:00.0", 0),
+        ("10000:01:00.0", 2),
+    ]
+    assert [gpu.name for gpu in found.gpus] == [H100, H100, "NVIDIA L40S"]
+    assert found.gpus[0].uuid == "GPU-00000000-0000-0000-0000-000000000001"
+    assert found.gpus[0].cpus == numbers("0-55,112-167")
+    assert found.gpus[2].cpus is None
+
+
+def test_mig_instances_are_seen_without_nvml(roots: gpu_detect.Roots, paths: pathlib.Path):
+    add_driver(paths, [Card("NVIDIA A100-SXM4-40GB", "0000:1b:00.0")])
+    (paths / "proc/driver/nvidia/capabilities/gpu0/mig/gi1").mkdir(parents=True)
+    assert gpu_detect.detect(roots, absent).gpus[0].mig
+
+
+def test_cards_without_a_driver(roots: gpu_detect.Roots, paths: pathlib.Path):
+    add_pci(paths, "0000:1b:00.0", kind="0x030200")
+    add_pci(paths, "0000:1c:00.0", kind="0x030000")
+    add_pci(paths, "0000:1c:00.1", kind="0x040300")  # its audio
+    add_pci(paths, "0000:05:00.0", kind="0x068000")  # an NVSwitch
+    found = gpu_detect.detect(roots, absent)
+    assert (found.source, [gpu.bus_id for gpu in found.gpus]) == ("pci", ["0000:1b:00.0", "0000:1c:00.0"])
+    assert found.problem == "2 NVIDIA GPUs have no driver: install one and reboot this machine"
+    assert not found.is_usable
+
+
+def test_nvml_comes_first(roots: gpu_detect.Roots, paths: pathlib.Path):
+    add_driver(paths, [Card(H100, "0000:1b:00.0")])
+    answer = NvmlAnswer.model_validate_json(
+        json.dumps(
+            {
+                "driver": "580.1",
+                "gpus": [
+                    {
+                        "name": H100,
+                        "minor": 3,
+                        "bus_id": "00000000:1B:00.0",
+                        "cpus": [0, 1],
+                        "links": [-1],
+                        "uuid": "GPU-a",
+                    }
+                ],
+            }
+        )
+    )
+    found = gpu_detect.detect(roots, lambda: answer)
+    assert (found.source, found.driver, found.problem) == ("nvml", "580.1", None)
+    (gpu,) = found.gpus
+    assert (gpu.bus_id, gpu.minor, gpu.cpus, gpu.links, gpu.uuid) == ("0000:1b:00.0", 3, {0, 1}, (-1,), "GPU-a")
+
+
+def test_a_driver_that_fails_is_a_problem_in_words(roots: gpu_detect.Roots, paths: pathlib.Path):
+    add_driver(paths, [Card(H100, "0000:1b:00.0")])
+    found = gpu_detect.detect(roots, lambda: NvmlAnswer(error="Driver/library version mismatch", broken=True))
+    assert found.source == "proc"
+    assert found.problem == "NVML: Driver/library version mismatch; reboot this machine"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (
+            CommandTimeout("python3: no answer within 60 s"),
+            "the driver does not answer (python3: no answer within 60 s)",
+        ),
+        (CommandError("python3 exited -11", returncode=-11), "the driver does not answer (python3 exited -11)"),
+        (Completed(0, "Segmentation", ""), "the driver answers nonsense"),
+        (Completed(0, '{"gpus": [{}]}', ""), "the driver answers nonsense"),
+    ],
+)
+def test_a_probe_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answer: Completed | CommandError, error: str):
+    def run(*argv: object, env: dict[str, str], timeout: float) -> Completed:
+        assert argv == (sys.executable, nvml_probe.__file__)
+        assert set(env) == {"PYTHONPATH"}
+        assert timeout == 60
+        if isinstance(answer, CommandError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(gpu_detect, "run", run)
+    assert ask_nvml() == NvmlAnswer(error=error, broken=True)
+
+
+def test_the_probe_runs_as_a_program_where_there_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    """The real child process, with the real bindings, against a library that is not one."""
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    done = subprocess.run(
+        [sys.executable, nvml_probe.__file__],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+    )
+    answer = NvmlAnswer.model_validate_json(done.stdout)
+    assert (answer.gpus, answer.broken) == (None, False)
+    assert "NVML Shared Library Not Found" in answer.error
+
+
+def test_device_files(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    files = [paths / "dev/nvidia0", paths / "dev/nvidia3"]
+    files[0].touch()
+    assert gpu_detect.ensure_device_files(files[:1]) == []
+    assert gpu_detect.ensure_device_files(files) == files[1:]
+    helper = paths / "usr/bin/nvidia-modprobe"
+    helper.parent.mkdir(parents=True)
+    helper.write_text(f'#!/bin/sh\necho "$*" >> {paths}/asked\n[ "$3" != 3 ] || touch {files[1]}\n')
+    helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
+    assert gpu_detect.ensure_device_files(files) == []
+    assert (paths / "asked").read_text() == "-u -c 0\n-u -c 3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", None), ("0-", None), ("a", None), ("0,,1", None)]
+)
+def test_cpu_lists(text: str, found: set[int] | None):
+    assert gpu_detect.parse_cpu_list(text) == found

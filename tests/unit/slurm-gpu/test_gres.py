@@ -1,0 +1,183 @@
+"""Lines equal to what Slurm's own detection yields, on the machines of which its output is known."""
+
+import pathlib
+
+import pytest
+from machines import add_topology, conf, detection, numbers, topology
+
+import gpu_detect
+import gres
+from gpu_detect import Gpu
+from slurm_ddp.interfaces import slurm_gres
+
+H100 = "NVIDIA H100 80GB HBM3"
+NEAR = ("0-55,112-167", "56-111,168-223")  # the CPUs of the two sockets of a 2 x 56 core machine with two threads each
+
+
+def h100s(*, links: bool) -> gpu_detect.Detection:
+    return detection(
+        *(
+            Gpu(
+                H100,
+                f"0000:{i:02x}:00.0",
+                i,
+                cpus=numbers(NEAR[i // 4]),
+                links=tuple(-1 if i == j else 0 for j in range(8)) if links else None,
+            )
+            for i in range(8)
+        )
+    )
+
+
+def test_one_rtx_6000():
+    gpu = Gpu("Quadro RTX 6000", "0000:01:00.0", 0, cpus=numbers("0-1"), links=(-1,))
+    plan = gres.plan(detection(gpu), conf(1, 2, 1), topology(1, 2, 1))
+    assert plan.gres == "gpu:quadro_rtx_6000:1"
+    assert plan.lines == ("Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
+    assert not plan.explicit
+
+
+def test_eight_h100_behind_switches():
+    plan = gres.plan(h100s(links=True), conf(2, 56, 2), topology(2, 56, 2))
+    assert plan.gres == "gpu:nvidia_h100_80gb_hbm3:8"
+    head = "Name=gpu Type=nvidia_h100_80gb_hbm3"
+    assert plan.lines[0] == f"{head} File=/dev/nvidia0 Cores=0-55 Links=-1,0,0,0,0,0,0,0 Flags=nvidia_gpu_env"
+    assert plan.lines[7] == f"{head} File=/dev/nvidia7 Cores=56-111 Links=0,0,0,0,0,0,0,-1 Flags=nvidia_gpu_env"
+    assert plan.device_files == tuple(pathlib.Path(f"/dev/nvidia{i}") for i in range(8))
+    assert slurm_gres.NodeGres(node="n", gres=plan.gres, lines=plan.lines).lines == plan.lines
+
+
+def test_without_nvml_there_are_no_links():
+    plan = gres.plan(h100s(links=False), conf(2, 56, 2), topology(2, 56, 2))
+    assert plan.lines[4] == "Name=gpu Type=nvidia_h100_80gb_hbm3 File=/dev/nvidia4 Cores=56-111 Flags=nvidia_gpu_env"
+
+
+def test_four_a100_with_direct_links_keep_nvmls_order():
+    gpus = [
+        Gpu("NVIDIA A100-SXM4-40GB", f"0000:0{i}:00.0", 3 - i, links=tuple(-1 if i == j else 2 for j in range(4)))
+        for i in range(4)
+    ]
+    plan = gres.plan(detection(*gpus), {}, None)
+    assert [line.split()[2:4] for line in plan.lines] == [
+        ["File=/dev/nvidia3", "Links=-1,2,2,2"],
+        ["File=/dev/nvidia2", "Links=2,-1,2,2"],
+        ["File=/dev/nvidia1", "Links=2,2,-1,2"],
+        ["File=/dev/nvidia0", "Links=2,2,2,-1"],
+    ]
+
+
+def test_cores_that_cut_a_socket_are_left_out_on_all_lines_and_said():
+    """An EPYC in NPS4: 25.11 would refuse the node with such Cores."""
+    near = ("24-47", "0-95")
+    gpus = [Gpu("NVIDIA H200", f"0000:0{i}:00.0", i, cpus=numbers(cpus)) for i, cpus in enumerate(near)]
+    plan = gres.plan(detection(*gpus), conf(2, 96, 1), topology(2, 96, 1))
+    assert not any("Cores=" in line for line in plan.lines)
+    assert plan.notes == (
+        "no Cores: 0000:00:00.0 sits beside cores 24-47, which are no whole socket; slurmd --parameters "
+        "numa_node_as_socket would make them one",
+    )
+
+
+def test_two_whole_sockets_of_four_are_no_whole_socket():
+    gpu = Gpu("NVIDIA H200", "0000:00:00.0", 0, cpus=numbers("0-3"))
+    plan = gres.plan(detection(gpu), conf(4, 2, 1), topology(4, 2, 1))
+    assert "Cores=" not in plan.lines[0]
+
+
+def test_all_cores_are_fine():
+    gpu = Gpu("NVIDIA H200", "0000:00:00.0", 0, cpus=numbers("0-7"))
+    assert "Cores=0-3" in gres.plan(detection(gpu), conf(2, 2, 2), topology(2, 2, 2)).lines[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [conf(4, 28, 2), conf(2, 28, 2), {"socketsperboard": "two"}, conf(2, 56, 2) | {"boards": "2"}],
+)
+def test_cores_are_left_out_where_the_node_is_described_otherwise(settings: dict[str, str]):
+    plan = gres.plan(h100s(links=False), settings, topology(2, 56, 2))
+    assert not any("Cores=" in line for line in plan.lines)
+    assert plan.notes == ("no Cores: the node's --conf describes other sockets and cores than this machine has",)
+
+
+def test_a_conf_that_names_sockets_or_nothing():
+    for settings in ({"sockets": "2", "corespersocket": "56"}, {}):
+        assert "Cores=0-55" in gres.plan(h100s(links=False), settings, topology(2, 56, 2)).lines[0]
+
+
+def test_cores_are_left_out_when_one_card_does_not_tell():
+    gpus = [Gpu(H100, "0000:00:00.0", 0, cpus=numbers("0-1")), Gpu(H100, "0000:01:00.0", 1)]
+    plan = gres.plan(detection(*gpus), conf(1, 2, 1), topology(1, 2, 1))
+    assert (["Cores=" in line for line in plan.lines], plan.notes) == ([False, False], ())
+
+
+def test_links_are_left_out_when_they_do_not_cover_the_nodes_cards():
+    gpus = [Gpu(H100, "0000:00:00.0", 0, links=(-1, 4, 4)), Gpu(H100, "0000:01:00.0", 1, links=(4, -1, 4))]
+    assert not any("Links=" in line for line in gres.plan(detection(*gpus), {}, None).lines)
+
+
+def test_two_models_in_one_machine():
+    gpus = [
+        Gpu(name, f"0000:0{i}:00.0", i) for i, name in enumerate(["NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA L40S"])
+    ]
+    assert gres.plan(detection(*gpus), {}, None).gres == "gpu:nvidia_l40s:2,gpu:nvidia_h100_pcie:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "nvidia_h100_80gb_hbm3"),
+        ("NVIDIA A100-SXM4-40GB", "nvidia_a100-sxm4-40gb"),
+        ("NVIDIA H200", "nvidia_h200"),
+        ("Quadro RTX 6000", "quadro_rtx_6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "nvidia_rtx_6000_ada_generation"),
+        ("Tesla T4", "tesla_t4"),
+        ("Mock GPU", "mock_gpu"),
+        ("NVIDIA  GB200", "nvidia__gb200"),
+    ],
+)
+def test_types_are_spelt_as_slurm_does(name: str, kind: str):
+    assert gres.slurm_type(name) == kind
+
+
+def test_a_name_that_slurm_cannot_hold_needs_its_lines():
+    plan = gres.plan(detection(Gpu("Quadro RTX 6000/8000 (R)", "0000:00:00.0", 0)), {}, None)
+    assert plan.gres == "gpu:quadro_rtx_6000_8000__r_:1"
+    assert plan.explicit
+    assert slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines).lines == plan.lines
+
+
+def test_mig_is_refused_in_words():
+    with pytest.raises(gres.GresError) as caught:
+        gres.plan(detection(Gpu("NVIDIA A100", "0000:1b:00.0", 0, mig=True)), {}, None)
+    assert str(caught.value) == "GPU 0000:1b:00.0 is in MIG mode: switch it off with nvidia-smi -i 0000:1b:00.0 -mig 0"
+
+
+def test_a_card_without_a_model_is_refused_in_words():
+    with pytest.raises(gres.GresError) as caught:
+        gres.plan(gpu_detect.Detection("proc", (Gpu(None, "0000:1b:00.0", 0),)), {}, None)
+    assert str(caught.value) == "GPU 0000:1b:00.0: /proc/driver/nvidia gives no model"
+
+
+def test_lines_are_for_one_node_and_instead_of_detection():
+    assert gres.node_lines("slurmd-0", ["Name=gpu File=/dev/nvidia0"]) == [
+        "NodeName=slurmd-0 AutoDetect=off Name=gpu File=/dev/nvidia0"
+    ]
+
+
+def test_reading_the_topology(paths: pathlib.Path):
+    assert gres.read_topology(paths / "sys") is None
+    add_topology(paths, 2, 4, 2)
+    (paths / "sys/devices/system/cpu/cpufreq").mkdir()
+    (paths / "sys/devices/system/cpu/cpu99").mkdir()  # offline
+    found = gres.read_topology(paths / "sys")
+    assert found == topology(2, 4, 2)
+    assert found is not None
+    assert found.num_cores == 8
+    assert found.sockets[1][0] == {4, 12}
+
+
+@pytest.mark.parametrize(
+    ("numbers_", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3, 8], "0-3,8"), ([5, 4, 4, 1], "1,4-5")]
+)
+def test_ranges(numbers_: list[int], text: str):
+    assert gres.ranges(numbers_) == text

@@ -1,0 +1,165 @@
+"""The block in gres.conf: what is around it stays, and it is read back as it was written."""
+
+import pathlib
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import gres_conf
+from gres_conf import Book, Entry
+from slurm_ddp.interfaces import slurm_gres
+
+LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"
+UPSTREAM = "# written by slurmctld\nAutoDetect=nvidia\n"
+
+
+def entry(unit: str = "slurm-gpu/0", node: str = "slurmd-0", num: int = 1, *, awaits: bool = False) -> Entry:
+    lines = tuple(LINE.format(i) for i in range(num))
+    return Entry.of(unit, slurm_gres.NodeGres(node=node, lines=lines, awaits=awaits))
+
+
+def book(*entries: Entry, before: str = UPSTREAM, after: str = "") -> Book:
+    return Book(before, after, {entry.unit: entry for entry in entries})
+
+
+def test_the_text():
+    one, two = entry("slurm-gpu/10", "slurmd-10", 2), entry("slurm-gpu/9", "slurmd-9", awaits=True)
+    empty = entry("slurm-gpu/11", "slurmd-11", 0)
+    assert book(one, two, empty).text() == (
+        "# written by slurmctld\n"
+        "AutoDetect=nvidia\n"
+        "# BEGIN slurm-gpu: kept by the slurm-gpu charm; edits between these lines are lost\n"
+        f"# slurm-gpu/9 slurmd-9 {two.digest} awaited\n"
+        "NodeName=slurmd-9 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia0 Flags=nvidia_gpu_env\n"
+        f"# slurm-gpu/10 slurmd-10 {one.digest}\n"
+        "NodeName=slurmd-10 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia0 Flags=nvidia_gpu_env\n"
+        "NodeName=slurmd-10 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia1 Flags=nvidia_gpu_env\n"
+        f"# slurm-gpu/11 slurmd-11 {empty.digest}\n"
+        "# END slurm-gpu\n"
+    )
+
+
+def test_an_empty_block_leaves_no_trace():
+    assert book().text() == UPSTREAM
+
+
+@pytest.mark.parametrize("before", ["", "AutoDetect=nvidia", "AutoDetect=nvidia\n", "\n\n"])
+@pytest.mark.parametrize("after", ["", "\n# by hand\nNodeName=old Name=gpu File=/dev/nvidia0\n", "no line end"])
+def test_what_is_around_stays(before: str, after: str):
+    text = book(entry(), before=before, after=after).text()
+    again = gres_conf.parse(text)
+    assert again.entries == {"slurm-gpu/0": entry()}
+    assert again.text() == text
+    rest = again.with_entries({}).text()
+    assert rest in {before + after, f"{before}\n{after}"}
+    assert book(entry(), before=before, after=after).with_entries({}).text() == before + after
+
+
+nodes_ = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)
+entries = st.lists(
+    st.builds(
+        entry,
+        st.builds("{}/{}".format, st.from_regex(r"[a-z]{1,6}", fullmatch=True), st.integers(0, 2000)),
+        nodes_,
+        st.integers(0, 3),
+        awaits=st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@hypothesis.given(entries, st.sampled_from(["", UPSTREAM, "x"]))
+def test_it_is_read_back_as_written(written: list[Entry], before: str):
+    first = book(*written, before=before)
+    again = gres_conf.parse(first.text())
+    assert again.entries == first.entries
+    assert again.text() == first.text()
+    assert again.digest == first.digest
+
+
+def test_two_units_that_claim_one_node_get_no_lines():
+    written = book(entry("slurm-gpu/0"), entry("slurm-gpu/3"), entry("slurm-gpu/4", "slurmd-4"))
+    assert written.clashes == {"slurmd-0": ["slurm-gpu/0", "slurm-gpu/3"]}
+    rows = written.text().splitlines()
+    assert [row for row in rows if row.startswith("NodeName=")] == [
+        "NodeName=slurmd-4 AutoDetect=off Name=gpu Type=h100 File=/dev/nvidia0 Flags=nvidia_gpu_env"
+    ]
+    assert gres_conf.parse(written.text()).entries == written.entries
+
+
+def test_lines_that_somebody_edited_are_asked_for_again():
+    text = book(entry(), entry("slurm-gpu/1", "slurmd-1")).text()
+    edited = text.replace("slurmd-0 AutoDetect=off Name=gpu Type=h100", "slurmd-0 AutoDetect=off Name=gpu Type=a100")
+    assert set(gres_conf.parse(edited).entries) == {"slurm-gpu/1"}
+
+
+def test_a_stranger_in_the_block_is_dropped():
+    text = book(entry()).text().replace("# END", "Name=gpu File=/dev/x\n# END")
+    assert gres_conf.parse(text).entries == {}
+    text = book(entry()).text().replace("edits between these lines are lost\n", "edits\nName=gpu File=/dev/x\n")
+    assert set(gres_conf.parse(text).entries) == {"slurm-gpu/0"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# BEGIN slurm-gpu: x\n",
+        "# END slurm-gpu\n",
+        "# END slurm-gpu\n# BEGIN slurm-gpu\n",
+        "# BEGIN slurm-gpu\n# END slurm-gpu\n# BEGIN slurm-gpu\n# END slurm-gpu\n",
+    ],
+)
+def test_markers_that_do_not_pair_up(text: str):
+    gres_conf.PATH.write_text(text)
+    with pytest.raises(gres_conf.GresConfError) as caught:
+        gres_conf.read()
+    assert str(caught.value) == (
+        f"{gres_conf.PATH}: the lines '# BEGIN slurm-gpu' and '# END slurm-gpu' do not pair up: "
+        "remove them and what is between"
+    )
+
+
+def test_reading_a_file(paths: pathlib.Path):
+    assert gres_conf.read() is None
+    gres_conf.PATH.write_bytes(b"\xff")
+    with pytest.raises(gres_conf.GresConfError):
+        gres_conf.read()
+
+
+def test_a_file_keeps_its_mode_and_a_link_stays_a_link(paths: pathlib.Path):
+    real = paths / "shared-gres.conf"
+    real.write_text(UPSTREAM)
+    real.chmod(0o600)
+    gres_conf.PATH.symlink_to(real)
+    assert gres_conf.write(book(entry()))
+    assert not gres_conf.write(book(entry()))
+    assert gres_conf.PATH.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert gres_conf.read() == book(entry())
+
+
+def test_a_new_file_is_readable_by_slurmctld():
+    assert gres_conf.write(book(entry(), before=""))
+    assert gres_conf.PATH.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", "off"),
+        (UPSTREAM, "nvidia"),
+        ("autodetect=NVML  # all\n", "nvml"),
+        ("#AutoDetect=nvml\n", "off"),
+        ("NodeName=a AutoDetect=nvml Name=gpu\n", "off"),
+        ("AutoDetect=nvml\nAutoDetect=off\n", "off"),
+    ],
+)
+def test_the_global_detection(text: str, value: str):
+    assert book(entry(), before=text).autodetect == value
+    assert book(entry(), before="", after=f"\n{text}").autodetect == value
+
+
+def test_units_sort_by_number():
+    units = ["b/2", "a/10", "a/9", "odd"]
+    assert sorted(units, key=gres_conf.unit_key) == ["odd", "a/9", "a/10", "b/2"]

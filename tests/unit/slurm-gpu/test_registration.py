@@ -1,0 +1,402 @@
+"""The state machine that registers GPUs: from every state, through every interruption, without ending a job."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from conftest import OPTIONS, WITH_GPU
+from slurm_double import Killed, Record, SlurmDouble
+
+import registration
+import slurmd_options
+from registration import Progress, Stage
+
+GRES = "gpu:mock_gpu:1"
+
+
+def advance(*, lines_live: bool = True, gres: str | None = GRES) -> Progress:
+    options = slurmd_options.read()
+    assert options is not None
+    return registration.advance(options, "slurmd-0", gres, lines_live=lines_live)
+
+
+@pytest.fixture(autouse=True)
+def options() -> pathlib.Path:
+    slurmd_options.PATH.write_text(OPTIONS)
+    return slurmd_options.PATH
+
+
+def test_before_slurmd_is_related_only_the_options_are_written(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
+    slurm.slurmd_active = slurm.answering = False
+    assert advance().stage is Stage.SILENT
+    assert options.read_text() == WITH_GPU.replace(" --conf-server ctl:6817", "")
+    assert slurm.log == []
+
+
+def test_a_node_that_is_not_registered_yet_is_not_restarted_for_nothing(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.slurmd_active = False
+    assert advance().stage is Stage.UNREGISTERED
+    assert options.read_text() == WITH_GPU
+    assert slurm.log == []
+
+
+def test_a_slurmd_that_has_not_registered_yet_is_restarted_with_the_new_options(slurm: SlurmDouble):
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.log == ["restart slurmd.service"]
+    assert slurm.record == Record(GRES)
+
+
+def test_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    assert advance() == Progress(Stage.REGISTERED)
+    assert options.read_text() == WITH_GPU
+    assert slurm.log == [
+        "/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: registering GPUs'",
+        "/usr/bin/scontrol delete nodename=slurmd-0",
+        "restart slurmd.service",
+    ]
+    assert slurm.record == Record(GRES)
+    assert not list(registration.STATE_DIR.iterdir())
+
+
+def test_a_second_time_changes_nothing(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    advance()
+    slurm.log.clear()
+    before = options.stat()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.log == []
+    assert options.stat() == before
+
+
+def test_lines_that_are_not_live_leave_everything_alone(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    assert advance(lines_live=False).stage is Stage.AWAITS_LINES
+    slurm.record = None
+    assert advance(lines_live=False).stage is Stage.AWAITS_LINES
+    slurm.answering = False
+    assert advance(lines_live=False).stage is Stage.SILENT
+    assert slurm.log == []
+    assert options.read_text() == OPTIONS
+
+
+def test_running_jobs_are_waited_for_over_events(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    slurm.jobs = ["7", "9"]
+    slurm.waiting = ["11"]
+    assert advance() == Progress(Stage.AWAITS_JOBS, "2 jobs")
+    assert advance() == Progress(Stage.AWAITS_JOBS, "2 jobs")
+    assert slurm.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: registering GPUs'"]
+    assert options.read_text() == OPTIONS
+    slurm.jobs = ["9"]
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    slurm.end_jobs()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES)
+    assert (slurm.ended, slurm.jobs, slurm.waiting) == ([], ["11"], [])
+
+
+def test_a_job_that_starts_while_the_node_is_deleted(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="slurm-gpu: registering GPUs")
+    ensure = slurmd_options.ensure_gres
+
+    def late(gres: str | None) -> bool:
+        slurm.jobs = ["7"]
+        return ensure(gres)
+
+    monkeypatch.setattr(slurmd_options, "ensure_gres", late)
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    assert slurm.record is not None
+
+
+def test_a_reservation_is_waited_for_too(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    def busy(name: str) -> None:
+        raise registration.nodes.NodeBusy(name)
+
+    slurm.record = Record("")
+    monkeypatch.setattr(registration.nodes, "delete", busy)
+    assert advance() == Progress(Stage.AWAITS_JOBS, "a reservation or a finishing job")
+
+
+FOUND = {
+    "idle": Record(""),
+    "down by upstream": Record("", base="DOWN", reason="slurmd: not ready"),
+    "drained by a person": Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
+    "down and drained": Record("", base="DOWN", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
+    "down and failing": Record("", base="DOWN", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
+    "failing": Record("", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
+}
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_the_state_that_was_found_is_put_back(slurm: SlurmDouble, found: str):
+    slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
+    slurm.waiting = ["7"]
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES)
+    assert not registration.HELD_ENV.exists()
+    taken = found == "idle"
+    assert (slurm.jobs, slurm.waiting) == ((["7"], []) if taken else ([], ["7"]))
+
+
+@pytest.mark.parametrize("found", FOUND)
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, options: pathlib.Path, found: str, busy: bool):
+    """Kill the hook after 0, 1, 2, ... commands until one run goes through; each time later events must finish the work."""
+    for lives in range(40):
+        options.write_text(OPTIONS)
+        slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
+        slurm.jobs = ["7"] if busy else []
+        slurm.ended.clear()
+        slurm.lives = lives
+        try:
+            advance()
+        except Killed:
+            was_killed = True
+        else:
+            was_killed, slurm.lives = False, None
+        advance()
+        slurm.end_jobs()
+        assert advance() == Progress(Stage.REGISTERED), f"killed after {lives} commands"
+        assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES), f"killed after {lives} commands"
+        assert slurm.ended == []
+        assert not registration.HELD_ENV.exists()
+        assert not list(registration.STATE_DIR.glob("*"))
+        slurm.log.clear()
+        assert advance() == Progress(Stage.REGISTERED)
+        assert slurm.log == []
+        if not was_killed:
+            return
+    pytest.fail("the hook never came to its end")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "gres/gpu count reported lower than configured (0 < 1)",
+        "gres/gpu:h100 count too low (1 < 2)",
+        "gres/gpu type (x) reported but not configured",
+        "gres/gpu count changed and jobs are using them (1 != 2)",
+        "gres/gpu GRES core specification 0 for node n0 doesn't match socket boundaries. (Socket 0 is cores 0-1)",
+        "gres/gpu GRES autodetected core affinity 0-1 on node n0 doesn't match socket boundaries. (Socket 0 is cores 0-3)",
+        "Invalid GRES Links value (0,-1) on node n0: i=1 >= link_len=1.",
+        "slurm-gpu: registering GPUs",
+    ],
+)
+def test_a_drain_that_slurm_or_we_left_behind_ends(slurm: SlurmDouble, reason: str):
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES)
+
+
+@pytest.mark.parametrize(
+    "reason", ["bad fan", "gres/gpu card 3 is broken, ticket 7", "please look at slurm-gpu: odd", ""]
+)
+def test_a_drain_of_somebody_else_stays(slurm: SlurmDouble, reason: str):
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+    assert "update" not in "".join(slurm.log)
+
+
+def test_a_node_that_registered_before_its_devices_were_there(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(WITH_GPU)
+    slurm.devices = 0
+    slurm.register()
+    assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
+    assert advance(lines_live=False).stage is Stage.AWAITS_LINES
+    assert slurm.log == []
+    slurm.devices = 1
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES)
+    assert slurm.log == ["restart slurmd.service", "/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
+
+
+def test_a_node_whose_devices_stay_away(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(WITH_GPU)
+    slurm.devices = 0
+    slurm.register()
+    assert advance() == Progress(Stage.INVALID, "gres/gpu count reported lower than configured (0 < 1)")
+    assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
+
+
+def test_an_invalid_node_is_not_restarted_under_its_jobs(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(WITH_GPU)
+    slurm.devices = 0
+    slurm.register()
+    slurm.jobs = ["7"]
+    assert advance().stage is Stage.INVALID
+    assert slurm.log == []
+
+
+def test_an_administrators_drain_survives_a_node_that_was_invalid(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(WITH_GPU)
+    slurm.register()
+    assert slurm.record is not None
+    slurm.record.flags.add("DRAIN")
+    slurm.record.reason = "bad fan"
+    slurm.devices = 0
+    slurm.register()
+    assert advance() == Progress(Stage.INVALID, "bad fan")
+    slurm.devices = 1
+    slurm.register()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+
+
+def test_options_that_lag_behind_the_registration_are_brought_up(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record(GRES)
+    assert advance() == Progress(Stage.REGISTERED)
+    assert options.read_text() == WITH_GPU
+    assert slurm.log == []
+
+
+def test_another_number_of_gpus(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(WITH_GPU)
+    slurm.register()
+    slurm.devices = 2
+    assert advance(gres="gpu:mock_gpu:2") == Progress(Stage.REGISTERED)
+    assert slurm.record == Record("gpu:mock_gpu:2")
+    slurm.devices = 1
+    slurm.register()
+    assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
+    assert advance(gres=GRES) == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES)
+
+
+def test_a_slurmd_that_does_not_come_back(slurm: SlurmDouble):
+    slurm.record = Record("")
+    slurm.registers = False
+    assert advance() == Progress(Stage.FAILED, "slurmd did not register slurmd-0 again within 30 s")
+    slurm.registers = True
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES)
+
+
+def test_a_slurmd_that_upstream_stopped_stays_stopped(slurm: SlurmDouble, options: pathlib.Path):
+    registration.Found("slurmd-0", ("drain",), "bad fan").save()
+    options.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
+    slurm.slurmd_active = False
+    assert advance().stage is Stage.UNREGISTERED
+    assert not slurm.slurmd_active
+
+
+def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble):
+    slurm.record = Record("", flags=set())
+    assert advance() == Progress(Stage.STATIC, "Gres=(none)")
+    assert slurm.log == []
+
+
+def test_a_silent_controller(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    slurm.answering = False
+    said = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
+    assert advance() == Progress(Stage.SILENT, said)
+    assert options.read_text() == WITH_GPU
+    assert slurm.log == []
+
+
+def test_options_without_conf_are_an_error_in_words(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    good = slurmd_options.read()
+    assert good is not None
+    options.write_text("SLURMD_OPTIONS=-Z -N slurmd-0\n")
+    progress = registration.advance(good, "slurmd-0", GRES, lines_live=True)
+    assert progress == Progress(Stage.FAILED, f"{options}: SLURMD_OPTIONS has no --conf '...'")
+
+
+def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
+    registration.Found("other-0", ("down",), "x").save()
+    slurm.record = Record(GRES)
+    assert advance() == Progress(Stage.REGISTERED)
+    assert registration.Found.load() is None
+    assert slurm.record == Record(GRES)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "slurmd-0"}'])
+def test_a_broken_journal_counts_as_none(slurm: SlurmDouble, text: str):
+    registration.STATE_DIR.mkdir()
+    (registration.STATE_DIR / "registration.json").write_text(text)
+    slurm.record = Record("")
+    assert advance() == Progress(Stage.REGISTERED)
+
+
+def test_inspecting_changes_nothing(slurm: SlurmDouble):
+    cases = [
+        (None, Progress(Stage.UNREGISTERED)),
+        (Record(""), Progress(Stage.DIFFERS, "(none)")),
+        (Record(GRES), Progress(Stage.REGISTERED, "IDLE+DYNAMIC_NORM")),
+        (
+            Record(
+                GRES, flags={"INVALID_REG", "DRAIN"}, reason="gres/gpu count reported lower than configured (0 < 1)"
+            ),
+            Progress(Stage.INVALID, "gres/gpu count reported lower than configured (0 < 1)"),
+        ),
+    ]
+    for record, progress in cases:
+        slurm.record = record
+        assert registration.inspect("slurmd-0", GRES) == progress
+    slurm.answering = False
+    assert registration.inspect("slurmd-0", GRES).stage is Stage.SILENT
+    assert slurm.log == []
+
+
+def test_inspecting_while_jobs_are_waited_for(slurm: SlurmDouble):
+    slurm.record = Record("")
+    slurm.jobs = ["7"]
+    advance()
+    assert registration.inspect("slurmd-0", GRES) == Progress(Stage.AWAITS_JOBS, "1 job")
+
+
+def leave() -> None:
+    options = slurmd_options.read()
+    assert options is not None
+    registration.leave(options, "slurmd-0", None)
+
+
+def test_leaving_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
+    options.write_text(WITH_GPU)
+    slurm.register()
+    leave()
+    assert slurm.record == Record("")
+    assert options.read_text() == OPTIONS
+
+
+def test_leaving_a_node_with_jobs_ends_our_drain_and_no_job(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    slurm.jobs = ["7"]
+    advance()
+    leave()
+    assert slurm.record == Record("")
+    assert (slurm.jobs, slurm.ended) == (["7"], [])
+    assert registration.Found.load() is None
+
+
+def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
+    slurm.answering = False
+    leave()
+    assert "the GPUs of slurmd-0 stay in Slurm" in caplog.text
+
+
+def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
+    files = (pathlib.Path("/dev/nvidia0"), pathlib.Path("/dev/nvidia1"))
+    assert registration.ensure_dropin(files)
+    assert not registration.ensure_dropin(files)
+    text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
+    assert "After=nvidia-persistenced.service nvidia-fabricmanager.service\n" in text
+    wait = "until test -e /dev/nvidia0 && test -e /dev/nvidia1; do sleep 0.5; done"
+    assert f"ExecStartPre=-/usr/bin/timeout 60 /bin/sh -c '{wait}'\n" in text
+    assert f"EnvironmentFile=-{registration.HELD_ENV}\n" in text
+    assert registration.ensure_no_dropin()
+    assert not registration.ensure_no_dropin()
+    assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
+    assert slurm.log == ["daemon-reload", "daemon-reload"]
+
+
+@pytest.mark.parametrize(
+    ("said", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 25.11.2", (25, 11)), ("slurm", None)]
+)
+def test_the_version(slurm: SlurmDouble, said: str, version: tuple[int, int] | None):
+    slurm.version = said
+    assert registration.slurm_version() == version
