@@ -382,8 +382,8 @@ class Host:
         leader = self._machine.leader(self.root)
         if leader is None:
             raise HostError(f"{self.name} does not run")
-        # The shell waits outside the host's process namespace for its child inside. nsenter would do the same but for one
-        # thing: it stops when its child is stopped, as a shutdown does with all processes, and then never reaps it.
+        # The shell waits outside the host's process namespace for its child inside. nsenter would do the same but for
+        # one thing: it stops when its child is stopped, as a shutdown does with all processes, and never reaps it then.
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
         enter = ["/usr/bin/nsenter", f"--target={leader}", *namespaces, "--no-fork", "--"]
         enter += ["/bin/sh", "-c", '"$@"; exit "$?"', "sandbox-exec"]

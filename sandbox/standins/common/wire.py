@@ -7,6 +7,7 @@ secret that `auth_secret_id` names holds munge's key, since the distribution's S
 import collections.abc
 import dataclasses
 import json
+import typing
 
 AUTH_LABEL = "slurm-auth-key"
 PORT = 6817
@@ -57,10 +58,13 @@ def partition_databag(app: str, options: collections.abc.Mapping[str, str]) -> d
 def read_partition(databag: collections.abc.Mapping[str, str]) -> dict[str, object] | None:
     """Return the partition that slurmd's leader published; None until it did, or when it cannot be read."""
     try:
-        partition = json.loads(databag.get("partition", "null"))
+        partition: object = json.loads(databag.get("partition", "null"))
     except ValueError:
         return None
-    return partition if isinstance(partition, dict) and partition.get("partitionname") else None
+    if not isinstance(partition, dict):
+        return None
+    named = typing.cast(dict[str, object], partition)
+    return named if named.get("partitionname") else None
 
 
 def parse_pairs(text: str) -> dict[str, str]:

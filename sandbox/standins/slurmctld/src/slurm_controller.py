@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import pathlib
 import time
+import typing
 
 from common import munge, scontrol
 
@@ -165,7 +166,7 @@ def _render_partition(partition: dict[str, object], default: str) -> str:
 
 
 def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return ",".join(map(str, typing.cast(list[object], value))) if isinstance(value, list) else str(value)
 
 
 def _merged(own: collections.abc.Mapping[str, str], given: collections.abc.Mapping[str, str]) -> dict[str, str]:

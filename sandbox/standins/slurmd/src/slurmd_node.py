@@ -102,11 +102,16 @@ def configure(name: str, app: str, parameters: dict[str, str], *, reset: bool) -
         scontrol.delete_node(name)  # while slurmd runs: a client on this host gets its configuration from it
     slurmd_options.save(options | {"--conf": conf})
     if state is not None:
-        base = re.split(r"[+*~#]", state)[0].lower()
         systemd.restart(SERVICE)
         scontrol.wait_for_node(name)
-        scontrol.update_node(name, base, "set-node-config" if base == "down" else "")
+        if _base(state) != _base(scontrol.node_state(name) or ""):
+            scontrol.update_node(name, _base(state), "set-node-config" if _base(state) == "down" else "")
     return conf
+
+
+def _base(state: str) -> str:
+    """Return a state without its flags, as upstream keeps it: a drain is lost."""
+    return re.split(r"[+*~#]", state)[0].lower()
 
 
 def is_running() -> bool:
