@@ -32,7 +32,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         peers, filesystem = self.on[PEERS], self.on["filesystem"]
-        self._trouble: TroubleError | None = None
+        self._program = juicefs_volume.program_path(self.app.name)
+        self._trouble: TroubleError | None = None  # what this hook ran into
         for event in (
             self.on.start,
             self.on.config_changed,
@@ -113,25 +114,23 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         if wanted is None and leads:
             ledger.ensure_secret(embedded_store.with_passwords(ledger.credentials()))
         if wanted is None and ledger.pinned.server == self.unit.name:
-            self._serve(ledger)
+            settings = self._settings()
+            if not embedded_store.is_running(settings):
+                self.unit.status = ops.MaintenanceStatus("starting the servers of the volume")
+            embedded_store.ensure(settings)
+            ledger.tell_address(settings.address)
         if not leads:
             return
         volume, credentials = wanted or self._embedded()
         setting = juicefs_volume.ensure_formatted(self._program, volume, credentials, uuid=ledger.pinned.uuid)
         ledger.pin(uuid=setting.uuid)
-        secret, revision = ledger.ensure_secret(credentials)
-        uri = juicefs_volume.published(volume, setting, self._program, str(secret.id), revision).uri()
+        owned = ledger.ensure_secret(credentials)
+        named = (str(owned[0].id), owned[1]) if owned is not None else None
+        uri = juicefs_volume.published(volume, setting, self._program, named).uri()
         for relation in self.model.relations["filesystem"]:
-            secret.grant(relation)
+            if owned is not None:
+                owned[0].grant(relation)
             relation.data[self.app][fs.KEY] = uri
-
-    def _serve(self, ledger: Ledger) -> None:
-        """Run the servers of an embedded volume on this unit."""
-        settings = self._settings()
-        if not embedded_store.is_running(settings):
-            self.unit.status = ops.MaintenanceStatus("starting the servers of the volume")
-        embedded_store.ensure(settings)
-        ledger.tell_address(settings.address)
 
     def _verify(self) -> tuple[juicefs_volume.Volume, juicefs.Setting]:
         """Look at the volume without changing anything."""
@@ -190,14 +189,9 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         return Ledger(self, relation)
 
     def _resource(self) -> pathlib.Path | None:
-        try:
+        with contextlib.suppress(ops.ModelError):  # none was attached
             return self.model.resources.fetch("juicefs")
-        except ops.ModelError:
-            return None  # none was attached
-
-    @property
-    def _program(self) -> pathlib.Path:
-        return juicefs_volume.program_path(self.app.name)
+        return None
 
 
 if __name__ == "__main__":

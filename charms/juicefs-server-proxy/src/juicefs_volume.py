@@ -180,17 +180,17 @@ def ensure_formatted(
 
 
 def published(
-    volume: Volume, setting: juicefs.Setting, program: pathlib.Path, secret_id: str, revision: int
+    volume: Volume, setting: juicefs.Setting, program: pathlib.Path, secret: tuple[str, int] | None
 ) -> fs.Juicefs:
-    """Return the volume as it is offered to those who mount it."""
+    """Return the volume as it is offered to those who mount it; `secret` is the id and revision of the credentials."""
     return fs.Juicefs(
         name=volume.name,
         hosts=volume.engine.hosts,
         engine=volume.engine.kind,
         db=volume.engine.db,
         uuid=setting.uuid,
-        secret_id=secret_id,
-        auth_rev=revision,
+        secret_id=secret[0] if secret is not None else None,
+        auth_rev=secret[1] if secret is not None else None,
         tls=volume.engine.tls,
         params=volume.engine.params,
         storage=volume.storage,

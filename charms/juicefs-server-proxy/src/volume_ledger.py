@@ -66,9 +66,14 @@ class Ledger:
         identifier = self.pinned.secret_id
         return self._model.get_secret(id=identifier) if identifier is not None else None
 
-    def ensure_secret(self, credentials: fs.JuicefsSecret) -> tuple[ops.Secret, int]:
-        """Make the secret hold `credentials`; return it and the revision that does."""
+    def ensure_secret(self, credentials: fs.JuicefsSecret) -> tuple[ops.Secret, int] | None:
+        """Make the secret hold `credentials`; return it and the revision that does. Without any there is no secret."""
         secret, content = self.secret(), credentials.content()
+        if not content:
+            if secret is not None:
+                secret.remove_all_revisions()
+                self.pin(secret_id=None)
+            return None
         if secret is None:
             text = "Credentials of the JuiceFS volume, for the charms that mount it"
             secret = self._app.add_secret(content, label="volume", description=text)

@@ -1,0 +1,32 @@
+"""What the Scenario tests of juicefs-server-proxy share."""
+
+import pathlib
+
+import pytest
+import yaml
+from doubles import FakeJuicefs, FakeServers
+from ops import testing
+from rig import Rig
+
+import embedded_store
+import juicefs_volume
+from charm import JuicefsServerProxyCharm
+from slurm_ddp import juicefs
+
+CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-server-proxy"
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
+    """Return the charm with its real metadata, on doubles of juicefs and of the servers."""
+    world, servers = FakeJuicefs(), FakeServers()
+    for name in ("ensure_program", "version", "inspect", "invoke"):
+        monkeypatch.setattr(juicefs, name, getattr(world, name))
+    for name in ("ensure", "is_running", "stop", "remove"):
+        monkeypatch.setattr(embedded_store, name, getattr(servers, name))
+    monkeypatch.setattr(juicefs_volume, "remove_program", servers.remove_program)
+    meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
+    program = tmp_path / "juicefs"
+    program.write_bytes(b"a program")
+    ctx = testing.Context(JuicefsServerProxyCharm, meta=meta, juju_version="3.6.8")
+    return Rig(ctx, world, servers, testing.Resource(name="juicefs", path=program))

@@ -1,0 +1,49 @@
+"""What the Scenario tests of juicefs-server-proxy stand on."""
+
+import dataclasses
+import json
+import typing
+
+from doubles import FakeJuicefs, FakeServers
+from ops import testing
+
+from charm import JuicefsServerProxyCharm
+
+
+@dataclasses.dataclass
+class Rig:
+    """The charm in its context, and what it works on."""
+
+    ctx: testing.Context[JuicefsServerProxyCharm]
+    world: FakeJuicefs
+    servers: FakeServers
+    program: testing.Resource
+
+    def state(
+        self,
+        *relations: testing.RelationBase,
+        leader: bool = True,
+        config: typing.Mapping[str, str | int | float | bool] | None = None,
+        secrets: typing.Iterable[testing.Secret] = (),
+        storages: int = 1,
+    ) -> testing.State:
+        """Return a state with a peer relation, unless relations are given."""
+        return testing.State(
+            leader=leader,
+            relations=relations or [peers()],
+            resources={self.program},
+            config=dict(config or {}),
+            secrets=set(secrets),
+            storages={testing.Storage("volume") for _ in range(storages)},
+        )
+
+
+def peers(**pinned: str) -> testing.PeerRelation:
+    """Return the peer relation with what the leader pinned."""
+    data = {name: json.dumps(value) for name, value in pinned.items()}
+    return testing.PeerRelation("server-peers", id=1, local_app_data=data)
+
+
+def clients(*names: str) -> list[testing.Relation]:
+    """Return a relation for each application that mounts the volume."""
+    return [testing.Relation("filesystem", remote_app_name=name, id=10 + at) for at, name in enumerate(names)]

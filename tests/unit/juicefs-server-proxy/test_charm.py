@@ -1,0 +1,519 @@
+import dataclasses
+import json
+import typing
+
+import pytest
+from doubles import UUID
+from ops import testing
+from rig import Rig, clients, peers
+
+import embedded_store
+from slurm_ddp import juicefs
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import CommandError
+
+ADDRESS = "192.0.2.0"  # Scenario's default network
+URL = f"redis://{ADDRESS}:6379/1"
+BUCKET = f"{ADDRESS}:2022:/data/"
+SERVING = testing.ActiveStatus("serving volume shared from this unit: for trials and small teams")
+EXTERNAL: dict[str, str | int | float | bool] = {
+    "metadata-url": "rediss://db.example.com:6380/4",
+    "bucket": "https://train.fra1.digitaloceanspaces.com",
+}
+CONTENT = {"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"}
+
+
+def endpoint(out: testing.State, relation: testing.Relation) -> fs.Juicefs:
+    found = fs.parse(out.get_relation(relation.id).local_app_data["endpoint"])
+    assert isinstance(found, fs.Juicefs)
+    return found
+
+
+def own_secret(out: testing.State) -> testing.Secret:
+    (secret,) = (secret for secret in out.secrets if secret.owner == "app")
+    return secret
+
+
+def pinned(out: testing.State) -> dict[str, typing.Any]:
+    return {key: json.loads(value) for key, value in out.get_relation(1).local_app_data.items()}
+
+
+EVENTS = ["start", "config_changed", "leader_elected", "update_status", "upgrade_charm"]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
+    (client,) = clients("shared-filesystem-client")
+    out = rig.ctx.run(getattr(rig.ctx.on, event)(), rig.state(peers(), client))
+    assert out.unit_status == SERVING
+    assert rig.servers.running is not None
+    assert rig.servers.running.address == ADDRESS
+    assert rig.servers.running.synchronous
+    assert list(rig.world.volumes) == [URL]
+    assert rig.world.volumes[URL] == juicefs.Setting("shared", UUID, "sftp", BUCKET, 0)
+    assert rig.world.format_env == {
+        "ACCESS_KEY": "juicefs-objects",
+        "SECRET_KEY": own_secret(out).latest_content["secret-key"],  # pyright: ignore[reportOptionalSubscript]
+    }
+    assert pinned(out) == {
+        "mode": "embedded",
+        "server": "juicefs-server-proxy/0",
+        "uuid": UUID,
+        "secret_id": own_secret(out).id,
+    }
+    assert endpoint(out, client) == fs.Juicefs(
+        name="shared",
+        hosts=(f"{ADDRESS}:6379",),
+        engine="redis",
+        db="1",
+        uuid=UUID,
+        secret_id=own_secret(out).id,
+        auth_rev=1,
+        storage="sftp",
+        bucket=BUCKET,
+        version="1.3.1",
+    )
+    assert own_secret(out).remote_grants == {client.id: {"shared-filesystem-client"}}
+    assert out.workload_version == "1.3.1"
+
+
+@pytest.mark.parametrize("event", ["created", "joined"])
+def test_a_relation_gets_its_endpoint_when_it_begins(rig: Rig, event: str):
+    one, other = clients("one", "other")
+    begin = getattr(rig.ctx.on, f"relation_{event}")
+    out = rig.ctx.run(begin(one), rig.state(peers(), one, other))
+    assert endpoint(out, one) == endpoint(out, other)
+    assert own_secret(out).remote_grants == {one.id: {"one"}, other.id: {"other"}}
+
+
+def test_storage_that_comes_first_is_served_once_the_peer_relation_is_there(rig: Rig):
+    storage = testing.Storage("volume")
+    before = testing.State(leader=True, resources={rig.program}, storages={storage})
+    out = rig.ctx.run(rig.ctx.on.storage_attached(storage), before)
+    assert out.unit_status == testing.WaitingStatus("waiting for the peer relation")
+    relation = peers()
+    out = rig.ctx.run(rig.ctx.on.relation_created(relation), dataclasses.replace(out, relations={relation}))
+    assert out.unit_status == SERVING
+
+
+def test_a_second_run_changes_nothing(rig: Rig):
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
+    formats = len(rig.world.formats)
+    second = rig.ctx.run(rig.ctx.on.update_status(), first)
+    assert len(rig.world.formats) == formats == 1
+    assert second.relations == first.relations
+    assert own_secret(second) == own_secret(first)
+    assert second.unit_status == first.unit_status
+
+
+def test_no_secret_is_anywhere_but_in_the_secret(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
+    content = own_secret(out).latest_content
+    assert content is not None
+    assert sorted(content) == ["access-key", "meta-password", "secret-key"]
+    shown = repr([out.relations, out.unit_status, rig.ctx.juju_log, rig.world.formats, rig.servers.running])
+    for key in ("meta-password", "secret-key"):
+        assert len(content[key]) >= 32
+        assert content[key].replace("-", "").replace("_", "").isalnum()  # no character that a URL would encode
+        assert content[key] not in shown
+
+
+def test_the_broken_relation_loses_its_grant_and_the_others_keep_theirs(rig: Rig):
+    one, other = clients("one", "other")
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), one, other))
+    out = rig.ctx.run(rig.ctx.on.relation_broken(first.get_relation(one.id)), first)
+    assert own_secret(out).remote_grants == {other.id: {"other"}}
+    assert out.unit_status == SERVING
+
+
+def test_servers_that_do_not_run_yet_are_maintenance(rig: Rig):
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    rig.servers.running = None
+    rig.servers.slow = True
+    out = rig.ctx.run(rig.ctx.on.update_status(), first)
+    assert out.unit_status == testing.MaintenanceStatus("starting the servers of the volume")
+
+
+def test_without_storage_the_unit_waits(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(storages=0))
+    assert out.unit_status == testing.WaitingStatus("waiting for storage and for the leader")
+
+
+def test_synchronous_reaches_the_servers(rig: Rig):
+    rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={"synchronous": False}))
+    assert rig.servers.running is not None
+    assert not rig.servers.running.synchronous
+
+
+def test_another_unit_leaves_the_volume_to_the_one_that_has_it(rig: Rig):
+    secret = testing.Secret(CONTENT, owner="app", label="volume")
+    data = {"mode": "embedded", "server": "juicefs-server-proxy/1", "uuid": UUID, "secret_id": secret.id}
+    relation = testing.PeerRelation(
+        "server-peers",
+        id=1,
+        local_app_data={name: json.dumps(value) for name, value in data.items()},
+        peers_data={1: {"address": "192.0.2.7"}},
+    )
+    rig.world.volumes["redis://192.0.2.7:6379/1"] = juicefs.Setting("shared", UUID, "sftp", "192.0.2.7:2022:/data/", 0)
+    (client,) = clients("one")
+    out = rig.ctx.run(rig.ctx.on.leader_elected(), rig.state(relation, client, secrets=[secret]))
+    assert rig.servers.running is None
+    assert out.unit_status == testing.ActiveStatus(
+        "juicefs-server-proxy/1 serves volume shared; this unit has nothing to do"
+    )
+    assert endpoint(out, client).hosts == ("192.0.2.7:6379",)  # the leader still is the one who offers it
+    follower = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, leader=False))
+    assert follower.unit_status == out.unit_status
+
+
+def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
+    secret = testing.Secret(CONTENT, owner="app", label="volume")
+    relation = peers(mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id)
+    out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus(
+        "juicefs-server-proxy/1, whose storage holds the volume, is gone: attach its storage to a new application"
+    )
+    assert rig.servers.running is None
+    assert rig.world.formats == []
+
+
+def test_a_follower_waits_for_the_leader(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(leader=False))
+    assert out.unit_status == testing.WaitingStatus("waiting for the leader to serve the volume")
+    assert pinned(out) == {}
+
+
+def test_an_external_volume_is_formatted_without_its_keys(rig: Rig):
+    user_secret = testing.Secret(CONTENT)
+    (client,) = clients("one")
+    config = EXTERNAL | {"credentials": user_secret.id, "volume-name": "train"}
+    rig.world.passwords["rediss://db.example.com:6380/4"] = "topSecret1"
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[user_secret]))
+    assert out.unit_status == testing.ActiveStatus("offering volume train")
+    assert rig.servers.running is None
+    assert rig.world.format_env == {
+        "REDIS_PASSWORD": "topSecret1",
+        "AWS_ACCESS_KEY_ID": "topSecret2",
+        "AWS_SECRET_ACCESS_KEY": "topSecret3",
+    }
+    assert endpoint(out, client) == fs.Juicefs(
+        name="train",
+        hosts=("db.example.com:6380",),
+        engine="redis",
+        db="4",
+        uuid=UUID,
+        secret_id=own_secret(out).id,
+        auth_rev=1,
+        tls=True,
+        storage="s3",
+        bucket="https://train.fra1.digitaloceanspaces.com",
+        version="1.3.1",
+        keyless=True,
+    )
+    assert own_secret(out).latest_content == CONTENT
+    assert own_secret(out).remote_grants == {client.id: {"one"}}
+    assert "topSecret" not in repr([out.relations, out.unit_status, rig.ctx.juju_log, rig.world.formats])
+
+
+def test_new_credentials_reach_the_clients(rig: Rig):
+    user_secret = testing.Secret(CONTENT)
+    (client,) = clients("one")
+    config = EXTERNAL | {"credentials": user_secret.id}
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[user_secret]))
+    new = CONTENT | {"secret-key": "topSecret4"}
+    changed = dataclasses.replace(first.get_secret(id=user_secret.id), latest_content=new)
+    kept = {secret for secret in first.secrets if secret.id != user_secret.id}
+    out = rig.ctx.run(rig.ctx.on.secret_changed(changed), dataclasses.replace(first, secrets={*kept, changed}))
+    assert own_secret(out).latest_content == new
+    assert endpoint(out, client).auth_rev == 2
+    assert len(rig.world.formats) == 1
+
+
+def test_without_credentials_there_is_no_secret(rig: Rig):
+    (client,) = clients("one")
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=EXTERNAL))
+    assert out.unit_status == testing.ActiveStatus("offering volume shared")
+    assert not list(out.secrets)
+    assert endpoint(out, client).secret_id is None
+
+
+def test_credentials_that_were_reset_leave_no_secret(rig: Rig):
+    user_secret = testing.Secret(CONTENT)
+    (client,) = clients("one")
+    config = EXTERNAL | {"credentials": user_secret.id}
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[user_secret]))
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config=EXTERNAL))
+    assert [secret for secret in out.secrets if secret.owner] == []
+    assert endpoint(out, client).secret_id is None
+
+
+def test_a_volume_that_is_there_is_adopted(rig: Rig):
+    url = "rediss://db.example.com:6380/4"
+    rig.world.volumes[url] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/", 3)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == testing.ActiveStatus("offering volume shared")
+    assert rig.world.formats == []
+    assert pinned(out)["uuid"] == "old-uuid"
+
+
+def pinned_external(**changes: str) -> testing.PeerRelation:
+    return peers(**({"mode": "external", "uuid": UUID} | changes))
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (
+            None,
+            f"the metadata engine lost volume shared ({UUID}): restore its backup; it is not formatted again",
+        ),
+        (
+            juicefs.Setting("shared", "other-uuid", "s3", str(EXTERNAL["bucket"]), 0),
+            f"the metadata engine holds another volume shared (other-uuid) than the one published ({UUID}): "
+            "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application",
+        ),
+        (
+            juicefs.Setting("theirs", UUID, "s3", str(EXTERNAL["bucket"]), 0),
+            "the metadata engine holds volume theirs, not shared: set volume-name=theirs, or name another database",
+        ),
+        (
+            juicefs.Setting("shared", UUID, "s3", "https://elsewhere", 0),
+            "volume shared keeps its data at https://elsewhere, not at https://train.fra1.digitaloceanspaces.com: "
+            "bring that address back",
+        ),
+    ],
+)
+def test_another_volume_than_the_one_that_was_there_is_never_touched(
+    rig: Rig,
+    there: juicefs.Setting | None,
+    message: str,
+):
+    if there is not None:
+        rig.world.volumes["rediss://db.example.com:6380/4"] = there
+    (client,) = clients("one")
+    out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(pinned_external(), client, config=EXTERNAL))
+    assert out.unit_status == testing.BlockedStatus(message)
+    assert rig.world.formats == []
+    assert "endpoint" not in out.get_relation(client.id).local_app_data
+
+
+@pytest.mark.parametrize(("pin", "config", "mode"), [("embedded", EXTERNAL, "embedded"), ("external", {}, "external")])
+def test_a_volume_does_not_change_its_kind(
+    rig: Rig,
+    pin: str,
+    config: dict[str, str | int | float | bool],
+    mode: str,
+):
+    secret = testing.Secret(CONTENT, owner="app", label="volume")
+    relation = peers(mode=pin, uuid=UUID, secret_id=secret.id, server="juicefs-server-proxy/0")
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(relation, config=config, secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus(
+        f"metadata-url, bucket: this application's volume is {mode} for good: deploy another application"
+    )
+    assert own_secret(out).latest_content == CONTENT  # a wrong option costs nobody the password
+    assert rig.servers.running is None
+
+
+REDIS_HINT = "write it as redis://HOST:6379/1 or rediss://HOST:6379/1"
+PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"
+KEYS_HINT = "leave the keys out of it: they belong into a secret, named by the option credentials"
+BUCKET_HINT = "write it as https://BUCKET.HOST or https://HOST/BUCKET"
+NAME_HINT = "a volume's name has 3 to 63 letters a-z, digits and hyphens, with no hyphen at either end"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("volume-name", "No", f"volume-name: {NAME_HINT}"),
+        ("volume-name", "x" * 64, f"volume-name: {NAME_HINT}"),
+        ("volume-name", "a'; rm -rf /", f"volume-name: {NAME_HINT}"),
+        ("metadata-url", "redis://:topSecret@h/1", f"metadata-url: {PASSWORD_HINT}"),
+        ("metadata-url", "redis://user:topSecret@h/1", f"metadata-url: {PASSWORD_HINT}"),
+        ("metadata-url", "redis://user:top@Secret@h/1", f"metadata-url: {PASSWORD_HINT}"),
+        ("metadata-url", "topSecret", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "redis://h", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "redis://h/one", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "redis://h:port/1", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "redis:///1", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "redis://h/1#x", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "sqlite3:///x.db", f"metadata-url: metadata engine sqlite3 is not supported; {REDIS_HINT}"),
+        (
+            "metadata-url",
+            "redis://m,s1,s2:26379/1",
+            "metadata-url: one server is supported; Sentinel and Cluster are not",
+        ),
+        (
+            "metadata-url",
+            "redis://h/1?password=topSecret",
+            "metadata-url: unknown parameter behind the question mark; possible: insecure-skip-verify, "
+            "max-retry-backoff, min-retry-backoff, read-timeout, route-read, tls-ca-cert-file, tls-cert-file, "
+            "tls-key-file, tls-server-name, write-timeout",
+        ),
+        ("metadata-url", "", "metadata-url: set it too, or reset bucket for an embedded volume"),
+        ("bucket", "", "bucket: set it too, or reset metadata-url for an embedded volume"),
+        ("bucket", "train.example.com", f"bucket: {BUCKET_HINT}"),
+        ("bucket", "s3://train", f"bucket: {BUCKET_HINT}"),
+        ("bucket", "https://topSecret:topSecret@h/b", f"bucket: {KEYS_HINT}"),
+        ("bucket", "https://h/b?X-Amz-Credential=topSecret", f"bucket: {BUCKET_HINT}"),
+        ("storage-type", "floppy", "storage-type: one of s3, minio"),
+    ],
+)
+def test_a_wrong_option_is_named_and_never_quoted(
+    rig: Rig,
+    option: str,
+    value: str,
+    message: str,
+):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {option: value}))
+    assert out.unit_status == testing.BlockedStatus(message)
+    assert rig.world.formats == []
+    assert pinned(out) == {}
+    assert not list(out.secrets)
+    assert "topSecret" not in repr(rig.ctx.juju_log)
+
+
+@pytest.mark.parametrize(
+    ("content", "url", "message"),
+    [
+        (
+            {"meta-pasword": "topSecret"},
+            None,
+            "credentials: unknown key meta-pasword; possible: meta-user, meta-password, access-key, secret-key, session-token",
+        ),
+        (
+            {"meta-user": "me"},
+            "redis://you@h/1",
+            "credentials: meta-user: the user stands in metadata-url already: leave one of them out",
+        ),
+        ({"secret-key": "top\nSecret"}, None, "credentials: secret-key: line breaks and NUL are not possible here"),
+    ],
+)
+def test_wrong_credentials_are_named_and_never_quoted(
+    rig: Rig,
+    content: dict[str, str],
+    url: str | None,
+    message: str,
+):
+    secret = testing.Secret(content)
+    config = EXTERNAL | {"credentials": secret.id} | ({"metadata-url": url} if url else {})
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=config, secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus(message)
+    assert "Secret" not in repr([out.unit_status, rig.ctx.juju_log])
+
+
+def test_credentials_that_were_not_granted(rig: Rig):
+    config = EXTERNAL | {"credentials": "secret:d7qk2l1p4bbs73f2a9q0"}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=config))
+    assert out.unit_status == testing.BlockedStatus(
+        "credentials: no access to the secret: juju grant-secret SECRET juicefs-server-proxy"
+    )
+
+
+def test_credentials_are_of_no_use_to_an_embedded_volume(rig: Rig):
+    secret = testing.Secret(CONTENT)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={"credentials": secret.id}, secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus(
+        "credentials: they are of use with metadata-url and bucket only: set those, or reset this"
+    )
+
+
+def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(rig: Rig):
+    rig.world.down.add("db.example.com:6380")
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == testing.WaitingStatus(
+        "metadata engine: db.example.com:6380 does not answer (connection refused)"
+    )
+    assert rig.world.formats == []
+    rig.world.down.clear()
+    assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == testing.ActiveStatus("offering volume shared")
+
+
+def test_a_wrong_password_is_blocked_and_nothing_is_formatted(rig: Rig):
+    rig.world.passwords["rediss://db.example.com:6380/4"] = "another"
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == testing.BlockedStatus("the metadata engine refuses the user or password")
+    assert rig.world.formats == []
+
+
+def test_what_juicefs_says_when_it_cannot_format_is_passed_on(rig: Rig):
+    rig.world.format_error = "Storage s3://train is not configured correctly: Failed to put: 403 Forbidden"
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == testing.BlockedStatus(f"juicefs format: {rig.world.format_error}")
+    assert "uuid" not in pinned(out) or pinned(out)["uuid"] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            juicefs.DownloadError("juicefs 1.3.1: no download from github.com (timed out)"),
+            "juicefs 1.3.1: no download from github.com (timed out): attach it: "
+            "juju attach-resource juicefs-server-proxy juicefs=FILE",
+        ),
+        (
+            juicefs.JuicefsError("resource juicefs does not run here: Exec format error"),
+            "resource juicefs does not run here: Exec format error",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_had(
+    rig: Rig,
+    error: juicefs.JuicefsError,
+    message: str,
+):
+    rig.world.install_error = error
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    assert out.unit_status == testing.BlockedStatus(message)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        embedded_store.StoreError("something else listens on port 6379: stop it"),
+        CommandError("apt-get exited 100: E: Unable to locate package redis-server"),
+    ],
+)
+def test_servers_that_cannot_run_are_blocked_not_in_error(rig: Rig, error: Exception):
+    rig.servers.error = error
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    assert out.unit_status == testing.BlockedStatus(str(error))
+    rig.servers.error = None
+    assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == SERVING
+
+
+def test_the_action_shows_the_volume_and_no_secret(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
+    rig.ctx.run(rig.ctx.on.action("status"), out)
+    assert rig.ctx.action_results == {
+        "volume": "shared",
+        "uuid": UUID,
+        "metadata-url": URL,
+        "storage-type": "sftp",
+        "bucket": BUCKET,
+        "clients": "0",
+        "juicefs-version": "1.3.1",
+    }
+
+
+def test_the_action_says_why_there_is_nothing_to_show(rig: Rig):
+    rig.world.down.add("db.example.com:6380")
+    with pytest.raises(testing.ActionFailed, match=r"^waiting for the leader to format the volume$"):
+        rig.ctx.run(rig.ctx.on.action("status"), rig.state(config=EXTERNAL))
+
+
+def test_the_servers_stop_before_their_storage_goes_and_all_is_removed_in_the_end(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    assert rig.servers.running is not None
+    (storage,) = out.storages
+    detached = rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    assert detached.unit_status == testing.MaintenanceStatus("stopped, so that the storage can go")
+    rig.ctx.run(rig.ctx.on.remove(), detached)
+    assert rig.servers.removed == ["juicefs-server-proxy", "program of juicefs-server-proxy"]
+
+
+def test_a_relation_that_ends_after_the_peers_is_no_error(rig: Rig):
+    (client,) = clients("one")
+    rig.ctx.run(
+        rig.ctx.on.relation_broken(client), testing.State(leader=True, relations={client}, resources={rig.program})
+    )
