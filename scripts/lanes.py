@@ -109,8 +109,8 @@ def start(lane: Lane, screen: Screen) -> None:
 
 def _follow(lane: Lane, screen: Screen) -> None:
     assert lane.process is not None and lane.process.stdout is not None
-    with lane.log.open("w") as log:
-        for line in lane.process.stdout:
+    with lane.log.open("w") as log, lane.process.stdout as output:
+        for line in output:
             log.write(line)
             log.flush()
             text = line.rstrip("\n")

@@ -1,0 +1,187 @@
+"""Set-up and lanes: what `make test` runs, in what order, and what it says."""
+
+import configparser
+import pathlib
+import re
+import subprocess
+
+import pytest
+import rules
+
+from scripts import lanes
+
+
+def test_make_test_runs_every_lane_that_tox_lists():
+    tox = configparser.ConfigParser()
+    tox.read(rules.ROOT / "tox.ini")
+    charms = ",".join(path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
+    listed = set(tox["tox"]["env_list"].replace("unit-{", "").replace("}", "").replace(",", " ").split())
+    named = {f"unit-{name}" if name in charms.split(",") else name for name in listed}
+    assert set(lanes.ALL) == named
+    assert {f"unit-{charm}" for charm in charms.split(",")} < named
+
+
+def test_ci_runs_the_command_that_the_readme_names():
+    assert (rules.ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test </dev/null"
+    assert "\nmake test " in (rules.ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], list(lanes.ALL)),
+        (["lint"], ["lint"]),
+        (["unit"], list(lanes.UNIT)),
+        (["functional", "lint"], ["lint", "functional"]),
+        (["lib", "unit", "lib"], ["lib", *(lane for lane in lanes.UNIT if lane != "lib")]),
+    ],
+    ids=str,
+)
+def test_words_stand_for_lanes_and_those_that_run_alone_come_last(words: list[str], expected: list[str]):
+    assert lanes.chosen(words) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "============================= 52 passed in 6.61s ==============================",
+        "=================== 2 failed, 88 passed in 237.02s (0:03:57) ===================",
+        "======================== 86 passed, 12 skipped in 4.55s ========================",
+        "============================ no tests ran in 1.16s =============================",
+        "=========================== 1 error in 0.12s ===================================",
+    ],
+)
+def test_pytest_s_closing_lines_are_known(line: str):
+    assert lanes.CLOSING.match(line)
+
+
+@pytest.mark.parametrize("line", ["= FAILURES =", "=== short test summary info ===", "52 passed in 6.61s"])
+def test_other_lines_are_not(line: str):
+    assert not lanes.CLOSING.match(line)
+
+
+FAKE_TOX = """\
+#!/bin/sh
+echo "collecting"
+case $3 in
+good) echo "SKIPPED [1] t.py:3: no server here"; echo "===== 3 passed, 1 skipped in 0.10s =====" ;;
+bad) echo "the reason"; echo "===== 1 failed in 0.20s ====="; exit 1 ;;
+bench) echo "5 tests collected"; echo "===== 5 passed in 0.30s =====" ;;
+slow) sleep 1.2; echo "===== 1 passed in 1.20s =====" ;;
+esac
+"""
+
+
+@pytest.fixture
+def screen(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> lanes.Screen:
+    tox = tmp_path / "tox"
+    tox.write_text(FAKE_TOX)
+    tox.chmod(0o755)
+    monkeypatch.setattr(lanes, "TOX", tox)
+    monkeypatch.setattr(lanes, "LOGS", tmp_path / "logs")
+    return lanes.Screen()
+
+
+def run(screen: lanes.Screen, *names: str) -> list[lanes.Lane]:
+    made = [lanes.Lane(name, [], is_live=name in lanes.ALONE) for name in names]
+    lanes.run(made, screen)
+    return made
+
+
+def test_a_lane_that_passes_shows_its_skips_only(screen: lanes.Screen, capsys: pytest.CaptureFixture[str]):
+    (lane,) = run(screen, "good")
+    assert (lane.returncode, lane.closing) == (0, "===== 3 passed, 1 skipped in 0.10s =====")
+    assert capsys.readouterr().out == "good: passed in 0 s\n  SKIPPED [1] t.py:3: no server here\n"
+    assert "collecting" in lane.log.read_text()
+
+
+def test_a_lane_that_fails_shows_everything(screen: lanes.Screen, capsys: pytest.CaptureFixture[str]):
+    (lane,) = run(screen, "bad")
+    assert lane.returncode == 1
+    shown = capsys.readouterr().out
+    assert "collecting\nthe reason\n===== 1 failed in 0.20s =====\n" in shown
+    assert shown.endswith("bad: FAILED (exit 1, build/logs/bad.log) in 0 s\n")
+
+
+def test_a_lane_that_runs_alone_waits_for_the_others_and_is_shown_as_it_comes(
+    screen: lanes.Screen, capsys: pytest.CaptureFixture[str]
+):
+    slow, alone = run(screen, "slow", "bench")
+    assert alone.started >= slow.started + 1
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "bench: started",
+        "collecting",
+        "5 tests collected",
+        "bench: passed in 0 s",
+    ]
+
+
+def test_silence_is_broken(screen: lanes.Screen, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lanes, "SILENCE_S", 0.5)
+    run(screen, "slow")
+    assert re.search(r"^\[ 0:0\d\] slow \d s: collecting$", capsys.readouterr().out, re.MULTILINE)
+
+
+def setup(*arguments: str, path: pathlib.Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = ["/bin/sh", str(rules.ROOT / "scripts" / "setup.sh"), *arguments]
+    env = {"PATH": str(path) if path else "/usr/sbin:/usr/bin:/sbin:/bin"}
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+
+
+@pytest.fixture
+def bare(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A PATH of a machine on which dpkg knows zstd alone, and apt-get tells what it was asked for."""
+    for name, body in {
+        "dpkg-query": "echo 'installed zstd'",
+        "apt-get": 'echo "asked: $*"',
+        "id": "echo 0",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    for tool in ("cat", "cut", "env", "grep", "head", "rm", "sed", "sort", "tee", "chmod", "tr"):
+        (tmp_path / tool).symlink_to(
+            next(p for p in (pathlib.Path("/usr/bin") / tool, pathlib.Path("/bin") / tool) if p.exists())
+        )
+    return tmp_path
+
+
+def test_setup_says_what_it_installs_and_why(bare: pathlib.Path):
+    done = setup("--dry-run", "pack", path=bare)
+    assert done.returncode == 0
+    assert done.stdout.startswith("setup: installing what is missing:\n  ca-certificates: downloads over HTTPS\n")
+    assert "  python3-apt: Charmcraft asks it about packages\n" in done.stdout
+    assert "asked" not in done.stdout
+
+
+def test_setup_leaves_what_is_there(bare: pathlib.Path):
+    assert "zstd" not in setup("--dry-run", "demo", path=bare).stdout
+
+
+def test_setup_does_nothing_when_all_is_there(bare: pathlib.Path):
+    (bare / "dpkg-query").write_text('#!/bin/sh\nshift 2\nfor name in "$@"; do echo "installed $name"; done\n')
+    done = setup(path=bare)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_setup_without_root_and_sudo_says_what_to_do(bare: pathlib.Path):
+    (bare / "id").write_text("#!/bin/sh\necho 1000\n")
+    done = setup("pack", path=bare)
+    assert done.returncode == 1
+    assert done.stderr.startswith("setup: needs root to install: ca-certificates ")
+    assert "asked" not in done.stdout
+
+
+def test_setup_on_another_system_lists_what_is_needed(bare: pathlib.Path):
+    (bare / "apt-get").unlink()
+    done = setup("pack", path=bare)
+    assert done.returncode == 1
+    assert "  rsync: stages a charm\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
+)
+def test_setup_refuses_what_it_does_not_know(argument: str, said: str):
+    done = setup(argument)
+    assert done.returncode == 2
+    assert said in done.stderr
