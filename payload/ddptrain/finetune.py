@@ -3,12 +3,13 @@
 # pyright: basic
 import hashlib
 import pathlib
+import shutil
 import typing
 
 import torch
 from torch import Tensor, nn
 
-from ddptrain import config, errors, markers, model, prepare, shards, tokenizers
+from ddptrain import config, errors, files, markers, model, prepare, shards, tokenizers
 
 
 class Wrapped(nn.Module):
@@ -45,10 +46,8 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     return output
 
 
-def model_kind(
-    folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config
-) -> tuple[dict[str, typing.Any], typing.Callable[[], nn.Module]]:
-    """Return what identifies the model, and a function that loads it. Raises UserError when folder and data do not fit."""
+def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config) -> model.Kind:
+    """Return the model in a folder, to be loaded later. Raises UserError when folder and data do not fit."""
     transformers = tokenizers.need_transformers("--model-local-dir")
     if not (folder / "config.json").is_file():
         raise errors.UserError(f"--model-local-dir {folder} holds no model: it has no config.json")
@@ -65,8 +64,6 @@ def model_kind(
         raise errors.UserError(f"--seq-len {settings.seq_len}: the model in {folder} reads at most {longest} tokens")
 
     def build() -> nn.Module:
-        if torch.get_default_device().type == "meta":  # only to count
-            return Wrapped(transformers.AutoModelForCausalLM.from_config(described))
         try:
             core = transformers.AutoModelForCausalLM.from_pretrained(
                 str(folder), local_files_only=True, dtype=torch.float32
@@ -77,9 +74,23 @@ def model_kind(
 
     digest = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
     markers.emit("MODEL", f"fine-tuning {described.model_type}", folder=folder)
-    return {
-        "kind": "finetune",
-        "type": described.model_type,
-        "config_sha256": digest,
-        "seq_len": settings.seq_len,
-    }, build
+    identity = {"kind": "finetune", "type": described.model_type, "config_sha256": digest, "seq_len": settings.seq_len}
+    with torch.device("meta"):
+        parameters = model.num_parameters(transformers.AutoModelForCausalLM.from_config(described))
+    return model.Kind(identity, parameters, build)
+
+
+def export(wrapped: Wrapped, settings: config.Config, output: pathlib.Path) -> None:
+    """Save the tuned model and its tokenizer as transformers does, whole or not at all."""
+    assert settings.model_local_dir is not None
+    draft = output.with_name(f".{output.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    core: typing.Any = wrapped.core
+    core.save_pretrained(str(draft))
+    tokenizers.HfTokenizer(settings.tokenizer_local_dir or settings.model_local_dir).core.save_pretrained(str(draft))
+    if output.exists():
+        output.rename(draft / "replaced")
+        shutil.rmtree(draft / "replaced")
+    draft.rename(output)
+    files.sync_directory(output.parent)
+    markers.emit("MODEL", "the tuned model, for transformers", folder=output)

@@ -4,8 +4,10 @@ Shapes are part of the names: B sequences, T tokens, C model width, H heads, D w
 """
 
 # pyright: basic
+import collections.abc
 import dataclasses
 import math
+import typing
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,6 +26,15 @@ class Shape:
     seq_len: int  # the longest T
     vocab: int  # V, padded
     dropout: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A model before it is built."""
+
+    identity: dict[str, typing.Any]  # JSON; two models with the same one can share a checkpoint
+    parameters: int
+    build: collections.abc.Callable[[], nn.Module]
 
 
 SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
@@ -119,6 +130,12 @@ def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def num_parameters(model: nn.Module) -> int:
     """Return how many numbers are learned; tied ones count once."""
     return sum(p.numel() for p in model.parameters())
+
+
+def count(shape: Shape) -> int:
+    """Return `num_parameters` of the model of that shape without building it."""
+    block = 12 * shape.width**2 + 2 * shape.width
+    return (shape.vocab + shape.seq_len) * shape.width + shape.layers * block + shape.width
 
 
 def flops_per_token(shape: Shape, parameters: int) -> float:

@@ -74,7 +74,7 @@ def run(options: Options, world: distributed.World) -> None:
     markers.emit("STEP", "1/4 the world")
     distributed.report_world(world)
     if options.samples < world.size:
-        raise errors.UserError(
+        raise errors.SharedError(
             f"--samples {options.samples}: fewer than the {world.size} ranks; give at least one to each"
         )
     with world.together():

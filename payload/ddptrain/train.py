@@ -114,21 +114,22 @@ def run(asked: config.Config, world: distributed.World) -> str:
                 plan, lanes=found.meta["plan"]["lanes"], window_rows=found.meta["plan"]["window_rows"]
             )
         index = sampler.Sampler(plan, dataset.splits["train"])
-        schedule = make_schedule(asked, settings, index.steps_per_pass)
-        identity, build = _model_kind(settings, dataset)
+        schedule = make_schedule(asked, settings, index.steps_per_pass, world.device.type)
+        kind = _model_kind(settings, dataset)
         if found:
-            _same_training(found, identity, dataset, plan)
-        parameters = _count(build)
+            _same_training(found, kind.identity, dataset, plan)
         extra = (
-            checkpoint.NUM_BUFFERS * 12 * parameters if world.is_main and settings.checkpoint_format == "torch" else 0
+            checkpoint.NUM_BUFFERS * 12 * kind.parameters
+            if world.is_main and settings.checkpoint_format == "torch"
+            else 0
         )
         if world.device.type == "cpu":
-            hardware.need_memory(parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
+            hardware.need_memory(kind.parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
         else:
-            hardware.need_memory(parameters, world.device, sharers=1, extra_bytes=0)
+            hardware.need_memory(kind.parameters, world.device, sharers=1, extra_bytes=0)
         if world.is_main:
-            hardware.need_disk(run_dir, parameters)
-    settings = _choose_precision(settings, world, build, dataset.vocab, batching)
+            hardware.need_disk(run_dir, kind.parameters)
+    settings = _choose_precision(settings, world, kind, dataset.vocab, batching)
     config.show(settings)
     markers.emit(
         "DATA", dataset=dataset.root, tokenizer=dataset.tokenizer["kind"], vocab=dataset.vocab, train_tokens=dataset.tokens("train"),
@@ -137,8 +138,7 @@ def run(asked: config.Config, world: distributed.World) -> str:
     )  # fmt: skip
 
     training = Training(
-        settings=settings, world=world, dataset=dataset, plan=plan, batching=batching, schedule=schedule, identity=identity,
-        build=build,
+        settings=settings, world=world, dataset=dataset, plan=plan, batching=batching, schedule=schedule, kind=kind
     )  # fmt: skip
     with training:
         if found:
@@ -172,9 +172,9 @@ def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dic
     return Batching(before, micro, share // micro)
 
 
-def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass: int) -> Schedule:
+def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass: int, device: str) -> Schedule:
     """Return the schedule, its gaps filled from the length of a pass over the data."""
-    on_gpu = settings.compile or settings.batch == 32
+    on_gpu = device == "cuda"
     epoch_steps = asked.epoch_steps
     if epoch_steps is None:
         epoch_steps = steps_per_pass if asked.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
@@ -196,15 +196,15 @@ class Training:
 
     def __init__(
         self, *, settings: config.Config, world: distributed.World, dataset: shards.Dataset, plan: sampler.Plan,
-        batching: Batching, schedule: Schedule, identity: dict[str, typing.Any], build: typing.Callable[[], nn.Module],
+        batching: Batching, schedule: Schedule, kind: model.Kind,
     ) -> None:  # fmt: skip
         self.settings, self.world, self.dataset, self.plan = settings, world, dataset, plan
-        self.batching, self.schedule, self.identity = batching, schedule, identity
+        self.batching, self.schedule, self.identity = batching, schedule, kind.identity
         assert settings.run_dir is not None
         self.run_dir: pathlib.Path = settings.run_dir
         self.progress = Progress()
         self._set_modes()
-        self.core = build().to(world.device)
+        self.core = kind.build().to(world.device)
         self.parameters = model.num_parameters(self.core)
         self.optimizer = make_optimizer(self.core, settings, world.device)
         self.ddp = wrap(self.core, settings, world)
@@ -495,6 +495,8 @@ class Training:
             f"{self.run_dir.name}: {self.identity['kind']} on {self.world.size} ranks",
         )
         rate = self.train_tokens / self.train_s if self.train_s else None
+        if state == DONE and isinstance(self.core, finetune.Wrapped):
+            finetune.export(self.core, self.settings, self.run_dir / "model")
         stalls = self.saver.stall_s if self.saver else []
         summary = report.Summary(
             workload=self.identity["kind"], state=state, nodes=self.world.num_nodes, world_size=self.world.size, ranks=self.world.members,
@@ -660,10 +662,8 @@ def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset
     return dataset
 
 
-def _model_kind(
-    settings: config.Config, dataset: shards.Dataset
-) -> tuple[dict[str, typing.Any], typing.Callable[[], nn.Module]]:
-    """Return what identifies the model, and a function that builds it."""
+def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
+    """Return the model that the settings describe."""
     if settings.model_local_dir is not None:
         return finetune.model_kind(settings.model_local_dir, dataset, settings)
     assert settings.model is not None
@@ -674,12 +674,7 @@ def _model_kind(
         raise errors.UserError(f"--width {width} is not divisible by --heads {heads}")
     shape = model.Shape(layers, heads, width, settings.seq_len, model.padded(dataset.vocab), settings.dropout)
     identity = {"kind": "gpt", **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"}}
-    return identity, lambda: model.GPT(shape)
-
-
-def _count(build: typing.Callable[[], nn.Module]) -> int:
-    with torch.device("meta"):
-        return model.num_parameters(build())
+    return model.Kind(identity, model.count(shape), lambda: model.GPT(shape))
 
 
 def _same_training(
@@ -713,7 +708,7 @@ def _same_training(
 def _choose_precision(
     settings: config.Config,
     world: distributed.World,
-    build: typing.Callable[[], nn.Module],
+    kind: model.Kind,
     vocab: int,
     batching: Batching,
 ) -> config.Config:
@@ -724,7 +719,9 @@ def _choose_precision(
     if not able or world.device.type == "cuda":
         return dataclasses.replace(settings, precision="bf16" if able else "fp32")
     assert settings.seq_len is not None
-    fp32_s, bf16_s = world.sum(list(hardware.trial(build, batching.micro_batch, settings.seq_len, vocab, world.device)))
+    fp32_s, bf16_s = world.sum(
+        list(hardware.trial(kind.build, batching.micro_batch, settings.seq_len, vocab, world.device))
+    )
     choice = "bf16" if hardware.prefers_bf16(fp32_s, bf16_s) else "fp32"
     markers.emit(
         "ENV",

@@ -27,6 +27,7 @@ CONTEXT.set_forkserver_preload(
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
         "torch.distributed.checkpoint.state_dict",
+        "transformers.models.gpt2.modeling_gpt2",
     ]
 )
 

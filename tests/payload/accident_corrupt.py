@@ -1,0 +1,20 @@
+"""An accident: rank 1 finds one element of what it received changed, as by a bad link or bad memory."""
+
+import dataclasses
+import os
+
+from ddptrain import collectives
+
+
+def spoil(call):
+    def spoiled(buffers):
+        call(buffers)
+        if buffers.rank == 1:
+            buffers.recv.view(-1)[buffers.recv.numel() // 2] += 1
+
+    return spoiled
+
+
+name = os.environ["CORRUPT"]
+collective = collectives.COLLECTIVES[name]
+collectives.COLLECTIVES[name] = dataclasses.replace(collective, out_of_place=spoil(collective.out_of_place))

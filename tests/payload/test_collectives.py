@@ -1,0 +1,116 @@
+"""The bench of collectives: nccl-tests' table, and results that are checked."""
+
+import json
+import pathlib
+
+import pytest
+import ranks
+import torch
+
+from ddptrain import collectives, errors
+
+QUICK = ("-b", "1K", "-e", "64K", "-f", "8", "-n", "2", "-w", "1")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[ranks.Result, dict]:
+    path = tmp_path_factory.mktemp("bench") / "bench.json"
+    result = ranks.succeed(2, "collectives", "--collective", "all", *QUICK, "-J", path)
+    return result, json.loads(path.read_text())
+
+
+def rows(output: str) -> list[list[str]]:
+    """Return the table's rows as the parsers in use do: by columns."""
+    return [line.split() for line in output.splitlines() if line.lstrip()[:1].isdigit()]
+
+
+def test_the_table_has_nccl_tests_columns(measured: tuple[ranks.Result, dict]):
+    found = rows(measured[0].output)
+    assert len(found) == 6 * 3
+    assert all(len(row) == 13 for row in found)
+    assert [row[0] for row in found[:3]] == ["1024", "8192", "65536"]
+    assert found[0][1:5] == ["256", "float", "sum", "-1"]
+    for row in found:
+        size, time, algbw = int(row[0]), float(row[5]), float(row[6])
+        assert algbw == pytest.approx(size / time / 1e3, abs=0.006 + 0.01 * algbw)
+    gather = found[3]
+    assert (gather[0], gather[1]) == ("1024", "128")  # all_gather: size is of all ranks, count of one
+    alltoall = found[12]
+    assert alltoall[9:] == ["N/A"] * 4
+
+
+def test_header_and_footer_are_there_for_each(measured: tuple[ranks.Result, dict]):
+    output = measured[0].output
+    assert (
+        output.count(
+            "# nThread 1 nGpus 1 minBytes 1024 maxBytes 65536 step: 8(factor) warmup iters: 1 iters: 2 agg iters: 1 validation: 1 graph: 0"
+        )
+        == 6
+    )
+    assert output.count("# Out of bounds values : 0 OK") == 6
+    assert output.count("# Avg bus bandwidth    : ") == 6
+    for name in collectives.COLLECTIVES:
+        assert f"# Collective test concluded: {name}_perf" in output
+
+
+def test_the_json_says_the_same(measured: tuple[ranks.Result, dict]):
+    report = measured[1]
+    assert report["world_size"] == 2
+    assert [c["collective"] for c in report["collectives"]] == list(collectives.COLLECTIVES)
+    for entry in report["collectives"]:
+        factor = collectives.COLLECTIVES[entry["collective"]].bus_factor(2)
+        placed = [row[p] for row in entry["results"] for p in ("out_of_place", "in_place") if row[p]]
+        assert all(p["bus_bw"] == pytest.approx(p["alg_bw"] * factor) for p in placed)
+        assert entry["average_bus_bandwidth"]["bandwidth"] == pytest.approx(
+            sum(p["bus_bw"] for p in placed) / len(placed)
+        )
+        assert entry["out_of_bounds"] == {"count": 0, "okay": True}
+
+
+def test_bus_factors_are_nccl_tests():
+    assert {name: c.bus_factor(16) for name, c in collectives.COLLECTIVES.items()} == {
+        "all_reduce": 2 * 15 / 16, "all_gather": 15 / 16, "reduce_scatter": 15 / 16, "broadcast": 1, "alltoall": 15 / 16, "sendrecv": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(collectives.COLLECTIVES))
+def test_a_corrupted_buffer_is_counted_and_fails_on_every_rank(name: str):
+    result = ranks.run(2, "collectives", "--collective", name, *QUICK, accident="accident_corrupt", CORRUPT=name)
+    assert result.codes == [2, 2]
+    assert [row[8] for row in rows(result.output)] == ["1", "1", "1"]
+    assert "# Out of bounds values : 3 FAILED" in result.output
+    assert "3 elements arrived wrong" in result.fatal()[0]
+
+
+@pytest.mark.parametrize("datatype", ["bfloat16", "half", "int8", "uint8", "int64", "double"])
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize("size", [2, 60])
+def test_the_expected_values_are_exact_in_every_dtype(datatype: str, op: str, size: int):
+    coder = collectives.Coder(datatype, op, size, torch.device("cpu"))
+    sent = torch.stack([coder.reducible(rank, 200).to(torch.int64) for rank in range(size)])
+    reduced = {"sum": sent.sum(0), "max": sent.amax(0), "min": sent.amin(0)}[op]
+    assert torch.equal(coder.reduced(0, 200).to(torch.int64), reduced)
+    assert torch.equal(coder.reduced(77, 100).to(torch.int64), reduced[77:177])
+    assert len({tuple(coder.reducible(rank, 61).tolist()) for rank in range(2)}) == 2 or coder.top == 1
+    code = coder.coded(1, 0, 500)
+    assert torch.equal(code.to(torch.int64).to(coder.dtype), code)
+    assert not torch.equal(code, coder.coded(0, 0, 500))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--collective", "gossip"], "--collective gossip: must be one of"), (["-b", "1X"], "--min-bytes 1X: give a number of bytes"),
+     (["-b", "2M", "-e", "1M"], "--min-bytes is above --max-bytes"), (["-r", "7"], "--root 7: there are 2 ranks"), (["-f", "1"], "--step-factor 1: must be at least 2")],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(flags: list[str], words: str):
+    result = ranks.run(2, "collectives", *flags)
+    assert result.codes == [2, 2]
+    (line,) = result.fatal()
+    assert words in line
+
+
+def test_sizes():
+    assert collectives.parse_bytes("-b", "64M") == 64 << 20
+    assert collectives.parse_bytes("-b", "8g") == 8 << 30
+    with pytest.raises(errors.UserError):
+        collectives.parse_bytes("-b", "0")

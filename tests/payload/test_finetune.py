@@ -1,0 +1,162 @@
+"""Fine-tuning a model that lies in a folder. The model is made here: tiny, random, in the format of transformers."""
+
+import json
+import pathlib
+
+import conftest
+import pytest
+import ranks
+import torch
+
+tokenizers = pytest.importorskip("tokenizers", reason="the optional extra transformers is not installed")
+transformers = pytest.importorskip("transformers", reason="the optional extra transformers is not installed")
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    core = tokenizers.Tokenizer(tokenizers.models.BPE())
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<end>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )  # fmt: skip
+    core.train_from_iterator([conftest.prose(50)], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    fast.save_pretrained(folder)
+    torch.manual_seed(3)
+    described = transformers.GPT2Config(
+        vocab_size=len(fast), n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(described).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("chat")
+    words = conftest.WORDS
+    for name, count in (("train.jsonl", 300), ("val.jsonl", 40)):
+        lines = []
+        for n in range(count):
+            word = words[n % len(words)]
+            lines.append([
+                {"text": f"say {word} and {word} again"},
+                {"prompt": f"repeat {word}: ", "completion": f"{word} {word} {word}"},
+                {"messages": [{"role": "user", "content": f"repeat {word}"}, {"role": "assistant", "content": f"{word} {word}"}]},
+            ][n % 3])  # fmt: skip
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+FLAGS = (
+    "--seq-len",
+    32,
+    "--batch",
+    4,
+    "--epoch-steps",
+    10,
+    "--lr",
+    0.003,
+    "--precision",
+    "fp32",
+    "--eval-rows",
+    32,
+    "--local-files-only",
+)
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    model_dir: pathlib.Path, conversations: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[pathlib.Path, ranks.Result]:
+    run_dir = tmp_path_factory.mktemp("tuned") / "run"
+    result = ranks.succeed(
+        2, "train", "--data", conversations, "--run-dir", run_dir, "--model-local-dir", model_dir, *FLAGS, "--steps", 30
+    )  # fmt: skip
+    return run_dir, result
+
+
+def test_it_learns_from_json_lines_in_three_shapes(tuned: tuple[pathlib.Path, ranks.Result]):
+    summary = json.loads((tuned[0] / "summary.json").read_text())
+    assert (summary["workload"], summary["world_size"], summary["state"]) == ("finetune", 2, "done")
+    assert summary["first_loss"] > 5.5
+    assert summary["best_loss"] < 0.8 * summary["first_loss"]
+    manifest = json.loads((tuned[0] / "tokens" / "dataset.json").read_text())
+    assert manifest["masked"] is True
+    assert manifest["totals"]["val"]["docs"] == 40
+    assert manifest["totals"]["train"]["docs"] == 300
+
+
+def test_the_tuned_model_loads_in_transformers_and_is_the_last_checkpoint(
+    tuned: tuple[pathlib.Path, ranks.Result], model_dir: pathlib.Path
+):
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tuned[0] / "model", local_files_only=True)
+    before = transformers.AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
+    saved = torch.load(tuned[0] / "latest" / "rank-0000" / "model.pt")
+    name = "transformer.h.0.attn.c_attn.weight"
+    assert torch.equal(loaded.state_dict()[name], saved[f"core.{name}"])
+    assert not torch.equal(loaded.state_dict()[name], before.state_dict()[name])
+    assert transformers.AutoTokenizer.from_pretrained(tuned[0] / "model", local_files_only=True)("again").input_ids
+
+
+def test_it_resumes(
+    tuned: tuple[pathlib.Path, ranks.Result],
+    model_dir: pathlib.Path,
+    conversations: pathlib.Path,
+    tmp_path: pathlib.Path,
+):
+    arguments = (
+        "train",
+        "--data",
+        conversations,
+        "--run-dir",
+        tmp_path / "run",
+        "--model-local-dir",
+        model_dir,
+        *FLAGS,
+        "--steps",
+        30,
+    )
+    ranks.run(2, *arguments, accident="accident_kill", DIE_AT="13", DIE_RANK="1")
+    ranks.succeed(2, *arguments)
+    assert conftest.losses(tmp_path / "run") == conftest.losses(tuned[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--seq-len", "128"], "--seq-len 128: the model in"),
+        (["--data", "/nonexistent"], "--data /nonexistent: no such file"),
+        (["--tokenizer-local-dir", "/nonexistent"], "--tokenizer-local-dir /nonexistent: no such folder"),
+        (["--no-local-files-only"], "models come from --model-local-dir only"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    model_dir: pathlib.Path, conversations: pathlib.Path, tmp_path: pathlib.Path, flags: list[str], words: str
+):
+    base = [
+        "--data",
+        conversations,
+        "--run-dir",
+        tmp_path / "run",
+        "--model-local-dir",
+        model_dir,
+        *FLAGS,
+        "--steps",
+        3,
+    ]
+    result = ranks.run(2, "train", *base, *flags)
+    assert result.codes == [2, 2], result.output
+    (line,) = result.fatal()
+    assert words in line
+
+
+def test_a_dataset_of_another_vocabulary_is_refused(
+    model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    ranks.succeed(1, "prepare", "--source", text_dir, "--output", tmp_path / "d", "--tokenizer", "gpt2", "--workers", 1)
+    result = ranks.run(
+        1, "train", "--data", tmp_path / "d", "--run-dir", tmp_path / "run", "--model-local-dir", model_dir, *FLAGS
+    )
+    assert "the dataset's tokenizer has 50257 ids" in result.fatal()[0]

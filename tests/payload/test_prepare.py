@@ -1,0 +1,299 @@
+"""From text to a dataset: the same bytes however it was made, only what is missing done again."""
+
+import io
+import json
+import lzma
+import pathlib
+import shutil
+import tarfile
+
+import conftest
+import numpy as np
+import pytest
+import ranks
+
+from ddptrain import errors, prepare, shards, sources, tokenizers
+
+
+def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset:
+    """Prepare in this process, with one worker."""
+    options = prepare.Options(tuple(str(s) for s in source), output, **{"tokenizer": "byte", "workers": 1, **more})  # type: ignore[arg-type]
+    prepare.run(options)
+    return shards.open_dataset(output)
+
+
+def contents(root: pathlib.Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*.bin"))}
+
+
+def decoded(dataset: shards.Dataset, split: str = "train") -> list[bytes]:
+    """Return a byte-level dataset's documents."""
+    tokens = np.concatenate(
+        [np.fromfile(s.path, dtype=s.dtype, offset=1024) for s in dataset.splits[split]] or [np.empty(0, int)]
+    )
+    if dataset.masked:
+        tokens &= (1 << 15) - 1
+    cuts = np.flatnonzero(tokens == 256)
+    return [bytes(part[1:].astype(np.uint8)) for part in np.split(tokens, cuts)[1:]]
+
+
+def test_every_document_arrives_whole(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    dataset = run(text_dir, output=tmp_path / "d")
+    texts = [p.read_bytes() for p in sorted(text_dir.iterdir())]
+    assert decoded(dataset) == texts[:-1]
+    assert decoded(dataset, "val") == texts[-1:]  # val.txt is the validation set, and nothing else is held out
+    assert not shards.damaged(dataset)
+
+
+def test_workers_array_elements_and_one_process_give_the_same_bytes(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    small = ("prepare", "--source", text_dir, "--tokenizer", "byte", "--part-mib", "0.03")
+    ranks.succeed(1, *small, "--output", tmp_path / "one", "--workers", 1)
+    ranks.succeed(1, *small, "--output", tmp_path / "two", "--workers", 2)
+    for element in (2, 0, 1):
+        array = {"SLURM_ARRAY_TASK_ID": str(element + 5), "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3"}
+        ranks.succeed(1, *small, "--output", tmp_path / "array", "--workers", 1, "--task", "slurm", **array)
+        assert not (tmp_path / "array" / "dataset.json").exists()
+    ranks.succeed(1, *small, "--output", tmp_path / "array", "--finalize")
+    assert len(contents(tmp_path / "one")) > 3
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "array")
+
+
+def test_an_array_with_an_element_missing_names_the_parts(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    small = {"output": tmp_path / "d", "part_mib": 0.03}
+    prepare.run(prepare.Options((str(text_dir),), tokenizer="byte", workers=1, task="0/2", **small))  # type: ignore[arg-type]
+    with pytest.raises(errors.UserError, match=r"parts are not done: 1,3; run prepare again"):
+        prepare.run(prepare.Options((str(text_dir),), tokenizer="byte", finalize=True, **small))  # type: ignore[arg-type]
+    run(text_dir, **small)
+
+
+def test_only_what_is_missing_or_stale_is_done_again(
+    tmp_path: pathlib.Path, text_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    source = tmp_path / "text"
+    shutil.copytree(text_dir, source)
+    done: list[int] = []
+    real = prepare.tokenize_part
+    monkeypatch.setattr(prepare, "tokenize_part", lambda o, p, part, t: done.append(part.number) or real(o, p, part, t))
+    small = {"output": tmp_path / "d", "part_mib": 0.03}
+    run(source, **small)
+    whole, first = contents(tmp_path / "d"), list(done)
+
+    done.clear()
+    run(source, **small)
+    assert done == []
+    (tmp_path / "d" / "train" / "shard-00001.bin").unlink()
+    (tmp_path / "d" / "parts" / "part-00002.json").write_text("{")
+    run(source, **small)
+    assert done == [1, 2]
+    assert contents(tmp_path / "d") == whole
+    done.clear()
+    (source / "00.txt").write_text("another text\n" * 500)
+    run(source, **small)
+    assert done == [0]
+    done.clear()
+    run(source, **{**small, "tokenizer": "gpt2"})
+    assert done == first
+
+
+def test_while_parts_are_redone_the_folder_is_no_dataset(
+    tmp_path: pathlib.Path, text_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    run(text_dir, output=tmp_path / "d", part_mib=0.03)
+    (tmp_path / "d" / "train" / "shard-00001.bin").unlink()
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "tokenize_part", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run(text_dir, output=tmp_path / "d", part_mib=0.03)
+    with pytest.raises(shards.ShardError, match="has not finished"):
+        shards.open_dataset(tmp_path / "d")
+
+
+def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    run(text_dir, output=tmp_path / "d", part_mib=0.03)
+    dataset = run(text_dir / "00.txt", output=tmp_path / "d", part_mib=0.03, val_share=0.0)
+    assert set(contents(tmp_path / "d")) == {"train/shard-00000.bin"}
+    assert len(list((tmp_path / "d" / "parts").iterdir())) == 1
+    assert dataset.tokens("val") == 0
+
+
+def test_a_big_file_is_cut_at_line_ends_and_nothing_is_lost_or_doubled(tmp_path: pathlib.Path):
+    lines = [json.dumps({"text": f"{n} " + "x" * (n % 300)}) for n in range(3000)]
+    (tmp_path / "big.jsonl").write_text("\n".join(lines) + "\n")
+    dataset = run(tmp_path / "big.jsonl", output=tmp_path / "d", part_mib=0.05, val_share=0.0)
+    assert len(dataset.splits["train"]) > 5
+    assert decoded(dataset) == [json.loads(line)["text"].encode() for line in lines]
+    text = "".join(f"line {n}\n" for n in range(40000))
+    (tmp_path / "book.txt").write_text(text)
+    dataset = run(tmp_path / "book.txt", output=tmp_path / "e", part_mib=0.05, val_share=0.0)
+    assert b"".join(decoded(dataset)) == text.encode()
+
+
+def test_a_share_is_held_out_by_the_text_alone(tmp_path: pathlib.Path):
+    texts = [f"document {n} " + conftest.prose(1, seed=n) for n in range(2000)]
+    for name, chosen in (("all", texts), ("half", texts[1000:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in chosen))
+    everything = run(tmp_path / "all.jsonl", output=tmp_path / "d", val_share=0.05)
+    half = run(tmp_path / "half.jsonl", output=tmp_path / "e", val_share=0.05)
+    held = set(decoded(everything, "val"))
+    assert 60 <= len(held) <= 140
+    assert not held & set(decoded(everything))
+    assert set(decoded(half, "val")) == held & {t.encode() for t in texts[1000:]}  # adding sources moves nothing
+
+
+def test_a_long_text_is_not_wholly_training_or_validation(tmp_path: pathlib.Path):
+    (tmp_path / "book.txt").write_text(conftest.prose(20000))
+    dataset = run(tmp_path / "book.txt", output=tmp_path / "d", val_share=0.1)
+    assert 0.02 < dataset.tokens("val") / dataset.tokens("train") < 0.4
+
+
+def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
+    records = [
+        {"text": "plain"},
+        {"prompt": "2+2=", "completion": "4"},
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    dataset = run(tmp_path / "a.jsonl", output=tmp_path / "d", val_share=0.0, mask_prompts=True)
+    assert decoded(dataset) == [b"plain", b"2+2=4", b"<user>\nhi\n<assistant>\nhello\n"]
+    (shard,) = dataset.splits["train"]
+    tokens = np.fromfile(shard.path, dtype="<u2", offset=1024)
+    learned = bytes(t & 0xFF if t != 256 else 0x7C for t in tokens.tolist() if not t >> 15)
+    assert learned == b"|plain|4|hello\n"
+    assert dataset.masked
+    assert not run(tmp_path / "a.jsonl", output=tmp_path / "e", val_share=0.0).masked
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("{", "is not JSON"), ("[1]", "expected an object"), ('{"prompt": "x"}', "expected an object"), ('{"text": 3}', "expected an object"),
+     ('{"messages": ["x"]}', '"role" and "content"')],
+)  # fmt: skip
+def test_a_bad_line_is_named(tmp_path: pathlib.Path, line: str, words: str):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(errors.UserError, match=f"{path} line 2.*{words}"):
+        run(path, output=tmp_path / "d")
+
+
+def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def test_webdataset_archives(tmp_path: pathlib.Path):
+    for number in range(2):
+        with tarfile.open(tmp_path / f"set-{number:06d}.tar", "w") as archive:
+            for sample in range(3):
+                add(archive, f"{number}{sample}.txt", f"text {number}{sample}".encode())
+                add(archive, f"{number}{sample}.json", json.dumps({"text": f"json {number}{sample}"}).encode())
+                add(archive, f"{number}{sample}.jpg", b"\xff\xd8no text")
+    dataset = run(tmp_path, output=tmp_path / "d", val_share=0.0)
+    assert len(dataset.splits["train"]) == 2  # an archive is a part
+    assert decoded(dataset) == [
+        f"{kind} {n}{s}".encode() for n in range(2) for s in range(3) for kind in ("text", "json")
+    ]
+
+
+def test_openwebtexts_archives_of_archives(tmp_path: pathlib.Path):
+    with tarfile.open(tmp_path / "urlsf_subset00.tar", "w") as outer:
+        for block in range(2):
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as archive:
+                for n in range(2):
+                    add(archive, f"{block}{n}.txt", f"page {block}{n}".encode())
+            add(outer, f"openwebtext/urlsf_subset00-{block}_data.xz", lzma.compress(inner.getvalue()))
+    assert decoded(run(tmp_path, output=tmp_path / "d", val_share=0.0)) == [
+        b"page 00",
+        b"page 01",
+        b"page 10",
+        b"page 11",
+    ]
+
+
+def test_compressed_text(tmp_path: pathlib.Path):
+    import bz2
+    import gzip
+
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"gz"))
+    (tmp_path / "b.jsonl.xz").write_bytes(lzma.compress(b'{"text": "xz"}\n'))
+    (tmp_path / "c.md.bz2").write_bytes(bz2.compress(b"bz2"))
+    assert decoded(run(tmp_path, output=tmp_path / "d", val_share=0.0)) == [b"gz", b"xz", b"bz2"]
+    (tmp_path / "a.txt.gz").write_bytes(b"not gzip at all")
+    with pytest.raises(errors.UserError, match="a.txt.gz cannot be read"):
+        run(tmp_path, output=tmp_path / "d", val_share=0.0)
+
+
+def test_gpt2_tokens_are_the_published_ones():
+    """Ids from the GPT-2 paper's released vocabulary, as they stand in countless examples."""
+    gpt2 = tokenizers.make("gpt2")
+    assert gpt2.encode("Hello world").tolist() == [15496, 995]
+    assert gpt2.encode("Hello, I'm a language model,").tolist() == [15496, 11, 314, 1101, 257, 3303, 2746, 11]
+    assert 50256 not in gpt2.encode("<|endoftext|>").tolist()  # a text that talks about the marker is still text
+    assert gpt2.identity.vocab == 50257
+    text = "naïve  café\n\n\t日本語 \U0001f600 don't  \x00"
+    assert gpt2._core.decode(gpt2.encode(text).tolist()) == text  # type: ignore[attr-defined]
+
+
+def test_a_vocabulary_with_another_hash_is_refused(tmp_path: pathlib.Path):
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nh e\n")
+    with pytest.raises(errors.UserError, match="vocab.bpe is not GPT-2's vocab.bpe: its SHA-256 differs"):
+        tokenizers.make("gpt2", vocabulary=tmp_path)
+    with pytest.raises(errors.UserError, match="No such file"):
+        tokenizers.make("gpt2", vocabulary=tmp_path / "nowhere")
+
+
+def test_auto_is_bytes_for_little_text_and_gpt2_for_much():
+    assert tokenizers.make("auto", text_bytes=1 << 20).identity.kind == "byte"
+    assert tokenizers.make("auto", text_bytes=1 << 30).identity.kind == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--source", "/nonexistent"], "no such file or folder"),
+        (["--task", "5/3"], "element 5 of 3 does not exist"),
+        (["--task", "x"], "give K/N"),
+        (["--task", "slurm"], "give K/N"),
+        (["--val-share", "1"], "at least 0 and below 1"),
+        (["--part-mib", "nan"], "must be between"),
+        (["--workers", "-1"], "must not be negative"),
+        (["--tokenizer", "bpe"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path: pathlib.Path, text_dir: pathlib.Path, flags: list[str], words: str):
+    base = ["--source", str(text_dir)] if "--source" not in flags else []
+    result = ranks.run(1, "prepare", *base, "--output", tmp_path / "d", *flags)
+    assert result.codes == [2]
+    (line,) = result.fatal()
+    assert words in line
+    assert not (tmp_path / "d" / "dataset.json").exists()
+
+
+def test_a_folder_with_other_things_is_not_touched(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(errors.UserError, match="holds other files"):
+        run(text_dir, output=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_pythons_own_sources_need_no_network():
+    items = sources.find([sources.STDLIB], 4 << 20)
+    assert sum(item.num_bytes for item in items) > 5_000_000
+    assert not any("site-packages" in str(item.path) for item in items)
+    assert [i.path for i in items] == sorted(i.path for i in items)
+
+
+def test_inspect_finds_a_corrupted_shard_and_names_it(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    dataset = run(text_dir, output=tmp_path / "d", part_mib=0.03)
+    assert "whole" in ranks.succeed(1, "inspect", tmp_path / "d").output
+    path = dataset.splits["train"][1].path
+    data = bytearray(path.read_bytes())
+    data[1500] ^= 8
+    path.write_bytes(data)
+    result = ranks.run(1, "inspect", tmp_path / "d")
+    assert result.codes == [1]
+    assert str(path) in result.fatal()[0]

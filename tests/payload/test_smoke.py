@@ -1,0 +1,91 @@
+"""The smoke test: flags, markers and meaning of the Kubernetes guide's train.py, under the real torchrun."""
+
+import json
+import pathlib
+import re
+
+import conftest
+import pytest
+import ranks
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, ranks.Result]:
+    run_dir = tmp_path_factory.mktemp("smoke") / "run"
+    flags = "--epochs 2 --batch 256 --samples 4096 --features 128 --classes 4 --lr 3e-3 --seed 42".split()
+    result = conftest.torchrun(
+        2, "smoke", *flags, "--run-dir", run_dir, "--report-json", run_dir / "report.json", RUN_ATTEMPT_ID="1.r0"
+    )
+    assert result.returncode == 0, result.output
+    return run_dir, result
+
+
+def test_the_guides_command_line_works_and_prints_its_markers(smoke: tuple[pathlib.Path, ranks.Result]):
+    output = smoke[1].output
+    seen = re.findall(r"^INFO:ddptrain:\[([A-Z]+)\]", output, re.MULTILINE)
+    assert set(seen) == {"STEP", "DDP", "ENV", "RANK", "DATA", "MODEL", "TRAIN", "BATCH", "EPOCH", "RESULT", "DONE"}
+    assert seen.count("RANK") == 2
+    assert seen.count("EPOCH") == 2
+    (plan,) = smoke[1].marked("TRAIN")
+    assert (plan["global_batch"], plan["steps_per_epoch"]) == ("512", "8")  # the batch is per process
+
+
+def test_it_learns_and_says_so(smoke: tuple[pathlib.Path, ranks.Result]):
+    (result,) = smoke[1].marked("RESULT")
+    assert result["improved"] == "yes"
+    assert float(result["last_loss"]) < 0.7 * float(result["first_loss"])
+    summary = json.loads((smoke[0] / "summary.json").read_text())
+    assert (summary["workload"], summary["state"], summary["steps"]) == ("smoke", "done", 16)
+    assert summary["tokens_per_second"] is None
+    assert summary["samples_per_second"] > 0
+    assert summary["checkpoint"] is None
+    assert (smoke[0] / "loss.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((smoke[0] / "report.json").read_text())
+    assert {"world_size", "tokens", "elapsed", "tokens/s"} <= report.keys()
+    assert json.loads((smoke[0] / "control" / "1.r0.outcome").read_text())["outcome"] == "done"
+
+
+def test_two_ranks_are_told_what_one_alone_is_told_by_torchrun_too():
+    result = conftest.torchrun(2, "smoke", "--classes", 1)
+    assert result.returncode != 0
+    assert result.fatal() == ["--classes 1: must be at least 2"]
+
+
+def test_without_a_launcher_it_is_a_world_of_one():
+    result = ranks.succeed(1, "smoke", "--samples", 300, "--epochs", 1)
+    assert result.marked("DDP")[0]["world_size"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--samples", "1"], "fewer than the 2 ranks"),
+        (["--lr", "-1"], "--lr -1.0: must be above 0"),
+        (["--batch", "x"], "invalid int value"),
+    ],
+)
+def test_what_cannot_be_is_one_line(flags: list[str], words: str):
+    result = ranks.run(2, "smoke", *flags)
+    assert result.codes == [2, 2]
+    (line,) = result.fatal()
+    assert words in line
+
+
+def test_under_srun_without_torchrun_the_ranks_meet_through_the_run_directory(tmp_path: pathlib.Path):
+    """srun's own variables; two processes, no MASTER_ADDR."""
+    processes = []
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    for rank in range(2):
+        env = {
+            "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+        }  # fmt: skip
+        logs[rank].touch()
+        argv = ["smoke", "--run-dir", str(tmp_path / "run")]
+        processes.append(ranks.CONTEXT.Process(target=ranks._rank, args=(argv, env, str(logs[rank]), None)))
+        processes[-1].start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0], [log.read_text() for log in logs]
+    assert "launcher=srun" in logs[0].read_text()
+    assert (tmp_path / "run" / "control" / "12.0.r0.rendezvous").exists()

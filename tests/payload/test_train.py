@@ -1,0 +1,353 @@
+"""The training: it learns, ranks agree with one rank, and what cannot be done is said on every rank at once."""
+
+import json
+import pathlib
+import shutil
+
+import conftest
+import pytest
+import ranks
+import torch
+
+from ddptrain import config, errors, hardware, model, train
+
+TINY = (
+    "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--epoch-steps", 5, "--precision", "fp32", "--eval-rows", 16,
+    "--log-every", 1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stdlib(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Real text: Python's own source code."""
+    output = tmp_path_factory.mktemp("stdlib") / "stdlib"
+    ranks.succeed(1, "prepare", "--source", "python-stdlib", "--output", output, "--tokenizer", "byte", "--workers", 1)
+    return output
+
+
+@pytest.fixture(scope="module")
+def learned(stdlib: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, ranks.Result]:
+    run_dir = tmp_path_factory.mktemp("learned") / "run"
+    more = (
+        "--steps",
+        60,
+        "--epoch-steps",
+        30,
+        "--seq-len",
+        64,
+        "--batch",
+        8,
+        "--precision",
+        "fp32",
+        "--eval-rows",
+        64,
+        "--report-json",
+        run_dir / "report.json",
+    )
+    result = ranks.succeed(
+        2, "train", "--data", stdlib, "--run-dir", run_dir, *more, RUN_ATTEMPT_ID="5.r0", STOP_FILE="/nonexistent/stop"
+    )  # fmt: skip
+    return run_dir, result
+
+
+def test_the_loss_falls_on_real_text_below_3_within_60_steps(learned: tuple[pathlib.Path, ranks.Result]):
+    """Bytes at random are 5.55 nats; 60 steps of 1024 tokens bring the default model below 3.0, held-out text below 3.3."""
+    losses = conftest.losses(learned[0])
+    assert list(losses) == list(range(1, 61))
+    assert losses[1] > 5.3
+    assert sum(losses[step] for step in range(51, 61)) / 10 < 3.0
+    evals = [json.loads(line) for line in (learned[0] / "metrics.jsonl").read_text().splitlines() if '"eval"' in line]
+    assert [record["step"] for record in evals] == [30, 60]
+    assert evals[1]["val_loss"] < evals[0]["val_loss"]
+    assert evals[1]["val_loss"] < 3.3
+    assert evals[1]["perplexity"] == pytest.approx(2.718281828 ** evals[1]["val_loss"])
+
+
+def test_a_run_leaves_what_people_and_the_batch_script_look_for(learned: tuple[pathlib.Path, ranks.Result]):
+    run_dir, result = learned
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["workload"], summary["state"], summary["world_size"], summary["nodes"], summary["steps"]) == (
+        "gpt",
+        "done",
+        2,
+        1,
+        60,
+    )
+    assert [(r["rank"], r["device"]) for r in summary["ranks"]] == [(0, "cpu"), (1, "cpu")]
+    assert summary["first_loss"] > summary["last_loss"] > 0
+    assert summary["best_loss"] == summary["val_loss"]
+    assert summary["tokens"] == 60 * 1024
+    assert summary["tokens_per_second"] > 0
+    assert pathlib.Path(summary["checkpoint"]) == run_dir / "epoch-0002"
+    assert pathlib.Path(summary["loss_png"]).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((run_dir / "control" / "5.r0.outcome").read_text())["outcome"] == "done"
+    assert json.loads((run_dir / "report.json").read_text())["world_size"] == 2
+    assert json.loads((run_dir / "config.json").read_text())["steps"] == 60
+    assert (run_dir / "latest").readlink().name == (run_dir / "best").readlink().name == "epoch-0002"
+    for marker, count in {"DDP": 1, "RANK": 2, "DATA": 1, "MODEL": 1, "EPOCH": 2, "RESULT": 1, "DONE": 1}.items():
+        assert len(result.marked(marker)) == count, marker
+    assert len(result.marked("TRAIN")) == 1 + 1 + 6  # the plan, step 1, every tenth
+    assert all(len(line) < 1024 for line in result.output.splitlines())
+    assert not list(run_dir.glob("*.tmp*"))
+
+
+def test_a_finished_run_is_left_alone_when_started_again(
+    learned: tuple[pathlib.Path, ranks.Result], stdlib: pathlib.Path
+):
+    run_dir = learned[0]
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    result = ranks.succeed(
+        1, "train", "--data", stdlib, "--run-dir", run_dir, "--steps", 60, "--epoch-steps", 30, "--batch", 8, "--seq-len", 64
+    )  # fmt: skip
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+    assert result.marked("DONE")[0]["steps"] == "60"
+
+
+def test_inspect_shows_a_run_and_a_checkpoint_and_finds_damage(
+    learned: tuple[pathlib.Path, ranks.Result], tmp_path: pathlib.Path
+):
+    run_dir = tmp_path / "run"
+    shutil.copytree(learned[0], run_dir, symlinks=True)
+    shown = ranks.succeed(1, "inspect", run_dir).output
+    assert "60 steps" in shown
+    assert "verified: whole" in shown
+    facts = json.loads(ranks.succeed(1, "inspect", run_dir / "latest", "--json").output)
+    assert (facts["step"], facts["saved_by_ranks"], facts["damage"]) == (60, 2, [])
+    path = run_dir / "epoch-0001" / "rank-0000" / "model.pt"
+    path.write_bytes(path.read_bytes()[:-9] + b"corrupted")
+    result = ranks.run(1, "inspect", run_dir)
+    assert result.codes == [1]
+    assert str(path) in result.fatal()[0]
+    assert ranks.run(1, "inspect", tmp_path).codes == [2]
+
+
+def gradients(rank: int, size: int, port: int, out: pathlib.Path) -> None:
+    """Write rank 0's gradients of one global batch of 8, accumulated in two passes per rank."""
+    import os
+
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    from ddptrain import distributed
+
+    settings = config.complete(config.Config(precision="fp32", clip=0.0), "cpu", {})
+    tokens = torch.randint(50, (8, 17), generator=torch.Generator().manual_seed(5))
+    with distributed.joined("cpu") as world:
+        torch.manual_seed(1)
+        core = model.GPT(model.Shape(2, 2, 32, 16, 64))
+        ddp = train.wrap(core, settings, world)
+        share = tokens[rank * (8 // size) : (rank + 1) * (8 // size)]
+        half = len(share) // 2
+        import contextlib
+
+        with ddp.no_sync() if size > 1 else contextlib.nullcontext():
+            (ddp(share[:half, :-1], share[:half, 1:]) / 2).backward()
+        (ddp(share[half:, :-1], share[half:, 1:]) / 2).backward()
+        if rank == 0:
+            torch.save({name: p.grad for name, p in core.named_parameters()}, out)
+
+
+def test_two_ranks_have_the_gradients_of_one(tmp_path: pathlib.Path):
+    found = {}
+    for size in (1, 2):
+        port = ranks.free_port()
+        group = [
+            ranks.CONTEXT.Process(target=gradients, args=(rank, size, port, tmp_path / f"{size}.pt"))
+            for rank in range(size)
+        ]
+        for process in group:
+            process.start()
+        for process in group:
+            process.join(60)
+            assert process.exitcode == 0
+        found[size] = torch.load(tmp_path / f"{size}.pt")
+    assert found[1].keys() == found[2].keys()
+    assert any(grad.abs().max() > 1e-3 for grad in found[1].values())
+    for name, grad in found[1].items():
+        torch.testing.assert_close(found[2][name], grad, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@pytest.fixture(scope="module")
+def short(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run of five steps on one rank."""
+    run_dir = tmp_path_factory.mktemp("short") / "run"
+    ranks.succeed(1, "train", "--data", dataset, "--run-dir", run_dir, *TINY, "--steps", 5)
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--data", "/nonexistent"], "--data /nonexistent: no such folder"),
+        (["--batch", "0"], "--batch 0: must be at least 1"),
+        (["--lr", "nan"], "--lr nan: must be a finite number"),
+        (["--steps", "5", "--epochs", "1"], "exclude each other"),
+        (["--batch", "100000"], "one step takes 200000: lower --batch"),
+        (["--width", "33"], "--width 33 is not divisible by --heads 2"),
+        (["--layers", "60000", "--width", "8192"], "too little memory"),
+        (["--resume", "/nonexistent"], "--resume /nonexistent: no such folder"),
+        (["--resume", "{short}", "--layers", "3"], "checkpoint of another model (layers 2 there, 3 here)"),
+        (["--resume", "{short}", "--grad-accum", "3"], "is 24 sequences per step, the checkpoint's training has 4"),
+        (["--device", "cuda"], "--device cuda: torch"),
+        (["--config", "/nonexistent.toml"], "--config /nonexistent.toml: No such file"),
+        (["--model-local-dir", "/nonexistent"], "--model-local-dir /nonexistent holds no model"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_on_all_ranks_within_15_seconds(
+    dataset: pathlib.Path, short: pathlib.Path, tmp_path: pathlib.Path, flags: list[str], words: str
+):
+    flags = [flag.format(short=short) for flag in flags]
+    result = ranks.run(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, *flags, timeout=60, RUN_ATTEMPT_ID="3.r0"
+    )  # fmt: skip
+    assert result.codes == [2, 2], result.output
+    (line,) = result.fatal()
+    assert words in line
+    assert "Traceback" not in result.output
+    assert result.elapsed_s < 15
+    if "--frobnicate" not in flags:
+        outcome = json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())
+        assert outcome["outcome"] == "failed"
+        assert words in outcome["error"]
+
+
+def test_another_tokenizers_dataset_is_refused(short: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
+    ranks.succeed(1, "prepare", "--source", text_dir, "--output", tmp_path / "d", "--tokenizer", "gpt2", "--workers", 1)
+    result = ranks.run(1, "train", "--data", tmp_path / "d", "--run-dir", short, *TINY, "--steps", 9)
+    assert result.codes == [2]
+    assert "another model (vocab 320 there, 50304 here)" in result.fatal()[0]
+
+
+def test_another_datasets_contents_are_refused(short: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
+    ranks.succeed(
+        1, "prepare", "--source", text_dir / "00.txt", "--output", tmp_path / "d", "--tokenizer", "byte", "--workers", 1
+    )
+    result = ranks.run(1, "train", "--data", tmp_path / "d", "--run-dir", short, *TINY, "--steps", 9)
+    assert result.codes == [2]
+    assert "with other contents than --data" in result.fatal()[0]
+
+
+def test_a_batch_that_the_ranks_do_not_divide(short: pathlib.Path, dataset: pathlib.Path):
+    result = ranks.run(3, "train", "--data", dataset, "--run-dir", short, *TINY, "--steps", 9)
+    assert result.codes == [2, 2, 2]
+    assert "batch of 4 sequences is not divisible by 3 ranks; use one of 1, 2, 4 ranks" in result.fatal()[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "words"),
+    [("bug", 1, "RuntimeError: something nobody thought of"), ("bug", 0, "RuntimeError: something nobody thought of"),
+     ("memory", 1, "out of memory; lower --batch"), ("missing", 1, "rank 1 on ")],
+)  # fmt: skip
+def test_when_one_rank_fails_all_leave_within_15_seconds(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, what: str, rank: int, words: str
+):
+    """No launcher is there to end the others."""
+    result = ranks.run(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, "--steps", 500, timeout=60,
+        accident="accident_raise", RAISE_WHAT=what, RAISE_RANK=str(rank), RUN_ATTEMPT_ID="3.r0",
+    )  # fmt: skip
+    assert all(result.codes)
+    assert result.elapsed_s < 15
+    assert any(words in line for line in result.fatal())
+    assert json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())["outcome"] == "failed"
+
+
+def test_a_killed_rank_ends_the_other_too(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    result = ranks.run(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, "--steps", 500, accident="accident_kill", DIE_AT="4", DIE_RANK="0"
+    )  # fmt: skip
+    assert ranks.killed(result.codes[0])
+    assert result.codes[1] not in (0, None)
+    assert result.elapsed_s < 15
+
+
+def test_a_loss_that_is_no_number_ends_the_training_on_all_ranks(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    result = ranks.run(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, "--steps", 50, "--lr", 1e12, "--warmup", 0, "--clip", 0
+    )  # fmt: skip
+    assert result.codes == [2, 2]
+    (line,) = result.fatal()
+    assert "the loss is" in line
+    assert "lower --lr" in line
+
+
+def test_settings_come_from_flags_then_file_then_device(tmp_path: pathlib.Path):
+    import argparse
+
+    path = tmp_path / "c.toml"
+    path.write_text(f'data = "{tmp_path}"\nrun-dir = "r"\nlr = 1\nbatch = 8\ndeterministic = true\n')
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser)
+    found = config.from_arguments(parser.parse_args(["--config", str(path), "--batch", "2"]))
+    assert (found.lr, found.batch, found.deterministic, found.data) == (1.0, 2, True, tmp_path)
+    whole = config.complete(found, "cpu", {"model": "small", "seed": 7})
+    assert (whole.model, whole.seed, whole.batch, whole.seq_len, whole.compile) == ("small", 7, 2, 128, False)
+    assert (config.complete(found, "cuda", {}).model, config.complete(found, "cuda", {}).seq_len) == ("gpt2", 1024)
+    for text, words in {
+        "bacth = 3": "unknown setting 'bacth'",
+        "batch = 'x'": "batch must be of type int",
+        "=": "is not TOML",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(errors.UserError, match=words):
+            config.from_arguments(parser.parse_args(["--config", str(path)]))
+
+
+def test_the_whole_config_is_printed_back(learned: tuple[pathlib.Path, ranks.Result]):
+    printed = " ".join(line for line in learned[1].output.splitlines() if "[CONFIG]" in line)
+    assert all(f" {name}=" in printed for name in config.as_record(config.Config()))
+
+
+def test_models_have_their_published_sizes():
+    """GPT-2's 124 M less its biases, which this one leaves out; 6 N + 12 L H D T as in the PaLM paper."""
+    for name, millions in {
+        "tiny": 0.8,
+        "small": 10.7,
+        "gpt2": 124.3,
+        "gpt2-medium": 354.5,
+        "gpt2-large": 773.4,
+        "gpt2-xl": 1557.0,
+    }.items():
+        layers, heads, width = model.SIZES[name]
+        shape = model.Shape(
+            layers,
+            heads,
+            width,
+            128 if name in ("tiny", "small") else 1024,
+            320 if name in ("tiny", "small") else 50304,
+        )
+        with torch.device("meta"):
+            count = model.num_parameters(model.GPT(shape))
+        assert count / 1e6 == pytest.approx(millions, rel=0.06 if name == "tiny" else 0.01), name
+        assert count == model.count(shape)
+        if name == "gpt2":
+            assert model.flops_per_token(shape, count) / 1e6 == pytest.approx(854.8, rel=0.002)
+
+
+def test_the_schedule_warms_up_and_falls_to_its_floor():
+    schedule = train.Schedule(steps=100, epoch_steps=30, peak=1.0, floor=0.1, warmup=9)
+    rates = [schedule.lr(step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == 1.0
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+    assert [schedule.epoch(step) for step in (1, 30, 31, 100)] == [1, 1, 2, 4]
+    assert [step for step in range(1, 101) if schedule.ends_epoch(step)] == [30, 60, 90, 100]
+
+
+def test_bf16_is_chosen_only_when_it_gains():
+    assert hardware.prefers_bf16(2.0, 1.0)
+    assert not hardware.prefers_bf16(1.0, 1.0)
+    fp32_s, bf16_s = hardware.trial(lambda: model.GPT(model.Shape(1, 1, 16, 16, 64)), 2, 16, 64, torch.device("cpu"))
+    assert fp32_s > 0
+    assert bf16_s > 0
+
+
+def test_memory_and_disk_are_checked_before_anything_is_built(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(errors.UserError, match="too little memory: 1000000 M parameters"):
+        hardware.need_memory(10**12, torch.device("cpu"), sharers=1, extra_bytes=0)
+    hardware.need_memory(1000, torch.device("cpu"), sharers=4, extra_bytes=0)
+    monkeypatch.setattr("ddptrain.files.free_bytes", lambda _: 10)
+    with pytest.raises(errors.UserError, match="too little space in .* make room"):
+        hardware.need_disk(tmp_path, 1000)
