@@ -1,0 +1,388 @@
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import pathlib
+import socket
+import sys
+import tarfile
+import threading
+import typing
+
+import pytest
+
+from slurm_ddp import juicefs
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import CommandError
+
+OLD, NEW = (0, 14, 2), (1, 3, 1)
+ENGINE = juicefs.Engine("redis", ("127.0.0.1:{port}",), "1")
+SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"})
+
+# A juicefs that answers from a table beside it and fails on any command line that is not in there
+FAKE = f"""#!{sys.executable}
+import json, os, pathlib, sys
+here = pathlib.Path(__file__)
+table = json.loads((here.parent / "table.json").read_text())
+answer = table[" ".join(sys.argv[1:])]
+(here.parent / "seen.json").write_text(json.dumps(dict(os.environ)))
+sys.stdout.write(answer.get("out", "")), sys.stderr.write(answer.get("err", ""))
+sys.exit(answer.get("rc", 0))
+"""
+
+STATUS_OLD = """{
+  "Setting": {
+    "Name": "shared",
+    "UUID": "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7",
+    "Storage": "sftp",
+    "Bucket": "10.0.0.5:2022:/data/",
+    "AccessKey": "juicefs-objects",
+    "BlockSize": 4096,
+    "Compression": "none",
+    "Shards": 0,
+    "Partitions": 0,
+    "Capacity": 0,
+    "Inodes": 0
+  },
+  "Sessions": []
+}
+"""
+STATUS_NEW = """2026/01/02 INFO: something
+{
+  "Setting": {
+    "Name": "shared",
+    "UUID": "u",
+    "Storage": "s3",
+    "Bucket": "https://b",
+    "TrashDays": 1,
+    "EnableACL": false
+  },
+  "Sessions": [
+    {"Sid": 1, "Version": "1.3.1+2025-12-02.e0032b2", "HostName": "c1", "MountPoint": "/mnt/jfs", "ProcessID": 123}
+  ],
+  "Stat": {"UsedSpace": 0, "AvailableSpace": 0}
+}
+"""
+
+
+class Program:
+    """A fake program, with the listening port of an engine that is up."""
+
+    def __init__(self, directory: pathlib.Path, port: int) -> None:
+        self.path = directory / "juicefs"
+        self.path.write_text(FAKE)
+        self.path.chmod(0o755)
+        self.engine = juicefs.Engine("redis", (f"127.0.0.1:{port}",), "1")
+
+    def answers(self, command: str, **answer: str | int) -> None:
+        table = self.path.with_name("table.json")
+        known = json.loads(table.read_text()) if table.exists() else {}
+        table.write_text(json.dumps(known | {command: answer}))
+
+    def answers_status(self, **answer: str | int) -> None:
+        self.answers(f"--no-agent status {self.engine.url()}", **answer)
+
+    @property
+    def seen(self) -> dict[str, str]:
+        return json.loads(self.path.with_name("seen.json").read_text())
+
+
+@pytest.fixture
+def program(tmp_path: pathlib.Path) -> typing.Iterator[Program]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield Program(tmp_path, listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("juicefs version 0.14.2 (2021-09-05 03f36d6)\n", OLD),
+        ("juicefs version 1.3.1+2025-12-02.e0032b2\n", NEW),
+        ("juicefs version 1.4.0-beta1+2026-01-01.abc\n", (1, 4, 0)),
+    ],
+)
+def test_the_version_is_read(program: Program, said: str, expected: tuple[int, int, int]):
+    program.answers("--version", out=said)
+    assert juicefs.version(program.path) == expected
+
+
+def test_another_program_is_no_juicefs(program: Program):
+    program.answers("--version", out="GNU coreutils 9.1\n")
+    with pytest.raises(CommandError, match=r"^juicefs: cannot read its version from 'GNU coreutils 9.1'$"):
+        juicefs.version(program.path)
+
+
+def test_flags_that_a_version_does_not_know_are_left_out():
+    wanted: dict[str, str | bool] = {"cache-size": "100", "backup-meta": "0", "read-only": True, "subdir": False}
+    assert juicefs.flags(OLD, wanted) == ["--cache-size=100"]
+    assert juicefs.flags(NEW, wanted) == ["--cache-size=100", "--backup-meta=0", "--read-only"]
+
+
+def test_a_flag_without_its_version_is_our_own_mistake():
+    with pytest.raises(KeyError):
+        juicefs.flags(NEW, {"writeback": True})
+
+
+def test_series():
+    assert juicefs.same_series((1, 0, 0), NEW)
+    assert juicefs.same_series(OLD, (0, 17, 5))
+    assert not juicefs.same_series(OLD, NEW)
+    assert juicefs.parse_version("1.3.1") == NEW
+    assert juicefs.parse_version("") is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "user", "url"),
+    [
+        (juicefs.Engine("redis", ("10.0.0.5:6379",), "1"), None, "redis://10.0.0.5:6379/1"),
+        (
+            juicefs.Engine("redis", ("h:1",), "0", tls=True, params="insecure-skip-verify=true"),
+            "a/b",
+            "rediss://a%2Fb@h:1/0?insecure-skip-verify=true",
+        ),
+        (juicefs.Engine("redis", ("[::1]:6379",), "1"), None, "redis://[::1]:6379/1"),
+    ],
+)
+def test_meta_urls(engine: juicefs.Engine, user: str | None, url: str):
+    assert engine.url(user) == url
+
+
+def test_an_engine_that_is_not_supported():
+    with pytest.raises(juicefs.JuicefsError, match=r"^metadata engine tikv is not supported yet$"):
+        juicefs.Engine("tikv", ("h:2379",), "x").url()
+
+
+def test_credentials_travel_in_the_environment():
+    secret = fs.JuicefsSecret.from_content(
+        {"meta-password": "m", "access-key": "a", "secret-key": "s", "session-token": "t"}
+    )
+    assert juicefs.environment(secret) == {"REDIS_PASSWORD": "m"}
+    assert juicefs.environment(secret, store="s3", keyless=True) == {
+        "REDIS_PASSWORD": "m",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_SESSION_TOKEN": "t",
+    }
+    assert juicefs.environment(secret, store="minio", keyless=True) == {
+        "REDIS_PASSWORD": "m",
+        "MINIO_ACCESS_KEY": "a",
+        "MINIO_SECRET_KEY": "s",
+    }
+    assert juicefs.environment(fs.JuicefsSecret()) == {}
+
+
+@pytest.mark.parametrize(
+    ("out", "setting"),
+    [
+        (
+            STATUS_OLD,
+            juicefs.Setting("shared", "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7", "sftp", "10.0.0.5:2022:/data/", 0),
+        ),
+        (STATUS_NEW, juicefs.Setting("shared", "u", "s3", "https://b", 1)),
+    ],
+)
+def test_the_volume_of_an_engine(program: Program, out: str, setting: juicefs.Setting):
+    program.answers_status(out=out)
+    assert juicefs.inspect(program.path, program.engine, SECRET) == setting
+    assert program.seen["REDIS_PASSWORD"] == 'p@ss:/?#%word "x"'
+    assert "topSecret" not in json.dumps(program.seen)  # of no use to the engine
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        "2026/11/20 18:49:54.094869 juicefs[3316] <FATAL>: load setting: no volume found\n",
+        "2026/01/01 <FATAL>: get status: load setting: database is not formatted, please run `juicefs format ...` first [status.go:96]\n",
+    ],
+)
+def test_an_engine_without_a_volume(program: Program, err: str):
+    program.answers_status(rc=1, err=err)
+    assert juicefs.inspect(program.path, program.engine, SECRET) is None
+
+
+@pytest.mark.parametrize(
+    ("err", "message"),
+    [
+        ("<FATAL>: load setting: NOAUTH Authentication required.", "the metadata engine refuses the user or password"),
+        (
+            "<FATAL>: WRONGPASS invalid username-password pair or user is disabled. [main.go:31]",
+            "the metadata engine refuses the user or password",
+        ),
+        ("\x1b[31m<FATAL>\x1b[0m: Invalid meta driver: foo [interface.go:12]", "Invalid meta driver: foo"),
+        ("<ERROR>: first\n<FATAL>: last [a.go:1]\n<INFO>: more", "last"),
+        (
+            "Incorrect Usage: flag provided but not defined: -x",
+            "juicefs exited 1: Incorrect Usage: flag provided but not defined: -x",
+        ),
+        ("<FATAL>: dial with topSecret failed", "dial with *** failed"),
+    ],
+)
+def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, err: str, message: str):
+    program.answers_status(rc=1, err=err)
+    with pytest.raises(juicefs.JuicefsError) as caught:
+        juicefs.inspect(program.path, program.engine, SECRET)
+    assert str(caught.value) == message
+    assert not isinstance(caught.value, juicefs.UnreachableError)
+
+
+@pytest.mark.parametrize("out", ["", "null", "{\n}", '{\n"Setting": {}\n}', "{\nnot json"])
+def test_nonsense_is_not_taken_for_an_empty_engine(program: Program, out: str):
+    program.answers_status(out=out)
+    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed something unexpected$"):
+        juicefs.inspect(program.path, program.engine, SECRET)
+
+
+def test_an_engine_that_is_down_is_not_asked(tmp_path: pathlib.Path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    silent = Program(tmp_path, port)  # its table is empty: running it would fail in another way
+    with pytest.raises(juicefs.UnreachableError) as caught:
+        juicefs.inspect(silent.path, silent.engine, SECRET)
+    assert str(caught.value) == f"127.0.0.1:{port} does not answer (connection refused)"
+
+
+def test_one_server_of_several_is_enough():
+    with socket.create_server(("127.0.0.1", 0)) as up, socket.create_server(("127.0.0.1", 0)) as down:
+        addresses = [down.getsockname(), up.getsockname()]
+        down.close()
+        juicefs.check_reachable(addresses)
+
+
+def runs(path: pathlib.Path) -> bytes:
+    """Return a program that says it is juicefs."""
+    return f"#!/bin/sh\necho juicefs version 1.3.1 from {path.name}\n".encode()
+
+
+def tarball(**files: bytes) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"./{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return raw.getvalue()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_resource_is_installed_once(tmp_path: pathlib.Path, packed: bool):
+    resource, target = tmp_path / "resource", tmp_path / "lib" / "app" / "juicefs"
+    content = runs(resource)
+    resource.write_bytes(tarball(LICENSE=b"text", juicefs=content) if packed else content)
+    assert juicefs.ensure_program(target, resource)
+    assert target.read_bytes() == content
+    assert target.stat().st_mode & 0o7777 == 0o755
+    assert not juicefs.ensure_program(target, resource)
+    resource.write_bytes(b"#!/bin/sh\necho juicefs version 1.4.0\n")
+    assert juicefs.ensure_program(target, resource)
+    assert juicefs.version(target) == (1, 4, 0)
+    assert sorted(path.name for path in target.parent.iterdir()) == ["juicefs", "juicefs.source"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x7fELF nonsense", "resource juicefs does not run here: "),
+        (
+            b"#!/bin/sh\necho hello\n",
+            "resource juicefs does not run here: .juicefs.new: cannot read its version from 'hello'",
+        ),
+        (b"\x1f\x8bnonsense", "the juicefs tarball is damaged"),
+        (gzip.compress(b"no tarball"), "the juicefs tarball is damaged"),
+        (tarball(README=b"x"), "the juicefs tarball has no program named juicefs in it"),
+    ],
+)
+def test_a_resource_that_is_no_juicefs_leaves_the_old_one(tmp_path: pathlib.Path, content: bytes, message: str):
+    resource, target = tmp_path / "resource", tmp_path / "juicefs"
+    resource.write_bytes(runs(resource))
+    juicefs.ensure_program(target, resource)
+    before = target.read_bytes()
+    resource.write_bytes(content)
+    with pytest.raises(juicefs.JuicefsError) as caught:
+        juicefs.ensure_program(target, resource)
+    assert str(caught.value).startswith(message)
+    assert target.read_bytes() == before
+    assert not (tmp_path / ".juicefs.new").exists()
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """Serves one tarball."""
+
+    content = b""
+    asked: typing.ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if not self.path.endswith(".tar.gz"):
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[type[Site]]:
+    """Return the site that the release is fetched from."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        url = f"http://127.0.0.1:{server.server_port}/v{{version}}/juicefs-{{version}}-linux-{{arch}}.tar.gz"
+        monkeypatch.setattr(juicefs, "_RELEASE_URL", url)
+        Site.asked.clear()
+        yield Site
+        server.shutdown()
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["no resource", "a placeholder"])
+def test_without_a_resource_the_pinned_release_is_fetched_once(
+    site: type[Site], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, empty: bool
+):
+    resource = tmp_path / "resource" if empty else None
+    if resource is not None:
+        resource.write_bytes(b"")
+    site.content = tarball(juicefs=runs(tmp_path))
+    digest = hashlib.sha256(site.content).hexdigest()
+    monkeypatch.setattr(juicefs, "_SHA256", {"amd64": digest, "arm64": digest})
+    target = tmp_path / "juicefs"
+    assert juicefs.ensure_program(target, resource)
+    assert not juicefs.ensure_program(target, resource)
+    assert juicefs.version(target) == (1, 3, 1)
+    (asked,) = site.asked
+    assert asked.startswith(f"/v{juicefs.RELEASE}/juicefs-{juicefs.RELEASE}-linux-")
+
+
+def test_a_release_with_another_checksum_is_not_installed(site: type[Site], tmp_path: pathlib.Path):
+    site.content = tarball(juicefs=runs(tmp_path))
+    with pytest.raises(juicefs.DownloadError) as caught:
+        juicefs.ensure_program(tmp_path / "juicefs", None)
+    assert str(caught.value) == "juicefs 1.3.1: what 127.0.0.1 sent has another checksum than the release"
+    assert not (tmp_path / "juicefs").exists()
+
+
+def test_a_release_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setattr(juicefs, "_RELEASE_URL", f"http://127.0.0.1:{port}/{{version}}{{arch}}")
+    with pytest.raises(juicefs.DownloadError) as caught:
+        juicefs.ensure_program(tmp_path / "juicefs", None)
+    assert str(caught.value) == "juicefs 1.3.1: no download from 127.0.0.1 ([Errno 111] Connection refused)"
+
+
+def test_jujus_proxy_is_used(site: type[Site], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    url = typing.cast("str", juicefs._RELEASE_URL)
+    monkeypatch.setenv("JUJU_CHARM_HTTP_PROXY", url.partition("/v{")[0])
+    monkeypatch.setattr(juicefs, "_RELEASE_URL", "http://away.invalid/v{version}/x-{arch}.tar.gz")
+    site.content = b"other"
+    with pytest.raises(juicefs.DownloadError, match=r"what away\.invalid sent has another checksum"):
+        juicefs.ensure_program(tmp_path / "juicefs", None)
+    assert site.asked[0].startswith("http://away.invalid/")
+
+
+def test_the_pins_are_checksums():
+    assert set(juicefs._SHA256) == {"amd64", "arm64"}
+    assert all(len(bytes.fromhex(digest)) == 32 for digest in juicefs._SHA256.values())
