@@ -150,6 +150,14 @@ def is_durable(directory: pathlib.Path) -> bool:
         return _is_synchronous(pathlib.Path(made))  # what is made in it inherits the attribute
 
 
+def check_parents(storage: pathlib.Path) -> None:
+    """Raise `StoreError` unless root alone can write to the storage and all above it: sshd asks that of a chroot."""
+    for directory in (storage, *storage.parents):
+        stat = directory.stat()
+        if stat.st_uid != 0 or stat.st_mode & 0o022:
+            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
+
+
 def stop(app: str) -> None:
     """Stop both servers, so that the storage can be detached."""
     for unit in unit_names(app):
@@ -207,11 +215,7 @@ def _account() -> pwd.struct_passwd | None:
 
 
 def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
-    """Make the directories of the storage; sshd wants those above a chroot to be root's alone."""
-    for directory in (storage, *storage.parents):
-        stat = directory.stat()
-        if stat.st_uid != 0 or stat.st_mode & 0o022:
-            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
+    check_parents(storage)
     account = _account()
     assert account is not None
     redis = pwd.getpwnam("redis")

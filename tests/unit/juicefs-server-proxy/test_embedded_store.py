@@ -1,0 +1,349 @@
+import dataclasses
+import hashlib
+import os
+import pathlib
+import pwd
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+import embedded_store
+from machine import Machine
+from slurm_ddp import systemd
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import Completed
+
+PASSWORDS = {"meta-password": "topSecret-meta", "access-key": embedded_store.ACCOUNT, "secret-key": "topSecret-objects"}
+METADATA, OBJECTS = embedded_store.unit_names("volume")
+
+
+class Store:
+    """The module on a machine of its own: files in a folder, accounts and attributes in memory."""
+
+    def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.storage = root / "storage"
+        self.storage.mkdir(mode=0o755)
+        self.machine = Machine(secrets=set(PASSWORDS.values()) - {embedded_store.ACCOUNT})
+        self.machine.take_over(monkeypatch, [embedded_store], root / "units")
+        self.machine.answers |= {
+            "useradd": self._useradd,
+            "userdel": self._userdel,
+            "chpasswd": self._chpasswd,
+            "openssl": self._openssl,
+            "ssh-keygen": self._ssh_keygen,
+            "lsattr": self._lsattr,
+            "chattr": self._chattr,
+            "find": self._find,
+        }
+        self.shadow = root / "shadow"
+        self.shadow.write_text("root:*:1::::::\n")
+        self.synchronous: set[str] = set()
+        self.can_synchronise = True
+        self.owners: dict[pathlib.Path, tuple[int, int]] = {}
+        me = pwd.getpwuid(os.geteuid())
+        self.accounts = {"redis": me}
+        monkeypatch.setattr(pwd, "getpwnam", self.accounts.__getitem__)
+        monkeypatch.setattr(os, "chown", lambda path, uid, gid: self.owners.__setitem__(path, (uid, gid)))
+        monkeypatch.setattr(embedded_store, "_CONFIG", root / "etc")
+        monkeypatch.setattr(embedded_store, "_SSHD_DROPINS", root / "sshd_config.d")
+        monkeypatch.setattr(embedded_store, "_SHADOW", self.shadow)
+        monkeypatch.setattr(embedded_store, "check_parents", lambda storage: None)
+        self.settings = embedded_store.Settings(
+            "volume", "127.0.0.1", self.storage, fs.JuicefsSecret.from_content(PASSWORDS)
+        )
+
+    @property
+    def config(self) -> pathlib.Path:
+        return self.root / "etc" / "volume"
+
+    def snapshot(self) -> dict[str, tuple[int, bytes]]:
+        return {
+            str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+            for path in sorted(self.root.rglob("*"))
+        }
+
+    def _useradd(self, words: tuple[str, ...], _: str | None) -> None:
+        assert "--system" in words
+        assert words[words.index("--shell") + 1] == "/usr/sbin/nologin"
+        assert words[-1] not in self.accounts
+        self.accounts[words[-1]] = self.accounts["redis"]
+        self.shadow.write_text(self.shadow.read_text() + f"{words[-1]}:!:1::::::\n")
+
+    def _userdel(self, words: tuple[str, ...], _: str | None) -> None:
+        del self.accounts[words[-1]]
+
+    def _chpasswd(self, words: tuple[str, ...], stdin: str | None) -> None:
+        assert words == ("-e",)
+        name, _, hashed = (stdin or "").strip().partition(":")
+        lines = [line for line in self.shadow.read_text().splitlines() if not line.startswith(f"{name}:")]
+        self.shadow.write_text("\n".join([*lines, f"{name}:{hashed}:1::::::"]) + "\n")
+
+    def _openssl(self, words: tuple[str, ...], stdin: str | None) -> str:
+        assert (words[0], words[1], words[-1]) == ("passwd", "-6", "-stdin")
+        salt = words[words.index("-salt") + 1] if "-salt" in words else os.urandom(8).hex()
+        return f"$6${salt}${hashlib.sha512(f'{salt}{stdin}'.encode()).hexdigest()}\n"
+
+    def _ssh_keygen(self, words: tuple[str, ...], _: str | None) -> None:
+        key = pathlib.Path(words[words.index("-f") + 1])
+        key.write_text("key")
+        key.with_name(f"{key.name}.pub").write_text("public key")
+
+    def _lsattr(self, words: tuple[str, ...], _: str | None) -> str:
+        path = pathlib.Path(words[-1])
+        inherited = str(path) in self.synchronous or str(path.parent) in self.synchronous
+        return f"{'--S' if inherited else '---'}-----------e------- {path}\n"
+
+    def _chattr(self, words: tuple[str, ...], _: str | None) -> Completed:
+        if not self.can_synchronise:
+            return Completed(1, "", "Operation not supported while setting flags")
+        change = self.synchronous.add if words[0] == "+S" else self.synchronous.discard
+        change(words[-1])
+        return Completed(0, "", "")
+
+    def _find(self, words: tuple[str, ...], _: str | None) -> None:
+        assert words[1:6] == ("-mindepth", "1", "-type", "d", "-exec")
+        assert words[6:] in (("/usr/bin/chattr", "+S", "{}", "+"), ("/usr/bin/chattr", "-S", "{}", "+"))
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(tmp_path, monkeypatch)
+
+
+def directives(path: pathlib.Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.partition(" ")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_first_time_everything_is_made(store: Store):
+    assert embedded_store.ensure(store.settings)
+    machine = store.machine
+    assert {"redis-server", "openssh-server"} <= machine.packages
+    assert machine.did("disable", "--now", "redis-server.service") == 1  # the packages' own instances
+    assert machine.did("disable", "--now", "ssh.service", "ssh.socket") == 1
+    assert {METADATA, OBJECTS} <= machine.active & machine.enabled
+    assert (store.storage / "metadata").stat().st_mode & 0o7777 == 0o700
+    assert (store.storage / "objects").stat().st_mode & 0o7777 == 0o755
+    assert (store.storage / "objects/data").stat().st_mode & 0o7777 == 0o700
+    assert os.geteuid() == 0 or store.owners[store.storage / "objects"] == (0, 0)
+    assert embedded_store.is_durable(store.storage)
+    assert f"DenyUsers {embedded_store.ACCOUNT}\n" in (store.root / "sshd_config.d/50-volume.conf").read_text()
+
+
+def test_the_second_time_nothing_is_touched(store: Store):
+    embedded_store.ensure(store.settings)
+    before, calls = store.snapshot(), len(store.machine.calls)
+    assert not embedded_store.ensure(store.settings)
+    assert store.snapshot() == before
+    reading = {"dpkg-query", "lsattr", "openssl", "systemctl is-active"}
+    for call in store.machine.calls[calls:]:
+        name = pathlib.Path(call[0]).name
+        assert name in reading or f"{name} {call[1]}" in reading, call
+
+
+def test_no_password_lies_in_a_file(store: Store):
+    embedded_store.ensure(store.settings)
+    for path in store.root.rglob("*"):
+        if path.is_file():
+            assert "topSecret" not in path.read_text(), path
+    assert (store.config / "redis.conf").stat().st_mode & 0o7777 == 0o600
+
+
+def test_redis_keeps_what_it_was_told_and_knows_the_password_by_its_hash(store: Store):
+    embedded_store.ensure(store.settings)
+    found = directives(store.config / "redis.conf")
+    assert found["bind"] == ["127.0.0.1"]
+    assert found["appendonly"] == ["yes"]
+    assert found["appendfsync"] == ["always"]
+    assert found["maxmemory-policy"] == ["noeviction"]
+    (user,) = found["user"]
+    words = user.split()
+    assert f"#{hashlib.sha256(b'topSecret-meta').hexdigest()}" in words
+    assert "nopass" not in words
+    assert {"-@admin", "-flushall", "-flushdb"} <= set(words)
+
+
+def test_the_sftp_server_lets_one_account_into_one_folder_and_nothing_else(store: Store):
+    embedded_store.ensure(store.settings)
+    found = {name: values[-1] for name, values in directives(store.config / "sshd_config").items()}
+    assert found["AllowUsers"] == embedded_store.ACCOUNT
+    assert found["ChrootDirectory"] == str(store.storage / "objects")
+    assert found["ForceCommand"].startswith("internal-sftp")
+    assert found["AuthenticationMethods"] == "password"
+    for name in ("PermitRootLogin", "PermitTTY", "PermitTunnel", "GatewayPorts", "AllowTcpForwarding", "UsePAM"):
+        assert found[name] == "no", name
+    for name in ("PermitOpen", "PermitListen", "AuthorizedKeysFile"):
+        assert found[name] == "none", name
+    assert found["DisableForwarding"] == "yes"
+
+
+@pytest.mark.skipif(not pathlib.Path("/usr/sbin/sshd").exists(), reason="no sshd here to ask")
+def test_a_real_sshd_takes_the_configuration(store: Store, tmp_path: pathlib.Path):
+    embedded_store.ensure(store.settings)
+    config = store.config / "sshd_config"
+    key = store.config / "ssh_host_ed25519_key"
+    key.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    done = subprocess.run(
+        ["/usr/sbin/sshd", "-T", "-f", str(config)], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"allowusers {embedded_store.ACCOUNT}\n" in done.stdout
+    assert "disableforwarding yes\n" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server here to ask")
+def test_a_real_redis_takes_the_configuration_and_clients_cannot_administer_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(embedded_store, "METADATA_PORT", port)
+    embedded_store.ensure(store.settings)
+    with subprocess.Popen(
+        ["redis-server", str(store.config / "redis.conf")], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert any("Ready to accept connections" in line for line in server.stdout)
+
+            def ask(*words: str, password: str = "topSecret-meta") -> str:
+                argv = ["redis-cli", "-p", str(port), *words]
+                env = os.environ | {"REDISCLI_AUTH": password}
+                done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=20, check=True)
+                return done.stdout.strip()
+
+            assert ask("set", "x", "1") == "OK"
+            assert ask("get", "x") == "1"
+            assert "noeviction" in ask("config", "get", "maxmemory-policy")  # JuiceFS looks at it
+            assert "redis_version" in ask("info", "server")
+            assert ask("get", "x", password="wrong").startswith("NOAUTH")
+            for words in (
+                ["flushall"],
+                ["flushdb"],
+                ["config", "set", "appendonly", "no"],
+                ["shutdown"],
+                ["acl", "list"],
+                ["replicaof", "h", "1"],
+                ["save"],
+            ):
+                assert ask(*words).startswith("NOPERM"), words
+            assert ask("get", "x") == "1"
+        finally:
+            server.terminate()
+
+
+def test_without_synchronous_redis_syncs_every_second_and_files_do_not(store: Store):
+    embedded_store.ensure(store.settings)
+    assert embedded_store.ensure(dataclasses.replace(store.settings, synchronous=False))
+    assert directives(store.config / "redis.conf")["appendfsync"] == ["everysec"]
+    assert not embedded_store.is_durable(store.storage)
+    assert store.machine.did("restart", METADATA) == 1
+    assert store.machine.did("restart", OBJECTS) == 0
+
+
+def test_a_filesystem_that_cannot_write_synchronously_is_served_and_known(store: Store):
+    store.can_synchronise = False
+    assert embedded_store.ensure(store.settings)
+    assert not embedded_store.is_durable(store.storage)
+
+
+def test_a_new_address_restarts_both(store: Store):
+    embedded_store.ensure(store.settings)
+    assert embedded_store.ensure(dataclasses.replace(store.settings, address="192.0.2.9"))
+    assert store.machine.did("restart", METADATA) == store.machine.did("restart", OBJECTS) == 1
+    assert directives(store.config / "redis.conf")["bind"] == ["192.0.2.9 127.0.0.1"]
+    listens = directives(store.config / "sshd_config")["ListenAddress"]
+    assert listens == [f"192.0.2.9:{embedded_store.OBJECTS_PORT}", f"127.0.0.1:{embedded_store.OBJECTS_PORT}"]
+
+
+def test_a_new_password_is_set_and_the_servers_follow(store: Store):
+    embedded_store.ensure(store.settings)
+    before = store.shadow.read_text()
+    new = fs.JuicefsSecret.from_content(PASSWORDS | {"secret-key": "topSecret-other"})
+    store.machine.secrets.add("topSecret-other")
+    assert embedded_store.ensure(dataclasses.replace(store.settings, credentials=new))
+    assert store.shadow.read_text() != before
+    assert store.machine.did("restart", METADATA) == 0
+
+
+@pytest.mark.parametrize("port", ["METADATA_PORT", "OBJECTS_PORT"])
+def test_a_port_that_somebody_else_has_is_named(store: Store, monkeypatch: pytest.MonkeyPatch, port: str):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(embedded_store, port, taken)
+        with pytest.raises(embedded_store.StoreError, match=rf"^something else listens on port {taken}: stop it$"):
+            embedded_store.ensure(store.settings)
+
+
+def test_running_means_active_and_listening(store: Store, monkeypatch: pytest.MonkeyPatch):
+    embedded_store.ensure(store.settings)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(embedded_store, "METADATA_PORT", one.getsockname()[1])
+        monkeypatch.setattr(embedded_store, "OBJECTS_PORT", other.getsockname()[1])
+        assert embedded_store.is_running(store.settings)
+        store.machine.active.discard(OBJECTS)
+        assert not embedded_store.is_running(store.settings)
+        store.machine.active.add(OBJECTS)
+        other.close()
+        assert not embedded_store.is_running(store.settings)
+
+
+def test_a_storage_that_others_may_write_to_is_named(tmp_path: pathlib.Path):
+    with pytest.raises(
+        embedded_store.StoreError, match=r"^/tmp can be written by others than root: chown root, chmod go-w it$"
+    ):
+        embedded_store.check_parents(pathlib.Path("/tmp"))
+    embedded_store.check_parents(pathlib.Path("/usr/bin"))
+
+
+def test_removal_leaves_the_data_and_nothing_else(store: Store):
+    before = {name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")}
+    embedded_store.ensure(store.settings)
+    (store.storage / "objects/data/block").write_text("data")
+    embedded_store.remove("volume")
+    left = {name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")}
+    assert left - before == {str(store.root / "etc"), str(store.root / "sshd_config.d")}  # as on a real machine: /etc
+    assert not store.machine.active & {METADATA, OBJECTS}
+    assert embedded_store.ACCOUNT not in store.accounts
+    assert (store.storage / "objects/data/block").read_text() == "data"
+    embedded_store.remove("volume")  # and again
+
+
+def test_the_units_start_by_themselves_and_only_on_their_storage(store: Store):
+    embedded_store.ensure(store.settings)
+    for unit in (METADATA, OBJECTS):
+        text = (systemd.UNIT_DIR / unit).read_text()
+        assert "WantedBy=multi-user.target\n" in text
+        assert "Restart=always\n" in text
+        assert f"ExecStartPre=/usr/bin/test -e {store.storage / 'juicefs-server-proxy'}\n" in text
+    assert (store.storage / "juicefs-server-proxy").exists()
+
+
+def test_passwords_are_kept_and_made_where_there_are_none():
+    fresh = embedded_store.with_passwords(None).content()
+    assert embedded_store.with_passwords(None).content() != fresh
+    assert embedded_store.with_passwords(fs.JuicefsSecret.from_content(fresh)).content() == fresh
+    partial = fs.JuicefsSecret.from_content({"meta-password": "kept"})
+    assert embedded_store.with_passwords(partial).content()["meta-password"] == "kept"
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "bucket"),
+    [
+        ("10.0.0.5", "10.0.0.5:6379", "10.0.0.5:2022:/data/"),
+        ("2001:db8::5", "[2001:db8::5]:6379", "[2001:db8::5]:2022:/data/"),
+    ],
+)
+def test_the_volume_of_a_unit(address: str, host: str, bucket: str):
+    volume = embedded_store.volume("shared", address)
+    assert volume.engine.hosts == (host,)
+    assert volume.bucket == bucket
+    assert not volume.keyless
