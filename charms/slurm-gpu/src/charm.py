@@ -51,7 +51,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
-        if self._has(COMPUTE):
+        if self._has(COMPUTE) and not self._is_leaving(event):
             self._reconcile_compute()
         if self._has(CONTROLLER) and self.unit.is_leader():
             self._reconcile_controller(event)
@@ -81,7 +81,8 @@ class SlurmGpuCharm(ops.CharmBase):
     def _on_remove(self, _: ops.RemoveEvent) -> None:
         """Leave the machine as Slurm can use it without this charm."""
         compute_seat.release(owner=self.unit.name)
-        controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+        if controller_seat.is_keeper(self.unit.name):
+            controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
         if self._has(COMPUTE):
@@ -144,6 +145,12 @@ class SlurmGpuCharm(ops.CharmBase):
     @functools.cached_property
     def _machine(self) -> compute_seat.Machine:
         return compute_seat.look()
+
+    def _is_leaving(self, event: ops.EventBase) -> bool:
+        """Whether this machine is being left, when the controller may have dropped its lines already."""
+        if not isinstance(event, ops.RelationDepartedEvent):
+            return False
+        return event.relation.name == COMPUTE or event.departing_unit == self.unit
 
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))

@@ -71,10 +71,13 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     return _view(book, running=now.running, silent=silent)
 
 
+def is_keeper(unit: str) -> bool:
+    """Whether this unit wrote the block of gres.conf on this machine."""
+    return OWNER.exists() and OWNER.read_text().strip() == unit
+
+
 def release(*, owner: str, last: bool) -> None:
-    """Take the block out of gres.conf when this unit kept it and no other unit of the application is there to go on."""
-    if not OWNER.exists() or OWNER.read_text().strip() != owner:
-        return
+    """Let go of gres.conf; take the block out when no other unit of the application is there to go on with it."""
     if last:
         try:
             sync((), None, lambda _: None, owner=owner)

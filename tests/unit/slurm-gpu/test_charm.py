@@ -162,6 +162,27 @@ def test_the_controller_relation_may_break(ctx: testing.Context[charm.SlurmGpuCh
     assert isinstance(out.unit_status, ops.BlockedStatus)
 
 
+@pytest.mark.parametrize("endpoint", ["compute", "node-gres"])
+def test_a_unit_that_leaves_changes_nothing_on_its_way(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    registered: SlurmDouble,
+    mock_gpu: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    endpoint: str,
+):
+    relation = node_gres(applied(mock_gpu))
+    run_compute(ctx, "start", relation)
+    registered.devices = 0  # the controller dropped the lines
+    registered.register()
+    registered.log.clear()
+    if endpoint == "node-gres":  # Scenario can only name a remote unit as the departing one
+        itself = property(lambda event: event.framework.model.unit)
+        monkeypatch.setattr(ops.RelationDepartedEvent, "departing_unit", itself)
+    target = COMPUTE if endpoint == "compute" else relation
+    ctx.run(ctx.on.relation_departed(target), testing.State(relations=[COMPUTE, relation]))
+    assert registered.log == []
+
+
 def test_the_seat_may_break(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
     out = ctx.run(ctx.on.relation_broken(COMPUTE), testing.State(relations=[COMPUTE]))
     assert out.unit_status == ops.BlockedStatus(

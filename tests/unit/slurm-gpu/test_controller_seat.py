@@ -255,14 +255,14 @@ def test_without_a_unit_that_woke_it_all_of_a_few_are_read(cluster: Cluster, mon
 def test_the_last_unit_takes_the_block_away(cluster: Cluster, slurm: SlurmDouble):
     cluster.say(0)
     cluster.sync()
-    controller_seat.release(owner="another/0", last=True)
-    assert node_names() == ["NodeName=slurmd-0"]
+    assert not controller_seat.is_keeper("another/0")
+    assert controller_seat.is_keeper("slurm-gpu-controller/0")
     controller_seat.release(owner="slurm-gpu-controller/0", last=True)
     assert gres_conf.PATH.read_text() == UPSTREAM
     assert slurm.reconfigured == 2
     assert not controller_seat.OWNER.exists()
     assert not controller_seat.LIVE.exists()
-    controller_seat.release(owner="slurm-gpu-controller/0", last=True)
+    assert not controller_seat.is_keeper("slurm-gpu-controller/0")
 
 
 def test_one_of_several_units_leaves_the_block_to_the_others(cluster: Cluster):
