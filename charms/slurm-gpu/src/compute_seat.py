@@ -196,7 +196,7 @@ def _by_stage(
     machine: Machine, answer: slurm_gres.ControllerGres | None, related: bool, progress: registration.Progress
 ) -> Verdict:
     stage, detail, node = progress.stage, progress.detail, machine.node
-    waits = not lines_live(machine, answer)
+    waits = stage is registration.Stage.AWAITS_LINES or not lines_live(machine, answer)
     if stage is registration.Stage.REGISTERED:
         return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({_how(machine, answer)})")
     if waits and not related:
@@ -211,6 +211,8 @@ def _by_stage(
         return Verdict(Level.WAITING, f"{node} is drained: waiting for {detail} before its GPUs are registered")
     if stage is registration.Stage.SILENT:
         return Verdict(Level.WAITING, f"waiting for slurmctld ({detail})")
+    if stage is registration.Stage.STOPPED:
+        return Verdict(Level.WAITING, f"waiting for slurmd to run on {node}")
     if stage is registration.Stage.DIFFERS:
         return Verdict(Level.WAITING, f"{node} has Gres={detail}; {_plan(machine).gres} follows with the next event")
     if stage is registration.Stage.INVALID:

@@ -52,6 +52,7 @@ class Stage(enum.Enum):
     UNREGISTERED = "unregistered"  # the options are right; slurmd has not registered yet
     AWAITS_LINES = "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
     AWAITS_JOBS = "awaits-jobs"  # drained by us; jobs hold the node
+    STOPPED = "stopped"  # the controller has the Gres, but slurmd does not run
     SILENT = "silent"  # no controller answers
     INVALID = "invalid"  # the controller refuses what the node reports
     DIFFERS = "differs"  # the controller has another Gres, and it is for the next event to change it
@@ -133,6 +134,8 @@ def inspect(name: str, gres: str | None) -> Progress:
         return Progress(Stage.DIFFERS, node.gres or "(none)")
     if not node.is_valid:
         return Progress(Stage.INVALID, node.reason or node.state_text)
+    if not systemd.is_active(SLURMD):
+        return Progress(Stage.STOPPED)
     return Progress(Stage.REGISTERED, node.state_text)
 
 

@@ -93,6 +93,14 @@ def test_22_05_waits_for_its_lines(registered: SlurmDouble):
     assert registered.log == []
 
 
+def test_lines_that_arrive_while_a_hook_runs_count_in_the_next(registered: SlurmDouble):
+    machine = compute_seat.look()
+    progress = compute_seat.ensure(machine, None, owner="slurm-gpu/0")
+    compute_seat.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
+    assert compute_seat.verdict(machine, None, related=True, progress=progress) == AWAITS
+    assert hook() == Verdict(Level.ACTIVE, BY_LINES)
+
+
 def pushed_lines() -> list[str]:
     machine = compute_seat.look()
     assert machine.plan is not None
@@ -203,6 +211,12 @@ def test_a_slurmd_that_was_not_started(slurm: SlurmDouble, mock_gpu: pathlib.Pat
     assert hook(live()) == Verdict(Level.WAITING, "waiting for slurmd to register slurmd-0")
 
 
+def test_a_slurmd_that_stopped(registered: SlurmDouble):
+    assert hook(live()).level == Level.ACTIVE
+    registered.slurmd_active = False
+    assert hook(live()) == Verdict(Level.WAITING, "waiting for slurmd to run on slurmd-0")
+
+
 def test_a_status_without_a_reconcile_says_what_follows(registered: SlurmDouble):
     verdict = compute_seat.verdict(compute_seat.look(), live(), related=True, progress=None)
     assert verdict == Verdict(Level.WAITING, "slurmd-0 has Gres=(none); gpu:mock_gpu:1 follows with the next event")
@@ -289,7 +303,7 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.
     slurmd_options.SLURM_CONF.write_text("NodeName=slurmd-0 Gres=gpu:2\n")
     slurm.options = slurmd_options.SLURM_CONF
     slurm.record = Record("gpu:2", flags=set())
-    slurm.slurmd_active = False
+    slurm.register = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - there is no --conf to read
     text = "slurm.conf has Gres=gpu:2 for slurmd-0: set Gres=gpu:mock_gpu:1 there"
     assert hook() == Verdict(Level.BLOCKED, text)
     slurm.record = Record("gpu:mock_gpu:1", flags=set())
