@@ -26,6 +26,8 @@ class Machine:
     secrets: set[str] = dataclasses.field(default_factory=set[str])  # that no command line may hold
     calls: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
     answers: dict[str, Answer] = dataclasses.field(default_factory=dict[str, Answer])
+    on_start: collections.abc.Callable[[str], None] = lambda unit: None
+    on_stop: collections.abc.Callable[[str], None] = lambda unit: None
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch, modules: Modules, unit_dir: pathlib.Path) -> None:
         """Let this machine answer for `modules`, and keep systemd's files in `unit_dir`."""
@@ -91,10 +93,14 @@ class Machine:
                 if names[0] in self.broken:
                     self.active.discard(names[0])
                     return None if "--no-block" in flags else Completed(1, "", f"Job for {names[0]} failed")
-                self.active.add(names[0])
+                if names[0] not in self.active or verb == "restart":
+                    self.active.add(names[0])
+                    self.on_start(names[0])
                 return None
             case "stop":
-                self.active -= set(names)
+                for name in set(names) & self.active:
+                    self.active.discard(name)
+                    self.on_stop(name)
                 return None
             case "cat":
                 return Completed(0 if self._exists(names[0]) else 1, "", "")

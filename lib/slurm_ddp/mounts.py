@@ -7,7 +7,7 @@ The module needs the standard library only: a copy of this file serves systemd u
 
     python3 mounts.py wait MOUNTPOINT [--fstype T] [--source S] [--timeout SECONDS] [--pid PID]
     python3 mounts.py clear MOUNTPOINT --fstype T --source S
-    python3 mounts.py unmount MOUNTPOINT [--patience SECONDS]
+    python3 mounts.py unmount MOUNTPOINT --fstype T --source S [--patience SECONDS]
 """
 
 import argparse
@@ -209,32 +209,38 @@ def clear(mountpoint: str | os.PathLike[str], *, fstype: str, source: str) -> in
     """
     count = 0
     while here := at(mountpoint):
-        top = here[-1]
-        if (top.fstype, top.source) != (fstype, source):
-            raise MountError(f"{top.mountpoint} holds {top.source} ({top.fstype}), which is not ours: unmount it")
-        _umount(top.mountpoint, _MNT_DETACH)
+        _umount(_ours(here[-1], fstype, source).mountpoint, _MNT_DETACH)
         count += 1
     return count
 
 
-def unmount(mountpoint: str | os.PathLike[str], *, patience: float = 20.0) -> None:
-    """Unmount what lies at `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them.
+def unmount(mountpoint: str | os.PathLike[str], *, fstype: str, source: str, patience: float = 20.0) -> None:
+    """Unmount `source` from `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them.
 
     Nobody is waited for when the mount is stale, and of use to nobody.
+
+    Raises:
+        MountError: something else is mounted there, which is left as it is; or the kernel refuses.
     """
     if probe(mountpoint, deadline=2).state is State.STALE:
         patience = 0
     end = time.monotonic() + patience
     while here := at(mountpoint):
-        late = time.monotonic() >= end
+        top, late = _ours(here[-1], fstype, source), time.monotonic() >= end
         try:
-            _umount(here[-1].mountpoint, _MNT_DETACH if late else 0)
+            _umount(top.mountpoint, _MNT_DETACH if late else 0)
         except OSError as e:
             if e.errno == errno.EINVAL:
                 return  # somebody else was faster
             if e.errno != errno.EBUSY or late:
-                raise MountError(f"cannot unmount {here[-1].mountpoint}: {e.strerror}") from e
+                raise MountError(f"cannot unmount {top.mountpoint}: {e.strerror}") from e
             time.sleep(0.5)
+
+
+def _ours(mount: Mount, fstype: str, source: str) -> Mount:
+    if (mount.fstype, mount.source) != (fstype, source):
+        raise MountError(f"{mount.mountpoint} holds {mount.source} ({mount.fstype}), which is not ours: unmount it")
+    return mount
 
 
 def _unescape(text: str) -> str:
@@ -410,9 +416,8 @@ def main(argv: list[str]) -> int:
     for name in ("wait", "clear", "unmount"):
         command = commands.add_parser(name)
         command.add_argument("mountpoint")
-        if name != "unmount":
-            command.add_argument("--fstype", required=name == "clear", default="")
-            command.add_argument("--source", required=name == "clear")
+        command.add_argument("--fstype", required=name != "wait", default="")
+        command.add_argument("--source", required=name != "wait")
     commands.choices["wait"].add_argument("--timeout", type=float, default=60.0)
     commands.choices["wait"].add_argument("--pid", type=int)
     commands.choices["unmount"].add_argument("--patience", type=float, default=20.0)
@@ -429,7 +434,7 @@ def main(argv: list[str]) -> int:
             count = clear(chosen.mountpoint, fstype=chosen.fstype, source=chosen.source)
             print(f"cleared {count} leftover mounts of {chosen.mountpoint}" if count else "nothing to clear")
         else:
-            unmount(chosen.mountpoint, patience=chosen.patience)
+            unmount(chosen.mountpoint, fstype=chosen.fstype, source=chosen.source, patience=chosen.patience)
     except (MountError, OSError) as e:
         print(e, file=sys.stderr)
         return 1

@@ -126,7 +126,7 @@ def busy(at: pathlib.Path) -> typing.Any:
     with (at / "file").open("w"):
         during = mounts.users(at)
         begin = time.monotonic()
-        mounts.unmount(at, patience=0.7)
+        mounts.unmount(at, fstype="tmpfs", source="x", patience=0.7)
         took = time.monotonic() - begin
     return [before, [pid == os.getpid() for pid, _ in during], took, tell(mounts.probe(at))]
 
@@ -138,13 +138,25 @@ def awaited(at: pathlib.Path) -> typing.Any:
     return [tell(result), time.monotonic() - begin]
 
 
+def ended(at: pathlib.Path) -> typing.Any:
+    """The process that should mount ends: nobody waits on."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(0.3)
+        os._exit(1)
+    begin = time.monotonic()
+    result = mounts.wait(at, timeout=20, pid=pid)
+    return [tell(result), time.monotonic() - begin, pid]
+
+
 def helper(at: pathlib.Path) -> typing.Any:
     """The same module as the command that a unit runs."""
     codes = [mounts.main(["wait", str(at), "--timeout", "0.5"])]
     mount("x", at, "tmpfs")
     codes += [mounts.main(["wait", str(at), "--fstype", "tmpfs", "--source", "x"])]
     codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "other"])]
-    codes += [mounts.main(["unmount", str(at)])]
+    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "other"])]
+    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "x"])]
     codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "x"])]
     return codes
 

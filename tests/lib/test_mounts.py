@@ -8,6 +8,7 @@ import typing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ddp import mounts
 
 SCENE = pathlib.Path(__file__).with_name("mount_scene.py")
@@ -207,5 +208,13 @@ def test_waiting_ends_when_the_mount_is_there(play: typing.Callable[[str], typin
 
 
 @needs_namespaces
+def test_waiting_ends_when_nobody_will_mount_it(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    (state, detail), took, pid = play("ended")
+    assert state == "absent"
+    assert detail == f"process {pid}, which should mount it, ended; nothing is mounted at {tmp_path}"
+    assert took < 5
+
+
+@needs_namespaces
 def test_the_helper_of_units_says_by_its_exit_code_what_happened(play: typing.Callable[[str], typing.Any]):
-    assert play("helper") == [1, 0, 1, 0, 0]
+    assert play("helper") == [1, 0, 1, 1, 0, 0]

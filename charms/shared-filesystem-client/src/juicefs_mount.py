@@ -35,7 +35,7 @@ def plan(
         juicefs.JuicefsError: the volume's metadata engine is not supported.
         CommandError: the program does not run.
     """
-    _check_fuse()
+    check_fuse()
     version = juicefs.version(program_path(wish.app))
     maker = juicefs.parse_version(volume.version)
     if maker is not None and not juicefs.same_series(version, maker):
@@ -102,7 +102,8 @@ def _store_addresses(volume: fs.Juicefs) -> tuple[tuple[str, int], ...]:
     return ((host, port or 22),)
 
 
-def _check_fuse() -> None:
+def check_fuse() -> None:
+    """Raise `mounter.MounterError` unless this machine lets root mount what a program serves."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as e:

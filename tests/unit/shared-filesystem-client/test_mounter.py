@@ -1,0 +1,511 @@
+import dataclasses
+import pathlib
+import shlex
+import socket
+import time
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_mounts import MachineMounts, mode_of
+
+import juicefs_mount
+import mounter
+import nfs_mount
+from machine import Machine
+from slurm_ddp import juicefs, mounts, systemd
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import Completed
+
+UNIT = "juicefs-client.service"
+SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"$(id)`\\', "secret-key": "topSecret"})
+
+
+class Rig:
+    """mounter.py on a machine of its own, whose folders lie in a temporary one."""
+
+    def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.mounts = MachineMounts()
+        self.mounts.install_in(mounts, monkeypatch)
+        self.machine = Machine(secrets=set(SECRET.values()))
+        self.machine.take_over(monkeypatch, [mounter, nfs_mount], root / "units")
+        self.machine.units.add("slurmd.service")
+        self.machine.on_start, self.machine.on_stop = self._started, self._stopped
+        self.machine.answers |= {
+            "chattr": self._chattr,
+            "journalctl": lambda words, _: self.journal,
+            "systemd-escape": self._escape,
+        }
+        self.journal = ""
+        self.immutable: set[str] = set()
+        self.version: juicefs.Version = (1, 3, 1)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        for name in ("ETC", "LIB", "STATE", "CACHE"):
+            monkeypatch.setattr(mounter, name, root / name.lower())
+        monkeypatch.setattr(juicefs_mount, "check_fuse", lambda: None)
+        monkeypatch.setattr(juicefs, "version", lambda program: self.version)
+        self.mountpoint = str(root / "shared")
+        self.volume = fs.Juicefs(
+            name="shared",
+            hosts=(f"127.0.0.1:{self.listener.getsockname()[1]}",),
+            engine="redis",
+            db="1",
+            uuid="u",
+            version="1.3.1",
+        )
+
+    def plan(
+        self,
+        *,
+        app: str = "client",
+        volume: fs.Juicefs | None = None,
+        secret: fs.JuicefsSecret = SECRET,
+        cache_mib: int = 4096,
+        program_changed: bool = False,
+        **wish: typing.Any,
+    ) -> mounter.Plan:
+        wanted = mounter.Wish(**({"app": app, "mountpoint": self.mountpoint} | wish))  # pyright: ignore[reportArgumentType]
+        tuning = juicefs_mount.Tuning(cache_mib=cache_mib, buffer_mib=300)
+        return juicefs_mount.plan(wanted, volume or self.volume, secret, tuning, program_changed=program_changed)
+
+    def nfs(self, **wish: typing.Any) -> mounter.Plan:
+        wanted = mounter.Wish(**({"app": "client", "mountpoint": self.mountpoint} | wish))  # pyright: ignore[reportArgumentType]
+        return nfs_mount.plan(wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1]))
+
+    def ensure(self, plan: mounter.Plan, unit: str = "client/0") -> mounts.Result:
+        return mounter.ensure(plan, unit=unit)
+
+    def snapshot(self) -> dict[str, tuple[int, bytes]]:
+        return {
+            str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+            for path in sorted(self.root.rglob("*"))
+        }
+
+    def environment(self) -> str:
+        return (self.root / "etc/client/environment").read_text()
+
+    def _started(self, unit: str) -> None:
+        text = (systemd.UNIT_DIR / unit).read_text() if (systemd.UNIT_DIR / unit).exists() else ""
+        now = str(time.monotonic_ns() // 1000)
+        if unit.startswith("juicefs-"):
+            command = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+            options = command.partition(" -o ")[2].split(" ")[0].split(",")
+            source = text.partition("--source ")[2].split()[0]
+            self.mounts.drop(command.split(" ")[-1])
+            self.mounts.add(command.split(" ")[-1], source, "fuse.juicefs", read_only="ro" in options)
+            self.machine.stamps["ExecMainStartTimestampMonotonic"] = now
+        elif unit.endswith(".mount"):
+            values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+            self.mounts.add(values["Where"], values["What"], "nfs4")
+            self.machine.stamps["ActiveEnterTimestampMonotonic"] = now
+
+    def _stopped(self, unit: str) -> None:
+        if unit.startswith("juicefs-") or unit.endswith(".mount"):
+            self.mounts.drop(self.mountpoint)
+
+    def _chattr(self, words: tuple[str, ...], _: str | None) -> None:
+        assert not self.mounts.at(words[1]), "an attribute of the mounted filesystem is none of our business"
+        change = self.immutable.add if words[0] == "+i" else self.immutable.discard
+        change(words[1])
+
+    def _escape(self, words: tuple[str, ...], _: str | None) -> str:
+        assert words[:2] == ("--path", "--suffix=mount")
+        return words[2].strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount\n"
+
+
+@pytest.fixture
+def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[Rig]:
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.listener.close()
+
+
+def test_the_first_time_it_is_mounted_for_good(rig: Rig):
+    assert rig.ensure(rig.plan())
+    assert "fuse3" in rig.machine.packages
+    assert rig.machine.active == rig.machine.enabled == {UNIT}
+    assert [mount.source for mount in rig.mounts.at(rig.mountpoint)] == ["JuiceFS:shared"]
+    assert rig.immutable == {rig.mountpoint}
+    dropin = (systemd.UNIT_DIR / "slurmd.service.d/10-client.conf").read_text()
+    assert f"After={UNIT}\nWants={UNIT}\n" in dropin
+    assert not mounter.pending(rig.plan())
+
+
+def test_the_second_time_nothing_is_touched(rig: Rig):
+    rig.ensure(rig.plan())
+    before, calls = rig.snapshot(), len(rig.machine.calls)
+    assert rig.ensure(rig.plan())
+    assert rig.snapshot() == before
+    reading = {"dpkg-query", "systemctl cat", "systemctl is-active", "systemctl show"}
+    for call in rig.machine.calls[calls:]:
+        name = pathlib.Path(call[0]).name
+        assert name in reading or f"{name} {call[1]}" in reading, call
+
+
+def test_where_there_is_no_slurm_there_is_no_dropin(rig: Rig):
+    rig.machine.units.clear()
+    rig.ensure(rig.plan())
+    assert not (systemd.UNIT_DIR / "slurmd.service.d").exists()
+
+
+def test_secrets_lie_in_one_file_that_root_alone_reads(rig: Rig):
+    rig.ensure(rig.plan())
+    path = rig.root / "etc/client/environment"
+    assert mode_of(path) == 0o600
+    assert mode_of(path.parent) == 0o700
+    for name, (_, content) in rig.snapshot().items():
+        assert name == str(path) or b"p@ss" not in content, name
+        assert b"topSecret" not in content, name  # the clients of a keyed volume have no use for it
+    assert "p@ss" not in repr(rig.plan())
+
+
+def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
+    rig.ensure(rig.plan())
+    text = (systemd.UNIT_DIR / UNIT).read_text()
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    assert shlex.split(values["ExecStart"]) == [
+        str(rig.root / "lib/client/juicefs"),
+        "--no-agent",
+        "mount",
+        "--no-usage-report",
+        "--no-syslog",
+        f"--cache-dir={rig.root / 'cache/client'}",
+        "--cache-size=4096",
+        "--buffer-size=300",
+        "--free-space-ratio=0.2",
+        "--backup-meta=0",
+        "-o",
+        "nosuid,nodev",
+        f"redis://{rig.volume.hosts[0]}/1",
+        rig.mountpoint,
+    ]
+    assert values["Restart"] == "always"
+    assert values["Before"] == "slurmd.service"
+    assert values["EnvironmentFile"] == str(rig.root / "etc/client/environment")
+    for name in ("PrivateTmp", "ProtectSystem", "ProtectHome", "PrivateDevices", "PrivateMounts", "DynamicUser"):
+        assert name not in values  # a mount namespace of its own would hide the mount
+
+
+def test_an_old_program_gets_no_flag_that_it_does_not_know(rig: Rig):
+    rig.version = (0, 14, 2)
+    rig.volume = dataclasses.replace(rig.volume, version="0.14.2")
+    text = rig.plan(read_only=True, noexec=True).unit_text
+    assert "--backup-meta" not in text
+    assert "--read-only" not in text
+    assert " -o nosuid,nodev,noexec,ro " in text
+    rig.version = (1, 3, 1)
+    rig.volume = dataclasses.replace(rig.volume, version="1.3.1", subdir="/team a")
+    text = rig.plan(read_only=True).unit_text
+    assert " --read-only " in text
+    assert ' "--subdir=/team a" ' in text
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "message"),
+    [
+        ((0, 14, 2), {}, "juicefs 0.14.2 cannot mount what 1.3.1 made: attach the same program to both applications"),
+        (
+            (1, 3, 1),
+            {"version": "0.14.2"},
+            "juicefs 1.3.1 cannot mount what 0.14.2 made: attach the same program to both applications",
+        ),
+        (
+            (0, 14, 2),
+            {"version": "0.14.2", "subdir": "/x"},
+            "this juicefs mounts whole volumes only: attach a newer one for a subdirectory",
+        ),
+    ],
+)
+def test_what_this_program_cannot_mount_is_said(
+    rig: Rig, version: tuple[int, int, int], change: dict[str, str], message: str
+):
+    rig.version = version
+    rig.volume = dataclasses.replace(rig.volume, **change)
+    with pytest.raises(mounter.MounterError) as caught:
+        rig.plan()
+    assert str(caught.value) == message
+
+
+def test_a_keyless_volume_gets_the_stores_keys(rig: Rig):
+    rig.volume = dataclasses.replace(rig.volume, keyless=True, storage="minio", bucket="http://h:9000/b")
+    secret = fs.JuicefsSecret.from_content({"access-key": "AK", "secret-key": "SK"})
+    rig.ensure(rig.plan(secret=secret))
+    assert rig.environment() == 'MINIO_ACCESS_KEY="AK"\nMINIO_SECRET_KEY="SK"\n'
+
+
+def test_a_change_is_applied_at_once_where_nobody_uses_the_mount(rig: Rig):
+    rig.ensure(rig.plan())
+    assert rig.ensure(rig.plan(cache_mib=100))
+    assert rig.machine.did("stop", UNIT) == 1
+    assert "--cache-size=100" in (systemd.UNIT_DIR / UNIT).read_text()
+    assert not mounter.pending(rig.plan())
+
+
+@pytest.mark.parametrize("change", ["option", "password", "program"])
+def test_a_change_waits_while_the_mount_is_used(rig: Rig, change: str):
+    rig.ensure(rig.plan())
+    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
+    new = {
+        "option": lambda: rig.plan(cache_mib=100),
+        "password": lambda: rig.plan(secret=fs.JuicefsSecret.from_content({"meta-password": "new"})),
+        "program": lambda: rig.plan(program_changed=True),
+    }[change]()
+    settled = dataclasses.replace(new, program_changed=False)
+    assert rig.ensure(new)  # it works as before
+    assert mounter.pending(settled)
+    assert rig.machine.did("stop", UNIT) == 0
+    assert rig.ensure(settled)
+    assert mounter.pending(settled)
+    rig.mounts.users_of.clear()
+    assert rig.ensure(settled)
+    assert not mounter.pending(settled)
+    assert rig.machine.did("stop", UNIT) == 1
+
+
+def test_a_reboot_applies_what_waited(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    rig.ensure(rig.plan())
+    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
+    rig.ensure(rig.plan(cache_mib=100))
+    assert mounter.pending(rig.plan(cache_mib=100))
+    monkeypatch.setattr(mounter, "_boot", lambda: "another boot")
+    assert not mounter.pending(rig.plan(cache_mib=100))
+
+
+def test_another_volume_takes_the_place_of_the_first_once_nobody_uses_it(rig: Rig):
+    rig.ensure(rig.plan())
+    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
+    other = dataclasses.replace(rig.volume, name="other")
+    for _ in range(2):
+        look = rig.ensure(rig.plan(volume=other))
+        assert look == mounts.Result(mounts.State.WRONG, f"{rig.mountpoint} holds JuiceFS:shared (fuse.juicefs)")
+        assert mounter.pending(rig.plan(volume=other))
+    rig.mounts.users_of.clear()
+    assert rig.ensure(rig.plan(volume=other))
+    assert [mount.source for mount in rig.mounts.table] == ["JuiceFS:other"]
+
+
+def test_another_mountpoint_frees_the_first(rig: Rig):
+    rig.ensure(rig.plan())
+    old, new = rig.mountpoint, str(rig.root / "elsewhere")
+    assert rig.ensure(rig.plan(mountpoint=new))
+    assert not pathlib.Path(old).exists()
+    assert [mount.mountpoint for mount in rig.mounts.table] == [new]
+    assert rig.immutable == {new}
+
+
+def test_from_juicefs_to_nfs_and_back(rig: Rig):
+    rig.ensure(rig.plan())
+    assert rig.ensure(rig.nfs())
+    assert not (systemd.UNIT_DIR / UNIT).exists()
+    assert not (rig.root / "etc/client/environment").exists()
+    assert [mount.fstype for mount in rig.mounts.table] == ["nfs4"]
+    assert rig.ensure(rig.plan())
+    assert [path.name for path in systemd.UNIT_DIR.glob("*.mount")] == []
+    assert [mount.fstype for mount in rig.mounts.table] == ["fuse.juicefs"]
+
+
+def test_an_nfs_mount_is_hard_and_honours_no_device(rig: Rig):
+    plan = rig.nfs(noexec=True, read_only=True)
+    values = dict(line.split("=", 1) for line in plan.unit_text.splitlines() if "=" in line)
+    assert plan.unit == rig.mountpoint.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount"
+    assert (values["What"], values["Where"], values["Type"]) == ("127.0.0.1:/srv", rig.mountpoint, "nfs4")
+    options = values["Options"].split(",")
+    assert {"hard", "nosuid", "nodev", "noexec", "ro", f"port={rig.listener.getsockname()[1]}"} <= set(options)
+    assert "soft" not in options
+
+
+def test_an_export_that_systemd_cannot_mount(rig: Rig):
+    with pytest.raises(mounter.MounterError, match=r"^the NFS export has a space in its name"):
+        nfs_mount.plan(mounter.Wish("client", rig.mountpoint), fs.Nfs(host="h", path="/a b"))
+
+
+@pytest.mark.parametrize("state", [mounts.State.STALE, mounts.State.STACKED])
+def test_a_leftover_is_cleared_and_mounted_anew(rig: Rig, state: mounts.State):
+    rig.ensure(rig.plan())
+    rig.mounts.looks[rig.mountpoint] = mounts.Result(state, "broken")
+    assert rig.ensure(rig.plan())
+    assert rig.machine.did("stop", UNIT) == 1
+
+
+def test_a_mount_that_somebody_took_away_comes_back(rig: Rig):
+    rig.ensure(rig.plan())
+    rig.mounts.drop(rig.mountpoint)
+    assert rig.ensure(rig.plan())
+
+
+def test_a_foreign_mount_is_left_alone(rig: Rig):
+    rig.mounts.add(rig.mountpoint, "tmpfs", "tmpfs")
+    for _ in range(2):
+        look = rig.ensure(rig.plan())
+        assert look == mounts.Result(mounts.State.WRONG, f"{rig.mountpoint} holds tmpfs (tmpfs)")
+    assert UNIT not in rig.machine.active
+    mounter.remove("client", unit="client/0")
+    assert [mount.source for mount in rig.mounts.table] == ["tmpfs"]
+
+
+def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
+    rig.machine.on_start = lambda unit: None  # it does not come up
+    rig.listener.close()
+    begin = time.monotonic()
+    with pytest.raises(juicefs.UnreachableError, match=r"^127\.0\.0\.1:\d+ does not answer \(connection refused\)$"):
+        rig.ensure(rig.plan())
+    assert time.monotonic() - begin < 10
+    assert rig.machine.active == rig.machine.enabled == {UNIT}
+
+
+def test_a_hung_mount_is_not_taken_away(rig: Rig):
+    rig.ensure(rig.plan())
+    rig.mounts.looks[rig.mountpoint] = mounts.Result(mounts.State.HUNG, "no answer")
+    assert rig.ensure(rig.plan()).state is mounts.State.HUNG
+    rig.listener.close()
+    with pytest.raises(juicefs.UnreachableError):
+        rig.ensure(rig.plan())
+    assert rig.machine.did("stop", UNIT) == 0
+
+
+def test_a_folder_with_files_is_not_hidden(rig: Rig):
+    path = pathlib.Path(rig.mountpoint)
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+    with pytest.raises(mounter.MounterError) as caught:
+        rig.ensure(rig.plan())
+    assert str(caught.value) == f"mountpoint {path} holds files, which JuiceFS:shared would hide: move them away"
+    assert rig.machine.active == set()
+    assert not (systemd.UNIT_DIR / UNIT).exists()
+
+
+def test_a_symbolic_link_is_no_mountpoint(rig: Rig):
+    (rig.root / "real").mkdir()
+    pathlib.Path(rig.mountpoint).symlink_to(rig.root / "real")
+    with pytest.raises(mounter.MounterError, match=r"lies behind a symbolic link: choose another$"):
+        rig.ensure(rig.plan())
+
+
+@pytest.mark.parametrize("place", ["", "/inner"])
+def test_two_applications_do_not_share_a_mountpoint(rig: Rig, place: str):
+    rig.ensure(rig.plan())
+    with pytest.raises(mounter.MounterError) as caught:
+        rig.ensure(rig.plan(app="other", mountpoint=rig.mountpoint + place), unit="other/0")
+    assert str(caught.value) == f"application client mounts at {rig.mountpoint}: choose another mountpoint"
+
+
+def test_two_applications_give_two_mounts_and_one_can_go(rig: Rig):
+    rig.ensure(rig.plan())
+    second = str(rig.root / "second")
+    rig.ensure(rig.plan(app="other", mountpoint=second), unit="other/0")
+    assert rig.machine.active == {UNIT, "juicefs-other.service"}
+    mounter.remove("client", unit="client/0")
+    assert [mount.mountpoint for mount in rig.mounts.table] == [second]
+    assert rig.machine.active == {"juicefs-other.service"}
+
+
+def test_removal_leaves_nothing(rig: Rig):
+    before = set(rig.snapshot())
+    rig.ensure(rig.plan())
+    (rig.root / "cache/client/block").write_text("copy")
+    mounter.remove("client", unit="client/0")
+    assert set(rig.snapshot()) == before
+    assert not rig.mounts.table
+    assert not rig.immutable
+    assert not rig.machine.active | rig.machine.enabled
+    mounter.remove("client", unit="client/0")  # and again
+
+
+def test_a_folder_that_was_there_before_stays(rig: Rig):
+    pathlib.Path(rig.mountpoint).mkdir()
+    rig.ensure(rig.plan())
+    mounter.remove("client", unit="client/0")
+    assert pathlib.Path(rig.mountpoint).is_dir()
+    assert not rig.immutable
+
+
+def test_the_mount_stays_while_another_unit_of_the_application_wants_it(rig: Rig):
+    rig.ensure(rig.plan(), unit="client/0")
+    rig.ensure(rig.plan(), unit="client/1")
+    mounter.remove("client", unit="client/0")
+    assert rig.mounts.at(rig.mountpoint)
+    mounter.remove("client", unit="client/1")
+    assert not rig.mounts.at(rig.mountpoint)
+
+
+def test_the_reason_is_the_programs_own_without_secrets(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    plan = rig.plan()
+    rig.journal = "<INFO>: Meta address\n<FATAL>: load setting: WRONGPASS invalid username-password pair\n"
+    assert mounter.reason(plan) == "the metadata engine refuses the user or password"
+    rig.journal = "systemd: something\n"
+    assert mounter.reason(plan) == "systemd: something"
+    seen: list[typing.Any] = []
+
+    def run(*argv: str, secrets: typing.Iterable[str] = (), check: bool = True) -> Completed:
+        seen.extend(secrets)
+        return Completed(0, "", "")
+
+    monkeypatch.setattr(mounter, "run", run)
+    assert mounter.reason(plan) == "its journal says nothing"
+    assert set(seen) == set(SECRET.values())
+
+
+@pytest.mark.parametrize(
+    "path", ["/mnt/shared", "/data", "/home", "/srv/a/b", "/mnt/a.b_c-d@e+f", "/var/spool/x", "/opt/data"]
+)
+def test_mountpoints(path: str):
+    mounter.check_mountpoint(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "mnt",
+        "/",
+        "/mnt/",
+        "//mnt",
+        "/mnt/../etc",
+        "/mnt/.",
+        "/mnt/a b",
+        "/mnt/$(id)",
+        "/mnt/a\nb",
+        "/mnt/a;b",
+        "/mnt/ä",
+    ],
+)
+def test_paths_that_are_no_mountpoints(path: str):
+    with pytest.raises(
+        ValueError, match=r"^an absolute path of letters, digits and \._\+@- is needed, like /mnt/shared$"
+    ):
+        mounter.check_mountpoint(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc", "/etc/x", "/usr/share", "/var", "/var/lib/juju", "/proc/1", "/tmp", "/mnt", "/run/x", "/boot"]
+)
+def test_the_systems_own_folders_are_refused(path: str):
+    with pytest.raises(ValueError, match=f"^{path} belongs to the system: mount elsewhere, like /mnt/shared$"):
+        mounter.check_mountpoint(path)
+
+
+def systemd_words(line: str) -> list[str]:
+    """Split as systemd does (systemd.service(5), systemd.syntax(7)), for the characters that `quoted` produces."""
+    words = shlex.split(line, posix=True)
+    return [word.replace("%%", "%").replace("$$", "$") for word in words]
+
+
+@given(
+    st.lists(
+        st.text(st.characters(codec="ascii", exclude_characters="\0\r\n`", exclude_categories=["Cc"]), min_size=1),
+        min_size=1,
+    )
+)
+def test_any_argument_reaches_the_program_as_it_is(arguments: list[str]):
+    assert systemd_words(" ".join(map(mounter.quoted, arguments))) == arguments
+
+
+def test_a_value_with_a_line_break_is_refused_by_its_name():
+    with pytest.raises(ValueError, match=r"^REDIS_PASSWORD has a line break in it$"):
+        mounter.environment_file({"REDIS_PASSWORD": "top\nSecret"})
+
+
+def test_the_environment_file_is_quoted():
+    assert mounter.environment_file({"B": "plain", "A": 'x"\\$`y'}) == 'A="x\\"\\\\\\$\\`y"\nB="plain"\n'
