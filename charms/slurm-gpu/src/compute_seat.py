@@ -28,6 +28,21 @@ class Level:
     ACTIVE, WAITING, BLOCKED = "active", "waiting", "blocked"
 
 
+_TEXTS = {
+    registration.Stage.UNREGISTERED: (Level.WAITING, "waiting for slurmd to register {node}"),
+    registration.Stage.AWAITS_JOBS: (
+        Level.WAITING,
+        "{node} is drained: waiting for {detail} before its GPUs are registered",
+    ),
+    registration.Stage.STOPPED: (Level.WAITING, "waiting for slurmd to run on {node}"),
+    registration.Stage.SILENT: (Level.WAITING, "waiting for slurmctld ({detail})"),
+    registration.Stage.DIFFERS: (Level.WAITING, "{node} has Gres={detail}; {gres} follows with the next event"),
+    registration.Stage.INVALID: (Level.BLOCKED, "Slurm refuses {node}: {detail}"),
+    registration.Stage.STATIC: (Level.BLOCKED, "slurm.conf has {detail} for {node}: set Gres={gres} there"),
+    registration.Stage.FAILED: (Level.BLOCKED, "{detail}; see journalctl -u slurmd"),
+}  # REGISTERED and AWAITS_LINES depend on more than the stage
+
+
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """One line for the unit's status."""
@@ -207,21 +222,8 @@ def _by_stage(
         )
     if waits:
         return Verdict(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
-    if stage is registration.Stage.AWAITS_JOBS:
-        return Verdict(Level.WAITING, f"{node} is drained: waiting for {detail} before its GPUs are registered")
-    if stage is registration.Stage.SILENT:
-        return Verdict(Level.WAITING, f"waiting for slurmctld ({detail})")
-    if stage is registration.Stage.STOPPED:
-        return Verdict(Level.WAITING, f"waiting for slurmd to run on {node}")
-    if stage is registration.Stage.DIFFERS:
-        return Verdict(Level.WAITING, f"{node} has Gres={detail}; {_plan(machine).gres} follows with the next event")
-    if stage is registration.Stage.INVALID:
-        return Verdict(Level.BLOCKED, f"Slurm refuses {node}: {detail}")
-    if stage is registration.Stage.STATIC:
-        return Verdict(Level.BLOCKED, f"slurm.conf has {detail} for {node}: set Gres={_plan(machine).gres} there")
-    if stage is registration.Stage.FAILED:
-        return Verdict(Level.BLOCKED, f"{detail}; see journalctl -u slurmd")
-    return Verdict(Level.WAITING, f"waiting for slurmd to register {node}")
+    level, text = _TEXTS[stage]
+    return Verdict(level, text.format(node=node, detail=detail, gres=_plan(machine).gres))
 
 
 def _without_gpus(machine: Machine) -> Verdict:
