@@ -142,8 +142,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             text = f"{str(error['loc'][0]).replace('_', '-')}: {error['msg'].lower()}"
             raise TroubleError(ops.BlockedStatus(text)) from e
         wish = mounter.Wish(self.app.name, config.mountpoint, read_only=config.read_only, noexec=config.noexec)
-        requests = {relation.app.name: relation for relation in self.model.relations["mount"]}
-        for name, relation in requests.items():
+        for relation in self.model.relations["mount"]:
+            name = relation.app.name
             try:
                 request = mount_info.load(relation.data[relation.app])
             except ValueError as e:
@@ -153,12 +153,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             if wish.mountpoint and wish.mountpoint != request.mountpoint:
                 text = f"mountpoint: {wish.mountpoint} is wanted, and {request.mountpoint} by {name}: reset the option"
                 raise TroubleError(ops.BlockedStatus(text))
-            wish = mounter.Wish(
-                self.app.name,
-                request.mountpoint,
-                read_only=wish.read_only or request.read_only,
-                noexec=wish.noexec or request.noexec,
-            )
+            read_only, noexec = wish.read_only or request.read_only, wish.noexec or request.noexec
+            wish = mounter.Wish(self.app.name, request.mountpoint, read_only=read_only, noexec=noexec)
         if not wish.mountpoint:
             text = f"mountpoint: say where to mount: juju config {self.app.name} mountpoint=/mnt/shared"
             raise TroubleError(ops.BlockedStatus(text))
@@ -174,16 +170,14 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         try:
             return fs.JuicefsSecret.from_content(self.model.get_secret(id=identifier).get_content(refresh=True))
         except ops.ModelError as e:  # not granted (yet), or removed
-            text = f"waiting for {provider} to grant its credentials"
-            raise TroubleError(ops.WaitingStatus(text)) from e
+            raise TroubleError(ops.WaitingStatus(f"waiting for {provider} to grant its credentials")) from e
         except ValueError as e:
             raise TroubleError(ops.BlockedStatus(f"{provider} offers unusable credentials: {e}")) from e
 
     def _resource(self) -> pathlib.Path | None:
-        try:
+        with contextlib.suppress(ops.ModelError):  # none was attached
             return self.model.resources.fetch("juicefs")
-        except ops.ModelError:
-            return None  # none was attached
+        return None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,119 @@
+"""A mounter that only pretends, and the charm that uses it."""
+
+import dataclasses
+import pathlib
+import typing
+
+import yaml
+from ops import testing
+
+import mounter
+from charm import SharedFilesystemClientCharm
+from slurm_ddp import mounts
+from slurm_ddp.interfaces import filesystem_info as fs
+
+CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "shared-filesystem-client"
+RIGHT = mounts.Result(mounts.State.RIGHT)
+
+
+@dataclasses.dataclass
+class FakeMounter:
+    """Mounts in memory."""
+
+    mounted: mounter.Plan | None = None
+    units: set[str] = dataclasses.field(default_factory=set[str])
+    look: mounts.Result = RIGHT  # what a look finds once it is mounted
+    error: Exception | None = None
+    waits: bool = False
+    changes: int = 0
+    fuse_error: Exception | None = None
+    program_error: Exception | None = None
+    resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
+
+    def ensure(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
+        if self.error is not None:
+            raise self.error
+        self.units.add(unit)
+        if self.mounted != plan:
+            self.changes += 1
+            self.mounted = plan
+        return self.probe(plan)
+
+    def probe(self, plan: mounter.Plan) -> mounts.Result:
+        if self.mounted is None:
+            return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.wish.mountpoint}")
+        return self.look
+
+    def pending(self, plan: mounter.Plan) -> bool:
+        return self.waits
+
+    def reason(self, plan: mounter.Plan) -> str:
+        return "the metadata engine refuses the user or password"
+
+    def remove(self, app: str, *, unit: str) -> None:
+        self.units.discard(unit)
+        self.mounted = None
+
+    def check_fuse(self) -> None:
+        if self.fuse_error is not None:
+            raise self.fuse_error
+
+    def ensure_program(self, _target: pathlib.Path, resource: pathlib.Path | None) -> bool:
+        if self.program_error is not None:
+            raise self.program_error
+        self.resources.append(resource)
+        return False
+
+
+@dataclasses.dataclass
+class Site:
+    """The charm in its context, and what it works on."""
+
+    ctx: testing.Context[SharedFilesystemClientCharm]
+    mounter: FakeMounter
+    program: testing.Resource
+
+    def state(
+        self,
+        *relations: testing.RelationBase,
+        config: typing.Mapping[str, str | int | float | bool] | None = None,
+        secrets: typing.Iterable[testing.Secret] = (),
+        leader: bool = False,
+    ) -> testing.State:
+        """Return a state with the option `mountpoint` set, unless `config` is given."""
+        return testing.State(
+            relations=relations,
+            config=dict({"mountpoint": "/mnt/shared"} if config is None else config),
+            secrets=set(secrets),
+            resources={self.program},
+            leader=leader,
+        )
+
+
+def context(app_name: str | None = None) -> testing.Context[SharedFilesystemClientCharm]:
+    """Return a context of the charm with its real metadata."""
+    meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
+    return testing.Context(SharedFilesystemClientCharm, meta=meta, app_name=app_name, juju_version="3.6.8")
+
+
+def offer(filesystem: fs.Filesystem | str | None, app: str = "proxy") -> testing.Relation:
+    """Return the relation with a provider that offers `filesystem`."""
+    uri = filesystem if isinstance(filesystem, str) or filesystem is None else filesystem.uri()
+    data = {} if uri is None else {fs.KEY: uri}
+    return testing.Relation("filesystem", id=1, remote_app_name=app, remote_app_data=data)
+
+
+def volume(secret: testing.Secret | None = None) -> fs.Juicefs:
+    """Return a volume, whose credentials are in `secret`."""
+    return fs.Juicefs(
+        name="shared",
+        hosts=("10.0.0.5:6379",),
+        engine="redis",
+        db="1",
+        uuid="11111111-2222-3333-4444-555555555555",
+        secret_id=secret.id if secret is not None else None,
+        auth_rev=1 if secret is not None else None,
+        storage="sftp",
+        bucket="10.0.0.5:2022:/data/",
+        version="1.3.1",
+    )

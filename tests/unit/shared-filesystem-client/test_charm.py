@@ -1,0 +1,405 @@
+import dataclasses
+import typing
+
+import ops
+import pytest
+from fake_mounter import Site, context, offer, volume
+from ops import testing
+
+import mounter
+import nfs_mount
+from slurm_ddp import juicefs, mounts
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.interfaces import mount_info
+from slurm_ddp.run import CommandError, Completed
+
+CONTENT = {"meta-password": "topSecret1", "access-key": "juicefs-objects", "secret-key": "topSecret2"}
+MOUNTED = testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
+
+
+def asked(app: str = "slurmctld", **request: typing.Any) -> testing.SubordinateRelation:
+    """Return the relation with a charm that asks for a mount, as upstream's library writes it."""
+    data = mount_info.dump(mount_info.MountRequest(**request)) if request else {}
+    return testing.SubordinateRelation("mount", id=2, remote_app_name=app, remote_app_data=data)
+
+
+def told(out: testing.State) -> str | None:
+    return out.get_relation(2).local_unit_data.get("mounted")
+
+
+@pytest.fixture
+def secret() -> testing.Secret:
+    return testing.Secret(CONTENT)
+
+
+@pytest.fixture
+def ready(site: Site, secret: testing.Secret) -> testing.State:
+    """Return the state in which everything is there."""
+    return site.state(offer(volume(secret)), secrets=[secret])
+
+
+EVENTS = ["install", "start", "config_changed", "update_status", "upgrade_charm"]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, event: str):
+    out = site.ctx.run(getattr(site.ctx.on, event)(), ready)
+    assert out.unit_status == MOUNTED
+    assert out.workload_version == "1.3.1"
+    plan = site.mounter.mounted
+    assert plan is not None
+    assert plan.wish == mounter.Wish("shared-filesystem-client", "/mnt/shared")
+    assert plan.unit == "juicefs-shared-filesystem-client.service"
+    assert (plan.fstypes, plan.source) == (("fuse.juicefs",), "JuiceFS:shared")
+    assert plan.servers == ((("10.0.0.5", 6379),), (("10.0.0.5", 2022),))
+    assert plan.environment == 'REDIS_PASSWORD="topSecret1"\n'
+    assert site.mounter.units == {"shared-filesystem-client/0"}
+    assert site.mounter.resources == [site.program.path]
+
+
+@pytest.mark.parametrize("event", ["created", "changed"])
+def test_the_provider_and_its_news_are_heard(site: Site, ready: testing.State, event: str):
+    relation = ready.get_relation(1)
+    assert site.ctx.run(getattr(site.ctx.on, f"relation_{event}")(relation), ready).unit_status == MOUNTED
+
+
+def test_a_second_run_changes_nothing(site: Site, ready: testing.State):
+    first = site.ctx.run(site.ctx.on.config_changed(), ready)
+    second = site.ctx.run(site.ctx.on.update_status(), first)
+    assert site.mounter.changes == 1
+    assert second.relations == first.relations
+    assert second.unit_status == first.unit_status
+
+
+def test_no_secret_is_shown(site: Site, ready: testing.State):
+    out = site.ctx.run(site.ctx.on.config_changed(), ready)
+    plan = site.mounter.mounted
+    assert plan is not None
+    assert set(plan.secrets) == {"topSecret1", "juicefs-objects", "topSecret2"}
+    assert "topSecret" not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
+
+
+def test_an_event_that_is_not_looked_into_leaves_the_status(site: Site, ready: testing.State):
+    before = dataclasses.replace(ready, unit_status=MOUNTED)
+    assert site.ctx.run(site.ctx.on.leader_elected(), dataclasses.replace(before, leader=True)).unit_status == MOUNTED
+
+
+def test_the_password_is_followed(site: Site, ready: testing.State, secret: testing.Secret):
+    site.ctx.run(site.ctx.on.config_changed(), ready)
+    changed = dataclasses.replace(secret, latest_content=CONTENT | {"meta-password": "topSecret3"})
+    out = site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(ready, secrets={changed}))
+    assert out.unit_status == MOUNTED
+    assert site.mounter.mounted is not None
+    assert site.mounter.mounted.environment == 'REDIS_PASSWORD="topSecret3"\n'
+
+
+def test_options_reach_the_mount(site: Site, secret: testing.Secret):
+    config = {"mountpoint": "/data", "read-only": True, "noexec": True, "cache-size": 0, "buffer-size": 1024}
+    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
+    plan = site.mounter.mounted
+    assert plan is not None
+    assert plan.wish == mounter.Wish("shared-filesystem-client", "/data", read_only=True, noexec=True)
+    for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
+        assert f" {argument} " in plan.unit_text
+
+
+def test_a_volume_without_credentials(site: Site):
+    assert site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume()))).unit_status == MOUNTED
+    assert site.mounter.mounted is not None
+    assert site.mounter.mounted.environment == ""
+
+
+def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
+    site.mounter.program_error = AssertionError("nobody needs juicefs here")
+    monkeypatch.setattr(nfs_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(fs.Nfs(host="10.0.0.9", path="/srv/data"))))
+    assert out.unit_status == testing.ActiveStatus("10.0.0.9:/srv/data is mounted at /mnt/shared")
+    assert site.mounter.mounted is not None
+    assert site.mounter.mounted.unit == "mnt-shared.mount"
+
+
+@pytest.mark.parametrize(
+    ("relations", "config", "status"),
+    [
+        (
+            [],
+            None,
+            testing.BlockedStatus(
+                "nothing to mount: juju integrate shared-filesystem-client:filesystem PROVIDER:filesystem"
+            ),
+        ),
+        ([offer(None)], None, testing.WaitingStatus("waiting for proxy to offer a filesystem")),
+        (
+            [offer(volume())],
+            {},
+            testing.BlockedStatus(
+                "mountpoint: say where to mount: juju config shared-filesystem-client mountpoint=/mnt/shared"
+            ),
+        ),
+        (
+            [offer(volume())],
+            {"mountpoint": "mnt/shared"},
+            testing.BlockedStatus(
+                "mountpoint: an absolute path of letters, digits and ._+@- is needed, like /mnt/shared"
+            ),
+        ),
+        (
+            [offer(volume())],
+            {"mountpoint": "/mnt/$(id)"},
+            testing.BlockedStatus(
+                "mountpoint: an absolute path of letters, digits and ._+@- is needed, like /mnt/shared"
+            ),
+        ),
+        (
+            [offer(volume())],
+            {"mountpoint": "/etc"},
+            testing.BlockedStatus("mountpoint: /etc belongs to the system: mount elsewhere, like /mnt/shared"),
+        ),
+        (
+            [offer(volume())],
+            {"mountpoint": "/mnt/shared", "cache-size": -1},
+            testing.BlockedStatus("cache-size: input should be greater than or equal to 0"),
+        ),
+        (
+            [offer(volume())],
+            {"mountpoint": "/mnt/shared", "buffer-size": 1},
+            testing.BlockedStatus("buffer-size: input should be greater than or equal to 32"),
+        ),
+        (
+            [offer("gluster://(h)/v")],
+            None,
+            testing.BlockedStatus("proxy offers what cannot be mounted: unknown filesystem 'gluster'"),
+        ),
+        (
+            [offer("nfs://(h)/v?colour=red")],
+            None,
+            testing.BlockedStatus("proxy offers what cannot be mounted: unknown option 'colour' for nfs"),
+        ),
+        (
+            [offer("cephfs://u@(m)/?auth=topSecret")],
+            None,
+            testing.BlockedStatus("proxy offers what cannot be mounted: cephfs: option fsid is missing"),
+        ),
+        (
+            [offer(fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="x"))],
+            None,
+            testing.BlockedStatus("proxy offers lustre, which this charm cannot mount yet"),
+        ),
+        (
+            [offer("cephfs://u@(m)/?fsid=f&name=n&auth=plain%3AtopSecret")],
+            None,
+            testing.BlockedStatus("proxy offers cephfs, which this charm cannot mount yet"),
+        ),
+        (
+            [offer("juicefs://shared@(h%3A1)/?engine=tikv&uuid=u")],
+            None,
+            testing.BlockedStatus("metadata engine tikv is not supported yet"),
+        ),
+        (
+            [offer("juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&version=0.14.2")],
+            None,
+            testing.BlockedStatus(
+                "juicefs 1.3.1 cannot mount what 0.14.2 made: attach the same program to both applications"
+            ),
+        ),
+        (
+            [offer("juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&auth=secret%3Ad7qk2l1p4bbs73f2a9q0")],
+            None,
+            testing.WaitingStatus("waiting for proxy to grant its credentials"),
+        ),
+    ],
+    ids=lambda value: value.message[:40] if isinstance(value, ops.StatusBase) else "",
+)
+def test_what_is_missing_or_wrong_is_said(
+    site: Site,
+    relations: list[testing.Relation],
+    config: dict[str, typing.Any] | None,
+    status: ops.StatusBase,
+):
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(*relations, config=config))
+    assert out.unit_status == status
+    assert site.mounter.mounted is None
+    assert "topSecret" not in repr(site.ctx.juju_log)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (
+            juicefs.UnreachableError("10.0.0.5:6379 does not answer (connection refused)"),
+            testing.WaitingStatus("10.0.0.5:6379 does not answer (connection refused); the mount waits for it"),
+        ),
+        (
+            mounter.MounterError("mountpoint /mnt/shared holds files, which JuiceFS:shared would hide: move them away"),
+            testing.BlockedStatus(
+                "mountpoint /mnt/shared holds files, which JuiceFS:shared would hide: move them away"
+            ),
+        ),
+        (
+            CommandError("apt-get exited 100: E: Unable to locate package fuse3"),
+            testing.BlockedStatus("apt-get exited 100: E: Unable to locate package fuse3"),
+        ),
+    ],
+)
+def test_what_fails_is_said_and_mends_itself(
+    site: Site, ready: testing.State, error: Exception, status: ops.StatusBase
+):
+    site.mounter.error = error
+    out = site.ctx.run(site.ctx.on.config_changed(), ready)
+    assert out.unit_status == status
+    site.mounter.error = None
+    assert site.ctx.run(site.ctx.on.update_status(), out).unit_status == MOUNTED
+
+
+def test_without_fuse(site: Site, ready: testing.State):
+    site.mounter.fuse_error = mounter.MounterError("/dev/fuse does not open (no such file or directory)")
+    out = site.ctx.run(site.ctx.on.config_changed(), ready)
+    assert out.unit_status == testing.BlockedStatus("/dev/fuse does not open (no such file or directory)")
+
+
+def test_without_a_program(site: Site, ready: testing.State):
+    site.mounter.program_error = juicefs.DownloadError("juicefs 1.3.1: no download from github.com (timed out)")
+    out = site.ctx.run(site.ctx.on.config_changed(), ready)
+    assert out.unit_status == testing.BlockedStatus(
+        "juicefs 1.3.1: no download from github.com (timed out): attach it: "
+        "juju attach-resource shared-filesystem-client juicefs=FILE"
+    )
+
+
+AT = "/mnt/shared"
+
+
+@pytest.mark.parametrize(
+    ("look", "waits", "status"),
+    [
+        (
+            mounts.Result(mounts.State.RIGHT),
+            True,
+            testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared; a change waits until nobody uses it"),
+        ),
+        (
+            mounts.Result(mounts.State.ABSENT, "nothing"),
+            False,
+            testing.BlockedStatus("JuiceFS:shared does not mount: the metadata engine refuses the user or password"),
+        ),
+        (
+            mounts.Result(mounts.State.WRONG, f"{AT} holds x (tmpfs)"),
+            False,
+            testing.BlockedStatus(f"{AT} holds x (tmpfs): unmount it, or choose another mountpoint"),
+        ),
+        (
+            mounts.Result(mounts.State.WRONG, f"{AT} holds JuiceFS:old (fuse.juicefs)"),
+            True,
+            testing.MaintenanceStatus(f"{AT} holds JuiceFS:old (fuse.juicefs); the change waits until nobody uses it"),
+        ),
+        (
+            mounts.Result(mounts.State.FAILED, f"{AT}: write: no space left on device"),
+            False,
+            testing.BlockedStatus(f"{AT}: write: no space left on device"),
+        ),
+        (
+            mounts.Result(mounts.State.HUNG, f"{AT} did not answer within 5 s"),
+            False,
+            testing.WaitingStatus(f"{AT} did not answer within 5 s"),
+        ),
+        (
+            mounts.Result(mounts.State.STALE, f"{AT} does not open"),
+            False,
+            testing.MaintenanceStatus(f"{AT} does not open; mounting it anew"),
+        ),
+        (
+            mounts.Result(mounts.State.STACKED, f"2 mounts lie at {AT}"),
+            False,
+            testing.MaintenanceStatus(f"2 mounts lie at {AT}; mounting it anew"),
+        ),
+    ],
+)
+def test_active_means_that_the_mount_works(
+    site: Site, ready: testing.State, look: mounts.Result, waits: bool, status: ops.StatusBase
+):
+    site.mounter.look, site.mounter.waits = look, waits
+    relation = asked(mountpoint="/mnt/shared")
+    state = dataclasses.replace(ready, relations={*ready.relations, relation})
+    out = site.ctx.run(site.ctx.on.update_status(), state)
+    assert out.unit_status == status
+    assert told(out) == ("true" if isinstance(status, ops.ActiveStatus) else "false")
+
+
+def test_a_charm_beside_says_where_and_is_told_when_it_is_there(site: Site, secret: testing.Secret):
+    request = asked(mountpoint="/srv/slurmctld-statefs", noexec=True)
+    state = site.state(offer(volume(secret)), request, config={}, secrets=[secret])
+    out = site.ctx.run(site.ctx.on.relation_changed(request), state)
+    assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /srv/slurmctld-statefs")
+    assert told(out) == "true"
+    plan = site.mounter.mounted
+    assert plan is not None
+    assert plan.wish == mounter.Wish("shared-filesystem-client", "/srv/slurmctld-statefs", noexec=True)
+
+
+def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret: testing.Secret):
+    state = site.state(offer(volume(secret)), asked(), config={}, secrets=[secret])
+    out = site.ctx.run(site.ctx.on.relation_created(state.get_relation(2)), state)
+    assert out.unit_status == testing.WaitingStatus("waiting for slurmctld to say where it needs a mount")
+    assert told(out) == "false"
+
+
+def test_two_places_are_a_contradiction(site: Site, ready: testing.State):
+    state = dataclasses.replace(ready, relations={*ready.relations, asked(mountpoint="/srv/other")})
+    out = site.ctx.run(site.ctx.on.config_changed(), state)
+    assert out.unit_status == testing.BlockedStatus(
+        "mountpoint: /mnt/shared is wanted, and /srv/other by slurmctld: reset the option"
+    )
+    assert told(out) == "false"
+
+
+def test_a_request_in_unknown_words(site: Site, secret: testing.Secret):
+    relation = testing.SubordinateRelation(
+        "mount", id=2, remote_app_name="slurmctld", remote_app_data={"mountpoint": "/srv"}
+    )
+    state = site.state(offer(volume(secret)), relation, config={}, secrets=[secret])
+    out = site.ctx.run(site.ctx.on.relation_changed(relation), state)
+    assert out.unit_status == testing.BlockedStatus(
+        "slurmctld asks for a mount in words unknown here: mountpoint is not JSON"
+    )
+
+
+def test_a_mount_relation_that_ends_frees_the_option(site: Site, secret: testing.Secret):
+    state = site.state(offer(volume(secret)), asked(mountpoint="/srv/other"), secrets=[secret])
+    out = site.ctx.run(site.ctx.on.relation_broken(state.get_relation(2)), state)
+    assert out.unit_status == MOUNTED
+
+
+def test_without_its_provider_the_mount_goes(site: Site, ready: testing.State):
+    first = site.ctx.run(site.ctx.on.config_changed(), ready)
+    out = site.ctx.run(site.ctx.on.relation_broken(first.get_relation(1)), first)
+    assert site.mounter.mounted is None
+    assert out.unit_status == testing.BlockedStatus(
+        "nothing to mount: juju integrate shared-filesystem-client:filesystem PROVIDER:filesystem"
+    )
+
+
+def test_a_provider_that_stops_offering_does_not_take_the_mount_away(site: Site, ready: testing.State):
+    first = site.ctx.run(site.ctx.on.config_changed(), ready)
+    silent = dataclasses.replace(first.get_relation(1), remote_app_data={})
+    out = site.ctx.run(site.ctx.on.relation_changed(silent), dataclasses.replace(first, relations={silent}))
+    assert site.mounter.mounted is not None
+    assert out.unit_status == testing.WaitingStatus("waiting for proxy to offer a filesystem")
+
+
+@pytest.mark.parametrize("event", ["stop", "remove"])
+def test_the_unit_leaves_nothing(site: Site, ready: testing.State, event: str):
+    first = site.ctx.run(site.ctx.on.config_changed(), ready)
+    out = site.ctx.run(getattr(site.ctx.on, event)(), first)
+    assert site.mounter.mounted is None
+    assert site.mounter.units == set()
+    assert out.unit_status == testing.MaintenanceStatus("unmounted")
+
+
+def test_the_applications_name_names_everything(secret: testing.Secret, site: Site):
+    ctx = context(app_name="scratch")
+    ctx.run(ctx.on.config_changed(), site.state(offer(volume(secret)), secrets=[secret]))
+    plan = site.mounter.mounted
+    assert plan is not None
+    assert plan.unit == "juicefs-scratch.service"
+    assert "/scratch/" in plan.unit_text
+    assert "shared-filesystem-client/" not in plan.unit_text
