@@ -1,0 +1,487 @@
+"""Hosts: booted, reached, rebooted, lost, found again and removed without a trace. Real ones, so as root."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import typing
+
+import pytest
+
+from sandbox import hosts, image, network
+from sandbox.guest import mock_gpus
+from slurm_ddp.run import CommandError, Completed, run
+
+ROOT = pathlib.Path("/var/lib/slurm-ddp-tests")
+MODEL = "t"
+HERE = pathlib.Path(__file__).resolve().parents[2]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="boots systemd in containers, which only root can do")
+
+
+def said(text: str) -> None:
+    """Progress, for whoever watches the tests."""
+    sys.stderr.write(f"{text}\n")
+
+
+@pytest.fixture(scope="module")
+def model():
+    ROOT.mkdir(exist_ok=True)
+    model = hosts.Hosts(MODEL, ROOT)
+    model.destroy()  # what an interrupted run left
+    model.up(said)
+    yield model
+    model.destroy()
+    shutil.rmtree(ROOT)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("shared")
+    (path / "hello").write_text("from outside\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(model: hosts.Hosts, shared: pathlib.Path) -> hosts.Host:
+    return model.create("one", binds={"/srv/shared": str(shared)}, progress=said)
+
+
+@pytest.fixture(scope="module")
+def two(model: hosts.Hosts) -> hosts.Host:
+    return model.create("two", gpus=hosts.Gpus(2, "Mock GPU"), progress=said)
+
+
+def output(host: hosts.Host, script: str, **options: typing.Any) -> str:
+    return host.run(["/bin/sh", "-c", script], **options).stdout.strip()
+
+
+# --- hosts ------------------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_host_is_a_whole_debian(one: hosts.Host):
+    assert output(one, "systemctl is-system-running; hostname; . /etc/os-release; echo $ID-$VERSION_CODENAME") == (
+        "running\none\ndebian-bookworm"
+    )
+    assert output(
+        one, "id -u ubuntu; sudo -u ubuntu sudo id -u; locale | grep ^LANG=; date +%Z; cat /etc/machine-id"
+    ) == (f"1000\n0\nLANG=C.UTF-8\nUTC\n{one.record.machine_id}")
+
+
+@needs_root
+def test_hosts_know_and_reach_each_other_by_name(one: hosts.Host, two: hosts.Host):
+    assert output(one, "getent hosts two").split() == [two.address, "two"]
+    begin = time.monotonic()
+    assert output(two, f"getent hosts {one.address}").split() == [one.address, "one"]
+    assert time.monotonic() - begin < 2  # torchrun looks names up backwards; a name server would be asked in vain
+    assert output(two, "ping -c1 -W5 -q one >/dev/null && echo reached") == "reached"
+
+
+@needs_root
+def test_hosts_come_and_go_in_the_tables_of_those_that_run(model: hosts.Hosts, one: hosts.Host):
+    three = model.create("three", progress=said)
+    assert output(one, "getent hosts three").split() == [three.address, "three"]
+    assert model.names() == ["one", "three", *(["two"] if "two" in model.names() else [])]
+    three_again = model.create("three", progress=said)  # what is there already is left as it is
+    assert three_again.address == three.address
+    model.destroy_host("three")
+    model.destroy_host("three")
+    assert one.run(["/usr/bin/getent", "hosts", "three"], check=False).returncode == 2
+    with pytest.raises(hosts.HostError, match=r"^model t has no host three; it has: one"):
+        model.get("three")
+
+
+@needs_root
+def test_apt_and_pip_work_inside(one: hosts.Host):
+    one.run(["/usr/bin/apt-get", "-y", "install", "zstd"], timeout=120, env={"DEBIAN_FRONTEND": "noninteractive"})
+    assert output(one, "zstd --version").startswith("*** Zstandard")
+    one.run(["/usr/bin/apt-get", "update"], timeout=120)
+    output(one, "python3 -m venv /tmp/v && /tmp/v/bin/python -m pip install -q packaging", timeout=120)
+    assert output(one, "/tmp/v/bin/python -c 'import packaging; print(packaging.__name__)'") == "packaging"
+
+
+@needs_root
+def test_the_charms_environment_is_there(one: hosts.Host):
+    assert output(one, f"{image.VENV}/bin/python -c 'import ops, scenario; print(ops.__name__)'") == "ops"
+    assert output(one, f"readlink -f {image.VENV}/bin/python").startswith("/usr/bin/python3")
+
+
+@needs_root
+def test_what_is_bound_is_the_same_directory(one: hosts.Host, shared: pathlib.Path):
+    assert output(one, "cat /srv/shared/hello; echo back > /srv/shared/answer") == "from outside"
+    assert (shared / "answer").read_text() == "back\n"
+
+
+@needs_root
+def test_commands_have_a_clean_environment_and_the_callers_input(one: hosts.Host, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_SECRET", "of this machine")
+    monkeypatch.setenv("JUJU_CONTEXT_ID", "x")
+    names = {line.partition("=")[0] for line in output(one, "env", env={"GIVEN": "1"}).splitlines()}
+    assert names - {"http_proxy", "https_proxy", "no_proxy"} == {"PATH", "LANG", "HOME", "PWD", "GIVEN"}
+    assert one.run(["/bin/cat"], input="text\n").stdout == "text\n"
+    assert output(one, "id -un; echo $HOME; pwd", user="ubuntu") == "ubuntu\n/home/ubuntu\n/"
+    process = one.popen(["/bin/pwd"], cwd="/etc", stdout=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=20)[0] == "/etc\n"
+
+
+@needs_root
+def test_commands_that_fail_say_so_in_one_line(one: hosts.Host):
+    with pytest.raises(hosts.HostError) as error:
+        one.run(["/bin/sh", "-c", "echo first >&2; echo 'the reason' >&2; exit 3"])
+    assert str(error.value) == "one: /bin/sh exited 3: the reason"
+    assert one.run(["/bin/false"], check=False).returncode == 1
+    with pytest.raises(hosts.HostError, match=r"^one has no account nobody-here$"):
+        one.run(["/bin/true"], user="nobody-here")
+
+
+@needs_root
+def test_a_command_that_takes_too_long_is_ended_inside_too(one: hosts.Host):
+    with pytest.raises(hosts.HostError, match=r"^one: /bin/sleep: no answer within 0\.5 s$"):
+        one.run(["/bin/sleep", "4711"], timeout=0.5)
+    assert one.run(["/usr/bin/pgrep", "-f", "sleep 4711"], check=False).stdout == ""
+
+
+@needs_root
+def test_files_in_userspace_can_be_mounted_by_anyone_who_may(one: hosts.Host):
+    assert output(one, "stat -c '%F %a %t:%T' /dev/fuse") == "character special file 666 a:e5"
+    assert output(one, "exec 3<>/dev/fuse && echo opened", user="ubuntu") == "opened"
+
+
+@needs_root
+def test_mock_gpus_look_like_a_drivers_and_survive_a_reboot(two: hosts.Host):
+    for _ in range(2):
+        assert output(two, "ls -d /dev/nvidia*") == "/dev/nvidia0\n/dev/nvidia1\n/dev/nvidiactl"
+        assert output(two, "stat -c '%F %t:%T' /dev/nvidia1") == "character special file c3:1"
+        information = output(two, "cat /proc/driver/nvidia/gpus/0000:82:00.0/information")
+        fields = dict(line.split(":", 1) for line in information.splitlines())
+        assert fields["Model"].strip() == "Mock GPU"
+        assert fields["Device Minor"].strip() == "1"
+        assert fields["Bus Location"].strip() == "0000:82:00.0"
+        assert output(two, "cat /sys/bus/pci/drivers/nvidia/*/vendor") == "0x10de\n0x10de"
+        assert output(two, "cat /sys/bus/pci/drivers/nvidia/0000:82:00.0/local_cpulist") == output(
+            two, "cat /sys/devices/system/cpu/online"
+        )
+        two.reboot()
+
+
+@needs_root
+def test_mock_gpus_come_and_go_while_the_host_runs(two: hosts.Host):
+    before = output(two, "grep UUID /proc/driver/nvidia/gpus/0000:81:00.0/information")
+    two.set_gpus(hosts.Gpus(1, "NVIDIA H200"))
+    assert (
+        output(two, "ls -d /dev/nvidia*; ls /sys/bus/pci/drivers/nvidia")
+        == "/dev/nvidia0\n/dev/nvidiactl\n0000:81:00.0"
+    )
+    assert output(two, "cat /proc/driver/nvidia/gpus/*/information").splitlines()[0].endswith("NVIDIA H200")
+    assert output(two, "grep UUID /proc/driver/nvidia/gpus/0000:81:00.0/information") == before
+    two.set_gpus(None)
+    assert output(
+        two, "ls /dev | grep -c nvidia; ls /proc/driver; ls /sys/bus/pci/drivers | grep -c nvidia || true"
+    ) == ("0\n0")
+    two.set_gpus(hosts.Gpus(2, "Mock GPU"))
+    assert output(two, "ls -d /dev/nvidia*") == "/dev/nvidia0\n/dev/nvidia1\n/dev/nvidiactl"
+
+
+@needs_root
+def test_a_host_without_gpus_shows_none_whatever_this_machine_has(one: hosts.Host):
+    script = "ls /proc/driver; cat /sys/bus/pci/devices/*/vendor | grep -c 0x10de; ls /dev | grep -c nvidia; true"
+    assert output(one, script) == "0\n0"
+
+
+@needs_root
+def test_a_reboot_is_a_new_boot_with_the_same_disk(one: hosts.Host):
+    unit = "[Service]\\nType=oneshot\\nRemainAfterExit=yes\\nExecStart=/bin/true\\n[Install]\\nWantedBy=multi-user.target\\n"
+    output(
+        one, f"printf '{unit}' > /etc/systemd/system/mine.service && systemctl enable mine.service; echo kept > /root/f"
+    )
+    before = output(one, "cat /proc/sys/kernel/random/boot_id; systemctl show -p ActiveState mine.service")
+    assert before.endswith("inactive")
+    one.reboot()
+    after = output(one, "cat /proc/sys/kernel/random/boot_id; systemctl show -p ActiveState mine.service")
+    assert after.endswith("=active")
+    assert after.split()[0] != before.split()[0]
+    assert output(one, "cat /root/f; getent hosts one; cat /srv/shared/hello").split() == [
+        "kept", one.address, "one", "from", "outside"
+    ]  # fmt: skip
+
+
+@needs_root
+def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
+    """systemd stops all processes before it ends them: a parent outside that waits for one must not stop with it."""
+    for end in (one.stop, one.kill):
+        process = one.popen(["/bin/sleep", "1000"])
+        begin = time.monotonic()
+        end()
+        assert process.wait(timeout=20) != 0
+        assert time.monotonic() - begin < 20
+        assert not one.is_running()
+        with pytest.raises(hosts.HostError, match=r"^one does not run$"):
+            one.run(["/bin/true"])
+        one.start(said)
+
+
+@needs_root
+def test_a_power_cut_ends_everything_at_once(one: hosts.Host):
+    output(one, "systemd-run --quiet --unit=slow --property=ExecStop='/bin/touch /root/stopped' sleep 1000")
+    one.kill()
+    assert not one.is_running()
+    assert not one.wanted
+    one.start(said)
+    assert output(one, "test -e /root/stopped || echo 'had no time'; cat /root/f") == "had no time\nkept"
+
+
+@needs_root
+def test_another_process_finds_the_host(one: hosts.Host):
+    code = (
+        "import sys; from sandbox.hosts import Hosts; import pathlib; "
+        f"print(Hosts({MODEL!r}, pathlib.Path({str(ROOT)!r})).get('one').run(['/bin/hostname']).stdout)"
+    )
+    env = os.environ | {"PYTHONPATH": f"{HERE}:{HERE / 'lib'}"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout.strip() == "one"
+
+
+@needs_root
+def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts, one: hosts.Host, two: hosts.Host):
+    two.stop()  # on purpose: it stays down
+    one._machine.kill()  # without a word to the model, as a restart would
+    run("/usr/bin/umount", one.root)
+    run("/usr/sbin/ip", "link", "delete", model.network.bridge)
+    model.up(said)
+    assert model.recover(said) == ["one"]
+    assert output(one, "cat /root/f") == "kept"
+    assert not two.is_running()
+    two.start(said)
+    assert output(two, "ping -c1 -W5 -q one >/dev/null && echo reached") == "reached"
+    assert model.recover(said) == []
+
+
+@needs_root
+def test_a_recycled_pid_is_never_taken_for_the_host(model: hosts.Hosts, two: hosts.Host):
+    if pathlib.Path("/run/systemd/system").is_dir():
+        pytest.skip("under systemd no pid is recorded")
+    two.stop()
+    with subprocess.Popen(["/bin/sleep", "1000"]) as stranger:
+        boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        (two.directory / "process").write_text(f"{stranger.pid} 1 {boot_id}\n")
+        assert not two.is_running()
+        two.kill()
+        two.start(said)
+        assert stranger.poll() is None
+        stranger.send_signal(signal.SIGTERM)
+    assert two.is_running()
+
+
+@needs_root
+def test_a_host_that_cannot_be_made_says_why(model: hosts.Hosts, tmp_path: pathlib.Path):
+    with pytest.raises(hosts.HostError, match=r"^four: /no/such does not exist, so it cannot be bound into the host$"):
+        model.create("four", binds={"/x": "/no/such"}, progress=said)
+    assert "four" not in model.names()
+    four = model.create("four", binds={"/x": str(tmp_path)}, progress=said)
+    four.stop()
+    tmp_path.rmdir()
+    with pytest.raises(hosts.HostError, match=rf"^four: {tmp_path} does not exist"):
+        four.start(said)
+    tmp_path.mkdir()
+    model.destroy_host("four")
+
+
+@needs_root
+def test_destroy_leaves_nothing():
+    model = hosts.Hosts("gone", ROOT)
+    model.up(said)
+    host = model.create("lone", gpus=hosts.Gpus(1, "Mock GPU"), progress=said)
+    machine, bridge = host.record.machine, model.network.bridge
+    assert traces(machine, bridge)
+    busy = host.popen(["/bin/sh", "-c", "cd /root && exec sleep 1000"])
+    model.destroy()
+    assert busy.wait(timeout=20) != 0
+    assert traces(machine, bridge) == []
+    assert not model.directory.exists()
+    model.destroy()
+
+
+def traces(machine: str, bridge: str) -> list[str]:
+    """Return what of a model can be seen on this machine."""
+    found = [line for line in pathlib.Path("/proc/self/mounts").read_text().splitlines() if "/gone/" in line]
+    found += [
+        line
+        for table in ("nat", "filter")
+        for line in run("/usr/sbin/iptables", "-t", table, "-S").stdout.splitlines()
+        if bridge in line
+    ]
+    found += [str(path) for path in pathlib.Path("/sys/class/net").iterdir() if path.name == bridge]
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        found += [f"{directory}/{name}" for name in names if machine in name]
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [str(path)] if machine in path.read_text() else []
+        except OSError:
+            continue
+    return found
+
+
+# --- names and network ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 41, "../x", "a b"])
+def test_names_that_are_no_host_names_are_refused(name: str, tmp_path: pathlib.Path):
+    with pytest.raises(hosts.HostError, match=r"^model name"):
+        hosts.Hosts(name, tmp_path)
+    with pytest.raises(hosts.HostError, match=r"^host name"):
+        hosts.Hosts("m", tmp_path).create(name, progress=said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_subnet_is_free_of_routes_and_of_other_models(monkeypatch: pytest.MonkeyPatch):
+    routes = [
+        {"dst": "default", "dev": "eth0"},
+        {"dst": "10.77.0.0/23"},
+        {"dst": "10.77.2.5"},
+        {"dst": "192.168.0.0/16"},
+    ]
+    monkeypatch.setattr(network, "run", lambda *_: Completed(0, json.dumps(routes), ""))
+    first = network.free_subnet([])
+    assert str(first) == "10.77.3.0/24"
+    assert str(network.free_subnet([first])) == "10.77.4.0/24"
+
+
+def test_addresses_are_given_again_when_they_are_free():
+    net = network.Network("br", "10.77.3.0/24")
+    assert str(net.gateway) == "10.77.3.1"
+    assert net.address([]) == "10.77.3.10"
+    assert net.address(["10.77.3.10", "10.77.3.12"]) == "10.77.3.11"
+    with pytest.raises(network.NetworkError, match=r"^no free address in 10\.77\.3\.0/24$"):
+        net.address([str(address) for address in net.subnet])
+
+
+def test_name_servers_on_loopback_are_of_no_use_to_guests(tmp_path: pathlib.Path):
+    path = tmp_path / "resolv.conf"
+    path.write_text(
+        "search example\nnameserver 127.0.0.53\n# nameserver 1.1.1.1\nnameserver 10.0.0.2\nnameserver ::1\n"
+    )
+    assert network._name_servers(path) == ["10.0.0.2"]
+    assert network._name_servers(tmp_path / "missing") == []
+
+
+# --- the image --------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_build_never_counts(tmp_path: pathlib.Path):
+    target = tmp_path / "abc"
+
+    def fill(tree: pathlib.Path) -> None:
+        (tree / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        image._build(target, said, fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_that_was_killed_is_swept_away(tmp_path: pathlib.Path):
+    (tmp_path / ".new-xyz" / "tree").mkdir(parents=True)
+    (tmp_path / "abc").mkdir()
+    image._remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["abc"]
+
+
+def test_a_build_that_fails_gives_its_own_words(tmp_path: pathlib.Path):
+    lines: list[str] = []
+
+    def fill(tree: pathlib.Path) -> None:
+        image._step("image: step", ["/bin/sh", "-c", "echo E: no such package; echo bye; exit 4"], lines.append)
+
+    with pytest.raises(image.ImageError) as error:
+        image._build(tmp_path / "abc", lines.append, fill)
+    assert str(error.value) == "image: image: step failed (4): E: no such package"
+    assert lines == ["image: step"]
+
+
+def test_a_long_step_is_never_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(image, "_HEARTBEAT_S", 0.2)
+    lines: list[str] = []
+    image._step("image: step", ["/bin/sh", "-c", "echo working; sleep 0.7"], lines.append)
+    assert lines[0] == "image: step"
+    assert len(lines) >= 3
+    assert lines[1].endswith(": working")
+
+
+def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(image, "_HEARTBEAT_S", 0.1)
+    begin = time.monotonic()
+    with pytest.raises(CommandError, match=r"^image: step: not done within 0 s$"):
+        image._step("image: step", ["/bin/sh", "-c", "sleep 100 & wait"], said, timeout_s=0.3)
+    assert time.monotonic() - begin < 10
+
+
+def test_what_goes_in_decides_which_image(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "requirements.txt").write_text("ops==3.9.0\n")
+    monkeypatch.setattr(image, "_CHARMS", tmp_path)
+    pip = image._PipSettings("[global]\n", ())
+    first = image._digest(image._python_recipe({"system": 1}, pip))
+    assert image._digest(image._python_recipe({"system": 1}, pip)) == first
+    assert image._digest(image._python_recipe({"system": 2}, pip)) != first
+    assert image._digest(image._python_recipe({"system": 1}, image._PipSettings("", ()))) != first
+    (tmp_path / "a" / "requirements.txt").write_text("ops==3.9.1\n")
+    assert image._digest(image._python_recipe({"system": 1}, pip)) != first
+
+
+def test_pips_configuration_reaches_guests(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    wheels, simple = tmp_path / "wheels", tmp_path / "index" / "simple"
+    wheels.mkdir()
+    simple.mkdir(parents=True)
+    listing = [
+        f"global.find-links='{tmp_path}/nowhere'",
+        f"global.extra-index-url='file://{simple} https://example.org/simple'",
+        "global.cert='/somewhere/else.pem'",
+        f":env:.find-links='{wheels}'",
+        "freeze.timeout='10'",
+        "broken line",
+    ]
+    monkeypatch.setattr(image, "_pip_config_list", lambda: listing)
+    image._pip_settings.cache_clear()
+    settings = image._pip_settings()
+    image._pip_settings.cache_clear()
+    assert settings.folders == (tmp_path / "index", wheels)
+    lines = settings.text.splitlines()
+    assert f"extra-index-url = file://{simple} https://example.org/simple" in lines
+    assert f"find-links = {wheels}" in lines
+    assert "cert = /etc/ssl/certs/ca-certificates.crt" in lines
+    assert not any(line.startswith("timeout") for line in lines)
+
+
+def test_certificates_are_added_only_where_the_guest_lacks_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    one, other = (b"-----BEGIN CERTIFICATE-----\n%s\n-----END CERTIFICATE-----" % name for name in (b"one", b"other"))
+    bundle = tmp_path / "etc/ssl/certs/ca-certificates.crt"
+    bundle.parent.mkdir(parents=True)
+    bundle.write_bytes(b"# comment\n" + one + b"\n")
+    monkeypatch.setattr(image, "_host_certificates", lambda: one + b"\n" + other + b"\n")
+    image._add_certificates(tmp_path)
+    added = list((tmp_path / "usr/local/share/ca-certificates").iterdir())
+    assert [path.read_bytes() for path in added] == [other + b"\n"]
+
+
+# --- mock GPUs --------------------------------------------------------------------------------------------------------
+
+
+def test_the_information_file_has_the_drivers_form(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mock_gpus, "PROC", tmp_path)
+    monkeypatch.setattr(mock_gpus.subprocess, "run", lambda *_, **__: None)  # no tmpfs here
+    mock_gpus.show_proc([{"model": "NVIDIA H200", "uuid": "GPU-1", "bus": "0000:81:00.0"}])
+    lines = (tmp_path / "nvidia/gpus/0000:81:00.0/information").read_text().splitlines()
+    assert lines[0] == "Model:   \t NVIDIA H200"
+    assert [line.split(":")[0] for line in lines] == [
+        "Model", "IRQ", "GPU UUID", "Video BIOS", "Bus Type", "DMA Size", "DMA Mask", "Bus Location", "Device Minor",
+        "GPU Firmware", "GPU Excluded",
+    ]  # fmt: skip
