@@ -68,7 +68,7 @@ def prepare_dataset(settings: Settings, params: trainer_params.PrepareDataset, l
     if params.source != DEFAULT_DATASET:
         _check_inside(settings, "source", params.source, kinds=("file", "folder"))
     request = trainer_plan.preparation(params, partitions)
-    run = f"prepare-{name}"[:64]
+    run = f"prepare-{name}"
     trainer_runs.refuse_if_active(settings, run)
     _judge(settings, _preparation(settings, request, params, _NOT_INSTALLED, run=run, name=name)["job.sbatch"])
     environment = trainer_environment.ensure(settings, partitions, log)
@@ -144,8 +144,6 @@ def _workload(settings: Settings, params: trainer_params.SubmitDdp, contents: tr
     """Return what is to run. Raises ParameterError where parameters contradict each other or name what is not there."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script":
-        if not params.workload.startswith("/"):
-            raise ParameterError("workload", f"{params.workload!r} is not gpt, smoke or the absolute path of a script")
         _check_inside(settings, "workload", params.workload, kinds=("file",))
     if kind != "gpt":
         for name, value in (
@@ -186,8 +184,6 @@ def _dataset(
         raise ParameterError(
             "dataset", f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it with: {how}"
         )
-    if not wanted.startswith("/"):
-        raise ParameterError("dataset", f"{wanted!r} is not the name of a dataset or an absolute path")
     _check_inside(settings, "dataset", wanted, kinds=("folder",))
     if trainer_workspace.locate(settings, f"{wanted}/dataset.json").kind != "file":
         raise ParameterError("dataset", f"{wanted} holds no dataset.json; make a dataset with prepare-dataset")
@@ -205,8 +201,6 @@ def _check_resume(settings: Settings, params: trainer_params.SubmitDdp) -> None:
 
 def _check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, ...]) -> None:
     """Raise ParameterError unless the path, with all links followed, is one of these kinds in the workspace."""
-    if not path.startswith("/"):
-        raise ParameterError(name, f"{path!r} is not an absolute path")
     if not path.startswith(f"{settings.workspace}/"):
         raise ParameterError(name, f"{path} is outside the workspace {settings.workspace}")
     found = trainer_workspace.locate(settings, path)

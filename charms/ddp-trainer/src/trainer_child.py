@@ -222,9 +222,9 @@ def find_failure(workspace: str, run: str, job_id: int, lines: int) -> Json:
     text = []
     with contextlib.suppress(OSError):
         merged = pathlib.Path(workspace, "runs", run, "logs", f"{int(job_id)}.out")
-        text = [line for line in _tail(merged, MAX_TAIL_BYTES) if line.strip()]
-    fatal = [line for line in text if "[FATAL]" in line]
-    return {"rank": None, "node": None, "lines": (fatal or text)[-lines:]}
+        text = [re.sub(r"^\d+: ", "", line) for line in _tail(merged, MAX_TAIL_BYTES) if line.strip()]
+    telling = [line for line in text if not re.match(r"srun: |slurmstepd: |\[(RESULT|ENV|PREEMPT)\]", line)]
+    return {"rank": None, "node": None, "lines": _gist(telling or text, lines)}
 
 
 def open_cache(base: str) -> Json:

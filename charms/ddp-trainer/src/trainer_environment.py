@@ -55,7 +55,7 @@ class Choice:
     """Which build of torch the cluster needs."""
 
     build: str  # cpu or cuda
-    driver_seen: bool  # False: a GPU node was asked, and it has no CUDA driver
+    driverless: bool  # a node with GPUs was asked, and it has no CUDA driver
     why: str
 
 
@@ -77,7 +77,7 @@ def ensure(
     order = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}[wanted]
     for build in order:
         found = find(settings, contents, build)
-        unproved = wanted == "auto" and build == "cpu" and gpus and found is not None and found.manifest.driver_seen
+        unproved = wanted == "auto" and build == "cpu" and gpus and found is not None and not found.manifest.driverless
         if found is not None and not unproved:
             return found
     return install(settings, partitions, log)
@@ -93,11 +93,11 @@ def install(
 ) -> Environment:
     """Make the environment and store its archive; with one there already, only where `force`. Raises TrainerError."""
     wanted = build or settings.torch_build
-    choice = choose_build(settings, partitions, log) if wanted == "auto" else Choice(wanted, True, "as configured")
+    choice = choose_build(settings, partitions, log) if wanted == "auto" else Choice(wanted, False, "as configured")
     found = find(settings, trainer_workspace.look(settings), choice.build)
-    if found is not None and not force and found.manifest.driver_seen == choice.driver_seen:
+    if found is not None and not force:
         log(f"environment {found.manifest.hash} with torch {found.manifest.torch} is there already")
-        return found
+        return _noted(settings, found) if choice.driverless and not found.manifest.driverless else found
     log(f"making the environment: torch {TORCH} for {choice.build.upper()} ({choice.why})")
     return _make(settings, choice, log)
 
@@ -106,7 +106,7 @@ def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log
     """Return which build of torch the cluster's nodes can use, asking one node with a GPU for its driver."""
     place = next(((p, node) for p in partitions if p.is_up for node in p.usable if node.gpus), None)
     if place is None:
-        return Choice("cpu", True, "Slurm knows no node with GPUs")
+        return Choice("cpu", False, "Slurm knows no node with GPUs")
     partition, node = place
     options = (
         f"--partition={partition.name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=256M",
@@ -122,8 +122,8 @@ def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log
         ) from e
     version = int(answer.split()[-1]) if answer.startswith("driver ") and answer.split()[-1].isdecimal() else 0
     if version:
-        return Choice("cuda", True, f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}")
-    return Choice("cpu", False, f"{node.name} has no CUDA driver")
+        return Choice("cuda", False, f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}")
+    return Choice("cpu", True, f"{node.name} has no CUDA driver")
 
 
 def describe(environment: Environment) -> dict[str, str]:
@@ -160,7 +160,7 @@ def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
             "python": _python_version(),
             "torch": version,
             "build": choice.build,
-            "driver_seen": choice.driver_seen,
+            "driverless": choice.driverless,
             "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         stored = _with_progress(
@@ -180,6 +180,14 @@ def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
     made = trainer_workspace.Manifest.model_validate(stored)
     log(f"environment {made.hash} is stored: {made.size_bytes >> 20} MiB, {time.monotonic() - began:.0f} s in all")
     return Environment(made, str(settings.environments / f"{made.hash}.tar.zst"))
+
+
+def _noted(settings: Settings, found: Environment) -> Environment:
+    """Note in a manifest that the nodes with GPUs have no driver, so that none is asked for each job."""
+    manifest = found.manifest.model_copy(update={"driverless": True})
+    path = settings.environments / f"{manifest.hash}.json"
+    trainer_workspace.ask(settings, "write", path=str(path), text=manifest.model_dump_json(indent=1) + "\n")
+    return Environment(manifest, found.archive)
 
 
 def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log) -> None:

@@ -92,18 +92,29 @@ def _check_env(value: str) -> str:
 _NAME = "only letters, digits and . _ -, beginning with a letter or digit"
 _TIME = "minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days"
 Name = typing.Annotated[str, _STRICT, _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 64, _NAME)]
-Path = typing.Annotated[
+_PATH = r"/[A-Za-z0-9._/+@=-]*"
+_PATH_TEXT = "an absolute path of letters, digits and . _ / + @ = -"
+_checked_path = pydantic.AfterValidator(_check_path)
+Workload = typing.Annotated[
+    str, _STRICT, _matches(rf"gpt|smoke|{_PATH}", 1024, f"gpt, smoke or {_PATH_TEXT}"), _checked_path
+]
+Source = typing.Annotated[
+    str, _STRICT, _matches(rf"python-stdlib|{_PATH}", 1024, f"python-stdlib or {_PATH_TEXT}"), _checked_path
+]
+Dataset = typing.Annotated[
     str,
     _STRICT,
-    _matches(r"[A-Za-z0-9/][A-Za-z0-9._/+@=-]*", 1024, "only letters, digits and . _ / + @ = - in a path"),
-    pydantic.AfterValidator(_check_path),
+    _matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}", 1024, f"a dataset's name or {_PATH_TEXT}"),
+    _checked_path,
 ]
 Words = typing.Annotated[
     str, _STRICT, _matches(r"[A-Za-z0-9 ._+=/:,@%^-]*", 4096, "only letters, digits, blanks and . _ + = / : , @ % ^ -")
 ]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
 Constraint = typing.Annotated[
-    str, _STRICT, _matches(r"[A-Za-z0-9][A-Za-z0-9._&|,-]*", 256, "only names of features, joined by & or |")
+    str,
+    _STRICT,
+    _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*([&|][A-Za-z0-9][A-Za-z0-9._-]*)*", 256, "names of features joined by & or |"),
 ]
 Time = typing.Annotated[str, _STRICT, _matches(r"[0-9:-]+", 24, _TIME), pydantic.AfterValidator(_check_time)]
 Memory = typing.Annotated[
@@ -129,7 +140,7 @@ class Config(Parsed):
         str,
         _STRICT,
         _matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -"),
-        pydantic.AfterValidator(_check_path),
+        _checked_path,
     ] = "/mnt/shared"
     submit_user: typing.Annotated[str, _STRICT, _matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")] = "ubuntu"
     torch_build: TorchBuild = "auto"
@@ -160,8 +171,8 @@ class InstallEnvironment(Parsed):
 class PrepareDataset(Resources):
     """Parameters of prepare-dataset."""
 
-    name: Name | None = None
-    source: Path = "python-stdlib"
+    name: typing.Annotated[str, _STRICT, _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 56, _NAME)] | None = None
+    source: Source = "python-stdlib"
     tokenizer: typing.Annotated[str, _STRICT, _among("auto", "byte", "gpt2")] = "auto"
     wait: Flag = True
     wait_timeout: Seconds = 86400
@@ -170,7 +181,7 @@ class PrepareDataset(Resources):
 class SubmitDdp(Resources):
     """Parameters of submit-ddp."""
 
-    workload: Path = "gpt"
+    workload: Workload = "gpt"
     nodes: typing.Annotated[int, _STRICT, _between(1, MAX_NODES)] | None = None
     gpus_per_node: typing.Annotated[int, _STRICT, _between(0, MAX_GPUS)] | None = None
     cpus_per_task: typing.Annotated[int, _STRICT, _between(1, MAX_CPUS)] | None = None
@@ -179,7 +190,7 @@ class SubmitDdp(Resources):
     args: Words = ""
     env: Env = ""
     run: Name | None = None
-    dataset: Path | None = None
+    dataset: Dataset | None = None
     resume: Name = "auto"
     max_requeues: typing.Annotated[int, _STRICT, _between(0, 1000)] = 16
     dry_run: Flag = False

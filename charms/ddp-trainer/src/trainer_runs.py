@@ -81,7 +81,7 @@ def submit(settings: Settings, run: str, texts: dict[str, str], facts: dict[str,
 def refused(said: str) -> TrainerError:
     """Return the error for what sbatch said, with the parameter's name where Slurm's words tell which it is."""
     culprits = {
-        "artition": "partition", "ccount": "account", "QOS": "qos", "qos": "qos", "eservation": "reservation",
+        "ccount": "account", "artition": "partition", "QOS": "qos", "qos": "qos", "eservation": "reservation",
         "eature": "constraint", "ime limit": "time-limit", "emory": "memory",
     }  # fmt: skip
     for word, name in culprits.items():
@@ -144,9 +144,13 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     if state == _ENDED_WELL:
         return results
     text = f"job {submitted.job_id} {state}, exit code {exit_code}"
+    if outcome.get("outcome") == "preempted":
+        step = outcome.get("step")
+        text += (
+            f"; it saved at step {step}, and submit-ddp run={submitted.run} with the same parameters goes on from there"
+        )
+        raise TrainerError(text, results=results)
     if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
-        if outcome.get("outcome") == "preempted":
-            text += f"; it saved at step {outcome.get('step')}, the same run with resume=auto goes on from there"
         raise TrainerError(text, results=results)
     failure = trainer_workspace.ask(
         settings,

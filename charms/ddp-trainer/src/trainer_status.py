@@ -16,7 +16,7 @@ PACKAGES = ("python3-venv", "zstd")
 
 @dataclasses.dataclass(frozen=True)
 class Readiness:
-    """What stands in the way, or nothing (`active`)."""
+    """A unit's status: what stands in the way, or that nothing does (`active`)."""
 
     level: typing.Literal["blocked", "waiting", "active"]
     text: str
@@ -43,37 +43,28 @@ def ensure(options: Settings) -> str:
         apt.ensure_packages(PACKAGES)
     except CommandError as e:
         return f"cannot install {' '.join(PACKAGES)}: {e}"
-    if mounted(options).level != "active":
-        return ""
-    try:
-        trainer_workspace.ensure_folders(options)
-    except trainer_workspace.WorkspaceError as e:
-        return str(e)
+    if mounted(options) is None:
+        try:
+            trainer_workspace.ensure_folders(options)
+        except trainer_workspace.WorkspaceError as e:
+            return str(e)
     return ""
 
 
-def mounted(options: Settings) -> Readiness:
-    """Return whether the workspace is on a filesystem that is mounted and answers."""
+def mounted(options: Settings) -> str | None:
+    """Return why the workspace is not on a mounted filesystem that answers; None when it is."""
     mount = mounts.find(options.workspace)
     if mount is None or mount.mountpoint == "/":
         what = "integrate shared-filesystem-client:juju-info with this machine's application"
-        return Readiness("waiting", f"no filesystem is mounted at {options.workspace}; {what}")
+        return f"no filesystem is mounted at {options.workspace}; {what}"
     found = mounts.probe(mount.mountpoint, deadline=5.0)
-    if not found:
-        return Readiness("waiting", found.detail)
-    return Readiness("active", "")
+    return None if found else found.detail
 
 
 def check(options: Settings) -> Readiness:
     """Return whether jobs can be submitted now."""
-    if not jobs.is_installed():
-        return Readiness("waiting", "Slurm's client is not on this host; the principal must be sackd")
-    try:
-        jobs.ping()
-    except jobs.NotAnsweringError as e:
-        return Readiness("waiting", f"{e}; integrate sackd with slurmctld")
-    if (workspace := mounted(options)).level != "active":
-        return workspace
+    if (missing := _missing(options)) is not None:
+        return Readiness("waiting", missing)
     try:
         contents = trainer_workspace.look(options)
     except trainer_workspace.WorkspaceError as e:
@@ -88,8 +79,16 @@ def check(options: Settings) -> Readiness:
 
 def require(options: Settings) -> None:
     """Raise TrainerError with what stands in the way of submitting jobs; mend first what this unit can mend."""
-    if trouble := ensure(options):
-        raise TrainerError(trouble)
-    found = check(options)
-    if found.level != "active":
-        raise TrainerError(found.text)
+    if problem := _missing(options) or ensure(options):
+        raise TrainerError(problem)
+
+
+def _missing(options: Settings) -> str | None:
+    """Return what other units have not brought yet: Slurm's client, its controller, the workspace's filesystem."""
+    if not jobs.is_installed():
+        return "Slurm's client is not on this host; the principal must be sackd"
+    try:
+        jobs.ping()
+    except jobs.NotAnsweringError as e:
+        return f"{e}; integrate sackd with slurmctld"
+    return mounted(options)

@@ -40,7 +40,7 @@ class Manifest(pydantic.BaseModel, frozen=True):
     python: typing.Annotated[str, pydantic.Field(pattern=r"^3\.[0-9]{1,2}$")]
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
     build: typing.Literal["cpu", "cuda"]
-    driver_seen: bool = True  # False: a GPU node was asked and has no CUDA driver, so `cpu` is right for it
+    driverless: bool = False  # a node with GPUs was asked and has no CUDA driver, so `cpu` is right for it
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
 
 

@@ -1,0 +1,363 @@
+"""Slurm's partitions and jobs: its texts as captured, and every way in which it can refuse."""
+
+import collections.abc
+
+import pytest
+
+from slurm_ddp.run import CommandError, CommandTimeout, Completed
+from slurm_ddp.slurm import jobs, nodes
+
+# Captured from 22.05.8 (Debian 12).
+PARTITION = (
+    "PartitionName={name} AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={default} QoS=N/A "
+    "DefaultTime={usual} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime={most} MinNodes=0 "
+    "LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=slurmd-[0-1] PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO "
+    "OverTimeLimit=NONE PreemptMode=OFF State={state} TotalCPUs=4 TotalNodes=2 SelectTypeParameters=NONE JobDefaults=(null) "
+    "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=4,mem=16000M,node=2,billing=4\n"
+)
+NODE = (
+    "NodeName={name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv={cpus} CPUTot=2 CPULoad=0.56 AvailableFeatures=(null) "
+    "ActiveFeatures=(null) Gres={gres} NodeAddr=10.77.0.10 NodeHostName={name} Version=22.05.8 OS=Linux 6.18.44-fc-v669 #1 SMP "
+    "PREEMPT_DYNAMIC @0  RealMemory=8000 AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={state} ThreadsPerCore=1 TmpDisk=0 "
+    "Weight=1 Owner=N/A MCS_label=N/A Partitions={partitions}  BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T18:48:19 "
+    "LastBusyTime=2026-11-20T18:48:22 CfgTRES=cpu=2,mem=8000M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 "
+    "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s\n"
+)
+QUEUE = """12|ddp|CANCELLED|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|BeginTime||x|
+13|ddp|FAILED|768|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|NonZeroExitCode|slurmd-0|sbatch|
+14|ddp|FAILED|9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-0|sbatch|
+15|ddp|FAILED|4021|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-1|sbatch|
+16|ddp|RUNNING|0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|None|slurmd-[0-1]|a-name-longer-than-any-column|
+"""
+ASKED = (
+    "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
+    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,Name:|"
+)
+
+
+def partition(
+    name: str = "slurmd", *, default: str = "YES", most: str = "UNLIMITED", usual: str = "NONE", state: str = "UP"
+) -> str:
+    return PARTITION.format(name=name, default=default, most=most, usual=usual, state=state)
+
+
+def node(
+    name: str = "slurmd-0",
+    *,
+    state: str = "IDLE",
+    gres: str = "(null)",
+    kept: int = 0,
+    partitions: str = "slurmd",
+    cpus: int = 2,
+) -> str:
+    text = f"CoreSpecCount=1 MemSpecLimit={kept} " if kept else ""
+    return NODE.format(name=name, state=state, gres=gres, kept=text, partitions=partitions, cpus=cpus)
+
+
+class Commands:
+    """Answers only the commands it was told of, in their order, and fails on any other."""
+
+    def __init__(self) -> None:
+        self.expected: list[tuple[tuple[str, ...], Completed | CommandError]] = []
+        self.users: list[str | None] = []
+        self.stdin: list[str | None] = []
+
+    def expect(self, *argv: str, stdout: str = "", stderr: str = "", returncode: int = 0) -> None:
+        self.expected.append((argv, Completed(returncode, stdout, stderr)))
+
+    def fail(self, *argv: str, error: CommandError) -> None:
+        self.expected.append((argv, error))
+
+    def __call__(
+        self,
+        *argv: str,
+        timeout: float = 0,
+        check: bool = True,
+        user: str | None = None,
+        stdin: str | None = None,
+        cwd: str = "/",
+    ) -> Completed:
+        assert timeout > 0
+        assert cwd == "/", "a job must not inherit a hook's folder"
+        assert self.expected, f"nobody expected {argv}"
+        wanted, answer = self.expected.pop(0)
+        assert argv == wanted
+        self.users.append(user)
+        self.stdin.append(stdin)
+        if isinstance(answer, CommandError):
+            raise answer
+        if check and answer.returncode:
+            said = f"{argv[0]} exited {answer.returncode}"
+            raise CommandError(said, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
+        return answer
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
+    double = Commands()
+    monkeypatch.setattr(jobs, "run", double)
+    monkeypatch.setattr(nodes, "run", double)
+    yield double
+    assert not double.expected, f"never asked: {double.expected}"
+
+
+def partitions(commands: Commands, partition_text: str, node_text: str) -> tuple[jobs.Partition, ...]:
+    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition_text)
+    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=node_text)
+    return jobs.partitions()
+
+
+def test_partitions_with_their_nodes(commands: Commands):
+    text = node("slurmd-10", gres="gpu:mock_gpu:1(S:0)") + node("slurmd-9", kept=1024, partitions="slurmd,big")
+    found = partitions(
+        commands, partition() + partition("big", default="NO", most="1-00:00:00", usual="01:00:00"), text
+    )
+    nine = jobs.Capacity("slurmd-9", 2, 6976, 0, "IDLE", True)
+    ten = jobs.Capacity("slurmd-10", 2, 8000, 1, "IDLE", True)
+    assert found == (
+        jobs.Partition("slurmd", True, True, None, None, (nine, ten)),
+        jobs.Partition("big", False, True, 86400, 3600, (nine,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("IDLE", True), ("MIXED", True), ("ALLOCATED", True), ("IDLE+DYNAMIC_NORM", True), ("MIXED+PLANNED", True),
+        ("IDLE+CLOUD+POWERED_DOWN", True), ("ALLOCATED+COMPLETING", True), ("DOWN", False), ("DOWN*", False), ("IDLE*", False),
+        ("IDLE+DRAIN", False), ("MIXED+DRAIN", False), ("IDLE+DRAIN+INVALID_REG", False), ("DOWN+NOT_RESPONDING", False),
+        ("IDLE+FAIL", False), ("IDLE+MAINTENANCE", False), ("UNKNOWN", False), ("FUTURE", False), ("IDLE+REBOOT_ISSUED", False),
+    ],
+)  # fmt: skip
+def test_which_nodes_take_jobs(commands: Commands, state: str, usable: bool):
+    (found,) = partitions(commands, partition(), node(state=state))
+    assert found.nodes[0].is_usable is usable
+    assert len(found.usable) == usable
+
+
+def test_no_partition_and_no_node(commands: Commands):
+    assert partitions(commands, "No partitions in the system\n", "No nodes in the system\n") == ()
+
+
+def test_a_partition_without_nodes(commands: Commands):
+    (found,) = partitions(commands, partition(state="DOWN"), "No nodes in the system\n")
+    assert (found.nodes, found.is_up) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [
+        ("", 0), ("gpu", 1), ("gpu:4", 4), ("gpu:h200:8", 8), ("gpu:h200:8(S:0-1)", 8), ("gpu:a:2(S:0,1),gpu:b:3", 5),
+        ("shard:32,gpu:2", 2), ("nic:2", 0), ("gpu:mock_gpu:1(S:0)", 1), ("gpu:tesla", 1),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted(gres: str, count: int):
+    assert jobs.parse_gpus(gres) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800), ("1:30", 90), ("1:00:00", 3600), ("1-0", 86400), ("1-12", 129600), ("1-12:30", 131400), ("2-00:00:10", 172810),
+        ("UNLIMITED", None), ("infinite", None), ("NONE", None), ("n/a", None), ("", None), ("1:2:3:4", None), ("-1", None), ("1-", None),
+        ("1 0", None), ("1;id", None), ("9999999", None),
+    ],
+)  # fmt: skip
+def test_times(text: str, seconds: int | None):
+    assert jobs.parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("seconds", [60, 3599, 3600, 86399, 86400, 172810])
+def test_a_time_is_understood_as_it_is_written(seconds: int):
+    assert jobs.parse_time(jobs.format_time(seconds)) == seconds
+
+
+def test_the_jobs_of_an_account(commands: Commands):
+    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-O", ASKED, stdout=QUEUE)
+    found = jobs.jobs(user="ddp")
+    assert [(job.job_id, job.state, job.exit_code) for job in found] == [
+        (16, "RUNNING", 0), (15, "FAILED", 15), (14, "FAILED", 137), (13, "FAILED", 3), (12, "CANCELLED", 0),
+    ]  # fmt: skip
+    assert found[0] == jobs.Job(
+        16, "ddp", "RUNNING", 0, 0, 2, "slurmd", "0:01", "UNLIMITED", "2026-11-20T18:55:37", "None", "slurmd-[0-1]",
+        "a-name-longer-than-any-column",
+    )  # fmt: skip
+    assert [job.is_active for job in found] == [True, False, False, False, False]
+    assert found[-1].restarts == 1
+
+
+def test_a_name_can_imitate_nothing(commands: Commands):
+    evil = "17|ddp|RUNNING|0|0|1|p|0:01|1|a|b|None|n|x|y\n18|eve|RUNNING|0|0|1|p|0:01|1|a|b|None|n|z|\nnot a job|\n|||||||||||||\n"
+    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "run", "-O", ASKED, stdout=evil)
+    found = jobs.jobs(user="ddp", name="run")
+    assert [(job.job_id, job.name) for job in found] == [(17, "x|y")]
+
+
+def ask_for(commands: Commands, job_id: int, **answer: object) -> None:
+    argv = ("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", str(job_id), "-O", ASKED)
+    commands.expect(*argv, **answer)  # pyright: ignore[reportArgumentType]
+
+
+def test_one_job(commands: Commands):
+    ask_for(commands, 13, stdout=QUEUE.splitlines(keepends=True)[1])
+    found = jobs.job(13, user="ddp")
+    assert found is not None
+    assert (found.state, found.exit_code) == ("FAILED", 3)
+
+
+def test_somebody_elses_job_is_none_of_ours(commands: Commands):
+    ask_for(commands, 13, stdout=QUEUE.splitlines(keepends=True)[1])
+    assert jobs.job(13, user="eve") is None
+
+
+SACCT = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "9", "-o")
+SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+
+
+@pytest.mark.parametrize("said", ["slurm_load_jobs error: Invalid job id specified\n", ""])
+def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, said: str):
+    ask_for(commands, 9, returncode=1 if said else 0, stderr=said)
+    text = "9|ddp|CANCELLED by 1000|0:15|2|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|x|y\n"
+    commands.expect(*SACCT, SACCT_FIELDS, stdout=text)
+    found = jobs.job(9, user="ddp")
+    assert found is not None
+    assert (found.state, found.exit_code, found.name, found.num_nodes) == ("CANCELLED", 143, "x|y", 2)
+
+
+def test_without_an_accounting_a_forgotten_job_is_unknown(commands: Commands):
+    ask_for(commands, 9, returncode=1, stderr="slurm_load_jobs error: Invalid job id specified\n")
+    commands.expect(*SACCT, SACCT_FIELDS, returncode=1, stderr="Slurm accounting storage is disabled\n")
+    assert jobs.job(9, user="ddp") is None
+
+
+def test_another_error_is_not_taken_for_a_forgotten_job(commands: Commands):
+    ask_for(commands, 9, returncode=1, stderr="slurm_load_jobs error: Access/permission denied\n")
+    with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
+        jobs.job(9, user="ddp")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
+        "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
+        "squeue: fatal: Could not establish a configuration source\n",
+        "slurm_load_jobs error: Socket timed out on send/recv operation\n",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received\n",
+    ],
+)
+def test_a_controller_that_is_away_may_come_back(commands: Commands, said: str):
+    ask_for(commands, 9, returncode=1, stderr=said)
+    with pytest.raises(jobs.NotAnsweringError):
+        jobs.job(9, user="ddp")
+
+
+def test_a_command_that_hangs_or_is_missing_may_come_back(commands: Commands):
+    argv = ("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "9", "-O", ASKED)
+    commands.fail(*argv, error=CommandTimeout("squeue: no answer within 60 s"))
+    with pytest.raises(jobs.NotAnsweringError, match=r"^Slurm: squeue: no answer within 60 s$"):
+        jobs.job(9, user="ddp")
+    commands.fail(*argv, error=CommandError("squeue: No such file or directory"))
+    with pytest.raises(
+        jobs.NotAnsweringError, match=r"^Slurm's client is not installed: squeue: No such file or directory$"
+    ):
+        jobs.job(9, user="ddp")
+
+
+def test_nodes_that_are_silent_are_told(commands: Commands):
+    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
+    commands.expect(
+        "/usr/bin/scontrol",
+        "show",
+        "nodes",
+        "-o",
+        returncode=1,
+        stderr="Unable to contact slurm controller (connect failure)",
+    )
+    with pytest.raises(jobs.NotAnsweringError):
+        jobs.partitions()
+
+
+def test_submitting(commands: Commands):
+    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="12\n")
+    assert jobs.submit("/x/job.sbatch", user="ddp") == 12
+    assert commands.users == ["ddp"]
+    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="13;west\n")
+    assert jobs.submit("/x/job.sbatch", user="ddp") == 13
+
+
+def test_an_answer_that_is_no_id_is_an_error(commands: Commands):
+    commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="Submitted\n")
+    with pytest.raises(jobs.SlurmError, match=r"^sbatch answered 'Submitted' instead of a job's id$"):
+        jobs.submit("/x/job.sbatch", user="ddp")
+
+
+def test_the_verdict_on_a_script(commands: Commands):
+    said = (
+        "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd\n"
+    )
+    commands.expect("/usr/bin/sbatch", "--test-only", stderr=said)
+    assert jobs.judge("#!/bin/bash\n", user="ddp") == said.removeprefix("sbatch: ").strip()
+    assert commands.stdin == ["#!/bin/bash\n"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "allocation failure: Requested node configuration is not available\n",
+            "allocation failure: Requested node configuration is not available",
+        ),
+        (
+            "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",
+            "invalid partition specified: nope; allocation failure: Invalid partition name specified",
+        ),
+        ("sbatch: error: x\nsbatch: error: x\n", "x"),
+        ("", "/usr/bin/sbatch exited 1"),
+    ],
+)
+def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, said: str, words: str):
+    commands.expect("/usr/bin/sbatch", "--test-only", stderr=said, returncode=1)
+    with pytest.raises(jobs.SlurmError) as caught:
+        jobs.judge("#!/bin/bash\n", user="ddp")
+    assert str(caught.value) == words
+    assert not isinstance(caught.value, jobs.NotAnsweringError)
+
+
+def test_cancelling(commands: Commands):
+    commands.expect("/usr/bin/scancel", "12")
+    jobs.cancel(12, user="ddp")
+    assert commands.users == ["ddp"]
+    commands.expect(
+        "/usr/bin/scancel",
+        "12",
+        returncode=1,
+        stderr="scancel: error: Kill job error on job id 12: Access/permission denied\n",
+    )
+    with pytest.raises(jobs.SlurmError, match=r"^Kill job error on job id 12: Access/permission denied$"):
+        jobs.cancel(12, user="ddp")
+
+
+def test_a_step(commands: Commands):
+    commands.expect("/usr/bin/srun", "--quiet", "--nodes=1", "hostname", stdout="slurmd-0\n")
+    assert jobs.run_step("hostname", options=("--nodes=1",), user="ddp", timeout_s=9) == "slurmd-0\n"
+
+
+def test_hostnames(commands: Commands):
+    commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-[0-1]", stdout="slurmd-0\nslurmd-1\n")
+    assert jobs.hostnames("slurmd-[0-1]") == ("slurmd-0", "slurmd-1")
+
+
+def test_the_controller_is_there(commands: Commands):
+    commands.expect("/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at ctl is UP\n")
+    jobs.ping()
+    commands.expect(
+        "/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"
+    )
+    jobs.ping()
+    commands.expect("/usr/bin/scontrol", "ping", stdout="Slurmctld(primary) at ctl is DOWN\n", returncode=1)
+    with pytest.raises(jobs.NotAnsweringError, match=r"^Slurmctld\(primary\) at ctl is DOWN$"):
+        jobs.ping()
+    commands.fail("/usr/bin/scontrol", "ping", error=CommandTimeout("scontrol: no answer within 10 s"))
+    with pytest.raises(jobs.NotAnsweringError, match=r"^Slurm: scontrol: no answer within 10 s$"):
+        jobs.ping()

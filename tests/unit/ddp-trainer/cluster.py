@@ -1,0 +1,210 @@
+"""A double of Slurm at its command line: strict about what it is asked, and answering in the form of Slurm 22.05.8."""
+
+import collections.abc
+import dataclasses
+import pathlib
+import re
+
+from slurm_ddp.run import CommandError, CommandTimeout, Completed
+
+QUEUE_FORMAT = (
+    "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
+    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,Name:|"
+)
+UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified"
+
+
+@dataclasses.dataclass
+class Machine:
+    """A compute node."""
+
+    name: str
+    cpus: int = 2
+    memory_mb: int = 8000
+    gres: str = "(null)"
+    state: str = "IDLE"
+    kept_mb: int = 0
+
+    def line(self, partition: str) -> str:
+        """Return the node as `scontrol show node -o` prints it."""
+        kept = f"MemSpecLimit={self.kept_mb} " if self.kept_mb else ""
+        return (
+            f"NodeName={self.name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv={self.cpus} CPUTot={self.cpus} "
+            f"CPULoad=0.56 AvailableFeatures=(null) ActiveFeatures=(null) Gres={self.gres} NodeAddr=10.77.0.10 "
+            f"NodeHostName={self.name} Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  "
+            f"RealMemory={self.memory_mb} AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={self.state} "
+            f"ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions={partition}  "
+            f"BootTime=2026-11-20T18:25:37 CfgTRES=cpu={self.cpus},mem={self.memory_mb}M,billing=2 AllocTRES= CapWatts=n/a\n"
+        )
+
+
+@dataclasses.dataclass
+class Job:
+    """A submitted job; each look at it takes it to the next of its states."""
+
+    job_id: int
+    user: str
+    name: str
+    script: pathlib.Path
+    text: str
+    states: list[tuple[str, int]]  # state, wait status
+    cancelled: bool = False
+
+    def line(self) -> str:
+        """Return the job as `squeue -O` prints it."""
+        state, status = self.states[0] if len(self.states) == 1 else self.states.pop(0)
+        reason = "Resources" if state == "PENDING" else "NonZeroExitCode" if state == "FAILED" else "None"
+        nodes = "" if state == "PENDING" else "slurmd-[0-1]"
+        return (
+            f"{self.job_id}|{self.user}|{state}|{status}|0|2|slurmd|0:07|UNLIMITED|2026-11-20T18:48:22|"
+            f"2026-11-20T18:48:22|{reason}|{nodes}|{self.name}|\n"
+        )
+
+
+class Cluster:
+    """Answers sbatch, squeue, scontrol, scancel, srun and sacct; anything else fails the test."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.machines = [Machine("slurmd-0"), Machine("slurmd-1")]
+        self.extra_partitions = ""
+        self.partition_state = "UP"
+        self.default = "YES"
+        self.max_time, self.default_time = "UNLIMITED", "NONE"
+        self.jobs: list[Job] = []
+        self.states: list[tuple[str, int]] = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+        self.refusal = ""  # what sbatch says instead of accepting
+        self.submit_refusal = ""  # the same, only when it is submitted
+        self.silent = 0  # so many commands find no controller
+        self.hung = False
+        self.forgets = False  # the controller knows no job any more
+        self.accounting = ""  # what sacct prints
+        self.driver = "driver 0\n"
+        self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
+        self.calls: list[tuple[str, ...]] = []
+
+    @property
+    def changes(self) -> list[tuple[str, ...]]:
+        """Return the commands that change something."""
+        return [call for call in self.calls if call[0] in ("sbatch", "scancel") and "--test-only" not in call]
+
+    def run(
+        self,
+        *argv: str,
+        timeout: float,
+        stdin: str | None = None,
+        cwd: str | None = None,
+        check: bool = True,
+        user: str | None = None,
+        env: None = None,
+    ) -> Completed:
+        """Stand in for slurm_ddp.run.run."""
+        assert timeout > 0
+        assert argv[0].startswith("/usr/bin/")
+        call = (argv[0].removeprefix("/usr/bin/"), *argv[1:])
+        self.calls.append(call)
+        if self.hung:
+            raise CommandTimeout(f"{call[0]}: no answer within {timeout:g} s")
+        if self.silent:
+            self.silent -= 1
+            answer = Completed(1, "", f"{call[0]}: error: Unable to contact slurm controller (connect failure)")
+        else:
+            if call[0] in ("sbatch", "scancel", "srun"):
+                assert user in (self.user, None)
+                assert cwd == "/"
+            answer = getattr(self, f"_{call[0]}")(call[1:], stdin)
+        if check and answer.returncode:
+            said = (answer.stderr or answer.stdout).splitlines()[-1]
+            raise CommandError(
+                f"{call[0]} exited {answer.returncode}: {said}",
+                returncode=answer.returncode,
+                stdout=answer.stdout,
+                stderr=answer.stderr,
+            )
+        return answer
+
+    def job(self, job_id: int) -> Job:
+        """Return a submitted job."""
+        return next(job for job in self.jobs if job.job_id == job_id)
+
+    def _scontrol(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        match arguments:
+            case ("ping",):
+                return Completed(0, "Slurmctld(primary) at ctl is UP\n", "")
+            case ("show", "partition", "-o"):
+                names = ",".join(machine.name for machine in self.machines)
+                return Completed(
+                    0,
+                    f"PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={self.default} "
+                    f"QoS=N/A DefaultTime={self.default_time} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO "
+                    f"MaxNodes=UNLIMITED MaxTime={self.max_time} MinNodes=0 LLN=NO Nodes={names} RootOnly=NO ReqResv=NO "
+                    f"State={self.partition_state} TotalCPUs=4 TotalNodes=2 DefMemPerNode=UNLIMITED\n{self.extra_partitions}",
+                    "",
+                )
+            case ("show", "nodes", "-o"):
+                return Completed(0, "".join(machine.line("slurmd") for machine in self.machines), "")
+            case ("show", "hostnames", _):
+                return Completed(0, "".join(f"{machine.name}\n" for machine in self.machines), "")
+            case _:
+                raise AssertionError(f"scontrol {arguments} is not known")
+
+    def _sbatch(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
+        if self.refusal:
+            return Completed(1, "", self.refusal)
+        if arguments == ("--test-only",):
+            assert stdin is not None
+            assert stdin.startswith("#!/bin/bash\n")
+            return Completed(
+                0,
+                "",
+                "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd",
+            )
+        option, path = arguments
+        assert option == "--parsable"
+        if self.submit_refusal:
+            return Completed(1, "", self.submit_refusal)
+        script = pathlib.Path(path)
+        assert (script.parent / "logs").is_dir(), "Slurm would lose the job: its log's folder is not there"
+        text = script.read_text()
+        name = re.search(r"^#SBATCH --job-name=(\S+)$", text, re.MULTILINE)
+        assert name is not None
+        job = Job(40 + len(self.jobs), self.user, name[1], script, text, list(self.states))
+        self.jobs.append(job)
+        self.submitted(job)
+        return Completed(0, f"{job.job_id}\n", "")
+
+    def _squeue(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        match arguments:
+            case ("-h", "-a", "-t", "all", "-j", number, "-O", form):
+                assert form == QUEUE_FORMAT
+                found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
+                return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
+            case ("-h", "-a", "-t", "all", "-u", user, *name, "-O", form):
+                assert form == QUEUE_FORMAT
+                assert user == self.user
+                found = [job for job in self.jobs if not name or ["-n", job.name] == name]
+                return Completed(0, "".join(job.line() for job in found), "")
+            case _:
+                raise AssertionError(f"squeue {arguments} is not known")
+
+    def _scancel(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        (number,) = arguments
+        job = self.job(int(number))
+        job.cancelled = True
+        job.states = [("COMPLETING", 0), ("CANCELLED", 15)]
+        return Completed(0, "", "")
+
+    def _srun(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        assert arguments[0] == "--quiet"
+        assert "--gpus-per-node=1" in arguments
+        return (
+            Completed(0, self.driver, "")
+            if self.driver
+            else Completed(1, "", "srun: error: Unable to allocate resources: busy")
+        )
+
+    def _sacct(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        assert arguments[:4] == ("-X", "-n", "-P", "-j")
+        if not self.accounting:
+            return Completed(1, "", "Slurm accounting storage is disabled")
+        return Completed(0, self.accounting, "")

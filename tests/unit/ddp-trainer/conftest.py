@@ -1,0 +1,171 @@
+"""What the trainer's tests stand on: a workspace in a temporary folder, a double of Slurm, and a double of pip."""
+
+import json
+import os
+import pathlib
+import pwd
+import stat
+
+import pytest
+from cluster import Cluster
+
+import trainer_child
+import trainer_environment
+import trainer_runs
+import trainer_status
+import trainer_workspace
+from slurm_ddp import mounts, run
+from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.slurm import jobs, nodes
+from trainer_base import Settings
+
+USER = pwd.getpwuid(os.geteuid()).pw_name
+ZSTD = """#!/bin/sh
+# like zstd as far as it is called here, without compressing anything
+while [ $# -gt 0 ]; do
+  case $1 in
+    -o) out=$2; shift ;;
+    -q | -d | -c | -f | -T0 | -3) ;;
+    *) echo "zstd: $1 is not known" >&2; exit 2 ;;
+  esac
+  shift
+done
+if [ -n "$out" ]; then cat > "$out"; else cat; fi
+"""
+
+
+class Pip:
+    """Stands in for venv and pip: makes what they would make, and records what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.cpu_wheel = True
+        self.failure = ""
+
+    def run(
+        self,
+        *argv: str | pathlib.Path,
+        timeout: float,
+        user: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Completed:
+        """Stand in for slurm_ddp.run.run."""
+        assert timeout > 0
+        assert cwd == "/"
+        call = tuple(str(word) for word in argv)
+        if call[:3] == ("/usr/bin/python3", "-I", "-c"):
+            return Completed(0, "3.12\n", "")
+        self.calls.append(call)
+        if call[:3] == ("/usr/bin/python3", "-m", "venv"):
+            home = pathlib.Path(call[3])
+            (home / "lib" / "python3.12" / "site-packages" / "torch" / "test").mkdir(parents=True)
+            (home / "lib" / "python3.12" / "site-packages" / "torch" / "test" / "big").write_text("x")
+            (home / "lib" / "python3.12" / "site-packages" / "networkx" / "tests").mkdir(parents=True)
+            (home / "lib" / "python3.12" / "site-packages" / "torch" / "bin").mkdir()
+            for name in ("test_api", "torch_shm_manager"):
+                (home / "lib" / "python3.12" / "site-packages" / "torch" / "bin" / name).write_text("x")
+            (home / "bin").mkdir()
+            (home / "bin" / "python").symlink_to("/usr/bin/python3")
+            return Completed(0, "", "")
+        if call[1:4] == ("-m", "pip", "install"):
+            assert "--no-input" in call
+            if self.failure:
+                raise CommandError("python exited 1", returncode=1, stderr=self.failure)
+            if not self.cpu_wheel and call[-1].endswith("+cpu"):
+                said = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
+                raise CommandError("python exited 1", returncode=1, stderr=said)
+            return Completed(0, "", "")
+        if call[1] == "-c" and "import ddptrain" in call[2]:
+            torch = [word for asked in self.calls for word in asked if word.startswith("torch==")][-1]
+            return Completed(0, torch.removeprefix("torch==") + "\n", "")
+        raise AssertionError(f"{call} is not known")
+
+
+@pytest.fixture
+def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "charm"
+    (folder / "payload" / "ddptrain").mkdir(parents=True)
+    (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
+    (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
+    return folder
+
+
+@pytest.fixture
+def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
+    for name in ("runs", "datasets", "environments"):
+        (workspace / name).mkdir()
+    about = pwd.getpwnam(USER)
+    return Settings("trainer/0", workspace, USER, about.pw_uid, about.pw_gid, charm_dir / "payload", "auto", "")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    double = Cluster(USER)
+    monkeypatch.setattr(jobs, "run", double.run)
+    monkeypatch.setattr(nodes, "run", double.run)
+    monkeypatch.setattr(jobs, "is_installed", lambda: True)
+    monkeypatch.setattr(trainer_runs, "pause", lambda _: None)
+    return double
+
+
+@pytest.fixture
+def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do in this process what the trainer does in children, to save their starts; test_workspace starts them."""
+
+    def run_child(*argv: str, stdin: str, user: str | None, cwd: str, timeout: float) -> Completed:
+        assert argv == ("/usr/bin/python3", "-I", "-c", pathlib.Path(trainer_child.__file__).read_text())
+        assert cwd == "/"
+        assert timeout > 0
+        assert user in (None, USER)
+        answer = trainer_child.answer(json.loads(stdin))
+        return Completed(0, json.dumps(answer), "")
+
+    monkeypatch.setattr(trainer_workspace, "run", run_child)
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
+    """Replace what makes an environment; the archive is stored for real, uncompressed."""
+    double = Pip()
+    monkeypatch.setattr(trainer_environment, "run", double.run)
+    monkeypatch.setattr(trainer_environment, "STAGING", tmp_path / "staging" / "payload")
+    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "zstd").write_text(ZSTD)
+    (commands / "zstd").chmod(stat.S_IRWXU)
+    monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return double
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, nearby: None) -> dict[str, object]:
+    """A host with the packages installed and the workspace mounted."""
+    about: dict[str, object] = {"installed": [], "mount": str(workspace), "probe": mounts.Result(mounts.State.RIGHT)}
+
+    def find(path: object) -> mounts.Mount | None:
+        assert str(path) == str(workspace)
+        where = about["mount"]
+        return mounts.Mount(1, "0:50", str(where), "fuse.juicefs", "JuiceFS:shared", ()) if where else None
+
+    def ensure_packages(names: tuple[str, ...]) -> bool:
+        failure = about.get("apt")
+        if isinstance(failure, CommandError):
+            raise failure
+        about["installed"] = names
+        return False
+
+    monkeypatch.setattr(trainer_status, "account", pwd.getpwnam)  # the tests' own account may be root's
+    monkeypatch.setattr(trainer_status.apt, "ensure_packages", ensure_packages)
+    monkeypatch.setattr(trainer_status.mounts, "find", find)
+    monkeypatch.setattr(trainer_status.mounts, "probe", lambda *_, **__: about["probe"])
+    return about

@@ -1,0 +1,719 @@
+"""The charm under Scenario: real modules and a real workspace; doubles of Slurm, pip and the mount."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import typing
+
+import pytest
+import yaml
+from cluster import Cluster, Job
+from conftest import USER, Pip
+from ops import testing
+from test_params import NASTY, ROAMING, TEXTS
+
+import charm
+import trainer_base
+import trainer_runs
+import trainer_status
+from slurm_ddp import mounts
+from slurm_ddp.run import CommandError
+from slurm_ddp.slurm import jobs
+
+SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
+META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
+EVENTS = ["install", "start", "config_changed", "upgrade_charm", "update_status", "relation_joined", "relation_changed"]
+
+
+@dataclasses.dataclass
+class Trainer:
+    """The charm on a host."""
+
+    workspace: pathlib.Path
+    root: pathlib.Path
+    config: dict[str, typing.Any]
+    context: testing.Context[charm.DdpTrainerCharm] = dataclasses.field(init=False)
+
+    def state(self) -> testing.State:
+        relation = testing.SubordinateRelation("juju-info", remote_app_name="sackd")
+        return testing.State(config=self.config, relations=[relation])
+
+    def event(self, name: str) -> testing.State:
+        self.context = self._context()
+        state = self.state()
+        relation = next(iter(state.relations))
+        event = getattr(self.context.on, name)
+        return self.context.run(event(relation) if name.startswith("relation") else event(), state)
+
+    def run(self, action: str, **params: typing.Any) -> dict[str, str]:
+        """Return an action's results; a failed one raises testing.ActionFailed."""
+        self.context = self._context()
+        given = {name.replace("_", "-"): value for name, value in params.items()}
+        self.context.run(self.context.on.action(action, params=given), self.state())
+        return typing.cast(dict[str, str], self.context.action_results or {})
+
+    def fails(self, action: str, **params: typing.Any) -> str:
+        """Return the one line with which an action fails."""
+        with pytest.raises(testing.ActionFailed) as caught:
+            self.run(action, **params)
+        assert caught.value.message.isprintable()
+        return caught.value.message
+
+    @property
+    def results(self) -> dict[str, str]:
+        return typing.cast(dict[str, str], self.context.action_results or {})
+
+    @property
+    def log(self) -> list[str]:
+        return list(self.context.action_logs)
+
+    def _context(self) -> testing.Context[charm.DdpTrainerCharm]:
+        return testing.Context(charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0)
+
+    def files(self) -> dict[str, int]:
+        """Return what is in the workspace, with the time of each change."""
+        return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
+
+
+@pytest.fixture
+def trainer(
+    workspace: pathlib.Path,
+    charm_dir: pathlib.Path,
+    cluster: Cluster,
+    pip: Pip,
+    host: dict[str, object],
+) -> Trainer:
+    return Trainer(workspace, charm_dir, {"workspace": str(workspace), "submit-user": USER})
+
+
+@pytest.fixture
+def ready(trainer: Trainer) -> Trainer:
+    """A trainer with its environment and the default dataset."""
+    trainer.run("install-environment")
+    add_dataset(trainer, "python-stdlib")
+    return trainer
+
+
+def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
+    folder = trainer.workspace / "datasets" / name
+    folder.mkdir(parents=True)
+    (folder / "dataset.json").write_text("{}")
+    return folder
+
+
+def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
+    """Leave in a run's folder what a job of the payload leaves."""
+    folder = job.script.parent
+    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(json.dumps({"outcome": outcome, "step": 16}))
+    (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
+    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
+    record = {
+        "workload": "smoke", "state": outcome, "nodes": 2, "world_size": 2, "steps": 16, "first_loss": 1.391486, "last_loss": 0.586587,
+        "best_loss": 0.5, "tokens_per_second": None, "samples_per_second": 56118.5, "checkpoint": None,
+        "loss_png": str(folder / "loss.png"), "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}], **summary,
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(record))
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, object], event: str):
+    out = trainer.event(event)
+    assert out.unit_status == testing.ActiveStatus("ready; submit-ddp installs the Python environment first")
+    assert host["installed"] == ("python3-venv", "zstd")
+    assert {path.name for path in trainer.workspace.iterdir()} == {"runs", "datasets", "environments"}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_second_time_nothing_changes(trainer: Trainer, event: str):
+    trainer.event("install")
+    before = trainer.files()
+    trainer.event(event)
+    assert trainer.files() == before
+
+
+def test_an_installed_environment_is_told(ready: Trainer):
+    out = ready.event("update_status")
+    assert out.unit_status == testing.ActiveStatus("ready; environment installed: torch 2.13.0+cpu")
+
+
+def test_waits_for_slurms_client(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jobs, "is_installed", lambda: False)
+    out = trainer.event("update_status")
+    assert out.unit_status == testing.WaitingStatus("Slurm's client is not on this host; the principal must be sackd")
+
+
+def test_waits_for_the_controller(trainer: Trainer, cluster: Cluster):
+    cluster.silent = 9
+    out = trainer.event("update_status")
+    assert out.unit_status == testing.WaitingStatus(
+        "Unable to contact slurm controller (connect failure); integrate sackd with slurmctld"
+    )
+    cluster.silent, cluster.hung = 0, True
+    out = trainer.event("update_status")
+    assert out.unit_status == testing.WaitingStatus(
+        "Slurm: scontrol: no answer within 10 s; integrate sackd with slurmctld"
+    )
+
+
+def test_waits_for_the_filesystem(trainer: Trainer, host: dict[str, object], workspace: pathlib.Path):
+    line = f"no filesystem is mounted at {workspace}; integrate shared-filesystem-client:juju-info with this machine's application"
+    for nothing in (None, "/"):
+        host["mount"] = nothing
+        assert trainer.event("update_status").unit_status == testing.WaitingStatus(line)
+        assert not list(workspace.iterdir()), "nothing is written beneath a mountpoint"
+
+
+def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host: dict[str, object]):
+    host["probe"] = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
+    assert trainer.event("update_status").unit_status == testing.WaitingStatus("/mnt/shared did not answer within 5 s")
+    assert trainer.fails("submit-ddp") == "/mnt/shared did not answer within 5 s"
+
+
+def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[str, object]):
+    host["apt"] = CommandError("apt-get exited 100: E: Unable to fetch some archives", returncode=100)
+    line = "cannot install python3-venv zstd: apt-get exited 100: E: Unable to fetch some archives"
+    assert trainer.event("install").unit_status == testing.BlockedStatus(line)
+    assert trainer.fails("submit-ddp") == line
+    del host["apt"]
+    assert trainer.event("update_status").unit_status.name == "active"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        (
+            "workspace",
+            "shared",
+            "fix config: workspace: 'shared' is not allowed; an absolute path of letters, digits and . _ / -",
+        ),
+        (
+            "workspace",
+            "/mnt/../etc",
+            "fix config: workspace: '/mnt/../etc' is not allowed; write the path without . and .. as parts",
+        ),
+        ("submit-user", "a b", "fix config: submit-user: 'a b' is not allowed; the name of an account"),
+        ("torch-build", "rocm", "fix config: torch-build: 'rocm' is not allowed; one of: auto, cpu, cuda"),
+        (
+            "torch-index",
+            "https://user:secret@host/x",
+            "fix config: torch-index: 'https://user:secret@host/x' is not allowed; the URL of a package index without "
+            "credentials, or nothing",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_blocks_and_names_itself(trainer: Trainer, option: str, value: str, line: str):
+    trainer.config[option] = value
+    assert trainer.event("config_changed").unit_status == testing.BlockedStatus(line)
+    assert trainer.fails("list-jobs") == line
+
+
+@pytest.mark.parametrize(
+    ("user", "line"),
+    [
+        ("root", "fix config: submit-user: 'root' is root; jobs never run as root: name an ordinary account"),
+        (
+            "nosuch",
+            "fix config: submit-user: no account 'nosuch' on this host; it must exist with the same uid on every node",
+        ),
+    ],
+)
+def test_an_account_that_cannot_run_jobs_blocks(
+    trainer: Trainer, user: str, line: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainer_status, "account", trainer_base.account)
+    trainer.config["submit-user"] = user
+    assert trainer.event("config_changed").unit_status == testing.BlockedStatus(line)
+
+
+def test_a_folder_of_somebody_else_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
+    trainer.event("install")
+
+    def denied(*_: object, **__: object) -> None:
+        raise trainer_status.trainer_workspace.WorkspaceError("ubuntu cannot write /mnt/shared/runs: x; chown ubuntu")
+
+    monkeypatch.setattr(trainer_status.trainer_workspace, "ensure_folders", denied)
+    out = trainer.event("update_status")
+    assert out.unit_status == testing.BlockedStatus("ubuntu cannot write /mnt/shared/runs: x; chown ubuntu")
+
+
+# -- submit-ddp --------------------------------------------------------------------------------------------------------
+
+
+def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster):
+    def finish(job: Job) -> None:
+        if job.name == "prepare-python-stdlib":
+            add_dataset(trainer, "python-stdlib")
+        write_result(job, workload="gpt", tokens_per_second=1832.05, checkpoint=str(job.script.parent / "epoch-0001"))
+
+    cluster.submitted = finish
+    results = trainer.run("submit-ddp", wait=True, run="first")
+    folder = trainer.workspace / "runs" / "first"
+    assert results == {
+        "job-id": "41", "run": "first", "run-dir": str(folder), "log": str(folder / "logs" / "41.out"),
+        "script": str(folder / "job.sbatch"), "state": "COMPLETED", "exit-code": "0", "loss": "0.586587", "first-loss": "1.39149",
+        "best-loss": "0.5", "tokens-per-second": "1832.05", "samples-per-second": "56118.5", "steps": "16", "nodes": "2", "ranks": "2",
+        "checkpoint": str(folder / "epoch-0001"), "curve": str(folder / "loss.png"), "device": "cpu",
+    }  # fmt: skip
+    assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
+    words = "\n".join(trainer.log)
+    for step in (
+        "making the environment: torch 2.13.0 for CPU (Slurm knows no node with GPUs)",
+        "the dataset python-stdlib is not there yet",
+        "job 40 prepares the dataset python-stdlib",
+        "job 41: first on 2 nodes of slurmd, each 2 cores, 8000 MiB",
+        "job 41 PENDING (Resources)",
+        "job 41 RUNNING, step 16, loss 0.5000",
+    ):
+        assert step in words
+    script = cluster.job(41).text
+    data = trainer.workspace / "datasets" / "python-stdlib"
+    assert f"command=(--module ddptrain train --run-dir {folder} --data {data} --resume auto)\n" in script
+    prepared = cluster.job(40).text
+    assert f"command=(ddptrain prepare --source python-stdlib --output {data} --tokenizer auto)\n" in prepared
+
+
+def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster):
+    results = ready.run("submit-ddp", workload="smoke")
+    assert set(results) == {"job-id", "run", "run-dir", "log", "script"}
+    assert results["run"].startswith("smoke-20")
+    run_dir = pathlib.Path(results["run-dir"])
+    record = json.loads((run_dir / "job.json").read_text())
+    assert (record["job_id"], record["kind"], record["ranks_per_node"]) == (40, "smoke", 1)
+    assert f"command=(--module ddptrain smoke --run-dir {run_dir})\n" in cluster.job(40).text
+
+
+def test_what_is_in_the_workspace_belongs_to_the_submit_user(ready: Trainer):
+    run_dir = pathlib.Path(ready.run("submit-ddp", workload="smoke")["run-dir"])
+    assert {path.stat().st_uid for path in (run_dir, *run_dir.rglob("*"))} == {os.geteuid()}
+
+
+def test_two_runs_in_one_second_have_two_names(ready: Trainer, monkeypatch: pytest.MonkeyPatch):
+    now = trainer_runs.now()
+    monkeypatch.setattr(trainer_runs, "now", lambda: now)
+    first, second = (ready.run("submit-ddp", workload="smoke")["run"] for _ in range(2))
+    assert second == f"{first}-2"
+
+
+def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, cluster: Cluster):
+    for machine in cluster.machines:
+        machine.gres = "gpu:mock_gpu:1(S:0)"
+    ready.run("submit-ddp", workload="smoke", wait=False)
+    assert "#SBATCH --gpus-per-node=1\n" in cluster.job(40).text
+    assert (
+        "the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda"
+        in ready.log
+    )
+
+
+def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
+    script = ready.workspace / "my train.py".replace(" ", "_")
+    script.write_text("print('x')\n")
+    results = ready.run("submit-ddp", workload=str(script), args="--lr 3e-4 a=b", env="FOO=bar", nodes=1)
+    assert results["run"].startswith("my_train-")
+    text = cluster.job(40).text
+    assert f"command=({script} --lr 3e-4 a=b)\n" in text
+    assert "export FOO=bar\n" in text
+    assert '*) exit "$rc" ;;' in text, "such a script need not leave an outcome"
+
+
+def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):
+    trainer.event("install")
+    before = trainer.files()
+    results = trainer.run("submit-ddp", dry_run=True, wait=True, run="x")
+    assert trainer.files() == before
+    assert not cluster.changes
+    assert results["script"].startswith("#!/bin/bash\n")
+    assert results["verdict"] == (
+        "Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd"
+    )
+    assert results["environment"] == "not installed yet: submit-ddp installs it"
+    assert results["dataset"] == f"{trainer.workspace}/datasets/python-stdlib (to be prepared)"
+    assert results["resources"] == "2 nodes of slurmd, each 2 cores, 8000 MiB"
+
+
+def test_a_dry_run_names_the_environment_that_is_there(ready: Trainer):
+    results = ready.run("submit-ddp", dry_run=True)
+    assert results["environment"].endswith(".tar.zst")
+    assert results["environment"] in results["script"]
+
+
+def test_a_run_is_continued_by_its_name(ready: Trainer, cluster: Cluster):
+    cluster.submitted = lambda job: write_result(job, "preempted")
+    cluster.states = [("CANCELLED", 15)]
+    assert ready.fails("submit-ddp", run="long", wait=True) == (
+        "job 40 CANCELLED, exit code 143; it saved at step 16, and submit-ddp run=long with the same parameters goes on from there"
+    )
+    cluster.submitted, cluster.states = lambda job: write_result(job, last_loss=0.25), [("COMPLETED", 0)]
+    assert ready.run("submit-ddp", run="long", wait=True)["loss"] == "0.25"
+    assert [job.name for job in cluster.jobs] == ["long", "long"]
+
+
+def test_an_earlier_jobs_summary_is_not_taken_for_this_ones(ready: Trainer, cluster: Cluster):
+    cluster.submitted = write_result
+    cluster.states = [("COMPLETED", 0)]
+    ready.run("submit-ddp", run="twice", wait=True)
+    cluster.submitted = lambda _: None
+    assert "loss" not in ready.run("submit-ddp", run="twice", wait=True)
+
+
+def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: Cluster):
+    ready.run("submit-ddp", run="base")
+    cluster.jobs[0].states = [("COMPLETED", 0)]
+    ready.run("submit-ddp", run="tuned", resume="base")
+    assert f"--resume {ready.workspace}/runs/base)\n" in cluster.job(41).text
+
+
+def test_slurm_being_away_for_a_while_is_survived(ready: Trainer, cluster: Cluster):
+    def restart(job: Job) -> None:
+        write_result(job)
+        cluster.silent = 3
+
+    cluster.submitted = restart
+    assert ready.run("submit-ddp", workload="smoke", wait=True)["state"] == "COMPLETED"
+    line = "job 40: Unable to contact slurm controller (connect failure); asking again"
+    assert line in ready.log
+
+
+def test_slurm_staying_away_ends_the_wait(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_runs, "_SILENCE_S", -1.0)
+
+    def vanish(_: Job) -> None:
+        cluster.silent = 1000
+
+    cluster.submitted = vanish
+    line = "job 40: no word from Slurm: Unable to contact slurm controller (connect failure)"
+    assert ready.fails("submit-ddp", workload="smoke", wait=True) == line
+    assert ready.results["job-id"] == "40"
+
+
+@pytest.mark.parametrize(("outcome", "state"), [("done", "COMPLETED"), ("failed", "FAILED"), (None, "UNKNOWN")])
+def test_a_job_that_slurm_forgot_is_judged_by_what_it_wrote(
+    ready: Trainer, cluster: Cluster, outcome: str | None, state: str
+):
+    if outcome:
+        cluster.submitted = lambda job: write_result(job, outcome)
+    cluster.forgets = True
+    if state == "COMPLETED":
+        assert ready.run("submit-ddp", workload="smoke", wait=True)["state"] == state
+    else:
+        assert ready.fails("submit-ddp", workload="smoke", wait=True).startswith(f"job 40 {state}, exit code 1")
+        assert ready.results["state"] == state
+
+
+def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounting(ready: Trainer, cluster: Cluster):
+    cluster.forgets = True
+    cluster.accounting = (
+        f"40|{USER}|CANCELLED by 1000|0:15|2|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|x\n"
+    )
+    assert ready.fails("submit-ddp", workload="smoke", wait=True) == "job 40 CANCELLED, exit code 143"
+
+
+def test_a_failed_job_shows_the_first_failing_ranks_last_lines(ready: Trainer, cluster: Cluster):
+    def crash(job: Job) -> None:
+        log = job.script.parent / "logs" / "40.r0" / "node-1" / "40.r0_x" / "attempt_0" / "0" / "stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(
+            "noise\n" * 100 + "Traceback (most recent call last):\n  File x\n    y\nRuntimeError: \x1b[31mboom\n"
+        )
+
+    cluster.submitted, cluster.states = crash, [("RUNNING", 0), ("FAILED", 1 << 8)]
+    line = ready.fails("submit-ddp", workload="smoke", wait=True)
+    assert line == "job 40 FAILED, exit code 1; rank 1 on slurmd-1: RuntimeError: ?[31mboom"
+    assert ready.results["failed-rank"] == "1"
+    assert ready.results["failure"].splitlines() == [
+        "noise", "Traceback (most recent call last):", "  File x", "    y", "RuntimeError: ?[31mboom",
+    ]  # fmt: skip
+    assert (ready.results["state"], ready.results["exit-code"]) == ("FAILED", "1")
+
+
+def test_the_wait_ends_at_its_limit_and_the_job_goes_on(
+    ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    cluster.states = [("RUNNING", 0)]
+    clock = iter(range(0, 10000, 5))
+    monkeypatch.setattr(trainer_runs.time, "monotonic", lambda: next(clock))
+    assert ready.fails("submit-ddp", workload="smoke", wait=True, wait_timeout=60) == (
+        "no end after 60 s: job 40 RUNNING; it goes on, see: juju run trainer/0 job-log job-id=40"
+    )
+    assert ready.results["state"] == "RUNNING"
+    assert not cluster.job(40).cancelled
+
+
+def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
+    """Return parameters that contradict what is there, and the line for each."""
+    place = trainer.workspace
+    (place / "fine.py").write_text("")
+    (place / "out.py").symlink_to("/etc/hostname")
+    (place / "folder").mkdir()
+    (place / "runs" / "old").mkdir(parents=True)
+    return [
+        ({"nodes": 0}, "nodes: 0 is not allowed; a whole number from 1 to 4096"),
+        ({"nodes": 3}, "nodes: 3 asked for, partition slurmd has 2 usable"),
+        ({"gpus-per-node": 1}, "gpus-per-node: 1 asked for, a node of partition slurmd has at most 0"),
+        ({"cpus-per-task": 3}, "cpus-per-task: 3 asked for, a node of partition slurmd has at most 2"),
+        ({"memory": "9G"}, "memory: 9G asked for, a node of partition slurmd has at most 8000M"),
+        ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
+        ({"workload": f"{place}/no.py"}, f"workload: {place}/no.py is not there"),
+        ({"workload": "/etc/passwd"}, f"workload: /etc/passwd is outside the workspace {place}"),
+        ({"workload": f"{place}-other/x.py"}, f"workload: {place}-other/x.py is outside the workspace {place}"),
+        (
+            {"workload": f"{place}/out.py"},
+            f"workload: {place}/out.py leads to /etc/hostname, outside the workspace {place}",
+        ),
+        ({"workload": f"{place}/folder"}, f"workload: {place}/folder is not a file"),
+        (
+            {"workload": "train.py"},
+            "workload: 'train.py' is not allowed; gpt, smoke or an absolute path of letters, digits and . _ / + @ = -",
+        ),
+        (
+            {"dataset": "nope"},
+            f"dataset: no dataset 'nope' in {place}/datasets; there are: python-stdlib; "
+            "make it with: juju run trainer/0 prepare-dataset name=nope source=...",
+        ),
+        ({"dataset": f"{place}/nope"}, f"dataset: {place}/nope is not there"),
+        (
+            {"dataset": f"{place}/folder"},
+            f"dataset: {place}/folder holds no dataset.json; make a dataset with prepare-dataset",
+        ),
+        ({"dataset": "/etc"}, f"dataset: /etc is outside the workspace {place}"),
+        ({"dataset": "python-stdlib", "workload": "smoke"}, "dataset: only the workload gpt has it"),
+        ({"resume": "never", "workload": "smoke"}, "resume: only the workload gpt has it"),
+        ({"resume": "nope"}, f"resume: there is no run 'nope' in {place}/runs; auto, never or the name of a run"),
+        ({"run": "old", "resume": "never"}, "run: old exists already; choose another name or resume=auto"),
+        ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
+        (
+            {"args": "--x '$(id)'"},
+            "args: \"--x '$(id)'\" is not allowed; only letters, digits, blanks and . _ + = / : , @ % ^ -",
+        ),
+    ]
+
+
+def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, cluster: Cluster):
+    table = refusals(ready)
+    before = ready.files()
+    for params, line in table:
+        with pytest.raises(testing.ActionFailed) as caught:
+            ready.run("submit-ddp", **params)
+        assert caught.value.message == line
+        assert not ready.results
+    assert not cluster.changes
+    assert ready.files() == before
+
+
+@pytest.mark.parametrize("action", list(META["actions"]))
+def test_an_unknown_parameter_is_refused_by_the_charm_too(
+    ready: Trainer, cluster: Cluster, action: str, monkeypatch: pytest.MonkeyPatch
+):
+    params = META["actions"][action]["params"]
+    monkeypatch.setitem(params, "nodse", {"type": "integer"})  # as if Juju had let it through
+    required = {"job-id": 1} if action == "cancel-job" else {}
+    known = ", ".join(sorted(name for name in params if name != "nodse"))
+    assert ready.fails(action, nodse=2, **required) == f"nodse: no such parameter; there are: {known}"
+    assert not cluster.changes
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            "allocation failure: Invalid account or account/partition combination specified",
+            "account: Slurm refuses the job: ",
+        ),
+        ("allocation failure: Invalid qos specification", "qos: Slurm refuses the job: "),
+        ("allocation failure: Requested reservation is invalid", "reservation: Slurm refuses the job: "),
+        ("allocation failure: Invalid feature specification", "constraint: Slurm refuses the job: "),
+        (
+            "allocation failure: Requested time limit is invalid (missing or exceeds some limit)",
+            "time-limit: Slurm refuses the job: ",
+        ),
+        ("allocation failure: Requested node configuration is not available", "Slurm refuses the job: "),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_its_words(ready: Trainer, cluster: Cluster, said: str, line: str):
+    cluster.refusal = f"sbatch: error: Batch job submission failed\n{said}"
+    before = ready.files()
+    words = f"Batch job submission failed; {said}"
+    assert ready.fails("submit-ddp", workload="smoke") == f"{line}{words}"
+    assert ready.files() == before
+
+
+def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster: Cluster):
+    cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+    assert (
+        ready.fails("submit-ddp", workload="smoke", run="x")
+        == "qos: Slurm refuses the job: QOSMaxSubmitJobPerUserLimit"
+    )
+    assert not (ready.workspace / "runs" / "x").exists()
+
+
+def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
+    cluster.states = [("RUNNING", 0)]
+    ready.run("submit-ddp", run="x")
+    assert ready.fails("submit-ddp", run="x") == "run: x is at work as job 40 (RUNNING); wait for it or cancel it"
+    assert len(cluster.jobs) == 1
+
+
+def test_no_usable_node(ready: Trainer, cluster: Cluster):
+    for machine in cluster.machines:
+        machine.state = "DOWN*+DRAIN"
+    line = ready.fails("submit-ddp")
+    assert line.startswith("partition: slurmd has no usable node (slurmd-0 is down+drain+not_responding, ")
+    assert line.endswith("; see: sinfo -R")
+
+
+@pytest.mark.parametrize(("action", "name"), TEXTS)
+def test_nothing_hostile_is_submitted_written_or_run(ready: Trainer, cluster: Cluster, action: str, name: str):
+    before, calls = ready.files(), len(cluster.calls)
+    chosen = NASTY[:: max(1, len(NASTY) // 12)] if name == "args" else (NASTY + ROAMING)[:: len(NASTY) // 12]
+    for nasty in chosen:  # the whole table is held against the parser in test_params
+        given: dict[str, typing.Any] = {name: nasty, **({"job-id": 1} if action == "cancel-job" else {})}
+        line = ready.fails(action, **given)
+        assert line.startswith(f"{name}: ")
+        assert len(line) < 400
+    assert ready.files() == before
+    assert all(call[:2] == ("scontrol", "ping") for call in cluster.calls[calls:])
+
+
+def test_a_failure_nobody_foresaw_is_not_hidden(ready: Trainer, monkeypatch: pytest.MonkeyPatch):
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(jobs, "partitions", broken)
+    with pytest.raises(testing.errors.UncaughtCharmError):
+        ready.run("submit-ddp")
+
+
+# -- prepare-dataset ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_is_prepared_by_a_job(ready: Trainer, cluster: Cluster):
+    source = ready.workspace / "books"
+    source.mkdir()
+    results = ready.run("prepare-dataset", source=str(source), tokenizer="byte", wait=False)
+    output = ready.workspace / "datasets" / "books"
+    assert (results["run"], results["dataset"]) == ("prepare-books", str(output))
+    text = cluster.job(40).text
+    assert f"command=(ddptrain prepare --source {source} --output {output} --tokenizer byte)\n" in text
+    assert "#SBATCH --cpus-per-task=1\n" in text
+    assert not output.exists(), "the job makes it"
+
+
+def test_preparing_again_goes_on_in_the_same_place(ready: Trainer, cluster: Cluster):
+    cluster.states = [("COMPLETED", 0)]
+    assert ready.run("prepare-dataset")["state"] == "COMPLETED"
+    assert ready.run("prepare-dataset")["run"] == "prepare-python-stdlib"
+    assert len(cluster.jobs) == 2
+
+
+def test_a_dataset_that_could_not_be_prepared_stops_the_training(ready: Trainer, cluster: Cluster):
+    (ready.workspace / "datasets" / "python-stdlib" / "dataset.json").unlink()
+    cluster.states = [("FAILED", 2 << 8)]
+    assert ready.fails("submit-ddp", wait=True).startswith("job 40 FAILED, exit code 2")
+    assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib"]
+
+
+def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
+    place = ready.workspace
+    assert ready.fails("prepare-dataset", source="/etc") == f"source: /etc is outside the workspace {place}"
+    assert ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no is not there"
+    cluster.states = [("RUNNING", 0)]
+    ready.run("prepare-dataset", wait=False)
+    line = "run: prepare-python-stdlib is at work as job 40 (RUNNING); wait for it or cancel it"
+    assert ready.fails("prepare-dataset") == line
+
+
+# -- the other actions -------------------------------------------------------------------------------------------------
+
+
+def test_install_environment_tells_what_it_made(trainer: Trainer):
+    results = trainer.run("install-environment")
+    assert set(results) == {"environment", "torch", "python", "size-mb", "unpacked-mb"}
+    assert results["torch"] == "2.13.0+cpu"
+    assert pathlib.Path(results["environment"]).is_file()
+
+
+def test_jobs_are_listed(ready: Trainer, cluster: Cluster):
+    assert ready.run("list-jobs")["count"] == "0"
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    cluster.states = [("RUNNING", 0)]
+    ready.run("submit-ddp", workload="smoke", run="b")
+    results = ready.run("list-jobs")
+    assert results["count"] == "2"
+    assert [line.split() for line in results["jobs"].splitlines()] == [
+        ["JOB-ID", "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE"],
+        ["41", "b", "RUNNING", "2", "0:07", "UNLIMITED", "2026-11-20T18:48:22", "slurmd-[0-1]"],
+        ["40", "a", "PENDING", "2", "0:07", "UNLIMITED", "2026-11-20T18:48:22", "(Resources)"],
+    ]
+    assert len(ready.run("list-jobs", lines=1)["jobs"].splitlines()) == 2
+
+
+def test_a_jobs_name_is_shown_harmlessly(ready: Trainer, cluster: Cluster):
+    cluster.states = [("RUNNING", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    cluster.jobs[0].name = "x\x1b[31m|y"
+    assert "x?[31m|y" in ready.run("list-jobs")["jobs"]
+    cluster.jobs[0].name = "x\n99|root|RUNNING|0"
+    assert ready.run("list-jobs")["count"] == "1"
+
+
+def test_a_log_is_shown(ready: Trainer, cluster: Cluster):
+    cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    path = ready.workspace / "runs" / "a" / "logs" / "40.out"
+    wanted = {
+        "job-id": "40",
+        "run": "a",
+        "state": "COMPLETED",
+        "log": str(path),
+        "lines": "2",
+        "text": "[TRAIN] step=16\n[DONE] ok",
+    }
+    assert ready.run("job-log") == wanted
+    assert ready.run("job-log", job_id=40) == wanted
+    assert ready.run("job-log", run="a") == wanted
+    assert ready.run("job-log", lines=1)["text"] == "[DONE] ok"
+    cluster.forgets = True
+    assert "state" not in ready.run("job-log", job_id=40)
+
+
+def test_a_log_that_is_not_there_is_explained(ready: Trainer, cluster: Cluster):
+    place = ready.workspace
+    assert ready.fails("job-log") == f"there is no run in {place}/runs yet; start one: juju run trainer/0 submit-ddp"
+    assert ready.fails("job-log", run="no") == f"run: no is no run with a job in {place}/runs"
+    assert (
+        ready.fails("job-log", job_id=9)
+        == f"job-id: 9 is no job of a run in {place}/runs; see: juju run trainer/0 list-jobs"
+    )
+    assert ready.fails("job-log", job_id=9, run="no") == "run: give either job-id or run"
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    assert ready.fails("job-log") == "job 40 is PENDING (Resources); there is no output yet"
+    assert ready.fails("job-log", rank=3) == "job 40 is PENDING (Resources); there is no output of rank 3 yet"
+
+
+def test_a_job_is_cancelled(ready: Trainer, cluster: Cluster):
+    cluster.states = [("RUNNING", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    assert ready.run("cancel-job", job_id=40) == {"job-id": "40", "state": "CANCELLED", "run": "a"}
+    assert ready.log == ["job 40 was RUNNING; cancelling, its ranks may save first"]
+    assert ready.fails("cancel-job", job_id=40) == "job-id: 40 has ended already: CANCELLED"
+
+
+def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
+    ready.run("submit-ddp", workload="smoke", run="a")
+    cluster.jobs[0].user = "eve"
+    line = f"job-id: 40 is no job of {USER} that Slurm knows; see: juju run trainer/0 list-jobs"
+    assert ready.fails("cancel-job", job_id=40) == line
+    assert ready.fails("cancel-job", job_id=99) == line.replace("40", "99")
+    assert not cluster.jobs[0].cancelled
+
+
+@pytest.mark.parametrize("action", ["submit-ddp", "prepare-dataset", "list-jobs", "install-environment"])
+def test_slurm_that_does_not_answer_is_told(ready: Trainer, cluster: Cluster, action: str):
+    cluster.hung = True
+    assert ready.fails(action) == "Slurm: scontrol: no answer within 10 s; integrate sackd with slurmctld"

@@ -1,0 +1,221 @@
+"""The jobs' environment: made once, stored whole, chosen by what goes in and by what the cluster is."""
+
+import dataclasses
+import json
+import pathlib
+import stat
+import tarfile
+import threading
+
+import pytest
+from cluster import Cluster
+from conftest import Pip
+
+import trainer_environment
+import trainer_workspace
+from slurm_ddp.slurm.jobs import Capacity, Partition
+from trainer_base import Settings, TrainerError
+
+CPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 0, "IDLE", True),)),)
+GPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 8, "IDLE", True),)),)
+
+
+def with_build(settings: Settings, build: str, index: str = "") -> Settings:
+    return dataclasses.replace(settings, torch_build=build, torch_index=index)
+
+
+def install(
+    settings: Settings, partitions: tuple[Partition, ...] = CPU, **more: object
+) -> tuple[trainer_environment.Environment, list[str]]:
+    lines: list[str] = []
+    return trainer_environment.install(settings, partitions, lines.append, **more), lines  # pyright: ignore[reportArgumentType]
+
+
+def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, cluster: Cluster):
+    made, lines = install(settings)
+    folder = settings.environments
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [f"{made.manifest.hash}.json", f"{made.manifest.hash}.tar.zst"]
+    assert stat.S_IMODE((folder / names[1]).stat().st_mode) == 0o644
+    with tarfile.open(folder / names[1]) as tar:  # the double of zstd compresses nothing
+        members = tar.getnames()
+    assert "./bin/python" in members
+    assert "./lib/python3.12/site-packages/ddptrain/__init__.py" in members
+    assert "./lib/python3.12/site-packages/torch/bin/torch_shm_manager" in members
+    assert not [name for name in members if "/test" in name], "no run reads the packages' own tests"
+    assert made.manifest.torch == "2.13.0+cpu"
+    assert lines[0] == "making the environment: torch 2.13.0 for CPU (Slurm knows no node with GPUs)"
+    assert not list(settings.node_cache.iterdir()), "the build's folder is gone"
+    contents = trainer_workspace.look(settings)
+    assert trainer_environment.find(settings, contents, "cpu") == made
+    assert trainer_environment.find(settings, contents, "cuda") is None
+
+
+def test_a_second_time_nothing_is_made(settings: Settings, pip: Pip, cluster: Cluster):
+    made, _ = install(settings)
+    calls = len(pip.calls)
+    again, lines = install(settings)
+    assert (again, len(pip.calls)) == (made, calls)
+    assert lines == [f"environment {made.manifest.hash} with torch 2.13.0+cpu is there already"]
+    assert trainer_environment.ensure(settings, CPU, print) == made
+    install(settings, force=True)
+    assert len(pip.calls) == 2 * calls
+
+
+def test_the_locked_packages_are_installed_by_their_hashes(settings: Settings, pip: Pip, cluster: Cluster):
+    install(settings)
+    locked = next(call for call in pip.calls if "--require-hashes" in call)
+    path = pathlib.Path(locked[locked.index("-r") + 1])
+    assert path.read_text() == (settings.payload / "requirements.txt").read_text()
+    assert path.is_relative_to(trainer_environment.STAGING)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("change", ["payload", "requirements", "python"])
+def test_whatever_goes_in_makes_another_environment(
+    settings: Settings, pip: Pip, cluster: Cluster, change: str, monkeypatch: pytest.MonkeyPatch
+):
+    made, _ = install(settings)
+    if change == "payload":
+        (settings.payload / "ddptrain" / "extra.py").write_text("x = 1\n")
+    elif change == "requirements":
+        (settings.payload / "requirements.txt").write_text("numpy==2.1 --hash=sha256:1\n")
+    else:
+        monkeypatch.setattr(trainer_environment, "_python_version", lambda: "3.13")
+    assert trainer_environment.find(settings, trainer_workspace.look(settings), "cpu") is None
+    assert install(settings)[0].manifest.key != made.manifest.key
+
+
+def test_a_half_written_archive_is_never_chosen(settings: Settings, pip: Pip, cluster: Cluster):
+    made, _ = install(settings)
+    archive = pathlib.Path(made.archive)
+    archive.write_bytes(archive.read_bytes()[:-1])
+    assert trainer_environment.find(settings, trainer_workspace.look(settings), "cpu") is None
+
+
+def test_without_an_index_of_cpu_wheels_the_common_build_is_taken(settings: Settings, pip: Pip, cluster: Cluster):
+    pip.cpu_wheel = False
+    made, lines = install(settings)
+    assert (made.manifest.torch, made.manifest.build) == ("2.13.0", "cpu")
+    assert (
+        "no index offers torch 2.13.0+cpu (option torch-index can name one); the build for CUDA also runs on CPUs"
+        in lines
+    )
+
+
+def test_the_option_torch_index_is_searched_too(settings: Settings, pip: Pip, cluster: Cluster):
+    install(with_build(settings, "cpu", "https://wheels.example/cpu"))
+    torch = next(call for call in pip.calls if call[-1].startswith("torch=="))
+    assert torch[-2:] == ("--extra-index-url=https://wheels.example/cpu", "torch==2.13.0+cpu")
+
+
+def test_pips_own_reason_is_told_and_nothing_is_left(settings: Settings, pip: Pip, cluster: Cluster):
+    pip.failure = (
+        "WARNING: x\nERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
+    )
+    with pytest.raises(TrainerError) as caught:
+        install(settings)
+    assert str(caught.value) == "pip: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    assert not list(settings.environments.iterdir())
+    assert not list(settings.node_cache.iterdir())
+
+
+def test_a_gpu_node_is_asked_for_its_driver(settings: Settings, pip: Pip, cluster: Cluster):
+    cluster.driver = "driver 12080\n"
+    made, lines = install(settings, GPU)
+    assert made.manifest.build == "cuda"
+    assert made.manifest.torch == "2.13.0"
+    assert "asking a node with GPUs (n0 has 8) for its CUDA driver" in lines
+    assert "making the environment: torch 2.13.0 for CUDA (the driver supports CUDA 12.8)" in lines
+
+
+def test_a_gpu_node_without_a_driver_gets_the_build_for_cpus(settings: Settings, pip: Pip, cluster: Cluster):
+    made, lines = install(settings, GPU)
+    assert (made.manifest.build, made.manifest.driverless) == ("cpu", True)
+    assert "making the environment: torch 2.13.0 for CPU (n0 has no CUDA driver)" in lines
+    asked = len(cluster.calls)
+    assert trainer_environment.ensure(settings, GPU, print, gpus=True) == made
+    assert len(cluster.calls) == asked, "the node is not asked again for each job"
+
+
+def test_gpus_that_came_later_are_asked_for_their_driver(settings: Settings, pip: Pip, cluster: Cluster):
+    cpu, _ = install(settings, CPU)
+    cluster.driver = "driver 13000\n"
+    assert trainer_environment.ensure(settings, GPU, print, gpus=False) == cpu
+    assert trainer_environment.ensure(settings, GPU, print, gpus=True).manifest.build == "cuda"
+
+
+def test_an_environment_that_fits_after_all_is_not_made_again(settings: Settings, pip: Pip, cluster: Cluster):
+    install(settings, CPU)
+    calls = len(pip.calls)
+    kept = trainer_environment.ensure(settings, GPU, print, gpus=True)
+    assert (kept.manifest.driverless, len(pip.calls)) == (True, calls)
+    asked = len(cluster.calls)
+    assert trainer_environment.ensure(settings, GPU, print, gpus=True) == kept
+    assert len(cluster.calls) == asked
+
+
+def test_when_no_gpu_node_answers_nothing_is_guessed(settings: Settings, pip: Pip, cluster: Cluster):
+    cluster.driver = ""
+    with pytest.raises(TrainerError) as caught:
+        install(settings, GPU)
+    assert str(caught.value) == (
+        "no GPU node told its driver: Unable to allocate resources: busy; try again when one is free, "
+        "or set torch-build to cpu or cuda"
+    )
+    assert not pip.calls
+
+
+def test_the_option_and_the_parameter_decide_without_asking(settings: Settings, pip: Pip, cluster: Cluster):
+    assert install(with_build(settings, "cuda"), CPU)[0].manifest.build == "cuda"
+    assert install(settings, GPU, build="cpu")[0].manifest.build == "cpu"
+    assert not cluster.calls
+
+
+def test_a_charm_without_payload_says_how_to_get_one(settings: Settings, pip: Pip, cluster: Cluster):
+    (settings.payload / "requirements.txt").unlink()
+    with pytest.raises(TrainerError) as caught:
+        install(settings)
+    assert str(caught.value) == f"this charm carries no payload in {settings.payload}; pack it with: make pack"
+
+
+def test_a_full_disk_is_told_before_anything_is_downloaded(
+    settings: Settings, pip: Pip, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(trainer_environment._NEEDED_BYTES, "cpu", 1 << 60)
+    with pytest.raises(TrainerError, match=r"MiB free; 1099511627776 are needed$"):
+        install(settings)
+    assert not pip.calls
+
+
+def test_progress_is_told_while_something_takes_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_environment, "_REPORT_S", 0.05)
+    finished = threading.Event()
+    lines: list[str] = []
+
+    def log(text: str) -> None:
+        lines.append(text)
+        if len(lines) == 4:
+            finished.set()
+
+    assert trainer_environment._with_progress(log, "making", lambda: finished.wait(10), lambda: "torch 90 MB") is True
+    assert lines[0] == "making"
+    assert lines[1] == "making: 0 s, torch 90 MB"
+
+
+def test_a_failure_in_the_background_is_raised():
+    def fail() -> None:
+        raise TrainerError("no")
+
+    with pytest.raises(TrainerError, match=r"^no$"):
+        trainer_environment._with_progress(lambda _: None, "x", fail)
+
+
+def test_the_manifest_tells_what_is_inside(settings: Settings, pip: Pip, cluster: Cluster):
+    made, _ = install(settings)
+    record = json.loads((settings.environments / f"{made.manifest.hash}.json").read_text())
+    assert record["unpacked_bytes"] > 0
+    assert record["files"] > 0
+    assert trainer_environment.describe(made) == {
+        "environment": made.archive, "torch": "2.13.0+cpu", "python": "3.12", "size-mb": "0", "unpacked-mb": "0",
+    }  # fmt: skip

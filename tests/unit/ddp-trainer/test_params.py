@@ -1,0 +1,198 @@
+"""The charm's edge: what is declared is what is parsed, and nothing hostile gets past it."""
+
+import pathlib
+import typing
+
+import pytest
+import yaml
+
+import trainer_params
+from trainer_base import ParameterError
+
+DECLARED = yaml.safe_load(
+    (pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text()
+)
+MODELS: dict[str, type[trainer_params.Parsed]] = {
+    "install-environment": trainer_params.InstallEnvironment,
+    "prepare-dataset": trainer_params.PrepareDataset,
+    "submit-ddp": trainer_params.SubmitDdp,
+    "list-jobs": trainer_params.ListJobs,
+    "job-log": trainer_params.JobLog,
+    "cancel-job": trainer_params.CancelJob,
+}
+TEXTS = [
+    (action, name)
+    for action, about in DECLARED["actions"].items()
+    for name, schema in about["params"].items()
+    if schema["type"] == "string"
+]
+# What shells, Slurm, jinja2, terminals, JSON, YAML and filesystems would each like to interpret.
+NASTY = [
+    "'", '"', "`", "\\", "$", "!", "*", "?", "~", "#", ";", "|;", "<", ">", "(", ")", "[a", "{", "}", "a'b", 'a"b', "a`b`",
+    "'; touch /tmp/pwned; '", '"; touch /tmp/pwned; "', "$(touch /tmp/pwned)", "`touch /tmp/pwned`", "${IFS}", "$HOME", "$'\\n'",
+    "a;b", "a&&b", "a||b", "a > b", "a < b", ">(x)", "<(x)", "!!", "~root", "~/x", "*", "/*", "a?b", "{a,b}", "a\nb", "a\n", "\na",
+    "a\n#SBATCH --uid=0", "\n#SBATCH --wrap=id", "a\r\nb", "a\rb", "a\tb", "a\x0bb", "a\x0cb", "a\x00b", "\x00", "a\x1b[31mb",
+    "\x1b]0;title\x07", "\x7f", "a\x08b", "\u202eevil", "a\u200bb", "\u00e9", "\u00df", "\u4e2d\u6587", "\U0001f600", "\ufeffa",
+    "\ud800", "a\u2028b", "a\u0085b", "\uff0e\uff0e\uff0f", "caf\u0301e", "{{ 7*7 }}", "{{7*7}}", "{% raw %}", "{%raw%}", "{# x #}",
+    "{{ ''.__class__.__mro__ }}", "{{ config }}", "${{ x }}", "#{7*7}", "<%= 7*7 %>", "%{x}", "%(x)s$",
+    "file:///etc/passwd$",
+    "-rf;", "--uid=0;", "a b;c", "null\x00", "a" * 5000, "a" * (1 << 20), "$(" * 2000, "\n" * 3000, "'" * 4096,
+    "%n%n%n$", "%s'%s", "\\x41", "\\u0041", "\\0", "&amp;", "&#39;", "<script>", "' OR 1=1 --", '{"a": 1}', "[1, 2]", "!!python/object:os.system",
+    "&anchor *anchor", "a: b\nc: d", "|\n  x", "> x", "? x", "@\n", "^C^D\x03\x04", "a\\\nb", "a$(id)b", "x=$((1+1))",
+    "name\x00.py", "/mnt/shared/\x00", "/mnt/shared/a b'c", "/mnt/shared/$(id)", "/mnt/shared/`id`", "/mnt/shared/{{x}}",
+    "/mnt/shared/\n", "/mnt/shared/a;b", "/mnt/shared/*", "con\x00fig", "\x01", "\x1f",
+    "\x80", "\xa0", "a\xadb", "\u2066x", "\u061c", "\u180e", "\ufffd", "\ufffe", "\U000e0001", "\udcff", "x\u0000y", "{}\x00",
+    "LD_PRELOAD=/tmp/x.so;", "PATH=/tmp:$PATH", "A=$(id)", "A='b'", 'A="b"', "A=b;c", "A=b\nC=d", "=b'", "A=`id`",
+    "SLURM_CONF=/tmp/x'", "A\x00=b", "1;A=b", "A B;", "PROMPT_COMMAND=id;", "--args $(id)", "--flag='x y'", "--flag=\"x y\"",
+    "1-00:00:00;id", "60;id", "60$(id)", "60\n", "8G;id", "8G\n", "8G'", "$((8))G", "gpt;id", "gpt\n", "gpt'", "smoke\x00",
+    "auto;id", "auto\n", "never'", "python-stdlib;", "python-stdlib\n", "byte'", "default\n#SBATCH", "default;id", "*\x00", "-\n",
+    "a\u202f", "a\u3000b", "\u037e", "\uff04(id)", "\u2019", "a\x85b", "a\x1cb", "a\x1e", "a\x00\x00", "x\x00'", "\x00" * 5000,
+    "a'" * 3, "--\n--", "a # b", "a & b", "b | c", "${x:-$(id)}", "$((`id`))", "a\\b", "~+", "%{", "^'",
+]  # fmt: skip
+ROAMING = [
+    "../etc/passwd", "..", "../", "/../x", "a/../../b", "/a/../b", "./a", "a/./b", "//..", "../../../../../../etc/shadow",
+    "/" + "a/" * 600, "/mnt/shared/../../etc", "/mnt/shared/..", "BASH_ENV=/tmp/x", "/mnt/shared/.", "/./mnt", "etc/passwd", "a/b",
+]  # fmt: skip
+
+
+def test_there_are_more_than_two_hundred_nasty_texts():
+    assert len(NASTY) >= 200
+
+
+@pytest.mark.parametrize(("action", "name"), TEXTS)
+def test_nothing_hostile_gets_past_the_edge(action: str, name: str):
+    for nasty in (
+        NASTY if name == "args" else NASTY + ROAMING
+    ):  # args are words for the job, which has its user's rights
+        with pytest.raises(ParameterError) as caught:
+            trainer_params.parse(
+                MODELS[action], {"job-id": 1, name: nasty} if action == "cancel-job" else {name: nasty}
+            )
+        line = str(caught.value)
+        assert line.startswith(f"{name}: ")
+        assert line.isprintable(), "one line, with nothing that a terminal would obey"
+        assert line.isascii()
+        assert len(line) < 400
+
+
+@pytest.mark.parametrize("name", list(DECLARED["config"]["options"]))
+def test_nothing_hostile_gets_into_an_option(name: str):
+    for nasty in NASTY:
+        if name == "torch-index" and nasty == "":
+            continue
+        with pytest.raises(ParameterError, match=f"^{name}: "):
+            trainer_params.parse(trainer_params.Config, {name: nasty})
+
+
+@pytest.mark.parametrize("action", list(MODELS))
+def test_parameters_are_declared_as_they_are_parsed(action: str):
+    declared = DECLARED["actions"][action]
+    assert declared["additionalProperties"] is False
+    fields = {str(field.alias): field for field in MODELS[action].model_fields.values()}
+    assert set(fields) == set(declared["params"])
+    for name, schema in declared["params"].items():
+        field = fields[name]
+        assert field.is_required() == (name in declared.get("required", []))
+        if not field.is_required():
+            assert schema.get("default") == (field.default if "default" in schema else None), name
+        if "default" not in schema and not field.is_required():
+            assert field.default is None, name
+        for bound, step in (("minimum", -1), ("maximum", 1)):
+            if bound in schema:
+                required = {} if action != "cancel-job" else {"job-id": 1}
+                trainer_params.parse(MODELS[action], {**required, name: schema[bound]})
+                with pytest.raises(ParameterError, match=rf"^{name}: "):
+                    trainer_params.parse(MODELS[action], {**required, name: schema[bound] + step})
+        for choice in schema.get("enum", []):
+            trainer_params.parse(MODELS[action], {name: choice})
+
+
+def test_options_are_declared_as_they_are_parsed():
+    options = DECLARED["config"]["options"]
+    assert {str(f.alias): f.default for f in trainer_params.Config.model_fields.values()} == {
+        name: about["default"] for name, about in options.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"nodes": 0}, "nodes: 0 is not allowed; a whole number from 1 to 4096"),
+        ({"nodes": True}, "nodes: True is not allowed; a whole number"),
+        ({"nodes": 1.5}, "nodes: 1.5 is not allowed; a whole number"),
+        ({"nodes": "2"}, "nodes: '2' is not allowed; a whole number"),
+        ({"gpus-per-node": -1}, "gpus-per-node: -1 is not allowed; a whole number from 0 to 64"),
+        ({"wait": "yes"}, "wait: 'yes' is not allowed; true or false"),
+        ({"partition": 3}, "partition: 3 is not allowed; a text"),
+        (
+            {"run": "../x"},
+            "run: '../x' is not allowed; only letters, digits and . _ -, beginning with a letter or digit",
+        ),
+        (
+            {"args": "--lr '1'"},
+            "args: \"--lr '1'\" is not allowed; only letters, digits, blanks and . _ + = / : , @ % ^ -",
+        ),
+        ({"args": "x" * 1000000}, "args: 1000000 characters; at most 4096 are allowed"),
+        (
+            {"workload": "/a/../b"},
+            "workload: '/a/../b' is not allowed; write the path without . and .. as parts",
+        ),
+        (
+            {"time-limit": "soon"},
+            "time-limit: 'soon' is not allowed; minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days",
+        ),
+        (
+            {"time-limit": "0:30"},
+            "time-limit: '0:30' is not allowed; minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days",
+        ),
+        ({"memory": "0"}, "memory: '0' is not allowed; a whole number with M, G or T behind it, such as 8G"),
+        ({"env": "A"}, "env: 'A' is not NAME=value; separate several by blanks"),
+        ({"env": "1A=b"}, "env: '1A=b' is not NAME=value; separate several by blanks"),
+        ({"env": "A=1 A=2"}, "env: A is given twice"),
+        ({"env": "LD_PRELOAD=/x"}, "env: LD_PRELOAD is set by the job itself; choose another variable"),
+        ({"env": "SLURM_JOB_ID=1"}, "env: SLURM_JOB_ID is set by the job itself; choose another variable"),
+        ({"env": "MASTER_ADDR=x"}, "env: MASTER_ADDR is set by the job itself; choose another variable"),
+    ],
+)
+def test_a_refusal_names_the_parameter_and_what_is_allowed(given: dict[str, object], line: str):
+    with pytest.raises(ParameterError) as caught:
+        trainer_params.parse(trainer_params.SubmitDdp, given)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize("action", list(MODELS))
+def test_an_unknown_parameter_is_refused_by_name(action: str):
+    known = ", ".join(sorted(DECLARED["actions"][action]["params"]))
+    with pytest.raises(ParameterError) as caught:
+        trainer_params.parse(MODELS[action], {"nodse": 2, "job-id": 1} if action == "cancel-job" else {"nodse": 2})
+    assert str(caught.value) == f"nodse: no such parameter; there are: {known}"
+
+
+def test_a_missing_parameter_is_named():
+    with pytest.raises(ParameterError, match=r"^job-id: must be given$"):
+        trainer_params.parse(trainer_params.CancelJob, {})
+
+
+def test_a_hostile_name_of_a_parameter_is_shown_harmlessly():
+    with pytest.raises(ParameterError) as caught:
+        trainer_params.parse(trainer_params.ListJobs, {"\x1b[31m$(id)\n" * 100: 1})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("1", 1), ("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)]
+)
+def test_memory(text: str, mib: int):
+    assert trainer_params.memory_mb(text) == mib
+
+
+def test_variables():
+    parsed = trainer_params.parse(trainer_params.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A=b=c EMPTY="})
+    assert trainer_params.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b=c"), ("EMPTY", ""))
+
+
+def test_what_is_parsed_cannot_be_changed():
+    parsed: typing.Any = trainer_params.parse(trainer_params.SubmitDdp, {})
+    with pytest.raises(ValueError, match="frozen"):
+        parsed.nodes = 3

@@ -1,0 +1,153 @@
+"""What a job asks for, from the parameters and from what the cluster has."""
+
+import pytest
+
+import trainer_params
+import trainer_plan
+from slurm_ddp.slurm.jobs import Capacity, Partition
+from trainer_base import ParameterError, TrainerError
+
+
+def node(name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True) -> Capacity:
+    return Capacity(name, cpus, memory_mb, gpus, "IDLE" if usable else "DOWN+DRAIN", usable)
+
+
+def partition(*nodes: Capacity, name: str = "main", default: bool = True, **more: int | bool | None) -> Partition:
+    values = {"is_up": True, "max_time_s": None, "default_time_s": None, **more}
+    return Partition(name=name, is_default=default, nodes=nodes, **values)  # pyright: ignore[reportArgumentType]
+
+
+def training(*partitions: Partition, **given: object) -> trainer_plan.Request:
+    params = {name.replace("_", "-"): value for name, value in given.items()}
+    return trainer_plan.training(trainer_params.parse(trainer_params.SubmitDdp, params), partitions)
+
+
+def refusal(*partitions: Partition, **given: object) -> str:
+    with pytest.raises(TrainerError) as caught:
+        training(*partitions, **given)
+    return str(caught.value)
+
+
+def test_without_parameters_all_usable_nodes_are_taken_whole():
+    request = training(partition(node("n0"), node("n1"), node("n2", usable=False)))
+    assert request == trainer_plan.Request("main", 2, 0, 8, 16000, None, 180)
+    assert request.ranks_per_node == 1
+
+
+def test_the_smallest_node_decides():
+    request = training(partition(node("n0", cpus=8, memory_mb=16000), node("n1", cpus=4, memory_mb=8000)))
+    assert (request.num_nodes, request.cpus_per_task, request.memory_mb) == (2, 4, 8000)
+
+
+def test_where_some_nodes_have_gpus_only_those_count_with_all_they_have_in_common():
+    request = training(partition(node("c0"), node("g0", gpus=8), node("g1", gpus=4)))
+    assert (request.num_nodes, request.gpus_per_node, request.ranks_per_node) == (2, 4, 4)
+    assert request.cpus_per_task == 4, "half of the cores of the node with 8 GPUs"
+    assert request.memory_mb == 8000
+
+
+def test_no_gpus_means_all_nodes_and_one_rank_for_each():
+    request = training(partition(node("c0"), node("g0", gpus=8)), gpus_per_node=0)
+    assert (request.num_nodes, request.gpus_per_node, request.ranks_per_node, request.cpus_per_task) == (2, 0, 1, 8)
+
+
+def test_some_gpus_take_their_share_of_cores_and_memory():
+    request = training(partition(node("g0", cpus=64, memory_mb=512000, gpus=8)), gpus_per_node=2)
+    assert (request.cpus_per_task, request.memory_mb) == (16, 128000)
+
+
+def test_some_cores_take_their_share_of_memory():
+    assert training(partition(node(cpus=8, memory_mb=16000)), cpus_per_task=2).memory_mb == 4000
+
+
+def test_a_small_share_is_still_enough_for_an_interpreter():
+    assert training(partition(node(cpus=64, memory_mb=16000)), cpus_per_task=1).memory_mb == 1024
+    assert training(partition(node(cpus=64, memory_mb=900)), cpus_per_task=1).memory_mb == 900
+
+
+def test_what_is_given_is_taken():
+    request = training(
+        partition(node("a"), node("b"), node("c")), nodes=2, cpus_per_task=3, memory="2G", time_limit="1:30:00"
+    )
+    assert request == trainer_plan.Request("main", 2, 0, 3, 2048, "01:30:00", 180)
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "lead_s"),
+    [("2", "00:02:00", 30), ("10", "00:10:00", 120), ("1-00", "1-00:00:00", 180), ("1:00:00", "01:00:00", 180)],
+)
+def test_the_warning_comes_early_enough_but_not_at_once(limit: str, asked: str, lead_s: int):
+    request = training(partition(node()), time_limit=limit)
+    assert (request.time_limit, request.lead_s) == (asked, lead_s)
+
+
+def test_the_partitions_own_time_limit_stays_unspoken_but_decides_about_the_warning():
+    request = training(partition(node(), default_time_s=300, max_time_s=86400))
+    assert (request.time_limit, request.lead_s) == (None, 60)
+    assert training(partition(node(), max_time_s=600)).lead_s == 120
+
+
+def test_nodes_that_lack_what_is_asked_for_do_not_count():
+    small, big = node("s", cpus=2, memory_mb=2000), node("b", cpus=16, memory_mb=64000)
+    assert training(partition(small, big), cpus_per_task=4).num_nodes == 1
+    assert training(partition(small, big), memory="4G").num_nodes == 1
+
+
+def test_another_partition_is_taken_by_name():
+    other = partition(node("x"), name="other", default=False)
+    assert training(partition(node()), other, partition="other").partition == "other"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"nodes": 3},
+            "nodes: 3 asked for, partition main has 2 usable (n2 is down+drain)",
+        ),
+        ({"gpus_per_node": 2}, "gpus-per-node: 2 asked for, a node of partition main has at most 1"),
+        ({"cpus_per_task": 9}, "cpus-per-task: 9 asked for, a node of partition main has at most 8"),
+        ({"memory": "1T"}, "memory: 1T asked for, a node of partition main has at most 16000M"),
+        ({"partition": "nope"}, "partition: no partition 'nope'; there are: main, spare"),
+        ({"time_limit": "2:00:00"}, "time-limit: 2:00:00 asked for, partition main allows at most 01:00:00"),
+    ],
+)
+def test_what_the_cluster_cannot_give_is_refused_by_name(given: dict[str, object], line: str):
+    main = partition(node("n0", gpus=1), node("n1", gpus=1), node("n2", usable=False), max_time_s=3600)
+    assert refusal(main, partition(node("x"), name="spare", default=False), **given) == line
+
+
+def test_a_partition_that_takes_no_jobs_is_refused():
+    assert (
+        refusal(partition(node(), is_up=False))
+        == "partition: main is not up; scontrol update partitionname=main state=up"
+    )
+    dead = partition(*(node(f"n{i}", usable=False) for i in range(6)))
+    assert refusal(dead) == (
+        "partition: main has no usable node (n0 is down+drain, n1 is down+drain, n2 is down+drain, n3 is down+drain, ...); "
+        "see: sinfo -R"
+    )
+    assert refusal() == "Slurm has no partition yet; is slurmd integrated with slurmctld?"
+
+
+def test_without_a_default_partition_the_only_one_is_taken_or_one_must_be_named():
+    only = partition(node(), default=False)
+    assert training(only).partition == "main"
+    other = partition(node(), name="other", default=False)
+    line = "partition: must be given, since Slurm has no default partition; there are: main, other"
+    assert refusal(only, other) == line
+
+
+def test_preparing_a_dataset_takes_half_of_the_largest_node():
+    params = trainer_params.parse(trainer_params.PrepareDataset, {})
+    cluster = (partition(node("s", cpus=2, memory_mb=2000), node("b", cpus=16, memory_mb=64000)),)
+    request = trainer_plan.preparation(params, cluster)
+    assert request == trainer_plan.Request("main", 1, 0, 8, 32000, None, 180)
+    tiny = trainer_plan.preparation(params, (partition(node("t", cpus=1, memory_mb=1500)),))
+    assert (tiny.cpus_per_task, tiny.memory_mb) == (1, 1500)
+
+
+def test_a_refusal_knows_its_parameter():
+    with pytest.raises(ParameterError) as caught:
+        training(partition(node()), nodes=2)
+    assert caught.value.name == "nodes"

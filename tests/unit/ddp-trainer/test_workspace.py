@@ -1,0 +1,365 @@
+"""What happens in the workspace: real files, in children, whatever a user put there."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import stat
+import typing
+
+import pytest
+
+import trainer_child
+import trainer_workspace
+from slurm_ddp.run import CommandTimeout
+from trainer_base import Settings
+
+needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+
+
+def open_up(path: pathlib.Path) -> None:
+    """Let other accounts reach a folder of this test."""
+    for folder in (path, *path.parents):
+        if folder.stat().st_uid == 0 and len(folder.parts) > 2:
+            folder.chmod(folder.stat().st_mode | 0o055)
+
+
+def ask(settings: Settings, operation: str, **arguments: typing.Any) -> trainer_workspace.Json:
+    return trainer_workspace.ask(settings, operation, **arguments)
+
+
+def make_run(settings: Settings, run: str = "first", **job: object) -> pathlib.Path:
+    folder = settings.runs / run
+    for name in ("logs", "control"):
+        (folder / name).mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"job_id": 12, "ranks_per_node": 2, **job}))
+    return folder
+
+
+def rank_log(
+    folder: pathlib.Path, node: int, local: int, text: str, *, age_s: float = 0, attempt: str = "12.r0"
+) -> None:
+    path = folder / "logs" / attempt / f"node-{node}" / f"{attempt}_x" / "attempt_0" / str(local) / "stderr.log"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    when = 1_800_000_000 - age_s
+    os.utime(path, (when, when))
+
+
+def test_the_folders_are_made_once(settings: Settings):
+    for name in trainer_workspace.FOLDERS:
+        (settings.workspace / name).rmdir()
+    trainer_workspace.ensure_folders(settings)
+    before = {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()}
+    trainer_workspace.ensure_folders(settings)
+    assert {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()} == before
+    assert set(before) == {"runs", "datasets", "environments"}
+
+
+@needs_two_accounts
+def test_a_workspace_of_roots_is_handed_over(settings: Settings):
+    for name in trainer_workspace.FOLDERS:
+        (settings.workspace / name).rmdir()
+    nobody = dataclasses.replace(settings, user="nobody", uid=65534, gid=65534)
+    open_up(settings.workspace)
+    trainer_workspace.ensure_folders(nobody)
+    assert {(settings.workspace / name).stat().st_uid for name in trainer_workspace.FOLDERS} == {65534}
+    assert settings.workspace.stat().st_uid == 0
+
+
+def test_root_touches_nothing_in_a_workspace_that_others_can_write(workspace: pathlib.Path):
+    workspace.chmod(0o777)
+    with pytest.raises(trainer_child.RefusedError, match="mode 777"):
+        trainer_child.hand_over(str(workspace), ["runs"], 1, 1)
+    assert not list(workspace.iterdir())
+
+
+@needs_two_accounts
+def test_root_follows_no_link_and_takes_nothing_from_a_third_account(workspace: pathlib.Path, tmp_path: pathlib.Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (workspace / "runs").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="Not a directory"):
+        trainer_child.hand_over(str(workspace), ["runs"], 1, 1)
+    assert elsewhere.stat().st_uid == 0
+    (workspace / "datasets").mkdir()
+    os.chown(workspace / "datasets", 33, 33)
+    with pytest.raises(trainer_child.RefusedError, match="belongs to uid 33"):
+        trainer_child.hand_over(str(workspace), ["datasets"], 1, 1)
+
+
+@needs_two_accounts
+def test_a_workspace_that_cannot_be_written_says_what_to_type(settings: Settings, tmp_path: pathlib.Path):
+    open_up(settings.workspace)
+    settings.workspace.chmod(0o775)
+    nobody = dataclasses.replace(settings, user="nobody", uid=65534, gid=65534)
+    with pytest.raises(trainer_workspace.WorkspaceError) as caught:
+        trainer_workspace.ensure_folders(nobody)
+    place = settings.workspace
+    assert str(caught.value) == (
+        f"nobody cannot write {place}/runs: {place} belongs to uid 0, mode 775; "
+        f"as root, on the filesystem's server or here: chown nobody {place}/runs"
+    )
+
+
+def test_a_filesystem_that_hangs_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    def hang(*_: object, **__: object) -> None:
+        raise CommandTimeout("python3: no answer within 10 s")
+
+    monkeypatch.setattr(trainer_workspace, "run", hang)
+    with pytest.raises(trainer_workspace.HangingError) as caught:
+        trainer_workspace.look(settings)
+    assert str(caught.value) == f"{settings.workspace} gave no answer within 10 s; is the filesystem's server up?"
+
+
+def manifest(settings: Settings, digit: str = "a", **more: object) -> dict[str, object]:
+    record = {
+        "key": "1" * 16, "hash": digit * 16, "sha256": digit * 64, "size_bytes": 3, "unpacked_bytes": 9, "python": "3.12",
+        "torch": "2.13.0+cpu", "build": "cpu", "created": f"2026-11-2{ord(digit) % 10}T00:00:00Z", **more,
+    }  # fmt: skip
+    (settings.environments / f"{digit * 16}.tar.zst").write_text("xyz")
+    (settings.environments / f"{digit * 16}.json").write_text(json.dumps(record))
+    return record
+
+
+def test_what_the_workspace_holds(settings: Settings):
+    manifest(settings, "a")
+    manifest(settings, "b")
+    (settings.datasets / "web").mkdir()
+    (settings.datasets / "web" / "dataset.json").write_text("{}")
+    (settings.datasets / "half").mkdir()
+    found = trainer_workspace.look(settings)
+    assert [one.hash for one in found.environments] == ["b" * 16, "a" * 16], "the newest first"
+    assert found.datasets == ("web",)
+    assert found.is_writable
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"size_bytes": 4},  # a half-written archive
+        {"hash": "../../../../etc/x"},
+        {"sha256": "$(id)"},
+        {"torch": "x'; id"},
+        {"python": "3.12\n#SBATCH"},
+        {"unpacked_bytes": "1; id"},
+        {"build": "rocm"},
+        {"created": "now; id"},
+        {"key": None},
+    ],
+)
+def test_a_manifest_that_is_not_ours_is_passed_over(settings: Settings, more: dict[str, object]):
+    manifest(settings, "a", **more)
+    (settings.environments / "note.json").write_text("[]")
+    (settings.environments / "broken.json").write_text("{")
+    os.mkfifo(settings.environments / "pipe.json")
+    assert trainer_workspace.look(settings).environments == ()
+
+
+def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
+    inside, outside = settings.workspace / "a.py", tmp_path / "b.py"
+    inside.write_text("")
+    outside.write_text("")
+    (settings.workspace / "in").symlink_to("a.py")
+    (settings.workspace / "out").symlink_to(outside)
+    (settings.workspace / "loop").symlink_to("loop")
+    locate = trainer_workspace.locate
+    assert locate(settings, str(inside)) == trainer_workspace.Place("file", str(inside), True, True)
+    assert locate(settings, str(settings.workspace / "in")).real == str(inside)
+    assert not locate(settings, str(settings.workspace / "out")).is_inside
+    assert locate(settings, str(settings.runs)).kind == "folder"
+    assert locate(settings, str(settings.workspace / "no")).kind == "absent"
+    assert not locate(settings, str(settings.workspace)).is_inside, "the workspace itself is not in it"
+    assert not locate(settings, "/dev/null").is_inside
+    assert locate(settings, "/dev/null").kind == "other"
+    with pytest.raises(trainer_workspace.WorkspaceError, match="Too many levels of symbolic links"):
+        locate(settings, str(settings.workspace / "loop"))
+
+
+def test_a_run_is_made_whole_and_only_once(settings: Settings):
+    place = str(settings.workspace)
+    ask(settings, "create_run", workspace=place, run="first", texts={"job.sbatch": "#!"}, again=False)
+    folder = settings.runs / "first"
+    assert sorted(path.name for path in folder.iterdir()) == ["control", "job.sbatch", "logs"]
+    assert stat.S_IMODE((folder / "job.sbatch").stat().st_mode) == 0o644
+    with pytest.raises(trainer_workspace.WorkspaceError, match="exists already"):
+        ask(settings, "create_run", workspace=place, run="first", texts={}, again=False)
+    ask(settings, "create_run", workspace=place, run="first", texts={"job.sbatch": "#!2"}, again=True)
+    assert (folder / "job.sbatch").read_text() == "#!2"
+
+
+def test_a_link_in_the_place_of_a_runs_file_is_replaced_not_followed(settings: Settings, tmp_path: pathlib.Path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = make_run(settings)
+    (folder / "job.sbatch").symlink_to(victim)
+    ask(settings, "create_run", workspace=str(settings.workspace), run="first", texts={"job.sbatch": "new"}, again=True)
+    assert victim.read_text() == "precious"
+    assert (folder / "job.sbatch").read_text() == "new"
+
+
+def test_only_a_run_that_never_started_is_removed(settings: Settings):
+    place = str(settings.workspace)
+    ask(settings, "create_run", workspace=place, run="never", texts={"job.sbatch": "", "job.json": "{}"}, again=False)
+    assert ask(settings, "remove_run", workspace=place, run="never") == {"removed": True}
+    folder = make_run(settings, "used")
+    (folder / "logs" / "12.out").write_text("x")
+    assert ask(settings, "remove_run", workspace=place, run="used") == {"removed": False}
+    folder = make_run(settings, "kept")
+    (folder / "metrics.jsonl").write_text("")
+    assert ask(settings, "remove_run", workspace=place, run="kept") == {"removed": False}
+
+
+def test_runs_are_found_by_their_jobs(settings: Settings):
+    place = str(settings.workspace)
+    make_run(settings, "old", job_id=3)
+    newest = make_run(settings, "new", job_id=7)
+    os.utime(newest / "job.json", (2_000_000_000, 2_000_000_000))
+    (newest / "logs" / "5.out").write_text("")
+    (settings.runs / "empty").mkdir()
+    (settings.runs / "stray").write_text("")
+    assert ask(settings, "list_runs", workspace=place) == {"runs": ["new", "old"]}
+    assert ask(settings, "find_run", workspace=place, job_id=3) == {"run": "old"}
+    assert ask(settings, "find_run", workspace=place, job_id=5) == {"run": "new"}, "an earlier job of that run"
+    assert ask(settings, "find_run", workspace=place, job_id=99) == {"run": None}
+
+
+def test_a_run_tells_of_itself(settings: Settings):
+    folder = make_run(settings)
+    (folder / "summary.json").write_text('{"steps": 5}')
+    (folder / "control" / "12.r0.outcome").write_text('{"outcome": "preempted", "step": 3}')
+    (folder / "control" / "12.r10.outcome").write_text('{"outcome": "done", "step": 5}')
+    (folder / "metrics.jsonl").write_text('{"step": 4, "loss": 1.5}\n{"step": 5, "loss": 1.25}\n{"step": 6, "lo')
+    told = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
+    assert told["summary"] == {"steps": 5}
+    assert told["outcome"]["outcome"] == "done", "of the last attempt"
+    assert told["metric"] == {"step": 5, "loss": 1.25}, "of the last whole line"
+
+
+def test_a_run_full_of_rubbish_tells_nothing(settings: Settings):
+    folder = make_run(settings)
+    (folder / "job.json").write_text("[1]")
+    (folder / "summary.json").symlink_to("/etc/hostname")
+    os.mkfifo(folder / "metrics.jsonl")
+    (folder / "control" / "12.r0.outcome").write_bytes(b"\xff\x00")
+    told = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
+    assert told == {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
+
+
+def test_a_log_is_bounded(settings: Settings):
+    folder = make_run(settings)
+    (folder / "logs" / "12.out").write_text("".join(f"line {i}\n" for i in range(200000)))
+    found = ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
+    assert found["lines"] == ["line 199997", "line 199998", "line 199999"]
+    found = ask(
+        settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=100000, rank=None
+    )
+    assert sum(map(len, found["lines"])) < trainer_child.MAX_TAIL_BYTES
+
+
+def test_a_log_that_is_no_file_is_not_read(settings: Settings):
+    folder = make_run(settings)
+    (folder / "logs" / "12.out").symlink_to("/etc/passwd")
+    with pytest.raises(trainer_workspace.WorkspaceError):
+        ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
+    (folder / "logs" / "12.out").unlink()
+    os.mkfifo(folder / "logs" / "12.out")
+    with pytest.raises(trainer_workspace.WorkspaceError, match="not a regular file"):
+        ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
+
+
+def test_a_ranks_log_is_that_of_the_last_attempt(settings: Settings):
+    folder = make_run(settings)
+    rank_log(folder, 1, 0, "old\n", attempt="12.r0")
+    rank_log(folder, 1, 0, "new\n", attempt="12.r10")
+    rank_log(folder, 0, 1, "other\n", attempt="12.r10")
+    place = str(settings.workspace)
+    assert ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=2)["lines"] == ["new"]
+    assert ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=1)["lines"] == ["other"]
+    with pytest.raises(trainer_workspace.MissingError):
+        ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=0)
+
+
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    boom()\n{}\n'
+
+
+@pytest.mark.parametrize(
+    ("logs", "rank", "last"),
+    [
+        # the rank with a reason of its own, though another fell silent before it
+        (
+            [
+                (0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"), 5),
+                (1, 1, TRACE.format("ValueError: boom"), 1),
+            ],
+            3,
+            "ValueError: boom",
+        ),
+        # among equals the first
+        (
+            [(0, 0, TRACE.format("ValueError: late"), 1), (1, 0, TRACE.format("ValueError: early"), 9)],
+            2,
+            "ValueError: early",
+        ),
+        # an error for the user, and ranks that only follow
+        (
+            [
+                (0, 0, "INFO x\nERROR:ddptrain:[FATAL] --batch 0: must be at least 1\n", 1),
+                (1, 0, "rank 2 leaves: rank 0 gave up\n", 9),
+            ],
+            0,
+            "ERROR:ddptrain:[FATAL] --batch 0: must be at least 1",
+        ),
+        # what came after the reason is not the reason
+        (
+            [(0, 1, TRACE.format("[rank1]: KeyError: 'x'") + "W1120 something about a destructor\n", 1)],
+            1,
+            "[rank1]: KeyError: 'x'",
+        ),
+        ([(0, 0, "fine\n", 1), (0, 1, "Segmentation fault (core dumped)\n", 1)], 1, "Segmentation fault (core dumped)"),
+    ],
+)
+def test_the_rank_that_failed_first_is_found(
+    settings: Settings, logs: list[tuple[int, int, str, float]], rank: int, last: str
+):
+    folder = make_run(settings)
+    for node, local, text, age_s in logs:
+        rank_log(folder, node, local, text, age_s=age_s)
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    assert (found["rank"], found["node"], found["lines"][-1]) == (rank, rank // 2, last)
+    assert len(found["lines"]) <= 5
+
+
+def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
+    folder = make_run(settings)
+    (folder / "logs" / "12.out").write_text(
+        "[ENV] job=12\n0: [FATAL] slurmd-0: /mnt/x is damaged\nsrun: error: slurmd-0: task 0: Exited with exit code 78\n[RESULT] rc=78\n"
+    )
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    assert found == {"rank": None, "node": None, "lines": ["[FATAL] slurmd-0: /mnt/x is damaged"]}
+
+
+def test_a_failure_that_left_no_trace_says_nothing(settings: Settings):
+    make_run(settings)
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    assert found == {"rank": None, "node": None, "lines": []}
+
+
+def test_a_build_happens_in_a_private_folder(settings: Settings, tmp_path: pathlib.Path):
+    base = tmp_path / "cache"
+    opened = ask(settings, "open_cache", base=str(base))
+    assert pathlib.Path(opened["folder"]).parent == base
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+    leftover = base / "build-old"
+    leftover.mkdir()
+    os.utime(leftover, (1, 1))
+    ask(settings, "open_cache", base=str(base))
+    assert not leftover.exists()
+    assert pathlib.Path(opened["folder"]).exists()
+
+
+def test_a_build_folder_that_somebody_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
+    base = tmp_path / "cache"
+    base.symlink_to(tmp_path)
+    with pytest.raises(trainer_workspace.WorkspaceError, match="is not a folder of this account"):
+        ask(settings, "open_cache", base=str(base))
