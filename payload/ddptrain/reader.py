@@ -16,35 +16,40 @@ from torch import Tensor
 from ddptrain import errors, sampler, shards
 
 IGNORED = -100  # the target that cross_entropy skips
-_AHEAD = 3  # batches that are ready before they are asked for
+_BLOCK_STEPS, _BLOCK_BYTES = (
+    32,
+    8 << 20,
+)  # how many steps are gathered at once: what a step costs by itself is then small
+_BLOCKS_AHEAD = 2
 
 
 class Windows:
-    """Windows of a split, read on first use and forgotten when a step no longer touches them."""
+    """Windows of a split, read on first use and forgotten when a block no longer touches them."""
 
     def __init__(self, split: tuple[shards.Shard, ...], index: sampler.Sampler) -> None:
         self._split, self._index = split, index
         self._held: dict[int, np.ndarray] = {}
         self._fds: dict[int, int] = {}
 
-    def rows(self, pieces: list[sampler.Piece]) -> np.ndarray:
-        """Return the rows of the pieces, each with the token after its end, shape (B, T + 1), in the shards' dtype."""
-        needed = {piece.window for piece in pieces}
+    def gather(self, strips: list[sampler.Strip], count: int) -> np.ndarray:
+        """Return the rows of `count` steps, each with the token after its end, shape (count, B, T + 1), int64."""
+        T = self._index.plan.seq_len
+        out = np.empty((count, sum(strip.width for strip in strips), T + 1), dtype=np.int64)
+        needed = {piece.window for strip in strips for piece in strip.pieces}
         self._held = {window: tokens for window, tokens in self._held.items() if window in needed}
-        seq_len = self._index.plan.seq_len
-        out = np.empty((sum(len(p.rows) for p in pieces), seq_len + 1), dtype=self._split[0].dtype)
-        at = 0
-        for piece in pieces:
-            if piece.window not in self._held:
-                self._held[piece.window] = self._read(piece.window)
-            tokens = self._held[piece.window]
-            step = tokens.itemsize
-            view = np.lib.stride_tricks.as_strided(
-                tokens, (tokens.size // seq_len, seq_len + 1), (seq_len * step, step), writeable=False
-            )
-            np.take(view, piece.rows, axis=0, out=out[at : at + len(piece.rows)], mode="clip")
-            at += len(piece.rows)
+        for strip in strips:
+            taken = [self._take(piece, T) for piece in strip.pieces]
+            rows, after = taken[0] if len(taken) == 1 else [np.concatenate(parts) for parts in zip(*taken, strict=True)]
+            columns = slice(strip.column, strip.column + strip.width)
+            out[:, columns, :T] = rows.reshape(count, strip.width, T)
+            out[:, columns, T] = after.reshape(count, strip.width)
         return out
+
+    def _take(self, piece: sampler.Piece, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+        if piece.window not in self._held:
+            self._held[piece.window] = self._read(piece.window)
+        tokens = self._held[piece.window]
+        return tokens[:-1].reshape(-1, seq_len).take(piece.rows, axis=0), tokens[(piece.rows + 1) * seq_len]
 
     def close(self) -> None:
         """Close the shards."""
@@ -72,15 +77,17 @@ class Windows:
         return tokens
 
 
-def to_batch(rows: np.ndarray, *, masked: bool) -> tuple[Tensor, Tensor]:
-    """Return (tokens_BT, targets_BT), int64, of rows of shape (B, T + 1); masked targets become -100."""
-    if not masked:
-        both = torch.from_numpy(rows.astype(np.int64))
-        return both[:, :-1], both[:, 1:]
-    bits = rows.itemsize * 8 - 1
-    ids = (rows & ((1 << bits) - 1)).astype(np.int64)
-    targets = np.where(rows[:, 1:] >> bits, IGNORED, ids[:, 1:])
-    return torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets)
+def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]:
+    """Return (tokens_BT, targets_BT) of rows of T + 1 ids; where the mask bit is set, the target is -100."""
+    if mask_bit is None:
+        return rows_BT1[:, :-1], rows_BT1[:, 1:]
+    ids = rows_BT1 & ((1 << mask_bit) - 1)
+    return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, IGNORED)
+
+
+def mask_bit(dataset: shards.Dataset) -> int | None:
+    """Return the bit that says "read, not learned", or None in a dataset without."""
+    return np.dtype(dataset.dtype).itemsize * 8 - 1 if dataset.masked else None
 
 
 class Reader:
@@ -101,8 +108,10 @@ class Reader:
         self._windows = Windows(dataset.splits["train"], self._index)
         share = plan.global_batch // size
         self._first, self._last = rank * share, (rank + 1) * share
-        self._masked, self._device = dataset.masked, device
-        self._queue: queue.Queue[tuple[Tensor, Tensor] | BaseException] = queue.Queue(_AHEAD)
+        self._device = device
+        self._steps = max(1, min(_BLOCK_STEPS, _BLOCK_BYTES // (8 * share * plan.seq_len)))
+        self._block: collections.abc.Iterator[Tensor] = iter(())
+        self._queue: queue.Queue[Tensor | BaseException] = queue.Queue(_BLOCKS_AHEAD)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._fill, args=(start, stop), name="reader", daemon=True)
         self._thread.start()
@@ -114,30 +123,35 @@ class Reader:
         self._over.set()
         self._thread.join(timeout=10)
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return (tokens_BT, targets_BT) of the next step; B is this rank's share of the global batch."""
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+    def next(self) -> Tensor:
+        """Return rows_BT1 of the next step, int64: B is this rank's share of the global batch, T + 1 as a target follows."""
+        rows = next(self._block, None)
+        if rows is None:
+            item = self._queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            self._block = iter(item)
+            rows = next(self._block)
+        return rows
 
     def _fill(self, start: int, stop: int) -> None:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # pinning in a new thread would otherwise wake GPU 0
-            for step in range(start, stop):
-                rows = self._windows.rows(self._index.pieces(step, self._first, self._last))
-                batch = to_batch(rows, masked=self._masked)
-                if self._device.type == "cuda":
-                    batch = (batch[0].contiguous().pin_memory(), batch[1].contiguous().pin_memory())
-                if not self._offer(batch):
+            step, per_pass = start, self._index.steps_per_pass
+            while step < stop:
+                count = min(self._steps if step > start else 1, stop - step, per_pass - step % per_pass)
+                rows = self._windows.gather(self._index.block(step, count, self._first, self._last), count)
+                block = torch.from_numpy(rows)
+                if not self._offer(block.pin_memory() if self._device.type == "cuda" else block):
                     return
-        except BaseException as e:
+                step += count
+        except BaseException as e:  # noqa: BLE001 - handed to the training loop, which raises it
             self._offer(e)
         finally:
             self._windows.close()
 
-    def _offer(self, item: tuple[Tensor, Tensor] | BaseException) -> bool:
+    def _offer(self, item: Tensor | BaseException) -> bool:
         while not self._over.is_set():
             try:
                 self._queue.put(item, timeout=0.2)

@@ -41,6 +41,15 @@ class Piece:
     rows: Rows  # row numbers inside the window, in the order in which they are used
 
 
+@dataclasses.dataclass(frozen=True)
+class Strip:
+    """What one lane gives to a rank over some steps: `width` samples a step, at `column` of the rank's share."""
+
+    column: int
+    width: int
+    pieces: list[Piece]
+
+
 def make_plan(seed: int, seq_len: int, global_batch: int, tokens: int) -> Plan:
     """Return the plan for a dataset of so many tokens."""
     lanes = max(d for d in range(1, min(MAX_LANES, global_batch) + 1) if global_batch % d == 0)
@@ -74,28 +83,29 @@ class Sampler:
                 "lower --batch, --grad-accum or --seq-len, or prepare more text"
             )
 
-    def pieces(self, step: int, first: int, last: int) -> list[Piece]:
-        """Return where samples [first, last) of global step `step` (from 0) lie, in order."""
-        pass_number, step_in_pass = divmod(step, self.steps_per_pass)
-        found: list[Piece] = []
+    def block(self, step: int, count: int, first: int, last: int) -> list[Strip]:
+        """Return where samples [first, last) of global steps [step, step + count) lie; all of them in one pass."""
+        pass_number, begin = divmod(step, self.steps_per_pass)
+        assert begin + count <= self.steps_per_pass
+        found: list[Strip] = []
         k = self.rows_per_lane_step
         for lane in range(first // k, (last - 1) // k + 1):
-            start = lane * (self.rows // self.plan.lanes) + step_in_pass * k
-            begin, end = start + max(0, first - lane * k), start + min(k, last - lane * k)
-            found += self._stream(pass_number, begin, end)
+            low, high = max(0, first - lane * k), min(k, last - lane * k)
+            start = lane * (self.rows // self.plan.lanes) + begin * k
+            places = start + np.arange(count)[:, None] * k + np.arange(low, high)  # in the pass's stream of rows
+            found.append(Strip(lane * k + low - first, high - low, self._pieces(pass_number, places.ravel())))
         return found
 
-    def _stream(self, pass_number: int, begin: int, end: int) -> list[Piece]:
-        """Return rows [begin, end) of the pass's stream."""
+    def _pieces(self, pass_number: int, places: Rows) -> list[Piece]:
+        """Return the rows at increasing places of the pass's stream, one piece for each window they lie in."""
         order, starts = self._order(pass_number)
+        slots = np.searchsorted(starts, places, side="right") - 1
         found: list[Piece] = []
-        slot = int(np.searchsorted(starts, begin, side="right")) - 1
-        while begin < end:
+        for slot in range(int(slots[0]), int(slots[-1]) + 1):
             window = int(order[slot])
-            offset = begin - int(starts[slot])
-            count = min(end - begin, int(self.window_rows[window]) - offset)
-            found.append(Piece(window, self._inside(pass_number, window)[offset : offset + count]))
-            begin, slot = begin + count, slot + 1
+            inside = places[np.searchsorted(slots, slot) : np.searchsorted(slots, slot, side="right")] - starts[slot]
+            if inside.size:
+                found.append(Piece(window, self._inside(pass_number, window)[inside]))
         return found
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a sampler lives as long as the process

@@ -211,6 +211,7 @@ class Training:
         self.autocast = settings.precision == "bf16"
         self.saver: checkpoint.Saver | None = None
         self.metrics: report.Metrics | None = None
+        self.mask_bit = reader.mask_bit(dataset)
         self.take_val = reader.fixed_rows(dataset, "val", plan.seq_len, settings.eval_rows)
         self.stop_file = pathlib.Path(path) if (path := os.environ.get("STOP_FILE")) else None
         self.resumed_from: str | None = None
@@ -306,7 +307,7 @@ class Training:
         self.core.train()
         with data, bar:
             for step in range(first + 1, schedule.steps + 1):
-                loss, norm = self._step(*data.next(), lr=schedule.lr(step - 1))
+                loss, norm = self._step(data.next(), lr=schedule.lr(step - 1))
                 pending_losses.append(loss)
                 pending_norms.append(norm)
                 if step == first + 1 and self.saver is not None:
@@ -350,10 +351,10 @@ class Training:
                     return PREEMPTED
         return DONE
 
-    def _step(self, tokens_BT: Tensor, targets_BT: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
+    def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
         """Do one optimiser step and return this rank's mean loss and the gradients' norm, both still on the device."""
         device, parts = self.world.device, self.batching.accumulate
-        tokens_BT, targets_BT = tokens_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True)
+        tokens_BT, targets_BT = reader.split_batch(rows_BT1.to(device, non_blocking=True), self.mask_bit)
         total = torch.zeros((), device=device)
         size = self.batching.micro_batch
         for part in range(parts):
@@ -435,7 +436,7 @@ class Training:
         first, last = world.rank * count // world.size, (world.rank + 1) * count // world.size
         for at in range(first, last, self.batching.micro_batch):
             rows = self.take_val(at, min(last, at + self.batching.micro_batch))
-            tokens_BT, targets_BT = reader.to_batch(rows, masked=self.dataset.masked)
+            tokens_BT, targets_BT = reader.split_batch(torch.from_numpy(rows.astype(np.int64)), self.mask_bit)
             learned = int((targets_BT != reader.IGNORED).sum())
             if learned:
                 with torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=self.autocast):

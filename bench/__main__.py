@@ -1,0 +1,125 @@
+"""`python -m bench [ROW ...]`: run the measures one after the other, print ratios, keep them as JSON."""
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import typing
+
+from bench import row
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+ROWS = (
+    "train_step", "ddp", "loader", "checkpoint", "collectives", "tokenizing", "resume", "kill", "stop", "start", "gpu",
+)  # fmt: skip
+LIMIT_S = 300
+
+
+def main() -> int:
+    """Return 0 when everything was measured, 1 when a measure failed, 3 when a promised ratio was missed under --strict."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"any of {', '.join(ROWS)} (default: all)")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="where to keep the figures (default: bench/results/<time>.json)"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit 3 when a ratio is below its goal")
+    parser.add_argument("--one", nargs=2, metavar=("ROW", "FILE"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        return _one(*args.one)
+    if unknown := set(args.rows) - set(ROWS):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
+
+    report: dict[str, typing.Any] = {"machine": _machine(), "began": _now(), "rows": [], "failed": {}}
+    print(
+        f"# {report['machine']['cpu']}, {report['machine']['cores']} cores, load {report['machine']['load']}",
+        flush=True,
+    )
+    print(f"# Python {report['machine']['python']}, {report['machine']['torch']}", flush=True)
+    print(_line("measure", "ours", "peer", "ratio", "goal", "peer is"), flush=True)
+    for name in args.rows or ROWS:
+        records, error = _run(name)
+        report["rows"] += records
+        for record in records:
+            print(_shown(record), flush=True)
+        if error:
+            report["failed"][name] = error
+            print(f"{name}: FAILED: {error}", flush=True)
+    report["load_after"] = os.getloadavg()
+    path = args.json or RESULTS / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    missed = [record["measure"] for record in report["rows"] if record["met"] is False]
+    print(f"# {len(report['rows'])} figures in {path}; below their goal: {', '.join(missed) or 'none'}")
+    return 1 if report["failed"] else 3 if missed and args.strict else 0
+
+
+def _run(name: str) -> tuple[list[dict[str, typing.Any]], str | None]:
+    """Run one measure in a process of its own; return its records, and why there are none."""
+    began, load = time.monotonic(), os.getloadavg()[0]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "payload")]), "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory(prefix="ddptrain-bench-") as scratch:
+        out = pathlib.Path(scratch) / "rows.json"
+        command = [sys.executable, "-m", "bench", "--one", name, str(out)]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return [], f"not done after {LIMIT_S} s"
+        if done.returncode or not out.exists():
+            return [], (done.stderr.strip().splitlines() or ["no output"])[-1]
+        facts = {"row": name, "load_before": load, "seconds": round(time.monotonic() - began, 1)}
+        return [{**facts, **record} for record in json.loads(out.read_text())], None
+
+
+def _one(name: str, out: str) -> int:
+    with tempfile.TemporaryDirectory(prefix=f"ddptrain-{name}-") as scratch:
+        found: list[row.Row] = importlib.import_module(f"bench.rows.{name}").run(pathlib.Path(scratch))
+    pathlib.Path(out).write_text(json.dumps([one.as_record() for one in found]))
+    return 0
+
+
+def _shown(record: dict[str, typing.Any]) -> str:
+    ours, peer = (f"{record[key]:.4g} {record['unit']}" for key in ("ours", "peer"))
+    goal = "" if record["goal"] is None else f"{record['goal']:g} {'met' if record['met'] else 'MISSED'}"
+    return _line(
+        record["measure"],
+        ours,
+        peer,
+        f"{record['ratio']:.2f}",
+        goal,
+        f"{record['peer_name']}{'; ' if record['note'] else ''}{record['note']}",
+    )
+
+
+def _line(measure: str, ours: str, peer: str, ratio: str, goal: str, peer_name: str) -> str:
+    return f"{measure:44s} {ours:>16s} {peer:>16s} {ratio:>8s}  {goal:12s} {peer_name}"
+
+
+def _machine() -> dict[str, typing.Any]:
+    import torch  # noqa: PLC0415 - only here, and it takes a second
+
+    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return {
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "gpu": gpu, "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
+        "python": platform.python_version(), "torch": f"torch {torch.__version__}", "system": platform.platform(),
+    }  # fmt: skip
+
+
+def _now() -> str:
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Running `ddptrain` from a measure."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+
+def argv(ranks: int, *args: object) -> list[str]:
+    """Return the command on so many ranks, under torchrun when there are several."""
+    words = ["-m", "ddptrain", *(str(arg) for arg in args)]
+    if ranks == 1:
+        return [sys.executable, *words]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={ranks}",
+        "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+    ]
+    return [sys.executable, *launch, *words]
+
+
+def start(ranks: int, *args: object, **env: str) -> subprocess.Popen[str]:
+    """Start it, one thread per rank, its output in a pipe."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env}
+    return subprocess.Popen(
+        argv(ranks, *args), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Return the first line with a text in it. Raises RuntimeError when the process ends without one."""
+    assert process.stdout is not None
+    seen: list[str] = []
+    for line in process.stdout:
+        if text in line:
+            return line
+        seen.append(line)
+    raise RuntimeError(f"no {text!r} in: {''.join(seen)[-2000:]}")
+
+
+def tiny(data: pathlib.Path, run_dir: pathlib.Path) -> list[object]:
+    """Return the arguments of a training of some milliseconds a step."""
+    return [
+        "train", "--data", data, "--run-dir", run_dir, "--layers", 2, "--heads", 2, "--width", 64, "--seq-len", 64, "--batch", 4,
+        "--epoch-steps", 10, "--warmup", 3, "--precision", "fp32", "--eval-rows", 16, "--log-every", 1,
+    ]  # fmt: skip

@@ -1,0 +1,88 @@
+"""all_reduce on two gloo ranks as the bench of collectives times it, against a bare loop in the same processes."""
+
+# pyright: basic
+import multiprocessing
+import os
+import pathlib
+import socket
+import time
+import typing
+
+from bench import row
+
+SIZES = (1 << 20, 16 << 20, 64 << 20)
+ITERS, TURNS = 8, 7
+
+
+def run(scratch: pathlib.Path) -> list[row.Row]:
+    """Measure both in turns on two forked ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    box: typing.Any = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, port, box)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found: list[tuple[int, float, float, int]] = box.get(timeout=200)
+    for process in ranks:
+        process.join()
+    return [
+        row.Row(
+            f"all_reduce {size >> 20} MiB, two gloo ranks", size / ours / 1e9, size / bare / 1e9, "GB/s", "a bare loop of dist.all_reduce",
+            goal=0.95, note=f"#wrong {wrong}",
+        )
+        for size, ours, bare, wrong in found
+    ]  # fmt: skip
+
+
+def _rank(rank: int, port: int, box: typing.Any) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+    )
+    import torch
+    import torch.distributed as dist
+
+    from ddptrain import collectives, distributed
+
+    torch.set_num_threads(1)
+    found: list[tuple[int, float, float, int]] = []
+    with distributed.joined("cpu") as world:
+        options = collectives._completed(collectives.check(_arguments()), "cpu")
+        coder = collectives.Coder("float", "sum", 2, world.device)
+        collective = collectives.COLLECTIVES["all_reduce"]
+        for size in SIZES:
+            buffers = collectives._allocate(collective, size // 4, world, options, coder)
+            tensor = torch.zeros(size // 4)
+            ours: list[float] = []
+            bare: list[float] = []
+            wrong = 0
+            for _ in range(TURNS):
+                timed = collectives._time(collective.in_place, collective, buffers, options, world, coder, inside=True)
+                ours.append(timed["time"] / 1e6)
+                wrong += timed["nwrong"]
+                for _ in range(options.warmup_iters):
+                    dist.all_reduce(tensor)
+                world.barrier()
+                began = time.perf_counter()
+                for _ in range(ITERS):
+                    dist.all_reduce(tensor)
+                bare.append(sum(world.gather((time.perf_counter() - began) / ITERS)) / 2)
+            found.append((size, row.median(ours), row.median(bare), wrong))
+        if rank == 0:
+            box.put(found)
+
+
+def _arguments() -> typing.Any:
+    import argparse
+
+    from ddptrain import collectives
+
+    parser = argparse.ArgumentParser()
+    collectives.add_arguments(parser)
+    return parser.parse_args(["-n", str(ITERS)])

@@ -1,0 +1,37 @@
+"""Seconds from starting torchrun to the first step, two ranks, against what nobody can avoid: importing torch twice in a row."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+from bench import commands, data, row
+
+
+def run(scratch: pathlib.Path) -> list[row.Row]:
+    """Measure three starts of each, in turns."""
+    dataset = data.dataset(scratch / "data", 400_000, 256)
+    ours: list[float] = []
+    floor: list[float] = []
+    for turn in range(3):
+        began = time.perf_counter()
+        process = commands.start(2, *commands.tiny(dataset.root, scratch / f"run{turn}"), "--steps", 2)
+        commands.wait_for(process, "step=1/")
+        ours.append(time.perf_counter() - began)
+        process.communicate()
+        began = time.perf_counter()
+        for _ in range(2):  # the launcher imports it, then each rank does
+            subprocess.run([sys.executable, "-c", "import torch, torch.distributed.run"], check=True)
+        floor.append(time.perf_counter() - began)
+    note = "launcher and two ranks on these cores"
+    return [
+        row.Row(
+            "start to first step",
+            row.median(ours),
+            row.median(floor),
+            "s",
+            "importing torch twice",
+            more_is_better=False,
+            note=note,
+        )
+    ]

@@ -1,0 +1,60 @@
+"""Tokens per second of a training step, one process on all cores, against nanoGPT's loop on the same machine and shard."""
+
+# pyright: basic
+import pathlib
+
+import torch
+
+from bench import data, row
+from bench.peers import nanogpt
+from ddptrain import config, distributed, hardware, model, reader, sampler, train
+
+CASES = (  # layers, heads, width, seq_len, batch, vocab, steps per turn, turns, goal
+    ("4 layers 128 wide, T 64 B 12, V 320", 4, 4, 128, 64, 12, 320, 15, 5, 1.3),
+    ("6 layers 384 wide, T 256 B 8, V 50304", 6, 6, 384, 256, 8, 50304, 1, 4, 1.3),
+)
+
+
+def run(scratch: pathlib.Path) -> list[row.Row]:
+    """Measure, in turns: ours, the loop as shipped, the loop with the same means."""
+    found: list[row.Row] = []
+    with distributed.joined("cpu") as world:
+        for name, layers, heads, width, seq_len, batch, vocab, steps, turns, goal in CASES:
+            dataset = data.dataset(scratch / str(width), 2_000_000, vocab)
+            settings = config.complete(
+                config.Config(run_dir=scratch / "run", data=dataset.root, layers=layers, heads=heads, width=width, seq_len=seq_len, batch=batch),
+                "cpu", {},
+            )  # fmt: skip
+            shape = model.Shape(layers, heads, width, seq_len, vocab)
+            kind = model.Kind({"kind": "gpt"}, model.count(shape), lambda shape=shape: model.GPT(shape))
+            fp32_s, bf16_s = hardware.trial(kind.build, batch, seq_len, vocab, world.device)
+            bf16 = hardware.may_gain_by_bf16(world.device) and hardware.prefers_bf16(fp32_s, bf16_s)
+            settings = train.dataclasses.replace(settings, precision="bf16" if bf16 else "fp32")
+            plan = sampler.make_plan(1, seq_len, batch, dataset.tokens("train"))
+            training = train.Training(
+                settings=settings, world=world, dataset=dataset, plan=plan, batching=train.Batching(batch, batch, 1),
+                schedule=train.Schedule(1000, 1000, 1e-3, 1e-4, 10), kind=kind,
+            )  # fmt: skip
+            shard = dataset.splits["train"][0].path
+            loops = [
+                nanogpt.Loop(shard, batch=batch, model=nanogpt.Model(layers, heads, width, seq_len, vocab), fair=fair)
+                for fair in (False, True)
+            ]
+            with reader.Reader(dataset, plan, rank=0, size=1, start=0, stop=10**6, device=world.device) as batches:
+
+                def ours(
+                    training: train.Training = training, steps: int = steps, batches: reader.Reader = batches
+                ) -> None:
+                    for _ in range(steps):
+                        loss, _ = training._step(batches.next(), lr=1e-3)
+                        loss.item()
+
+                peers = [lambda loop=loop, steps=steps: [loop.step() for _ in range(steps)] for loop in loops]
+                taken = row.alternate([ours, *peers], turns)
+            rates = [steps * batch * seq_len / row.median(times) for times in taken]
+            how = f"ours chose {settings.precision}, {torch.get_num_threads()} threads"
+            found.append(
+                row.Row(f"train: {name}", rates[0], rates[1], "tok/s", "nanoGPT's loop as shipped", goal=goal, note=how)
+            )
+            found.append(row.Row(f"train: {name}", rates[0], rates[2], "tok/s", "the same with fused AdamW and bf16"))
+    return found
