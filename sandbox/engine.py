@@ -23,7 +23,7 @@ GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the ch
 _AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
 _ATTEMPTS = 3  # Juju retries a failed hook for ever; the sandbox gives up so that a command ends
 _RETRY_S = 5.0
-_TICK_S = 8.0  # a line at least this often while something runs
+_TICK_S = 9.5  # a line at least this often while something runs
 _SLOW_S = 3.0  # a hook that took longer than this is worth a line
 _REBOOT_S = 120.0
 
@@ -203,17 +203,19 @@ class Engine:
             self._done.put((host, lambda e=e: _raise(e)))
 
     def _wait(self) -> None:
-        """Apply the next finished task, or print that something still runs."""
-        try:
-            host, apply = self._done.get(timeout=0.5)
-        except queue.Empty:
+        """Apply the next finished task, printing that something still runs; return early when a retry is due."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                host, apply = self._done.get(timeout=0.5)
+                self._running.pop(host, None)
+                apply()
+                self.store.save(self.model)
+                return
             if time.monotonic() - self.progress.last >= _TICK_S:
                 for running in list(self._running.values()):
                     self.progress(running.unit, f"{running.what} ... {time.monotonic() - running.since:.0f} s")
-            return
-        self._running.pop(host, None)
-        apply()
-        self.store.save(self.model)
+            if any(time.monotonic() >= at for at in self._retry_at.values()):
+                return
 
     def _create_host(self, name: str, app: str) -> None:
         binds = {

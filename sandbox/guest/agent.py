@@ -93,6 +93,8 @@ def _dispatch(request: Json, say: typing.Callable[..., None]) -> Json:
         after, failure = e.state, e.message
     except _Reboot:
         return {"ok": True, "reboot": "now", "state": None}
+    finally:
+        context.close()
     action = {"results": context.action_results or {}, "failure": failure} if request["event"].get("action") else None
     return {"ok": True, "reboot": reboots[0] if reboots else None, "state": _describe_state(after), "action": action}
 

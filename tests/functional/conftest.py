@@ -44,6 +44,7 @@ class Cluster:
             [REPOSITORY / "sandboxctl", "--model", self.model, *arguments],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=timeout,
             stdin=subprocess.DEVNULL,
             check=False,
@@ -82,14 +83,14 @@ def _root() -> None:
         pytest.fail("the functional tests boot systemd hosts: run them as root", pytrace=False)
 
 
-def footprint() -> dict[str, set[str]]:
-    """Return what a sandbox could leave behind on this machine, by kind."""
+def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
+    """Return what a model leaves on this machine while it runs, by kind; `subnet` is like 10.77.3."""
 
-    def lines(*argv: str) -> set[str]:
-        return set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines())
+    def lines(*argv: str, check: bool = True) -> set[str]:
+        return set(subprocess.run(argv, capture_output=True, text=True, check=check).stdout.splitlines())
 
     def ours(name: str) -> bool:
-        return f"/slurm-ddp/{MODEL}/" in name
+        return f"/slurm-ddp/{MODEL}/" in name or bridge in name or subnet in name
 
     commands = {
         path.parent.name: path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -98,24 +99,19 @@ def footprint() -> dict[str, set[str]]:
     }
     return {
         "mounts": {line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if ours(line)},
-        "interfaces": {line.split()[0] for line in lines("ip", "-br", "link")},
-        "rules": {line for line in lines("iptables-save") if line.startswith("-A")},
+        "interfaces": {line.split()[0] for line in lines("ip", "-br", "link", "show", "master", bridge, check=False)}
+        | {line.split()[0] for line in lines("ip", "-br", "link") if ours(line)},
+        "rules": {line for line in lines("iptables-save") if ours(line)},
         "processes": {f"{pid} {command}" for pid, command in commands.items() if ours(command)},
         "files": {str(path) for path in pathlib.Path("/var/lib/slurm-ddp").glob(f"{MODEL}/**/*")},
     }
 
 
 @pytest.fixture(scope="session")
-def before() -> dict[str, set[str]]:
-    """What was on the machine before the cluster."""
-    Cluster().ctl("destroy", "--no-prompt")
-    return footprint()
-
-
-@pytest.fixture(scope="session")
-def cluster(before: dict[str, set[str]]) -> typing.Iterator[Cluster]:
+def cluster() -> typing.Iterator[Cluster]:
     """Deploy bundle.yaml."""
     one = Cluster()
+    one.ctl("destroy", "--no-prompt")
     answer = one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)
     if answer.code != 0:
         log = one.ctl("debug-log").out[-8000:]
