@@ -23,7 +23,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
 UNIT = (
-    "payload",  # the longest first
     "sandbox",
     "unit-ddp-trainer",
     "unit-juicefs-server-proxy",
@@ -31,9 +30,10 @@ UNIT = (
     "unit-slurm-gpu",
     "lib",
     "bundle",
+    "payload",
 )
-ALL = ("lint", *UNIT, "pack", "functional")
-ALONE = frozenset({"functional", "integration", "bench"})  # they need the machine's attention, or measure it
+ALL = ("lint", "pack", *UNIT, "functional")  # the longest first among those that share the machine
+ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
 PACKAGES = {"pack": "pack", "functional": "demo", "bench": "demo"}  # lane -> group of scripts/setup.sh besides `test`
 SILENCE_S = 9.0
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [0-9.]+s.* =+$")
