@@ -13,6 +13,7 @@ import typing
 import uuid
 
 import pydantic
+
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")

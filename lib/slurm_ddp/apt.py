@@ -16,7 +16,7 @@ def ensure_packages(names: collections.abc.Sequence[str], *, timeout: float = 18
     """Install the packages that are missing, in one transaction; return whether any was.
 
     Raises:
-        CommandError: a package does not exist in the configured archives, or cannot be installed within `timeout` seconds.
+        CommandError: a package is not in the configured archives, or cannot be installed within `timeout` seconds.
     """
     missing = [name for name in names if not is_installed(name)]
     if not missing:

@@ -30,7 +30,7 @@ def ensure_file(path: pathlib.Path | str, content: str | bytes, *, mode: int = 0
             os.fsync(file.fileno())
             os.fchown(file.fileno(), uid, gid)
             os.fchmod(file.fileno(), mode)
-        os.replace(name, path)
+        pathlib.Path(name).replace(path)
     except BaseException:
         pathlib.Path(name).unlink(missing_ok=True)
         raise

@@ -1,9 +1,11 @@
 """Running commands from a charm: always with a deadline, never with a secret in sight."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import os
 import pathlib
+import pwd
 import signal
 import subprocess
 import urllib.parse
@@ -90,11 +92,13 @@ def run(
     child_env = clean_env(env)
     identity: dict[str, object] = {}
     if user is not None:
-        import pwd
-
         account = pwd.getpwnam(user)
         child_env = clean_env({"HOME": account.pw_dir, "USER": user, "LOGNAME": user} | dict(env or {}))
-        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": os.getgrouplist(user, account.pw_gid)}
+        identity = {
+            "user": account.pw_uid,
+            "group": account.pw_gid,
+            "extra_groups": os.getgrouplist(user, account.pw_gid),
+        }
     try:
         process = subprocess.Popen(
             arguments,
@@ -124,10 +128,8 @@ def run(
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     try:
         process.communicate(timeout=_REAP_S)
     except subprocess.TimeoutExpired:

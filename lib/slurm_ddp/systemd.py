@@ -1,4 +1,4 @@
-"""systemd units as desired state. Every function is idempotent; those called `ensure_*` say whether they changed something."""
+"""systemd units as desired state. Every function is idempotent; `ensure_*` say whether they changed something."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ _SYSTEMCTL = "/usr/bin/systemctl"
 
 
 def ensure_unit(name: str, text: str) -> bool:
-    """Write /etc/systemd/system/`name` and reload systemd if it changed. Units are world-readable: no secrets in `text`."""
+    """Write /etc/systemd/system/`name`, reload systemd if it changed. Everybody can read it: no secrets in `text`."""
     changed = files.ensure_file(UNIT_DIR / name, text)
     if changed:
         daemon_reload()
