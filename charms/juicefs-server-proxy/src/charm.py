@@ -33,7 +33,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         super().__init__(framework)
         peers, filesystem = self.on[PEERS], self.on["filesystem"]
         self._program = juicefs_volume.program_path(self.app.name)
-        self._trouble: TroubleError | None = None  # what this hook ran into
+        self._status: ops.StatusBase | None = None  # of this hook, if it looked
         for event in (
             self.on.start,
             self.on.config_changed,
@@ -60,8 +60,10 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         try:
             with explained(self.app.name):
                 self._offer()
+                volume = self._verify()[0]
+                self._status = ops.ActiveStatus(self._describe(volume))
         except TroubleError as e:
-            self._trouble = e
+            self._status = e.status
 
     def _on_filesystem_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
         with contextlib.suppress(TroubleError):  # the peer relation may be gone first
@@ -71,7 +73,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def _on_volume_storage_detaching(self, _: ops.StorageDetachingEvent) -> None:
         embedded_store.stop(self.app.name)
-        self._trouble = TroubleError(ops.MaintenanceStatus("stopped, so that the storage can go"))
+        self._status = ops.MaintenanceStatus("stopped, so that the storage can go")
 
     def _on_remove(self, _: ops.RemoveEvent) -> None:
         embedded_store.remove(self.app.name)
@@ -86,22 +88,16 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             event.fail(e.status.message)
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
-        try:
-            if self._trouble is not None:
-                raise self._trouble
-            with explained(self.app.name):
-                volume, _ = self._verify()
-                pinned = self._ledger().pinned
-        except TroubleError as e:
-            event.add_status(e.status)
-            return
+        if self._status is not None:
+            event.add_status(self._status)
+
+    def _describe(self, volume: juicefs_volume.Volume) -> str:
+        pinned = self._ledger().pinned
         if pinned.mode == "external":
-            text = f"offering volume {volume.name}"
-        elif pinned.server == self.unit.name:
-            text = f"serving volume {volume.name} from this unit: for trials and small teams"
-        else:
-            text = f"{pinned.server} serves volume {volume.name}; this unit has nothing to do"
-        event.add_status(ops.ActiveStatus(text))
+            return f"offering volume {volume.name}"
+        if pinned.server == self.unit.name:
+            return f"serving volume {volume.name} from this unit: for trials and small teams"
+        return f"{pinned.server} serves volume {volume.name}; this unit has nothing to do"
 
     def _offer(self) -> None:
         """Do what this unit has to do for the volume, in order."""
