@@ -1,0 +1,135 @@
+"""From a bundle to a model: idempotent, upgrading what changed, touching nothing when the bundle is wrong."""
+
+import pathlib
+
+import pytest
+
+from sandbox import bundle as bundles
+from sandbox import model as rules
+from sandbox.deploy import Deployment, charm_filler
+from sandbox.engine import Progress, parse_gpus
+from sandbox.hosts import Gpus
+from sandbox.store import Model, SandboxError, Store
+
+METADATA = """
+name: thing
+type: charm
+provides: {api: {interface: http}}
+requires: {web: {interface: http}}
+resources: {tool: {type: file}}
+config: {options: {port: {type: int, default: 80}, token: {type: secret}}}
+"""
+BUNDLE = """
+applications:
+  thing: {charm: ./thing, num_units: 1, options: {port: 81}, resources: {tool: ./tool}}
+  other: {charm: ./thing, num_units: 2}
+relations:
+  - [thing:api, other:web]
+"""
+
+
+class Bench:
+    """A bundle in a folder, and a model that it is deployed into."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        (folder / "thing" / "src").mkdir(parents=True)
+        (folder / "thing" / "charmcraft.yaml").write_text(METADATA)
+        (folder / "thing" / "src" / "charm.py").write_text("one")
+        (folder / "tool").write_text("tool 1")
+        (folder / "bundle.yaml").write_text(BUNDLE)
+        self.store = Store("t", folder / "state")
+        self.model = Model(name="t")
+        self.lines: list[str] = []
+        self.deployment = Deployment(self.store, self.model, Progress(self.lines.append))
+
+    def deploy(self) -> list[str]:
+        """Deploy; return what is queued then, and forget it."""
+        self.deployment.apply(bundles.load(self.folder / "bundle.yaml"))
+        queued = [f"{unit.name} {event.label}" for unit in self.model.units.values() for event in unit.events]
+        for unit in self.model.units.values():
+            unit.events.clear()
+        return queued
+
+
+@pytest.fixture
+def bench(tmp_path: pathlib.Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_units_relations_options_and_resources_come_from_the_bundle(bench: Bench):
+    queued = bench.deploy()
+    assert list(bench.model.units) == ["thing/0", "other/0", "other/1"]
+    assert queued[:3] == ["thing/0 install", "thing/0 api-relation-created", "thing/0 leader-elected"]
+    thing = bench.model.applications["thing"]
+    assert rules.options(thing) == {"port": 81}
+    assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 1"
+    assert (pathlib.Path(thing.source) / "src" / "charm.py").read_text() == "one"
+    assert bench.store.load().applications == bench.model.applications
+
+
+def test_the_same_bundle_again_changes_nothing(bench: Bench):
+    bench.deploy()
+    before = bench.model.model_dump()
+    assert bench.deploy() == []
+    assert bench.model.model_dump() == before
+
+
+def test_what_changed_is_brought_up_to_date(bench: Bench):
+    bench.deploy()
+    bench.folder.joinpath("bundle.yaml").write_text(BUNDLE.replace("81", "82").replace("num_units: 2", "num_units: 3"))
+    bench.folder.joinpath("thing", "src", "charm.py").write_text("two")
+    bench.folder.joinpath("tool").write_text("tool 2")
+    queued = bench.deploy()
+    assert queued[:3] == ["thing/0 config-changed", "thing/0 upgrade-charm", "other/0 upgrade-charm"]
+    assert "other/2 install" in queued
+    thing = bench.model.applications["thing"]
+    assert (thing.revision, rules.options(thing)["port"]) == (1, 82)
+    assert (pathlib.Path(thing.source) / "src" / "charm.py").read_text() == "two"
+    assert pathlib.Path(thing.resources["tool"]).read_text() == "tool 2"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("port: 81", "prot: 81", "bundle.yaml line 3: thing: no option 'prot': did you mean 'port'?"),
+        ("./tool}", "./none}", "bundle.yaml line 3: resource 'tool': no file "),
+        ("charm: ./thing, num_units: 2", "charm: ./none, num_units: 2", "bundle.yaml line 4: other: no charm at "),
+        (
+            "charm: ./thing, num_units: 2",
+            "charm: mysql, num_units: 2",
+            "bundle.yaml line 4: other: the sandbox cannot play the charm 'mysql'",
+        ),
+        ("port: 81", "token: mine", "secret 'mine' not found"),
+    ],
+)
+def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, message: str):
+    bench.folder.joinpath("bundle.yaml").write_text(BUNDLE.replace(old, new))
+    with pytest.raises(SandboxError) as error:
+        bench.deploy()
+    assert str(error.value).startswith(message)
+    assert not bench.store.exists()
+
+
+def test_an_upgrade_that_loses_a_related_endpoint_is_refused(bench: Bench):
+    bench.deploy()
+    path = bench.folder / "thing" / "charmcraft.yaml"
+    path.write_text(METADATA.replace("provides: {api: {interface: http}}\n", ""))
+    with pytest.raises(SandboxError, match="thing has no endpoint 'api'|lacks endpoint api"):
+        bench.deploy()
+
+
+def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathlib.Path):
+    path = tmp_path / "bundle.yaml"
+    path.write_text("applications:\n  trainer: {charm: ./dist/ddp-trainer.charm}\n")
+    charm_filler(bundles.load(path).applications["trainer"])(tmp_path)
+    assert (tmp_path / "src" / "charm.py").is_file()
+    assert (tmp_path / "lib" / "slurm_ddp" / "run.py").is_file()
+    assert (tmp_path / "payload" / "ddptrain" / "__init__.py").is_file()
+
+
+def test_mock_gpus_are_asked_for_by_annotation():
+    assert parse_gpus("") is None
+    assert parse_gpus("2 x Mock GPU") == Gpus(count=2, model="Mock GPU")
+    with pytest.raises(SandboxError, match="write it as '2 x Mock GPU'"):
+        parse_gpus("two")
