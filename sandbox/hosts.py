@@ -35,7 +35,7 @@ from slurm_ddp.run import CommandError, Completed, clean_env, last_line, run
 
 Progress = collections.abc.Callable[[str], None]
 
-ROOT = pathlib.Path("/var/lib/slurm-ddp")
+ROOT = image.HOSTS
 BOOT_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 
@@ -382,11 +382,6 @@ class Host:
         leader = self._machine.leader(self.root)
         if leader is None:
             raise HostError(f"{self.name} does not run")
-        # The shell waits outside the host's process namespace for its child inside. nsenter would do the same but for
-        # one thing: it stops when its child is stopped, as a shutdown does with all processes, and never reaps it then.
-        namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
-        enter = ["/usr/bin/nsenter", f"--target={leader}", *namespaces, "--no-fork", "--"]
-        enter += ["/bin/sh", "-c", '"$@"; exit "$?"', "sandbox-exec"]
         command = list(argv)
         identity: dict[str, str] = {}
         if user != "root":
@@ -395,7 +390,7 @@ class Host:
         if cwd is not None:
             command = ["/usr/bin/env", "-C", cwd, *command]
         child_env = clean_env(image.host_proxies() | identity | dict(env or {}))
-        return subprocess.Popen([*enter, *command], env=child_env, **options)
+        return subprocess.Popen([*machine.enter(leader), *command], env=child_env, **options)
 
     def run(
         self,

@@ -30,6 +30,7 @@ from slurm_ddp.run import CommandError, clean_env, last_line, run
 
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 PIP_CACHE = CACHE / "pip"
+HOSTS = pathlib.Path("/var/lib/slurm-ddp")  # models with their hosts
 VENV = pathlib.Path("/opt/sandbox/venv")  # in the guest; its python runs charms under ops.testing
 SUITE = "bookworm"
 
@@ -38,6 +39,7 @@ Progress = collections.abc.Callable[[str], None]
 _REVISION = 1  # counts changes of the build steps below that the recipes cannot see
 _CHARMS = pathlib.Path(__file__).resolve().parent.parent / "charms"
 _HEARTBEAT_S = 8.0
+_KEEP_S = 86_400
 _CA_BUNDLE = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP_CONF = pathlib.Path("/etc/pip.conf")
 _PIP_INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
@@ -115,6 +117,7 @@ def ensure_image(progress: Progress) -> Image:
                 _build(system, progress, lambda tree: _build_system(tree, system_recipe, progress))
             if not python.is_dir():
                 _build(python, progress, lambda tree: _build_python(tree, system, pip, progress))
+            _prune(images, {system.name, python.name})
     return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
 
 
@@ -270,6 +273,16 @@ def _build_lock(images: pathlib.Path, progress: Progress) -> collections.abc.Gen
 def _remove_leftovers(images: pathlib.Path) -> None:
     for path in images.glob(".new-*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _prune(images: pathlib.Path, keep: set[str]) -> None:
+    """Remove layers of earlier recipes that are older than a day and that no host uses."""
+    mounts = pathlib.Path("/proc/self/mounts").read_text()
+    records = "".join(path.read_text() for path in HOSTS.glob("*/hosts/*/host.json"))
+    for path in images.iterdir():
+        old = time.time() - path.stat().st_mtime > _KEEP_S
+        if path.is_dir() and path.name not in keep and old and path.name not in mounts + records:
+            shutil.rmtree(path)
 
 
 def _build(target: pathlib.Path, progress: Progress, fill: collections.abc.Callable[[pathlib.Path], None]) -> None:

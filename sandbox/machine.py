@@ -37,6 +37,20 @@ while :; do
 done
 """
 
+# How a command gets into a machine. Its cgroups become those of the machine's first process; where systemd keeps track
+# (cgroup v2 and v1's name=systemd) only the command itself may join, for systemd stumbles over processes from outside
+# its process namespace, such as the shell that waits. That shell does what nsenter could do but for one thing: nsenter
+# stops when its child is stopped, as a shutdown does with all processes, and then never reaps it.
+_SYSTEMD = ("", "name=systemd")
+_PREPARE = """
+for group in $1; do echo 0 > "$group/cgroup.procs"; done 2> /dev/null
+exec 3> "$2" 4> "$3"
+shift 3
+exec "$@"
+"""
+_WAIT = '"$@"; exit "$?"'
+_ARRIVE = '{ echo 0 >&3; echo 0 >&4; } 2> /dev/null; exec 3>&- 4>&-; exec "$@"'
+
 
 class MachineError(Exception):
     """A machine cannot be started or ended. `str()` is one line."""
@@ -205,6 +219,18 @@ class _Supervised(Machine):
         return int(pid) if same and _is_alive(int(pid)) else None
 
 
+def enter(leader: int) -> list[str]:
+    """Return the words before a command that make it run inside the machine whose first process is `leader`."""
+    groups = _cgroups_of(leader)
+    tracked = [str(groups.pop(name) / "cgroup.procs") if name in groups else "/dev/null" for name in _SYSTEMD]
+    namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd"]
+    return [
+        *("/bin/sh", "-c", _PREPARE, "sandbox-exec", " ".join(map(str, groups.values())), *tracked),
+        *("/usr/bin/nsenter", f"--target={leader}", *namespaces, "--no-fork", "--"),
+        *("/bin/sh", "-c", _WAIT, "sandbox-exec", "/bin/sh", "-c", _ARRIVE, "sandbox-exec"),
+    ]
+
+
 def wait_until(condition: collections.abc.Callable[[], bool], timeout: float) -> bool:
     """Wait until `condition` holds, at most `timeout` seconds; return whether it does."""
     deadline = time.monotonic() + timeout
@@ -240,16 +266,39 @@ def _boot_id() -> str:
     return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _cgroup_roots() -> list[pathlib.Path]:
-    """Return where cgroup hierarchies are mounted: one with cgroup v2, one per controller with v1."""
-    mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
-    return [pathlib.Path(fields[1]) for fields in mounts if fields[2] in ("cgroup", "cgroup2")]
+def _cgroup_roots() -> dict[str, pathlib.Path]:
+    """Return where cgroup hierarchies are mounted, by what /proc/<pid>/cgroup calls them, cgroups(7).
+
+    That is `""` for version 2, and `cpu,cpuacct` or `name=systemd` for those of version 1.
+    """
+    known = [line.split(":")[1] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()]
+    roots: dict[str, pathlib.Path] = {}
+    for line in pathlib.Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            roots.setdefault("", pathlib.Path(point))
+        elif kind == "cgroup":
+            words = set(options.split(","))
+            for name in known:
+                if name and set(name.split(",")) <= words:
+                    roots.setdefault(name, pathlib.Path(point))
+    return roots
+
+
+def _cgroups_of(pid: int) -> dict[str, pathlib.Path]:
+    """Return the cgroups of a process as directories, by hierarchy."""
+    roots = _cgroup_roots()
+    try:
+        lines = [line.split(":", 2) for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    except OSError:  # it ended just now; what follows will say so
+        return {}
+    return {name: roots[name] / path.lstrip("/") for _, name, path in lines if name in roots}
 
 
 def _make_cgroups(name: str) -> list[pathlib.Path]:
     """Make a cgroup in every hierarchy; two systemds in one cgroup would end each other's units."""
     made: list[pathlib.Path] = []
-    for root in _cgroup_roots():
+    for root in _cgroup_roots().values():
         group = root / name
         try:
             group.mkdir(exist_ok=True)
@@ -263,7 +312,7 @@ def _make_cgroups(name: str) -> list[pathlib.Path]:
 
 
 def _remove_cgroups(name: str) -> None:
-    for root in _cgroup_roots():
+    for root in _cgroup_roots().values():
         for directory, _, _ in os.walk(root / name, topdown=False):
             for _ in range(100):  # a process that ended a moment ago still counts
                 with contextlib.suppress(OSError):

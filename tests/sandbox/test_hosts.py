@@ -393,6 +393,20 @@ def test_a_build_that_was_killed_is_swept_away(tmp_path: pathlib.Path):
     assert [path.name for path in tmp_path.iterdir()] == ["abc"]
 
 
+def test_only_old_layers_that_no_host_uses_are_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    images, models = tmp_path / "images", tmp_path / "models"
+    for name in ("current", "used", "recent", "old"):
+        (images / name / "tree").mkdir(parents=True)
+        os.utime(images / name, (0, 0) if name != "recent" else None)
+    (images / ".lock").touch()
+    record = models / "m" / "hosts" / "h" / "host.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"layers": [str(images / "used" / "tree")]}))
+    monkeypatch.setattr(image, "HOSTS", models)
+    image._prune(images, {"current"})
+    assert sorted(path.name for path in images.iterdir()) == [".lock", "current", "recent", "used"]
+
+
 def test_a_build_that_fails_gives_its_own_words(tmp_path: pathlib.Path):
     lines: list[str] = []
 
