@@ -281,7 +281,7 @@ def _prune(images: pathlib.Path, keep: set[str]) -> None:
     records = "".join(path.read_text() for path in HOSTS.glob("*/hosts/*/host.json"))
     for path in images.iterdir():
         old = time.time() - path.stat().st_mtime > _KEEP_S
-        if path.is_dir() and path.name not in keep and old and path.name not in mounts + records:
+        if path.is_dir() and path.name not in keep and old and str(path / "tree") not in mounts + records:
             shutil.rmtree(path)
 
 
