@@ -73,6 +73,7 @@ class Engine:
             unit.attempts = 0  # a new command tries again what failed in an earlier one
             if unit.agent.name == "executing":  # that command was interrupted: the event is still queued
                 unit.agent = Status(name="idle")
+            unit.events = [event for event in unit.events if event.action is None]  # nobody waits for its actions
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -115,7 +115,7 @@ def test_an_upgrade_that_loses_a_related_endpoint_is_refused(bench: Bench):
     bench.deploy()
     path = bench.folder / "thing" / "charmcraft.yaml"
     path.write_text(METADATA.replace("provides: {api: {interface: http}}\n", ""))
-    with pytest.raises(SandboxError, match="thing has no endpoint 'api'|lacks endpoint api"):
+    with pytest.raises(SandboxError, match=r"thing has no endpoint 'api'"):
         bench.deploy()
 
 
