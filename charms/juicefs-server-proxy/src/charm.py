@@ -163,7 +163,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         try:
             address, credentials = ledger.address(), ledger.credentials()
         except KeyError:
-            text = f"{server}, whose storage holds the volume, is gone: attach its storage to a new application"
+            text = f"{server}, whose storage holds the volume, is gone: deploy another application"
             raise TroubleError(ops.BlockedStatus(text)) from None
         if address is None or credentials is None:
             raise TroubleError(ops.WaitingStatus(f"waiting for {server or 'the leader'} to serve the volume"))

@@ -171,7 +171,7 @@ def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
     relation = peers(mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id)
     out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "juicefs-server-proxy/1, whose storage holds the volume, is gone: attach its storage to a new application"
+        "juicefs-server-proxy/1, whose storage holds the volume, is gone: deploy another application"
     )
     assert rig.servers.running is None
     assert rig.world.formats == []
