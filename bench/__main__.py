@@ -1,5 +1,6 @@
 """`python -m bench [ROW ...]`: run the measures one after the other, print ratios, keep them as JSON."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import argparse
 import datetime
 import importlib
@@ -24,7 +25,7 @@ LIMIT_S = 300
 
 
 def main() -> int:
-    """Return 0 when everything was measured, 1 when a measure failed, 3 when a promised ratio was missed under --strict."""
+    """Return 0 when all was measured, 1 when a measure failed, 3 under --strict when a promised ratio was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"any of {', '.join(ROWS)} (default: all)")
     parser.add_argument(
@@ -101,18 +102,19 @@ def _shown(record: dict[str, typing.Any]) -> str:
     )
 
 
-def _line(measure: str, ours: str, peer: str, ratio: str, goal: str, peer_name: str) -> str:
-    return f"{measure:44s} {ours:>16s} {peer:>16s} {ratio:>8s}  {goal:12s} {peer_name}"
+def _line(*cells: str) -> str:
+    return "{:44s} {:>16s} {:>16s} {:>8s}  {:12s} {}".format(*cells)
 
 
 def _machine() -> dict[str, typing.Any]:
-    import torch  # noqa: PLC0415 - only here, and it takes a second
+    import torch
 
     lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
     return {
-        "cpu": model, "cores": len(os.sched_getaffinity(0)), "gpu": gpu, "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "gpu": gpu,
+        "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
         "python": platform.python_version(), "torch": f"torch {torch.__version__}", "system": platform.platform(),
     }  # fmt: skip
 

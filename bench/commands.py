@@ -1,5 +1,6 @@
 """Running `ddptrain` from a measure."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
 import socket
@@ -47,6 +48,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 def tiny(data: pathlib.Path, run_dir: pathlib.Path) -> list[object]:
     """Return the arguments of a training of some milliseconds a step."""
     return [
-        "train", "--data", data, "--run-dir", run_dir, "--layers", 2, "--heads", 2, "--width", 64, "--seq-len", 64, "--batch", 4,
+        "train", "--data", data, "--run-dir", run_dir, "--layers", 2, "--heads", 2, "--width", 64, "--seq-len", 64,
+        "--batch", 4,
         "--epoch-steps", 10, "--warmup", 3, "--precision", "fp32", "--eval-rows", 16, "--log-every", 1,
     ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Text and datasets for the measures, made on the spot."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import pathlib
 import sysconfig
 

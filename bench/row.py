@@ -1,5 +1,6 @@
 """A measured ratio."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import dataclasses
 import statistics
 import time

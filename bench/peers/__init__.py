@@ -1,1 +1,1 @@
-"""The usual ways, reimplemented here from their documentation in a few lines each; no code of theirs is copied or fetched."""
+"""The usual ways, reimplemented from their documentation in a few lines each; none of their code is copied."""

@@ -1,5 +1,6 @@
 """Two more usual loaders: whole .npy shards, and a padded .npz that is loaded anew for each sample."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import pathlib
 
 import numpy as np

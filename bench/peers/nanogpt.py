@@ -1,10 +1,11 @@
 """nanoGPT's training loop on a CPU, reimplemented from its README and the behaviour of its `train.py`.
 
-What it does there: random offsets into a memory map that is opened anew for each batch, fp32, AdamW that is fused on CUDA
-only, gradients clipped at 1, exact GELU, tied embeddings, DDP on CUDA only, a checkpoint that is one file written in place.
+What it does there: random offsets into a memory map that is opened anew for each batch, fp32, AdamW that is fused on
+CUDA only, gradients clipped at 1, exact GELU, tied embeddings, DDP on CUDA only, a checkpoint that is one file
+written in place.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import math
 import pathlib
 
@@ -25,12 +26,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return shape (B, T, C)."""
-        B, T, C = x.size()
+        b, t, c = x.size()
         q, k, v = (
-            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.joint(x).split(C, dim=2)
+            part.view(b, t, self.heads, c // self.heads).transpose(1, 2) for part in self.joint(x).split(c, dim=2)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.project(y.transpose(1, 2).contiguous().view(B, T, C))
+        return self.project(y.transpose(1, 2).contiguous().view(b, t, c))
 
 
 class Layer(nn.Module):

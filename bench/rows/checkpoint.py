@@ -1,12 +1,15 @@
 """How long the training loop stands still for a checkpoint of GPT-2 124M with AdamW's moments (1.49 GB)."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
 import shutil
 import time
+import typing
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 from bench import row
 from ddptrain import checkpoint, model, train
@@ -15,10 +18,7 @@ SAVES = 3
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure torch.save, torch's distributed checkpoint and ours, three saves each; the first of each is its cold one."""
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-
+    """Measure torch.save, torch's distributed checkpoint and ours, three saves each, the first one cold."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     core = model.GPT(model.Shape(12, 12, 768, 1024, 50304))
     optimizer = torch.optim.AdamW(core.parameters(), fused=True)
@@ -40,7 +40,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     asynchronous: list[float] = []
     for number in range(SAVES):
         began = time.perf_counter()
-        future = dcp.async_save(state, checkpoint_id=str(scratch / f"dcp{number}"))
+        future: typing.Any = dcp.async_save(state, checkpoint_id=str(scratch / f"dcp{number}"))
         asynchronous.append(time.perf_counter() - began)
         future.result()
         shutil.rmtree(scratch / f"dcp{number}")

@@ -1,6 +1,7 @@
 """all_reduce on two gloo ranks as the bench of collectives times it, against a bare loop in the same processes."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
+import argparse
 import multiprocessing
 import os
 import pathlib
@@ -8,13 +9,17 @@ import socket
 import time
 import typing
 
+import torch
+import torch.distributed as dist
+
 from bench import row
+from ddptrain import collectives, distributed
 
 SIZES = (1 << 20, 16 << 20, 64 << 20)
 ITERS, TURNS = 8, 7
 
 
-def run(scratch: pathlib.Path) -> list[row.Row]:
+def run(_: pathlib.Path) -> list[row.Row]:
     """Measure both in turns on two forked ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -29,7 +34,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         process.join()
     return [
         row.Row(
-            f"all_reduce {size >> 20} MiB, two gloo ranks", size / ours / 1e9, size / bare / 1e9, "GB/s", "a bare loop of dist.all_reduce",
+            f"all_reduce {size >> 20} MiB, two gloo ranks", size / ours / 1e9, size / bare / 1e9, "GB/s",
+            "a bare loop of dist.all_reduce",
             goal=0.95, note=f"#wrong {wrong}",
         )
         for size, ours, bare, wrong in found
@@ -45,17 +51,14 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
     )
-    import torch
-    import torch.distributed as dist
-
-    from ddptrain import collectives, distributed
-
     torch.set_num_threads(1)
     found: list[tuple[int, float, float, int]] = []
     with distributed.joined("cpu") as world:
         options = collectives._completed(collectives.check(_arguments()), "cpu")
         coder = collectives.Coder("float", "sum", 2, world.device)
         collective = collectives.COLLECTIVES["all_reduce"]
+        call = collective.in_place
+        assert call is not None
         for size in SIZES:
             buffers = collectives._allocate(collective, size // 4, world, options, coder)
             tensor = torch.zeros(size // 4)
@@ -63,7 +66,9 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
             bare: list[float] = []
             wrong = 0
             for _ in range(TURNS):
-                timed = collectives._time(collective.in_place, collective, buffers, options, world, coder, inside=True)
+                timed = collectives._time(
+                    call, collective, buffers, options=options, world=world, coder=coder, inside=True
+                )
                 ours.append(timed["time"] / 1e6)
                 wrong += timed["nwrong"]
                 for _ in range(options.warmup_iters):
@@ -79,10 +84,6 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
 
 
 def _arguments() -> typing.Any:
-    import argparse
-
-    from ddptrain import collectives
-
     parser = argparse.ArgumentParser()
     collectives.add_arguments(parser)
     return parser.parse_args(["-n", str(ITERS)])

@@ -1,6 +1,6 @@
 """Tokens per second of two gloo ranks: our arguments of DDP against its defaults, same model, in turns."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import multiprocessing
 import os
 import pathlib
@@ -8,12 +8,16 @@ import socket
 import time
 import typing
 
+import torch
+from torch.nn import parallel
+
 from bench import row
+from ddptrain import config, distributed, model, train
 
 STEPS, TURNS, BATCH, SEQ_LEN = 3, 5, 4, 128
 
 
-def run(scratch: pathlib.Path) -> list[row.Row]:
+def run(_: pathlib.Path) -> list[row.Row]:
     """Measure in two spawned ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -48,11 +52,6 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
     )
-    import torch
-    from torch.nn import parallel
-
-    from ddptrain import config, distributed, model, train
-
     torch.set_num_threads(1)
     tokens = torch.randint(300, (BATCH, SEQ_LEN + 1))
     with distributed.joined("cpu") as world:

@@ -1,6 +1,6 @@
-"""On a GPU: tokens per second and MFU of GPT-2 124M, the checkpoint's stall, and the collectives' table with one rank."""
+"""On a GPU: speed and MFU of GPT-2 124M, the checkpoint's stall, the collectives' table with one rank."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
 import subprocess
@@ -18,7 +18,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     dataset = data.dataset(scratch / "data", 40_000_000, 50257)
     run_dir = scratch / "run"
     process = commands.start(
-        1, "train", "--data", dataset.root, "--run-dir", run_dir, "--model", "gpt2", "--batch", 32, "--steps", 120, "--epoch-steps", 60,
+        1, "train", "--data", dataset.root, "--run-dir", run_dir, "--model", "gpt2", "--batch", 32, "--steps", 120,
+        "--epoch-steps", 60,
         "--eval-rows", 64, "--log-every", 10,
     )  # fmt: skip
     output = process.communicate()[0]

@@ -1,6 +1,6 @@
 """SIGKILL at 50 random moments of saving: how often nothing can be loaded afterwards."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
 import random
@@ -70,9 +70,10 @@ def _readable(folder: pathlib.Path, name: str) -> bool:
     try:
         if name == "ours":
             found = checkpoint.choose(folder, "auto")
+            assert found is not None
             tensor = checkpoint.load(found.path, "model")["w"]
         else:
             tensor = torch.load(folder / "ckpt.pt")["w"]
-    except Exception:  # noqa: BLE001 - whatever it is, it cannot be loaded
+    except Exception:  # whatever it is, it cannot be loaded
         return False
     return bool((tensor == tensor[0, 0]).all())

@@ -1,6 +1,6 @@
 """Tokens per second out of a 200 MB shard, cold and warm, batches of 12 x 1024."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import os
 import pathlib

@@ -1,6 +1,6 @@
 """20 steps in one go, against 10 and a resumed 10: how many of the last ten losses are the same to the bit."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
 
@@ -12,7 +12,7 @@ from bench.peers import nanogpt
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure ours through its command, and nanoGPT's resume: model and optimiser loaded, its seed set as at a start."""
+    """Measure our command, and nanoGPT's resume: model and optimiser loaded, the seed set as at a start."""
     dataset = data.dataset(scratch / "data", 200_000, 256)
     arguments = commands.tiny(dataset.root, scratch / "whole")
     _finish(*arguments, "--steps", 20)

@@ -1,6 +1,6 @@
 """Seconds from a preemption warning (the stop file) to saved and gone, on two ranks."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
 import time
@@ -15,7 +15,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     dataset = data.dataset(scratch / "data", 400_000, 256)
     stop = scratch / "stop"
     process = commands.start(
-        2, *commands.tiny(dataset.root, scratch / "run"), "--steps", 100_000, "--epoch-steps", 100_000, STOP_FILE=str(stop), RUN_ATTEMPT_ID="1.r0"
+        2, *commands.tiny(dataset.root, scratch / "run"), "--steps", 100_000, "--epoch-steps", 100_000,
+        STOP_FILE=str(stop), RUN_ATTEMPT_ID="1.r0"
     )  # fmt: skip
     commands.wait_for(process, "step=30/")
     began = time.perf_counter()

@@ -1,9 +1,11 @@
 """Megabytes of text per second into GPT-2 tokens."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
 import time
+
+import tokenizers as hf
 
 from bench import data, row
 from ddptrain import prepare, tokenizers
@@ -16,8 +18,6 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure one core against HF tokenizers, and two tasks against one."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["RAYON_NUM_THREADS"] = "1"
-    import tokenizers as hf
-
     documents = [data.text(SIZE_BYTES)[at : at + 20_000] for at in range(0, SIZE_BYTES, 20_000)]
     mine = tokenizers.Gpt2Tokenizer()
     merges = [tuple(line.split()) for line in tokenizers._gpt2_merges(None).splitlines()[1:] if line.strip()]

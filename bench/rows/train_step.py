@@ -1,6 +1,6 @@
-"""Tokens per second of a training step, one process on all cores, against nanoGPT's loop on the same machine and shard."""
+"""Tokens per second of a training step, one process on all cores, against nanoGPT's loop on the same shard."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import pathlib
 
 import torch
@@ -22,7 +22,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         for name, layers, heads, width, seq_len, batch, vocab, steps, turns, goal in CASES:
             dataset = data.dataset(scratch / str(width), 2_000_000, vocab)
             settings = config.complete(
-                config.Config(run_dir=scratch / "run", data=dataset.root, layers=layers, heads=heads, width=width, seq_len=seq_len, batch=batch),
+                config.Config(run_dir=scratch / "run", data=dataset.root, layers=layers, heads=heads, width=width,
+                seq_len=seq_len, batch=batch),
                 "cpu", {},
             )  # fmt: skip
             shape = model.Shape(layers, heads, width, seq_len, vocab)

@@ -7,11 +7,11 @@
         manifest.json                step, settings, and size and CRC-32 of every file
     latest -> epoch-0003   best -> epoch-0002
 
-Ranks hold the same model, so rank 0 writes, for all: one writer is one commit, with nothing to agree upon. The training loop
-only waits while tensors are copied into one of two persistent host buffers; a thread writes them out.
+Ranks hold the same model, so rank 0 writes, for all: one writer is one commit, with nothing to agree upon. The
+training loop only waits while tensors are copied into one of two persistent host buffers; a thread writes them out.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
 import dataclasses
@@ -99,7 +99,7 @@ def restore_random_states(state: State) -> None:
 
 
 def verify(path: pathlib.Path, *, contents: bool = True) -> Found:
-    """Return what a checkpoint's manifest says, after checking every file. Raises CheckpointError naming the first bad one."""
+    """Return a checkpoint whose files were all checked. Raises CheckpointError naming the first bad one."""
     manifest_path = path / MANIFEST
     try:
         manifest = files.retried(lambda: files.read_json(manifest_path))
@@ -144,7 +144,7 @@ def candidates(run_dir: pathlib.Path) -> list[pathlib.Path]:
 
 
 def choose(run_dir: pathlib.Path, resume: str) -> Found | None:
-    """Return the checkpoint to go on from: `never` is none, `auto` the newest whole one of the run, else the given path.
+    """Return the checkpoint to go on from: `never` is none, `auto` the run's newest whole one, else the given path.
 
     Raises CheckpointError when a given one is damaged, or when the run has checkpoints and none is whole.
     """
@@ -232,7 +232,7 @@ class Saver:
         remove_leftovers(run_dir)
 
     def prepare(self, model: State, optimizer: State) -> None:
-        """Allocate the buffers now, so that want of memory shows at the start and the first save is as quick as the rest."""
+        """Allocate the buffers now: want of memory shows at the start, and the first save is as quick as the rest."""
         for slot in self._slots:
             self._fit(slot, {"model": model, "optimizer": optimizer})
 
@@ -329,7 +329,8 @@ class Saver:
         self.last = str(path)
         self.write_s.append(time.perf_counter() - job.asked)
         markers.emit(
-            "CKPT", saved=job.name, step=job.meta["step"], mib=draft.size_bytes / 2**20, stall_s=job.stall_s, write_s=self.write_s[-1],
+            "CKPT", saved=job.name, step=job.meta["step"], mib=draft.size_bytes / 2**20, stall_s=job.stall_s,
+            write_s=self.write_s[-1],
             best=job.is_best or None,
         )  # fmt: skip
 
@@ -419,8 +420,8 @@ def save_dcp(
     rngs: list[State], world: distributed.World, is_best: bool, keep: int,
 ) -> str:  # fmt: skip
     """Write a checkpoint with torch's distributed one, all ranks together, under the same commit. Returns its path."""
-    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - most of a second, and only here
-    from torch.distributed.checkpoint import state_dict  # noqa: PLC0415
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict
 
     final = run_dir / name
     with contextlib.ExitStack() as stack:
@@ -454,8 +455,8 @@ def save_dcp(
 
 def load_dcp(path: pathlib.Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Take over a checkpoint of torch's distributed format; every rank reads."""
-    import torch.distributed.checkpoint as dcp  # noqa: PLC0415
-    from torch.distributed.checkpoint import state_dict  # noqa: PLC0415
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict
 
     model_state, optimizer_state = state_dict.get_state_dict(module, optimizer)
     dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(path / "dcp"))

@@ -21,8 +21,8 @@ EXAMPLES = """examples:
   torchrun --nproc-per-node=2 -m ddptrain smoke
   torchrun --nproc-per-node=2 -m ddptrain collectives
 
-Several nodes: the same command on each, under torchrun with --nnodes and --node-rank, or under srun with one task per rank.
-To stop a training early and keep it: send SIGTERM or SIGUSR1, or create the file that $STOP_FILE names.
+Several nodes: the same command on each, under torchrun with --nnodes and --node-rank, or under srun with one task per
+rank. To stop a training early and keep it: send SIGTERM or SIGUSR1, or create the file that $STOP_FILE names.
 It saves, leaves, and the same command goes on where it was."""
 
 
@@ -47,39 +47,39 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = 130
     except Exception as e:
-        import traceback  # noqa: PLC0415
+        import traceback
 
         traceback.print_exc()
         _fail(_explain(e), run_dir)
         code = 1
     if "torch" in sys.modules and _rank_count() > 1:
-        from ddptrain import distributed  # noqa: PLC0415
+        from ddptrain import distributed
 
         distributed.leave(code)
     return code
 
 
 def _smoke(args: argparse.Namespace) -> int:
-    from ddptrain import smoke  # noqa: PLC0415 - torch takes a second, --help should not
+    from ddptrain import smoke
 
     return _on_all_ranks(args, smoke.check, smoke.run)
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ddptrain import train  # noqa: PLC0415
+    from ddptrain import train
 
     return _on_all_ranks(args, config.from_arguments, train.run)
 
 
 def _collectives(args: argparse.Namespace) -> int:
-    from ddptrain import collectives  # noqa: PLC0415
+    from ddptrain import collectives
 
     return _on_all_ranks(args, collectives.check, collectives.run)
 
 
 def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) -> int:
     """Check the options, join the other ranks and run. What one rank cannot accept is told to all."""
-    from ddptrain import distributed  # noqa: PLC0415
+    from ddptrain import distributed
 
     options, problem = None, None
     try:
@@ -141,21 +141,21 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-_TRAIN = """A step takes batch x ranks x grad-accum sequences. Each epoch ends with a validation on a fixed set and a checkpoint.
-The same command again goes on from the newest whole checkpoint, bit for bit the same on as many ranks, with the same samples
-on another number that divides the batch."""
-_PREPARE = """It can be stopped and started again, and be spread over a Slurm array (--task slurm, then --finalize): parts that are
-done are kept, and the result is the same bytes."""
+_TRAIN = """A step takes batch x ranks x grad-accum sequences. Each epoch ends with a validation on a fixed set and a
+checkpoint. The same command again goes on from the newest whole checkpoint, bit for bit the same on as many ranks,
+with the same samples on another number that divides the batch."""
+_PREPARE = """It can be stopped and started again, and be spread over a Slurm array (--task slurm, then --finalize):
+parts that are done are kept, and the result is the same bytes."""
 
 
 def _declare_smoke(parser: argparse.ArgumentParser) -> None:
-    from ddptrain import smoke  # noqa: PLC0415
+    from ddptrain import smoke
 
     smoke.add_arguments(parser)
 
 
 def _declare_collectives(parser: argparse.ArgumentParser) -> None:
-    from ddptrain import collectives  # noqa: PLC0415
+    from ddptrain import collectives
 
     collectives.add_arguments(parser)
 
@@ -163,7 +163,7 @@ def _declare_collectives(parser: argparse.ArgumentParser) -> None:
 def _fail(text: str, run_dir: pathlib.Path | None) -> None:
     """Say once why it ends, in the log and to the batch script."""
     markers.fatal(text)
-    from ddptrain import report  # noqa: PLC0415
+    from ddptrain import report
 
     try:
         report.write_outcome(run_dir, "failed", error=text[:500])

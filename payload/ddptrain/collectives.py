@@ -1,14 +1,16 @@
 """How fast the ranks talk, in the table that nccl-tests prints, and whether what arrives is right.
 
-Sizes, counts, algbw and busbw mean what they mean there (its doc/PERFORMANCE.md): GB is 1e9 bytes, the time of a size is the
-mean of its iterations, then over the ranks. Values are integers that every dtype holds exactly, so `#wrong` compares bits.
-torch reduces and broadcasts in place only: the out-of-place columns of all_reduce and broadcast include the copy before it.
+Sizes, counts, algbw and busbw mean what they mean there (its doc/PERFORMANCE.md): GB is 1e9 bytes, the time of a size
+is the mean of its iterations, then over the ranks. Values are integers that every dtype holds exactly, so `#wrong`
+compares bits. torch reduces and broadcasts in place only: the out-of-place columns of all_reduce and broadcast
+include the copy before it.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import argparse
 import collections.abc
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -35,7 +37,8 @@ DTYPES: dict[str, torch.dtype] = {
 }
 # The integers from 0 up that the dtype holds without gaps reach this far.
 EXACT_BELOW = {
-    "float": 1 << 24, "double": 1 << 53, "half": 1 << 11, "bfloat16": 1 << 8, "int8": 1 << 7, "uint8": 1 << 8, "int32": 1 << 31, "int64": 1 << 62,
+    "float": 1 << 24, "double": 1 << 53, "half": 1 << 11, "bfloat16": 1 << 8, "int8": 1 << 7, "uint8": 1 << 8,
+    "int32": 1 << 31, "int64": 1 << 62,
 }  # fmt: skip
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -63,7 +66,7 @@ class Options:
 
 @dataclasses.dataclass
 class Buffers:
-    """One size's memory. `count` is what the table's column says; `send` and `recv` are as long as the collective needs."""
+    """One size's memory; `count` is the table's column, `send` and `recv` are as long as the collective needs."""
 
     send: Tensor
     recv: Tensor
@@ -280,7 +283,8 @@ def run(options: Options, world: distributed.World) -> None:
             files.write_json(options.json, {**facts, "collectives": results})
     if wrong:
         raise errors.SharedError(
-            f"{wrong} elements arrived wrong; a link, a GPU or its memory is at fault: drain the nodes and test them one by one"
+            f"{wrong} elements arrived wrong; a link, a GPU or its memory is at fault: drain the nodes and test "
+            f"them one by one"
         )
     markers.emit("DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began)
     if world.is_main:
@@ -330,7 +334,9 @@ def _measure(name: str, options: Options, world: distributed.World, coder: Coder
             row[placement] = (
                 None
                 if call is None
-                else _time(call, collective, buffers, options, world, coder, inside=placement == "in_place")
+                else _time(
+                    call, collective, buffers, options=options, world=world, coder=coder, inside=placement == "in_place"
+                )
             )
             if call is not None:
                 row[placement]["alg_bw"] = row["size"] / row[placement]["time"] / 1e3
@@ -353,8 +359,10 @@ def _measure(name: str, options: Options, world: distributed.World, coder: Coder
         wrong=wrong,
     )
     return {
-        "collective": name, "config": {"iters": options.iters, "warmup_iters": options.warmup_iters, "average": options.average},
-        "results": rows, "out_of_bounds": {"count": wrong, "okay": not wrong}, "average_bus_bandwidth": {"bandwidth": average},
+        "collective": name, "config": {"iters": options.iters, "warmup_iters": options.warmup_iters,
+        "average": options.average},
+        "results": rows, "out_of_bounds": {"count": wrong, "okay": not wrong},
+        "average_bus_bandwidth": {"bandwidth": average},
     }  # fmt: skip
 
 
@@ -395,10 +403,10 @@ def _time(
     call: typing.Callable[[Buffers], object],
     collective: Collective,
     b: Buffers,
+    *,
     options: Options,
     world: distributed.World,
     coder: Coder,
-    *,
     inside: bool,
 ) -> dict[str, typing.Any]:
     """Return time in microseconds, its spread on CPUs, and the number of wrong elements over all ranks."""
@@ -432,7 +440,7 @@ def _time(
             call(b)
             marks.append(time.perf_counter())
         mean = (marks[-1] - marks[0]) * 1e6 / options.iters
-        laps = sorted((after - before) * 1e6 for before, after in zip(marks, marks[1:], strict=False))
+        laps = sorted((after - before) * 1e6 for before, after in itertools.pairwise(marks))
     means = world.gather(mean)
     shown = {0: means[0], 1: sum(means) / len(means), 2: min(means), 3: max(means)}[options.average]
     spread = {"p50": laps[len(laps) // 2], "p99": laps[math.ceil(0.99 * len(laps)) - 1]} if laps else {}
@@ -447,7 +455,8 @@ def _print(line: str, world: distributed.World) -> None:
 def _print_header(options: Options, world: distributed.World) -> None:
     step, kind = (options.step_bytes, "bytes") if options.step_bytes else (options.step_factor, "factor")
     _print(
-        f"# nThread 1 nGpus 1 minBytes {options.min_bytes} maxBytes {options.max_bytes} step: {step}({kind}) warmup iters: "
+        f"# nThread 1 nGpus 1 minBytes {options.min_bytes} maxBytes {options.max_bytes} step: {step}({kind}) "
+        f"warmup iters: "
         f"{options.warmup_iters} iters: {options.iters} agg iters: 1 validation: {options.check} graph: 0",
         world,
     )
@@ -456,7 +465,8 @@ def _print_header(options: Options, world: distributed.World) -> None:
     index = world.gather(world.device.index or 0)
     for member, pid, device in zip(world.members, pids, index, strict=True):
         _print(
-            f"#  Rank {member['rank']:2d} Group  0 Pid {pid:6d} on {member['host']:>10s} device {device:2d} [0x00] {member['device']}",
+            f"#  Rank {member['rank']:2d} Group  0 Pid {pid:6d} on {member['host']:>10s} device {device:2d} "
+            f"[0x00] {member['device']}",
             world,
         )
     _print("#", world)

@@ -1,4 +1,4 @@
-"""Settings of a training: declared once here, read from flags and a TOML file, completed for the device, printed back whole.
+"""Settings of a training: declared once, read from flags and a TOML file, completed, printed back whole.
 
 A value comes from, first that has one: the flag, the TOML file, the checkpoint that is resumed (what makes it the same
 training), the defaults of the device.
@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=pathlib.Path, help="TOML file of settings, named like the flags; flags go before it"
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
+    groups: dict[str, typing.Any] = {}
     for name, field in _FIELDS.items():
         meta = field.metadata
         group = groups.setdefault(meta["group"], parser.add_argument_group(meta["group"]))

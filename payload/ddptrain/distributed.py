@@ -1,11 +1,12 @@
 """One world of ranks: started by torchrun, by srun or alone, ended together.
 
-Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves objects and
-flags, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of the rendezvous store: a rank
-that must give up writes it there, and all the others leave within seconds, whatever collective they are waiting in.
+Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves
+objects and flags, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of the
+rendezvous store: a rank that must give up writes it there, and all the others leave within seconds, whatever
+collective they are waiting in.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
 import dataclasses
@@ -90,7 +91,7 @@ class World:
         """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
         if self.size == 1:
             return [value]
-        found: list[object] | None = [None] * self.size if self.is_main else None
+        found: list[typing.Any] | None = [None] * self.size if self.is_main else None
         dist.gather_object(value, found, dst=0, group=self.control)
         return found or []
 
@@ -177,7 +178,8 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         )
     if local_rank >= torch.cuda.device_count():
         raise errors.UserError(
-            f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible; ask for as many GPUs per node as ranks"
+            f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible; ask for as many GPUs per "
+            f"node as ranks"
         )
     return torch.device("cuda", local_rank)
 
@@ -252,7 +254,7 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None) -> Wor
     if cuda:
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    extra = {"device_id": device} if cuda else {}
+    extra: dict[str, typing.Any] = {"device_id": device} if cuda else {}
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
     control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
     world = World(here, socket.gethostname(), device, control, None, members)
@@ -276,7 +278,7 @@ def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
 
 
 def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
-    """Return the store of a step started by srun: rank 0 opens a port of the kernel's choice and publishes it by rename."""
+    """Return the store of a step started by srun: rank 0 opens a port of the kernel's choice and publishes it."""
     if run_dir is None:
         raise errors.UserError(
             "under srun without torchrun the ranks meet through a file: give --run-dir on a shared filesystem"
@@ -410,7 +412,8 @@ def report_world(world: World) -> None:
         iface=os.environ.get("NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"),
     )  # fmt: skip
     markers.emit(
-        "ENV", python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda or "none", device=world.device.type,
+        "ENV", python=sys.version.split()[0], torch=torch.__version__, cuda=torch.version.cuda or "none",
+        device=world.device.type,
         threads=torch.get_num_threads(), job=os.environ.get("SLURM_JOB_ID"), attempt=os.environ.get("RUN_ATTEMPT_ID"),
     )  # fmt: skip
     if world.device.type == "cpu" and _gpus_without_torch():

@@ -1,7 +1,7 @@
 """Files on a shared filesystem: a name holds the whole content or does not exist.
 
-Close-to-open consistency is what NFS and JuiceFS give, and a rename within one folder is atomic on both, as on CephFS and
-Lustre; so everything is written under another name, synced, closed and renamed.
+Close-to-open consistency is what NFS and JuiceFS give, and a rename within one folder is atomic on both, as on CephFS
+and Lustre; so everything is written under another name, synced, closed and renamed.
 """
 
 import collections.abc
@@ -34,7 +34,7 @@ def sync_directory(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> collections.abc.Iterator[typing.BinaryIO]:
+def replacing(path: pathlib.Path) -> collections.abc.Generator[typing.BinaryIO, None, None]:
     """Yield a file that takes the place of `path` when the block ends well, and leaves nothing when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")

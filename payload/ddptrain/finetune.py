@@ -1,6 +1,6 @@
 """Fine-tuning a causal language model that transformers saved in a local folder. Never looks at the network."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import hashlib
 import pathlib
 import shutil
@@ -57,7 +57,8 @@ def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.C
         raise errors.UserError(f"--model-local-dir {folder} holds no model: {str(e).splitlines()[0]}") from e
     if dataset.vocab > described.vocab_size:
         raise errors.UserError(
-            f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows {described.vocab_size}; give its own --tokenizer-local-dir"
+            f"the dataset's tokenizer has {dataset.vocab} ids, the model in {folder} knows "
+            f"{described.vocab_size}; give its own --tokenizer-local-dir"
         )
     longest = getattr(described, "max_position_embeddings", None)
     if longest is not None and settings.seq_len is not None and settings.seq_len > longest:

@@ -1,6 +1,6 @@
 """What the machine can do: memory, bf16, a compiler, and the peak that MFU is measured against."""
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
 import pathlib
@@ -45,7 +45,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def available_bytes(device: torch.device, sharers: int) -> int:
-    """Return the memory that one of `sharers` ranks on this host may still take: the GPU's, or its part of the job's."""
+    """Return the memory that a rank, one of `sharers` on this host, may still take: the GPU's or the job's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_meminfo("MemAvailable")]
@@ -66,7 +66,8 @@ def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_by
     have = available_bytes(device, sharers)
     if need > have:
         raise errors.UserError(
-            f"too little memory: {parameters / 1e6:.0f} M parameters need {need / GIB:.1f} GiB on each rank, {have / GIB:.1f} GiB is free "
+            f"too little memory: {parameters / 1e6:.0f} M parameters need {need / GIB:.1f} GiB on each rank, "
+            f"{have / GIB:.1f} GiB is free "
             "for it; choose a smaller --model, fewer ranks per node or more memory for the job"
         )
 
@@ -76,7 +77,8 @@ def need_disk(folder: pathlib.Path, parameters: int) -> None:
     need = 2 * 12 * parameters
     if (have := files.free_bytes(folder)) < need:
         raise errors.UserError(
-            f"too little space in {folder}: two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is free; make room"
+            f"too little space in {folder}: two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is "
+            f"free; make room"
         )
 
 

@@ -50,7 +50,7 @@ def run(path: pathlib.Path, *, quick: bool, as_json: bool) -> int:
 
 
 def _print(key: str, value: object, indent: str = "") -> None:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
+    if isinstance(value, list) and all(isinstance(v, dict) for v in typing.cast(list[object], value)):
         print(f"{indent}{key}:")
         for entry in typing.cast(list[dict[str, object]], value):
             print(f"{indent}  " + "  ".join(f"{k}={_short(v)}" for k, v in entry.items()))
@@ -60,7 +60,7 @@ def _print(key: str, value: object, indent: str = "") -> None:
             if inner is not None:
                 _print(name, inner, indent + "  ")
     else:
-        print(f"{indent}{key}: {_short(value)}")
+        print(f"{indent}{key}: {_short(typing.cast(object, value))}")
 
 
 def _short(value: object) -> str:
@@ -75,10 +75,14 @@ def _dataset(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any],
     manifest = files.read_json(path / shards.MANIFEST)
     damage = [] if quick else shards.damaged(dataset)
     facts: dict[str, typing.Any] = {
-        "kind": "dataset", "path": str(path), "name": dataset.name, "created": manifest.get("created"), "source": manifest.get("source"),
-        "tokenizer": dataset.tokenizer["kind"], "vocabulary": dataset.vocab, "dtype": dataset.dtype, "masked": dataset.masked,
-        "fingerprint": dataset.fingerprint, "totals": {k: f"{v['tokens']} tokens, {v['docs']} documents" for k, v in manifest["totals"].items()},
-        "shards": [{"file": str(s.path.relative_to(path)), "tokens": s.tokens, "bytes": s.size_bytes} for part in dataset.splits.values() for s in part],
+        "kind": "dataset", "path": str(path), "name": dataset.name, "created": manifest.get("created"),
+        "source": manifest.get("source"),
+        "tokenizer": dataset.tokenizer["kind"], "vocabulary": dataset.vocab, "dtype": dataset.dtype,
+        "masked": dataset.masked,
+        "fingerprint": dataset.fingerprint, "totals": {k: f"{v['tokens']} tokens, {v['docs']} documents" for k,
+        v in manifest["totals"].items()},
+        "shards": [{"file": str(s.path.relative_to(path)), "tokens": s.tokens,
+        "bytes": s.size_bytes} for part in dataset.splits.values() for s in part],
     }  # fmt: skip
     if not damage and dataset.splits["train"]:
         facts["begins"] = _beginning(dataset)
@@ -96,7 +100,7 @@ def _beginning(dataset: shards.Dataset, count: int = 40) -> str:
 
 
 def _checkpoint(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], list[str]]:
-    from ddptrain import checkpoint  # noqa: PLC0415 - torch takes a second, a dataset does not need it
+    from ddptrain import checkpoint
 
     try:
         found = checkpoint.verify(path, contents=not quick)
@@ -105,15 +109,17 @@ def _checkpoint(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.An
     meta = found.meta
     manifest = files.read_json(path / checkpoint.MANIFEST)
     return {
-        "kind": "checkpoint", "path": str(path), "created": meta["created"], "step": meta["step"], "epoch": meta["epoch"],
-        "saved_by_ranks": meta["world_size"], "format": meta["format"], "torch": meta["torch"], "progress": meta["progress"],
+        "kind": "checkpoint", "path": str(path), "created": meta["created"], "step": meta["step"],
+        "epoch": meta["epoch"],
+        "saved_by_ranks": meta["world_size"], "format": meta["format"], "torch": meta["torch"],
+        "progress": meta["progress"],
         "model": meta["model"], "data": meta["data"]["name"], "global_batch": meta["plan"]["global_batch"],
         "files": manifest["files"],
     }, []  # fmt: skip
 
 
 def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], list[str]]:
-    from ddptrain import checkpoint  # noqa: PLC0415
+    from ddptrain import checkpoint
 
     facts: dict[str, typing.Any] = {"kind": "run", "path": str(path)}
     damage: list[str] = []
@@ -127,15 +133,16 @@ def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], lis
     records = report.read_metrics(path / report.METRICS)
     steps = [(int(r["step"]), float(r["loss"])) for r in records if r.get("kind") == "step"]
     facts["metrics"] = f"{len(steps)} steps, last at {steps[-1][0]} with loss {steps[-1][1]:.4f}" if steps else "none"
-    facts["checkpoints"] = []
+    listed: list[dict[str, object]] = []
+    facts["checkpoints"] = listed
     for candidate in checkpoint.candidates(path):
         try:
             found = checkpoint.verify(candidate, contents=not quick)
         except checkpoint.CheckpointError as e:
             damage.append(str(e))
-            facts["checkpoints"].append({"name": candidate.name, "whole": False})
+            listed.append({"name": candidate.name, "whole": False})
         else:
-            facts["checkpoints"].append(
+            listed.append(
                 {
                     "name": candidate.name,
                     "whole": True,

@@ -7,12 +7,13 @@ them. A line stays under 1 KiB: `srun --label` cuts longer ones into pieces.
 import json
 import logging
 import sys
+import typing
 
 LIMIT_BYTES = 1000
 _log = logging.getLogger("ddptrain")
 
 
-class _Stdout(logging.StreamHandler):  # type: ignore[type-arg]
+class _Stdout(logging.StreamHandler[typing.TextIO]):
     """Writes to the `sys.stdout` of the moment, so that a redirected one is respected."""
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ def setup(*, rank: int) -> None:
     _log.setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
 
-def emit(marker: str, text: str = "", *, level: int = logging.INFO, **fields: object) -> None:
+def emit(marker: str, text: str = "", *, level: int = logging.INFO, **fields: typing.Any) -> None:
     """Print `[MARKER] text key=value ...` as one line. `level=logging.ERROR` prints on every rank."""
     parts = [f"[{marker}]", text] if text else [f"[{marker}]"]
     parts += [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
@@ -44,7 +45,7 @@ def emit(marker: str, text: str = "", *, level: int = logging.INFO, **fields: ob
     _log.log(level, line)
 
 
-def every_rank(marker: str, text: str = "", **fields: object) -> None:
+def every_rank(marker: str, text: str = "", **fields: typing.Any) -> None:
     """Print the line whichever rank this is; the level is still INFO."""
     before = _log.level
     _log.setLevel(logging.INFO)
@@ -52,7 +53,7 @@ def every_rank(marker: str, text: str = "", **fields: object) -> None:
     _log.setLevel(before)
 
 
-def warn(marker: str, text: str = "", **fields: object) -> None:
+def warn(marker: str, text: str = "", **fields: typing.Any) -> None:
     """Print a warning, rank 0 only."""
     if _log.level <= logging.INFO:
         emit(marker, text, level=logging.WARNING, **fields)
@@ -69,6 +70,6 @@ def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
-        value = ",".join(_value(item) for item in value)
+        value = ",".join(_value(item) for item in typing.cast(list[object], value))
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "\n\t=') else text

@@ -3,7 +3,7 @@
 Shapes are part of the names: B sequences, T tokens, C model width, H heads, D width of a head, V vocabulary.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import dataclasses
 import math
@@ -105,7 +105,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
         self.head.weight = self.token.weight
         self.apply(_init)
-        for block in self.blocks:  # the sum over 2L residual branches keeps its size (Radford et al. 2019, section 2.3)
+        # The sum over 2L residual branches keeps its size (Radford et al. 2019, section 2.3).
+        for block in typing.cast(list[Block], self.blocks):
             for linear in (block.attention.out, block.down):
                 nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * shape.layers))
 

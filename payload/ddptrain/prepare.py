@@ -1,8 +1,9 @@
 """Text to a dataset: tokenised in parallel, resumable, the same bytes however many workers there were.
 
-The sources are cut into parts. A part becomes at most one training and one validation shard whose names and contents depend
-on the part alone, and a note in `parts/` that says from what. A part whose note still holds is not done again. Workers, on
-one machine or as elements of a Slurm array, take parts by number and need no locks. `dataset.json` comes last.
+The sources are cut into parts. A part becomes at most one training and one validation shard whose names and contents
+depend on the part alone, and a note in `parts/` that says from what. A part whose note still holds is not done again.
+Workers, on one machine or as elements of a Slurm array, take parts by number and need no locks. `dataset.json` comes
+last.
 """
 
 import argparse
@@ -146,7 +147,8 @@ def run(options: Options) -> None:
     if options.task is None:
         dataset = finalize(options, plan)
         markers.emit(
-            "DONE", workload="prepare", dataset=options.output, train_tokens=dataset.tokens("train"), val_tokens=dataset.tokens("val"),
+            "DONE", workload="prepare", dataset=options.output, train_tokens=dataset.tokens("train"),
+            val_tokens=dataset.tokens("val"),
             shards=sum(len(s) for s in dataset.splits.values()), elapsed_s=time.monotonic() - began,
         )  # fmt: skip
 
@@ -249,12 +251,12 @@ def tokenize_part(
 def _encode(segment: sources.Segment, tokenizer: tokenizers.Tokenizer, plan: Plan) -> shards.Tokens:
     ids = tokenizer.encode(segment.text).astype(plan.dtype, copy=False)
     if plan.masked and not segment.learned:
-        ids = ids | np.array(1 << (ids.itemsize * 8 - 1), dtype=ids.dtype)
-    return ids
+        ids = ids | ids.dtype.type(1 << (ids.itemsize * 8 - 1))
+    return typing.cast(shards.Tokens, ids)
 
 
 def _held_out(text: bytes, share: float) -> bool:
-    """Return whether a text is for validation: decided by the text alone, so no worker needs to know the others' texts."""
+    """Return whether a text is for validation: decided by it alone, so workers need not know the other texts."""
     return zlib.crc32(text) % 1_000_000 < share * 1_000_000
 
 

@@ -12,7 +12,7 @@ class Bar:
         self.live = enabled and sys.stderr.isatty()
         self._bar: typing.Any = None
         if self.live:
-            import tqdm  # noqa: PLC0415 - only on a terminal
+            import tqdm
 
             self._bar = tqdm.tqdm(
                 total=total, initial=start, desc=text, unit=unit or "it", unit_scale=unit == "B", dynamic_ncols=True

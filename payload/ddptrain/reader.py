@@ -3,7 +3,7 @@
 No worker processes: nothing is forked, nothing receives signals, nothing has a state that a checkpoint must hold.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import os
 import queue
@@ -64,7 +64,7 @@ class Windows:
             self._fds[number] = os.open(shard.path, os.O_RDONLY)
         seq_len = self._index.plan.seq_len
         tokens = np.empty(int(self._index.window_rows[window]) * seq_len + 1, dtype=shard.dtype)
-        view = memoryview(tokens).cast("B")
+        view = tokens.view(np.uint8).data
         offset = shards.HEADER_BYTES + int(self._index.window_first_row[window]) * seq_len * tokens.itemsize
         done = 0
         while done < view.nbytes:
@@ -124,7 +124,7 @@ class Reader:
         self._thread.join(timeout=10)
 
     def next(self) -> Tensor:
-        """Return rows_BT1 of the next step, int64: B is this rank's share of the global batch, T + 1 as a target follows."""
+        """Return rows_BT1 of the next step, int64: B is this rank's share, T + 1 because a target follows."""
         rows = next(self._block, None)
         if rows is None:
             item = self._queue.get()
@@ -146,7 +146,7 @@ class Reader:
                 if not self._offer(block.pin_memory() if self._device.type == "cuda" else block):
                     return
                 step += count
-        except BaseException as e:  # noqa: BLE001 - handed to the training loop, which raises it
+        except BaseException as e:  # handed to the training loop, which raises it
             self._offer(e)
         finally:
             self._windows.close()

@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs: metrics.jsonl, summary.json, loss.png, and the outcome for the batch script."""
+"""What a run leaves: metrics.jsonl, summary.json, loss.png, and the outcome for the batch script."""
 
 import collections.abc
 import dataclasses
@@ -52,7 +52,7 @@ class Summary:
     elapsed_s: float = 0.0  # of this attempt
     checkpoint: str | None = None
     loss_png: str | None = None
-    extra: dict[str, object] = dataclasses.field(default_factory=dict)  # merged in: mfu, precision, ...
+    extra: Record = dataclasses.field(default_factory=dict[str, typing.Any])  # merged in: mfu, precision, ...
 
     def as_record(self) -> Record:
         """Return the JSON object."""
@@ -68,7 +68,7 @@ def open_sinks(run_dir: pathlib.Path) -> list[Sink]:
 
 
 class Metrics:
-    """metrics.jsonl, one object per line: `kind` is step or eval. A resumed run goes on behind the step it resumed from."""
+    """metrics.jsonl, one object per line: `kind` is step or eval. A resumed run goes on behind its checkpoint."""
 
     def __init__(self, run_dir: pathlib.Path, *, from_step: int, sinks: collections.abc.Sequence[Sink] = ()) -> None:
         self.path = run_dir / METRICS
@@ -122,10 +122,10 @@ def read_metrics(path: pathlib.Path) -> list[Record]:
 def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
     """Write the loss curve as a PNG: training loss per step, its running mean, validation loss where there is one."""
     os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
-    import matplotlib as mpl  # noqa: PLC0415 - half a second, and only here
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import figure  # noqa: PLC0415
+    from matplotlib import figure
 
     steps = [
         (int(r["step"]), float(r["loss"])) for r in records if r.get("kind") == "step" and r.get("loss") is not None
@@ -145,7 +145,7 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
     if steps or evals:
         axes.legend()
     with files.replacing(path) as file:
-        fig.savefig(file, format="png")
+        typing.cast(typing.Any, fig).savefig(file, format="png")
 
 
 def write_summary(run_dir: pathlib.Path, summary: Summary) -> None:

@@ -1,11 +1,12 @@
 """Which sequences a step trains on: a pure function of seed, pass and step, never of how many ranks there are.
 
-The tokens are cut into rows of T tokens, the rows into windows that are read in one go. A pass over the data permutes the
-windows, and the rows inside each: that is one long stream of rows. It is cut into L equal lanes; a step takes the next
-B/L rows of every lane, B being the global batch. So a lane reads windows one after the other, a batch mixes L distant
-places, and there is nothing to save but the step: resuming costs the same at step 10 and at step 10 000 000.
+The tokens are cut into rows of T tokens, the rows into windows that are read in one go. A pass over the data permutes
+the windows, and the rows inside each: that is one long stream of rows. It is cut into L equal lanes; a step takes the
+next B/L rows of every lane, B being the global batch. So a lane reads windows one after the other, a batch mixes L
+distant places, and there is nothing to save but the step: resuming costs the same at step 10 and at step 10 000 000.
 
-Rank r of W takes samples [r B/W, (r+1) B/W) of the step. Every W that divides B sees the same samples in the same steps.
+Rank r of W takes samples [r B/W, (r+1) B/W) of the step. Every W that divides B sees the same samples in the same
+steps.
 """
 
 import dataclasses
@@ -79,7 +80,8 @@ class Sampler:
         self.steps_per_pass = self.rows // plan.lanes // self.rows_per_lane_step
         if not self.steps_per_pass:
             raise errors.UserError(
-                f"the training split has {self.rows} sequences of {plan.seq_len} tokens, one step takes {plan.global_batch}: "
+                f"the training split has {self.rows} sequences of {plan.seq_len} tokens, one step takes "
+                f"{plan.global_batch}: "
                 "lower --batch, --grad-accum or --seq-len, or prepare more text"
             )
 

@@ -1,8 +1,8 @@
 """Token files and the dataset made of them.
 
-A shard is llm.c's: 256 little-endian int32 (magic, version, number of tokens, zeros) and then the tokens, uint16 under
-magic 20240520 version 1, or uint32 under magic 20240801 version 7. llm.c and modded-nanogpt read the 16-bit ones as they are.
-`dataset.json` beside them is written last: a folder without it is not a dataset yet.
+A shard is llm.c's: 256 little-endian int32 (magic, version, number of tokens, zeros) and then the tokens, uint16
+under magic 20240520 version 1, or uint32 under magic 20240801 version 7. llm.c and modded-nanogpt read the 16-bit
+ones as they are. `dataset.json` beside them is written last: a folder without it is not a dataset yet.
 """
 
 import collections.abc
@@ -81,7 +81,7 @@ def write(path: pathlib.Path, parts: collections.abc.Iterable[Tokens], dtype: st
     crc, size = 0, 0
     with files.replacing(path) as file:
         for block in (header, *body):
-            view = memoryview(block).cast("B") if block.size else memoryview(b"")
+            view = block.view(np.uint8).data
             file.write(view)
             crc = zlib.crc32(view, crc)
             size += view.nbytes

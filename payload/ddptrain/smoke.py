@@ -1,10 +1,10 @@
-"""The smoke test: a small classifier on made-up data, which proves the launcher, the network and the devices in seconds.
+"""The smoke test: a small classifier on made-up data proves launcher, network and devices in seconds.
 
-Flags, markers and meaning are those of the Kubernetes training guide's `train.py`: `--batch` is per process, the labels are
-the argmax of a random linear map, the model is a perceptron with one hidden layer of 256.
+Flags, markers and meaning are those of the Kubernetes training guide's `train.py`: `--batch` is per process, the
+labels are the argmax of a random linear map, the model is a perceptron with one hidden layer of 256.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import argparse
 import dataclasses
 import pathlib
@@ -142,7 +142,8 @@ def run(options: Options, world: distributed.World) -> None:
     markers.emit("STEP", "4/4 result")
     if world.is_main:
         _conclude(
-            options, world, metrics, losses=losses, epoch_losses=epoch_losses, began=began, training_s=time.perf_counter() - trained
+            options, world, metrics, losses=losses, epoch_losses=epoch_losses, began=began,
+            training_s=time.perf_counter() - trained
         )  # fmt: skip
 
 
@@ -158,7 +159,8 @@ def _conclude(
         curve = options.run_dir / report.CURVE
         report.draw_curve(report.read_metrics(metrics.path), curve, f"smoke test on {world.size} ranks")
     summary = report.Summary(
-        workload="smoke", state="done", nodes=world.num_nodes, world_size=world.size, ranks=world.members, steps=len(losses),
+        workload="smoke", state="done", nodes=world.num_nodes, world_size=world.size, ranks=world.members,
+        steps=len(losses),
         first_loss=losses[0], last_loss=losses[-1], best_loss=min(epoch_losses), samples=samples,
         samples_per_second=samples / training_s, elapsed_s=time.perf_counter() - began,
         loss_png=str(curve) if curve else None, extra={"improved": improved},

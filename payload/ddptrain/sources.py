@@ -1,7 +1,8 @@
 """Where text comes from: documents out of files, in an order that depends on the files only.
 
-Plain text (also compressed), JSON lines (`text`, `prompt` + `completion`, or `messages`), and tar archives: WebDataset samples
-(`key.txt`, `key.json`) and OpenWebText's archives of archives. Big uncompressed files are cut into byte ranges at line ends.
+Plain text (also compressed), JSON lines (`text`, `prompt` + `completion`, or `messages`), and tar archives:
+WebDataset samples (`key.txt`, `key.json`) and OpenWebText's archives of archives. Big uncompressed files are cut into
+byte ranges at line ends.
 """
 
 import bz2
@@ -35,7 +36,7 @@ class Segment:
     learned: bool = True
 
 
-Document = tuple[Segment, ...]
+Document = tuple[Segment, ...]  # never empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Item:
 
 
 def find(specs: collections.abc.Sequence[str], part_bytes: int) -> list[Item]:
-    """Return the items of `python-stdlib`, folders and files, sorted. Raises UserError when there is nothing to read."""
+    """Return the items of `python-stdlib`, folders and files, sorted. Raises UserError when there are none."""
     items: list[Item] = []
     for spec in specs:
         if spec == STDLIB:
@@ -97,10 +98,11 @@ def pieces(document: Document) -> collections.abc.Iterator[Document]:
 
     They are what is assigned to training or validation, so that a book is not wholly one or the other.
     """
-    if len(document) > 1 or len(document[0].text) <= 2 * _PIECE_CHARS:
+    first = next(iter(document))
+    if len(document) > 1 or len(first.text) <= 2 * _PIECE_CHARS:
         yield document
         return
-    text, at = document[0].text, 0
+    text, at = first.text, 0
     while at < len(text):
         cut = text.find("\n", at + _PIECE_CHARS)
         end = len(text) if cut < 0 or len(text) - cut < _PIECE_CHARS // 2 else cut + 1

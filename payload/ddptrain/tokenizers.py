@@ -1,8 +1,8 @@
 """Text to token ids, offline.
 
-`byte`: the text's UTF-8 bytes, and 256 for the end of a text. Needs nothing.
-`gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary (or a given file), accepted only with the published hash.
-`hf`: a tokenizer saved by transformers in a local folder.
+- `byte`: the text's UTF-8 bytes, and 256 for the end of a text. Needs nothing.
+- `gpt2`: GPT-2's byte-pair encoding from the packaged vocabulary or a given file, if it has the published hash.
+- `hf`: a tokenizer saved by transformers in a local folder.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class Gpt2Tokenizer:
     identity = Identity("gpt2", GPT2_VOCAB, GPT2_END, GPT2_SHA256)
 
     def __init__(self, vocabulary: pathlib.Path | None = None) -> None:
-        import tiktoken  # noqa: PLC0415 - only where this tokenizer is used
+        import tiktoken
 
         ranks = _gpt2_ranks(_gpt2_merges(vocabulary))
         self._core = tiktoken.Encoding(
@@ -119,7 +119,7 @@ def need_transformers(flag: str) -> typing.Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        import transformers  # noqa: PLC0415 - optional, and seconds to import
+        import transformers
     except ImportError as e:
         raise errors.UserError(
             f"{flag} needs the package transformers, which is not installed: pip install transformers"
@@ -145,7 +145,7 @@ def make(
 
 
 def _gpt2_merges(vocabulary: pathlib.Path | None) -> str:
-    """Return the text of vocab.bpe: the packaged one, or that of a file or folder. Raises UserError if it is not GPT-2's."""
+    """Return the text of vocab.bpe, the packaged one or a given one. Raises UserError if it is not GPT-2's."""
     if vocabulary is None:
         where = str(_PACKAGED)
         data = lzma.decompress(importlib.resources.files("ddptrain").joinpath(_PACKAGED).read_bytes())
@@ -164,8 +164,9 @@ def _gpt2_merges(vocabulary: pathlib.Path | None) -> str:
 def _gpt2_ranks(merges: str) -> dict[bytes, int]:
     """Return each token's bytes and id from the text of vocab.bpe.
 
-    The file writes bytes as printable characters: those of Latin-1 that print stand for themselves, the other 68 are moved
-    to U+0100 and up in order. Ids are: the printable bytes, the moved ones, then one per merge in the file's order.
+    The file writes bytes as printable characters: those of Latin-1 that print stand for themselves, the other 68 are
+    moved to U+0100 and up in order. Ids are: the printable bytes, the moved ones, then one per merge in the file's
+    order.
     """
     printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     moved = [b for b in range(256) if b not in set(printable)]

@@ -1,10 +1,10 @@
 """The training: a GPT on a prepared dataset, or a local model fine-tuned, over any number of ranks.
 
-Read it from `run` downwards. All decisions that every rank must take alike (which checkpoint, whether to stop, whether this
-is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
+Read it from `run` downwards. All decisions that every rank must take alike (which checkpoint, whether to stop,
+whether this is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
 """
 
-# pyright: basic
+# pyright: basic, reportPrivateImportUsage=false
 import contextlib
 import dataclasses
 import inspect
@@ -132,8 +132,10 @@ def run(asked: config.Config, world: distributed.World) -> str:
     settings = _choose_precision(settings, world, kind, dataset.vocab, batching)
     config.show(settings)
     markers.emit(
-        "DATA", dataset=dataset.root, tokenizer=dataset.tokenizer["kind"], vocab=dataset.vocab, train_tokens=dataset.tokens("train"),
-        val_tokens=dataset.tokens("val"), steps_per_pass=index.steps_per_pass, lanes=plan.lanes, window_rows=plan.window_rows,
+        "DATA", dataset=dataset.root, tokenizer=dataset.tokenizer["kind"], vocab=dataset.vocab,
+        train_tokens=dataset.tokens("train"),
+        val_tokens=dataset.tokens("val"), steps_per_pass=index.steps_per_pass, lanes=plan.lanes,
+        window_rows=plan.window_rows,
         dropped_rows=index.rows - index.steps_per_pass * plan.global_batch,
     )  # fmt: skip
 
@@ -159,13 +161,15 @@ def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dic
     before = int(saved["plan"]["global_batch"])
     if asked.grad_accum is not None and whole != before:
         raise errors.UserError(
-            f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences per step, the checkpoint's "
+            f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences "
+            f"per step, the checkpoint's "
             f"training has {before}; leave --grad-accum away, or start anew with --resume never"
         )
     if before % ranks:
         fitting = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0 and abs(n - ranks) <= max(8, ranks))
         raise errors.UserError(
-            f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks; use one of {fitting} ranks"
+            f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks; use one of "
+            f"{fitting} ranks"
         )
     share = before // ranks
     micro = max(n for n in range(1, min(settings.batch, share) + 1) if share % n == 0)
@@ -271,12 +275,14 @@ class Training:
             )
         flops = self._flops_per_token()
         markers.emit(
-            "MODEL", **{k: v for k, v in self.identity.items() if k != "kind"}, kind=self.identity["kind"], parameters=self.parameters,
+            "MODEL", **{k: v for k, v in self.identity.items() if k != "kind"}, kind=self.identity["kind"],
+            parameters=self.parameters,
             precision=self.settings.precision, mflop_per_token=flops / 1e6,
         )  # fmt: skip
         markers.emit(
             "TRAIN", steps=schedule.steps, epoch_steps=schedule.epoch_steps, global_batch=self.batching.global_batch,
-            micro_batch=self.batching.micro_batch, grad_accum=self.batching.accumulate, tokens_per_step=self._tokens_per_step(),
+            micro_batch=self.batching.micro_batch, grad_accum=self.batching.accumulate,
+            tokens_per_step=self._tokens_per_step(),
             from_step=self.progress.step,
         )  # fmt: skip
         state = DONE if self.progress.step >= schedule.steps else self._loop()
@@ -395,12 +401,14 @@ class Training:
             lr = self.schedule.lr(number - 1)
             if self.metrics is not None:
                 self.metrics.add({
-                    "kind": "step", "step": number, "epoch": self.schedule.epoch(number), "loss": loss, "lr": lr, "grad_norm": norm,
+                    "kind": "step", "step": number, "epoch": self.schedule.epoch(number), "loss": loss, "lr": lr,
+                    "grad_norm": norm,
                     "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(),
                 })  # fmt: skip
             if number == 1 or number % self.settings.log_every == 0 or number == self.schedule.steps:
                 markers.emit(
-                    "TRAIN", step=f"{number}/{self.schedule.steps}", epoch=self.schedule.epoch(number), loss=loss, lr=lr, grad_norm=norm,
+                    "TRAIN", step=f"{number}/{self.schedule.steps}", epoch=self.schedule.epoch(number), loss=loss,
+                    lr=lr, grad_norm=norm,
                     tokens_per_second=rate, mfu=self._mfu(rate), memory_mib=self._memory_mib(),
                 )  # fmt: skip
 
@@ -414,13 +422,16 @@ class Training:
         epochs = self.schedule.epoch(self.schedule.steps)
         if self.metrics is not None and p.val_loss is not None:
             self.metrics.add({
-                "kind": "eval", "step": step, "epoch": self.schedule.epoch(step), "val_loss": p.val_loss, "perplexity": perplexity(p.val_loss),
+                "kind": "eval", "step": step, "epoch": self.schedule.epoch(step), "val_loss": p.val_loss,
+                "perplexity": perplexity(p.val_loss),
                 "tokens": p.tokens, "time": time.time(),
             })  # fmt: skip
             self.metrics.flush()
         markers.emit(
-            "EPOCH", epoch=f"{self.schedule.epoch(step)}/{epochs}", step=step, train_loss=p.last_loss, val_loss=p.val_loss,
-            perplexity=perplexity(p.val_loss) if p.val_loss is not None else None, best=is_best, eval_s=time.perf_counter() - began,
+            "EPOCH", epoch=f"{self.schedule.epoch(step)}/{epochs}", step=step, train_loss=p.last_loss,
+            val_loss=p.val_loss,
+            perplexity=perplexity(p.val_loss) if p.val_loss is not None else None, best=is_best,
+            eval_s=time.perf_counter() - began,
         )  # fmt: skip
         self._save(step, ends_epoch=True, is_best=is_best)
 
@@ -452,7 +463,8 @@ class Training:
         rngs = self.world.collect(checkpoint.random_states())
         if self.settings.checkpoint_format == "dcp":
             self.last_checkpoint = checkpoint.save_dcp(
-                self.run_dir, name, attempt=attempt_id(), module=self.core, optimizer=self.optimizer, meta=self._meta(), rngs=rngs,
+                self.run_dir, name, attempt=attempt_id(), module=self.core, optimizer=self.optimizer,
+                meta=self._meta(), rngs=rngs,
                 world=self.world, is_best=is_best, keep=self.settings.keep_checkpoints,
             )  # fmt: skip
         elif self.saver is not None:
@@ -500,13 +512,17 @@ class Training:
             finetune.export(self.core, self.settings, self.run_dir / "model")
         stalls = self.saver.stall_s if self.saver else []
         summary = report.Summary(
-            workload=self.identity["kind"], state=state, nodes=self.world.num_nodes, world_size=self.world.size, ranks=self.world.members,
-            steps=p.step, first_loss=p.first_loss, last_loss=p.last_loss, best_loss=p.best_loss, tokens=p.tokens, tokens_per_second=rate,
+            workload=self.identity["kind"], state=state, nodes=self.world.num_nodes, world_size=self.world.size,
+            ranks=self.world.members,
+            steps=p.step, first_loss=p.first_loss, last_loss=p.last_loss, best_loss=p.best_loss, tokens=p.tokens,
+            tokens_per_second=rate,
             elapsed_s=time.perf_counter() - began, checkpoint=self.last_checkpoint, loss_png=str(curve),
             extra={
-                "val_loss": p.val_loss, "best_step": p.best_step, "parameters": self.parameters, "precision": self.settings.precision,
+                "val_loss": p.val_loss, "best_step": p.best_step, "parameters": self.parameters,
+                "precision": self.settings.precision,
                 "mfu": self._mfu(rate) if rate else None, "flops_per_token": flops, "resumed_from": self.resumed_from,
-                "checkpoint_stall_s": max(stalls) if stalls else None, "run_dir": str(self.run_dir), "data": str(self.dataset.root),
+                "checkpoint_stall_s": max(stalls) if stalls else None, "run_dir": str(self.run_dir),
+                "data": str(self.dataset.root),
             },
         )  # fmt: skip
         report.write_summary(self.run_dir, summary)
@@ -524,7 +540,8 @@ class Training:
         facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
         if state == DONE:
             markers.emit(
-                "RESULT", first_loss=p.first_loss, last_loss=p.last_loss, val_loss=p.val_loss, best_loss=p.best_loss, tokens=p.tokens,
+                "RESULT", first_loss=p.first_loss, last_loss=p.last_loss, val_loss=p.val_loss, best_loss=p.best_loss,
+                tokens=p.tokens,
                 tokens_per_second=rate, mfu=summary.extra["mfu"], curve=curve,
             )  # fmt: skip
             markers.emit(
@@ -692,17 +709,20 @@ def _same_training(
     data = found.meta["data"]
     if data["tokenizer"] != dataset.tokenizer:
         raise errors.UserError(
-            f"{found.path} was trained with {data['tokenizer']['kind']} tokens (vocabulary {data['tokenizer']['vocab']}), --data has "
+            f"{found.path} was trained with {data['tokenizer']['kind']} tokens (vocabulary "
+            f"{data['tokenizer']['vocab']}), --data has "
             f"{dataset.tokenizer['kind']} ({dataset.vocab}); use a dataset prepared alike, or --resume never"
         )
     if data["fingerprint"] != dataset.fingerprint:
         raise errors.UserError(
-            f"{found.path} was trained on dataset {data['name']} with other contents than --data; use that, or --resume never"
+            f"{found.path} was trained on dataset {data['name']} with other contents than --data; use that, or "
+            f"--resume never"
         )
     if found.meta["plan"] != dataclasses.asdict(plan):
         names = [k for k, v in dataclasses.asdict(plan).items() if found.meta["plan"].get(k) != v]
         raise errors.UserError(
-            f"{found.path} took the data in another order ({', '.join(names)} differ); give its settings, or --resume never"
+            f"{found.path} took the data in another order ({', '.join(names)} differ); give its settings, or "
+            f"--resume never"
         )
 
 

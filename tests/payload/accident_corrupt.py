@@ -1,5 +1,6 @@
 """An accident: rank 1 finds one element of what it received changed, as by a bad link or bad memory."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import dataclasses
 import os
 

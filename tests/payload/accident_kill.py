@@ -1,5 +1,6 @@
 """An accident: rank $DIE_RANK dies by SIGKILL before step $DIE_AT; what was to be saved before is on disk."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import signal
 

@@ -1,5 +1,6 @@
 """An accident: rank $RAISE_RANK meets $RAISE_WHAT, in the training loop or while it opens the data."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import os
 
 from ddptrain import shards, train

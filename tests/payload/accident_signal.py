@@ -1,5 +1,6 @@
 """An accident: rank $SIGNAL_RANK gets SIGUSR1 before step $SIGNAL_AT."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import signal
 

@@ -1,5 +1,6 @@
 """What the payload's tests share: text, datasets, and runs of the real command."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import os
 import pathlib

@@ -3,6 +3,7 @@
 They meet as under any launcher that sets RANK and the rest, but there is no launcher: nobody ends a rank for another's sake.
 """
 
+# pyright: basic, reportPrivateImportUsage=false
 import dataclasses
 import importlib
 import multiprocessing
@@ -14,6 +15,10 @@ import socket
 import sys
 import tempfile
 import time
+
+import torch
+
+from ddptrain import cli
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -91,7 +96,7 @@ def run(ranks: int, *args: object, timeout: float = 100, accident: str | None = 
 
 def succeed(ranks: int, *args: object, accident: str | None = None, **env: str) -> Result:
     """Run, and show everything if it does not end well."""
-    result = run(ranks, *args, accident=accident, **env)
+    result = run(ranks, *args, timeout=100, accident=accident, **env)
     assert result.returncode == 0, result.output
     return result
 
@@ -105,10 +110,6 @@ def _rank(argv: list[str], env: dict[str, str], log: str, accident: str | None) 
     os.dup2(fd, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
-    import torch
-
-    from ddptrain import cli
-
     torch.set_num_threads(1)
     if accident:
         importlib.import_module(accident)

@@ -1,5 +1,6 @@
 """A process that does nothing but save, for the tests that kill it."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
 

@@ -1,5 +1,6 @@
 """Checkpoints: whole or absent, found when damaged, and never in the way of the training."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import shutil
 import signal
 import time
 
+import numpy as np
 import pytest
 import ranks
 import savers
@@ -27,6 +29,12 @@ def save(run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...
         )
         saver.wait()
     saver.close()
+
+
+def newest(run_dir: pathlib.Path) -> checkpoint.Found:
+    found = checkpoint.choose(run_dir, "auto")
+    assert found is not None
+    return found
 
 
 def names(run_dir: pathlib.Path) -> list[str]:
@@ -81,7 +89,7 @@ def _kill_200_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
             told += more
         os.close(read)
         known = max([known, *(int(line) for line in told.split())])
-        amid += any(checkpoint._TMP in name or checkpoint._TRASH in name for name in os.listdir(run_dir))
+        amid += any(checkpoint._TMP in name or checkpoint._TRASH in name for name in names(run_dir))
 
         found = checkpoint.choose(run_dir, "auto")
         assert (found.step if found else 0) >= known  # what was reported as saved is there
@@ -125,7 +133,7 @@ def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathli
     save(tmp_path, 1)
     (tmp_path / "epoch-0001" / "rank-0000" / "model.pt").unlink()
     with pytest.raises(
-        checkpoint.CheckpointError, match="no checkpoint .* is whole .*model.pt is missing.*--resume never"
+        checkpoint.CheckpointError, match=r"no checkpoint .* is whole .*model.pt is missing.*--resume never"
     ):
         checkpoint.choose(tmp_path, "auto")
     assert checkpoint.choose(tmp_path, "never") is None
@@ -140,9 +148,9 @@ def test_without_checkpoints_auto_starts_anew_and_a_wrong_path_is_an_error(tmp_p
 def test_the_link_latest_is_a_hint_only(tmp_path: pathlib.Path):
     save(tmp_path, 1, 2, 3)
     (tmp_path / "latest").unlink()
-    assert checkpoint.choose(tmp_path, "auto").step == 3
+    assert newest(tmp_path).step == 3
     (tmp_path / "latest").symlink_to("epoch-0099")
-    assert checkpoint.choose(tmp_path, "auto").step == 3
+    assert newest(tmp_path).step == 3
 
 
 def test_it_keeps_the_last_ones_and_the_best(tmp_path: pathlib.Path):
@@ -164,7 +172,7 @@ def test_leftovers_of_a_killed_attempt_go_away(tmp_path: pathlib.Path):
     save(tmp_path, 1)
     shutil.copytree(tmp_path / "epoch-0001", tmp_path / "epoch-0002.tmp-4.r0")
     shutil.copytree(tmp_path / "epoch-0001", tmp_path / "epoch-0000.trash-ab")
-    assert checkpoint.choose(tmp_path, "auto").path.name == "epoch-0001"
+    assert newest(tmp_path).path.name == "epoch-0001"
     save(tmp_path, 3)
     assert names(tmp_path) == ["epoch-0001", "epoch-0003", "latest"]
 
@@ -173,7 +181,7 @@ def test_the_copy_is_of_the_moment_of_the_call(tmp_path: pathlib.Path, monkeypat
     """Training goes on while the thread writes: with two buffers, two saves may be under way; the third waits."""
     slow = checkpoint.Saver._write
 
-    def write(self: checkpoint.Saver, job: object) -> None:
+    def write(self: checkpoint.Saver, job: checkpoint._Job) -> None:
         time.sleep(0.2)
         slow(self, job)
 
@@ -219,11 +227,7 @@ def test_a_write_that_fails_is_raised_and_leaves_nothing(tmp_path: pathlib.Path)
 
 
 def test_random_states_come_back():
-    import random as python_random
-
-    import numpy as np
-
     before = checkpoint.random_states()
-    drawn = (python_random.random(), np.random.random(), torch.rand(3).tolist())
+    drawn = (random.random(), np.random.random(), torch.rand(3).tolist())
     checkpoint.restore_random_states(before)
-    assert (python_random.random(), np.random.random(), torch.rand(3).tolist()) == drawn
+    assert (random.random(), np.random.random(), torch.rand(3).tolist()) == drawn

@@ -1,7 +1,7 @@
 """The bench of collectives: nccl-tests' table, and results that are checked."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import json
-import pathlib
 
 import pytest
 import ranks

@@ -1,12 +1,14 @@
 """Shards, the order of samples, and the reader."""
 
+# pyright: basic, reportPrivateImportUsage=false
+import os
 import pathlib
 
 import numpy as np
 import pytest
 import torch
 
-from ddptrain import errors, reader, sampler, shards, tokenizers
+from ddptrain import errors, files, reader, sampler, shards, tokenizers
 
 
 def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, masked: bool = False) -> shards.Dataset:
@@ -22,8 +24,6 @@ def make_dataset(root: pathlib.Path, counts: list[int], *, vocab: int = 60000, m
         start += count
     facts = shards.write(root / "val/shard-00000.bin", [np.arange(500).astype(dtype)], dtype)
     val = [{"split": "val", "file": "val/shard-00000.bin", "docs": 1, **facts}]
-    from ddptrain import files
-
     identity = tokenizers.Identity("test", vocab, 0, "0")
     manifest = {
         "format": 1, "name": "test", "tokenizer": identity.as_record(), "dtype": dtype, "masked": masked,
@@ -191,8 +191,6 @@ def test_the_reader_passes_on_what_it_meets(dataset: shards.Dataset):
     path = dataset.splits["train"][2].path
     with reader.Reader(dataset, small_plan(), rank=0, size=1, start=0, stop=10**6, device=torch.device("cpu")) as one:
         one.next()
-        import os
-
         os.truncate(path, 1100)
         with pytest.raises(errors.UserError, match=str(path)):
             for _ in range(1000):

@@ -1,5 +1,6 @@
 """Fine-tuning a model that lies in a folder. The model is made here: tiny, random, in the format of transformers."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
 

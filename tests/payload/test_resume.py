@@ -1,5 +1,6 @@
 """A resumed training is the same training."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
 

@@ -1,5 +1,6 @@
 """The smoke test: flags, markers and meaning of the Kubernetes guide's train.py, under the real torchrun."""
 
+# pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
 import re

@@ -1,6 +1,10 @@
 """The training: it learns, ranks agree with one rank, and what cannot be done is said on every rank at once."""
 
+# pyright: basic, reportPrivateImportUsage=false
+import argparse
+import contextlib
 import json
+import os
 import pathlib
 import shutil
 
@@ -8,8 +12,9 @@ import conftest
 import pytest
 import ranks
 import torch
+from torch.nn import parallel
 
-from ddptrain import config, errors, hardware, model, train
+from ddptrain import config, distributed, errors, hardware, model, train
 
 TINY = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--epoch-steps", 5, "--precision", "fp32", "--eval-rows", 16,
@@ -123,13 +128,9 @@ def test_inspect_shows_a_run_and_a_checkpoint_and_finds_damage(
 
 def gradients(rank: int, size: int, port: int, out: pathlib.Path) -> None:
     """Write rank 0's gradients of one global batch of 8, accumulated in two passes per rank."""
-    import os
-
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    from ddptrain import distributed
-
     settings = config.complete(config.Config(precision="fp32", clip=0.0), "cpu", {})
     tokens = torch.randint(50, (8, 17), generator=torch.Generator().manual_seed(5))
     with distributed.joined("cpu") as world:
@@ -138,9 +139,7 @@ def gradients(rank: int, size: int, port: int, out: pathlib.Path) -> None:
         ddp = train.wrap(core, settings, world)
         share = tokens[rank * (8 // size) : (rank + 1) * (8 // size)]
         half = len(share) // 2
-        import contextlib
-
-        with ddp.no_sync() if size > 1 else contextlib.nullcontext():
+        with ddp.no_sync() if isinstance(ddp, parallel.DistributedDataParallel) else contextlib.nullcontext():
             (ddp(share[:half, :-1], share[:half, 1:]) / 2).backward()
         (ddp(share[half:, :-1], share[half:, 1:]) / 2).backward()
         if rank == 0:
@@ -273,8 +272,6 @@ def test_a_loss_that_is_no_number_ends_the_training_on_all_ranks(dataset: pathli
 
 
 def test_settings_come_from_flags_then_file_then_device(tmp_path: pathlib.Path):
-    import argparse
-
     path = tmp_path / "c.toml"
     path.write_text(f'data = "{tmp_path}"\nrun-dir = "r"\nlr = 1\nbatch = 8\ndeterministic = true\n')
     parser = argparse.ArgumentParser()
@@ -349,5 +346,5 @@ def test_memory_and_disk_are_checked_before_anything_is_built(tmp_path: pathlib.
         hardware.need_memory(10**12, torch.device("cpu"), sharers=1, extra_bytes=0)
     hardware.need_memory(1000, torch.device("cpu"), sharers=4, extra_bytes=0)
     monkeypatch.setattr("ddptrain.files.free_bytes", lambda _: 10)
-    with pytest.raises(errors.UserError, match="too little space in .* make room"):
+    with pytest.raises(errors.UserError, match=r"too little space in .* make room"):
         hardware.need_disk(tmp_path, 1000)
