@@ -88,7 +88,7 @@ class DdpTrainerCharm(ops.CharmBase):
             desired = self._desired()
             if isinstance(desired, ops.StatusBase):
                 raise TrainerError(desired.message)
-            trainer_status.require(desired)
+            trainer_status.require(desired, event.log)
             event.set_results(action(desired, params, event.log))
         except TrainerError as e:
             logger.info("%s: %s", event.id, e)

@@ -1,13 +1,19 @@
 """What the trainer's modules share: how they fail, how they report, and where they work."""
 
 import collections.abc
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
 import pwd
+import time
+import typing
 
 Log = collections.abc.Callable[[str], None]
 Results = dict[str, str]
+REPORT_S = 4.0  # between two lines of progress; what is done in between may take 5 s more
+
+T = typing.TypeVar("T")
 
 
 class TrainerError(Exception):
@@ -88,3 +94,24 @@ def shown(value: object, limit: int = 60) -> str:
     """Return how a value is quoted in a message: printable, short."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"
+
+
+def with_progress(
+    log: Log,
+    text: str,
+    work: collections.abc.Callable[[], T],
+    detail: collections.abc.Callable[[], str] = lambda: "",
+) -> T:
+    """Return `work()`, done in a thread, while telling every few seconds that it goes on."""
+    log(text)
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        while True:
+            try:
+                return future.result(timeout=REPORT_S)
+            except concurrent.futures.TimeoutError:
+                if future.done():
+                    raise
+                words = detail()
+                log(f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else ""))

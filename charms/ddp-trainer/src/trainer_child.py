@@ -15,6 +15,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -217,18 +218,23 @@ def find_failure(workspace: str, run: str, job_id: int, lines: int) -> Json:
             gist = _gist(text, lines)
             lost_a_peer = bool(_PEER_GONE.search(gist[-1]) or _PEER_GONE.search(text[-1]))
             suspects.append((lost_a_peer, log["written"], {"rank": log["rank"], "node": log["node"], "lines": gist}))
+    merged: list[str] = []
+    with contextlib.suppress(OSError):
+        merged = _tail(pathlib.Path(workspace, "runs", run, "logs", f"{int(job_id)}.out"), MAX_TAIL_BYTES)
+    if all(lost_a_peer for lost_a_peer, _, _ in suspects) and (killed := _killed(workspace, run, merged)):
+        return killed
     if suspects:
         return min(suspects, key=lambda suspect: suspect[:2])[2]
-    text = []
-    with contextlib.suppress(OSError):
-        merged = pathlib.Path(workspace, "runs", run, "logs", f"{int(job_id)}.out")
-        text = [re.sub(r"^\d+: ", "", line) for line in _tail(merged, MAX_TAIL_BYTES) if line.strip()]
+    text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
     telling = [line for line in text if not re.match(r"srun: |slurmstepd: |\[(RESULT|ENV|PREEMPT)\]", line)]
     return {"rank": None, "node": None, "lines": _gist(telling or text, lines)}
 
 
-def open_cache(base: str) -> Json:
-    """Return a fresh folder for a build below `base`, which is private to this account; a day-old leftover goes."""
+def open_cache(base: str, store: str) -> Json:
+    """Return a fresh folder for a build below `base`, which is private to this account; a day-old leftover goes.
+
+    Also return the bytes that are free there and in the folder `store`.
+    """
     top = pathlib.Path(base)
     with contextlib.suppress(FileExistsError):
         top.mkdir(mode=0o700)
@@ -239,7 +245,8 @@ def open_cache(base: str) -> Json:
     for path in top.glob("build-*"):
         if time.time() - path.lstat().st_mtime > 86400:
             shutil.rmtree(path, ignore_errors=True)
-    return {"folder": tempfile.mkdtemp(prefix="build-", dir=base), "free_bytes": shutil.disk_usage(base).free}
+    free = {"free_bytes": shutil.disk_usage(base).free, "store_free_bytes": shutil.disk_usage(store).free}
+    return {"folder": tempfile.mkdtemp(prefix="build-", dir=base), **free}
 
 
 def finish_environment(build: str, payload: str) -> Json:
@@ -290,11 +297,15 @@ def remove_build(build: str) -> Json:
     return {}
 
 
-def last_line(path: str) -> Json:
-    """Return the last line of a file that may not exist yet, for showing progress."""
-    with contextlib.suppress(OSError, IndexError):
-        return {"line": [line for line in _tail(pathlib.Path(path), 4096) if line.strip()][-1]}
-    return {"line": ""}
+def last_step(path: str) -> Json:
+    """Return what pip's log, which may not exist yet, says that pip does now."""
+    with contextlib.suppress(OSError):
+        for line in reversed(_tail(pathlib.Path(path), 65536)):
+            if found := re.search(
+                r"\b(Collecting|Downloading|Using cached|Building|Installing|Attempting|Successfully) .*", line
+            ):
+                return {"step": found[0]}
+    return {"step": ""}
 
 
 def _folders_of_tests(site: pathlib.Path) -> list[pathlib.Path]:
@@ -310,12 +321,29 @@ def _gist(text: list[str], lines: int) -> list[str]:
     return text[-lines:]
 
 
+def _killed(workspace: str, run: str, merged: list[str]) -> Json | None:
+    """Return the rank that died of a signal, of which only its node's agent tells."""
+    for line in merged:
+        found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
+        if found and int(found[2]) != signal.SIGTERM:  # TERM is how the agent ends the others
+            node, number, local = (int(value) for value in found.groups())
+            names = {member.value: member.name for member in signal.Signals}
+            hint = "; the kernel does that to a process when memory runs out" if number == signal.SIGKILL else ""
+            text = f"killed by signal {number} ({names.get(number, 'unknown')}){hint}"
+            return {"rank": node * _per_node(workspace, run) + local, "node": node, "lines": [text]}
+    return None
+
+
+def _per_node(workspace: str, run: str) -> int:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return max(1, int(_read_json(pathlib.Path(workspace, "runs", run, "job.json"))["ranks_per_node"]))
+    return 1
+
+
 def _rank_logs(workspace: str, run: str, job_id: int) -> list[Json]:
     """Return the files into which torchrun led each rank's output, of the job's last attempt."""
     folder = pathlib.Path(workspace, "runs", run)
-    per_node = 1
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        per_node = max(1, int(_read_json(folder / "job.json")["ranks_per_node"]))
+    per_node = _per_node(workspace, run)
     attempts = sorted((folder / "logs").glob(f"{int(job_id)}.r*"), key=_restarts)
     found: list[Json] = []
     for attempt in attempts[-1:]:
@@ -380,7 +408,7 @@ OPERATIONS: dict[str, collections.abc.Callable[..., Json]] = {
     function.__name__: function
     for function in (
         make_folders, hand_over, look, locate, create_run, write, remove_run, list_runs, find_run, read_run, read_log,
-        find_failure, open_cache, finish_environment, store_environment, remove_build, last_line,
+        find_failure, open_cache, finish_environment, store_environment, remove_build, last_step,
     )
 }  # fmt: skip
 

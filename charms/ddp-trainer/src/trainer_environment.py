@@ -4,7 +4,6 @@ What goes in decides its key: the interpreter's version, the machine, the build 
 requirements. An environment with the right key is used; another one is made as soon as any of these differs.
 """
 
-import concurrent.futures
 import dataclasses
 import datetime
 import hashlib
@@ -14,19 +13,18 @@ import pathlib
 import platform
 import shutil
 import time
-import typing
 
 import trainer_workspace
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import jobs
-from trainer_base import Log, Settings, TrainerError
+from trainer_base import Log, Settings, TrainerError, one_line, with_progress
 
 TORCH = "2.13.0"
 STAGING = pathlib.Path("/var/lib/ddp-trainer/payload")  # root's; the submit user reads the payload there
 _FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
-_REPORT_S = 8.0
 _PIP_TIMEOUT_S = 5400.0
-_NEEDED_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}
+_BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
+_STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
 _DRIVER = """
 import ctypes
 try:
@@ -38,8 +36,6 @@ try:
 except OSError:
     print("driver", 0)
 """
-
-T = typing.TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +108,13 @@ def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log
         f"--partition={partition.name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=256M",
         "--gpus-per-node=1", "--time=2", "--immediate=60", "--chdir=/", "--job-name=trainer-driver",
     )  # fmt: skip
-    log(f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver")
     argv = ("/usr/bin/python3", "-I", "-c", _DRIVER)
     try:
-        answer = jobs.run_step(*argv, options=options, user=settings.user_to_be, timeout_s=150)
+        answer = with_progress(
+            log,
+            f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver",
+            lambda: jobs.run_step(*argv, options=options, user=settings.user_to_be, timeout_s=150),
+        )
     except jobs.SlurmError as e:
         raise TrainerError(
             f"no GPU node told its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
@@ -141,18 +140,16 @@ def describe(environment: Environment) -> dict[str, str]:
 def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
     began = time.monotonic()
     payload = _stage_payload(settings)
-    opened = trainer_workspace.ask(settings, "open_cache", base=str(settings.node_cache))
+    opened = trainer_workspace.ask(
+        settings, "open_cache", base=str(settings.node_cache), store=str(settings.environments)
+    )
     build = pathlib.Path(opened["folder"])
     try:
-        if opened["free_bytes"] < _NEEDED_BYTES[choice.build]:
-            free, needed = opened["free_bytes"] >> 20, _NEEDED_BYTES[choice.build] >> 20
-            raise TrainerError(f"{settings.node_cache} has {free} MiB free; {needed} are needed")
+        _require_space(settings.node_cache, opened["free_bytes"], _BUILD_BYTES[choice.build])
+        _require_space(settings.environments, opened["store_free_bytes"], _STORE_BYTES[choice.build])
         _install_packages(settings, payload, build, choice.build, log)
-        log("checking it and taking out what no run reads")
-        size = trainer_workspace.ask(
-            settings, "finish_environment", timeout_s=600, build=str(build), payload=str(payload)
-        )
-        version = _check(settings, build)
+        size = with_progress(log, "taking out what no run reads", lambda: _finish(settings, build, payload))
+        version = with_progress(log, "checking it", lambda: _check(settings, build))
         manifest = {
             "key": _key(settings, choice.build),
             "unpacked_bytes": size["size_bytes"],
@@ -163,7 +160,7 @@ def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
             "driverless": choice.driverless,
             "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        stored = _with_progress(
+        stored = with_progress(
             log,
             f"storing {size['size_bytes'] >> 20} MiB in {settings.environments}",
             lambda: trainer_workspace.ask(
@@ -193,7 +190,7 @@ def _noted(settings: Settings, found: Environment) -> Environment:
 def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log) -> None:
     python = build / "env" / "bin" / "python"
     user = settings.user_to_be
-    _with_progress(
+    with_progress(
         log,
         "making a virtual environment",
         lambda: _run(trainer_workspace.PYTHON, "-m", "venv", build / "env", user=user),
@@ -211,7 +208,7 @@ def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.
     )
 
     def install(text: str, *arguments: str | pathlib.Path) -> None:
-        _with_progress(log, text, lambda: _run(*pip, *arguments, user=user), lambda: _last_words(settings, pip_log))
+        with_progress(log, text, lambda: _run(*pip, *arguments, user=user), lambda: _last_step(settings, pip_log))
 
     install("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
     index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
@@ -227,6 +224,10 @@ def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.
             f"no index offers torch {TORCH}+cpu (option torch-index can name one); the build for CUDA also runs on CPUs"
         )
         install(f"installing torch {TORCH}", f"torch=={TORCH}")
+
+
+def _finish(settings: Settings, build: pathlib.Path, payload: pathlib.Path) -> trainer_workspace.Json:
+    return trainer_workspace.ask(settings, "finish_environment", timeout_s=600, build=str(build), payload=str(payload))
 
 
 def _check(settings: Settings, build: pathlib.Path) -> str:
@@ -284,30 +285,16 @@ def _stage_payload(settings: Settings) -> pathlib.Path:
     return target
 
 
-def _with_progress(
-    log: Log, text: str, work: typing.Callable[[], T], detail: typing.Callable[[], str] = lambda: ""
-) -> T:
-    """Return `work()`, done in a thread, while telling every few seconds that it goes on."""
-    log(text)
-    began = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        while True:
-            try:
-                return future.result(timeout=_REPORT_S)
-            except concurrent.futures.TimeoutError:
-                if future.done():
-                    raise
-                words = detail()
-                log(f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else ""))
+def _require_space(folder: pathlib.Path, free: int, needed: int) -> None:
+    if free < needed:
+        raise TrainerError(f"{folder} has {free >> 20} MiB free; the environment needs {needed >> 20}")
 
 
-def _last_words(settings: Settings, path: pathlib.Path) -> str:
+def _last_step(settings: Settings, path: pathlib.Path) -> str:
     try:
-        line = trainer_workspace.ask(settings, "last_line", timeout_s=5, path=str(path))["line"]
+        return one_line(trainer_workspace.ask(settings, "last_step", timeout_s=3, path=str(path))["step"], 100)
     except trainer_workspace.WorkspaceError:
         return ""
-    return " ".join(line.split(" ", 1)[-1].split())[:100]  # without pip's time stamp
 
 
 def _run(*argv: str | pathlib.Path, user: str | None = None, timeout: float = _PIP_TIMEOUT_S) -> str:

@@ -9,10 +9,9 @@ import typing
 
 import trainer_workspace
 from slurm_ddp.slurm import jobs
-from trainer_base import Log, ParameterError, Results, Settings, TrainerError, one_line
+from trainer_base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
 
 FAILURE_LINES = 5
-_REPORT_S = 8.0
 _SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
 _CANCEL_S = 60.0
 _ENDED_WELL = "COMPLETED"
@@ -96,16 +95,19 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
     asked_last = told_last = 0.0
     answered = time.monotonic()
     told = ""
+    patience_s = 5.0
     while True:
         try:
-            known = jobs.job(submitted.job_id, user=settings.user)
+            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=patience_s)
             answered = time.monotonic()
+            patience_s = 5.0
         except jobs.SlurmError as e:
             if time.monotonic() - answered > _SILENCE_S:
                 raise TrainerError(
                     f"job {submitted.job_id}: no word from Slurm: {e}", results=submitted.as_results()
                 ) from e
             known = None
+            patience_s = min(60.0, patience_s * 2)  # a large cluster's controller may take its time
             text = f"job {submitted.job_id}: {e}; asking again"
         else:
             if known is None or not known.is_active:
@@ -113,7 +115,7 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             text = f"job {known.job_id} {known.state}"
             if known.state == "PENDING":
                 text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
-        if text != told or time.monotonic() - told_last >= _REPORT_S:
+        if text != told or time.monotonic() - told_last >= REPORT_S:
             told, told_last = text, time.monotonic()
             log(text + (_progress(settings, submitted.run) if known and known.state == "RUNNING" else ""))
         if time.monotonic() >= deadline:
@@ -293,7 +295,7 @@ def cancel(settings: Settings, job_id: int, log: Log) -> Results:
     while known is not None and known.is_active and time.monotonic() - began < _CANCEL_S:
         pause(0.5)
         known = _known(settings, job_id)
-        if time.monotonic() - told >= _REPORT_S:
+        if time.monotonic() - told >= REPORT_S:
             told = time.monotonic()
             log(f"job {job_id} is {known.state if known else 'gone'}, {told - began:.0f} s")
     state = known.state if known is not None else "CANCELLED"
@@ -327,7 +329,7 @@ def _progress(settings: Settings, run: str) -> str:
     """Return how far a run is, from its metrics."""
     try:
         told = trainer_workspace.ask(
-            settings, "read_run", timeout_s=10, workspace=str(settings.workspace), run=run, job_id=None
+            settings, "read_run", timeout_s=3, workspace=str(settings.workspace), run=run, job_id=None
         )
     except trainer_workspace.WorkspaceError:
         return ""

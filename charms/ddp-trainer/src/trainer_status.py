@@ -9,7 +9,7 @@ import trainer_workspace
 from slurm_ddp import apt, mounts
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import jobs
-from trainer_base import Settings, TrainerError, account
+from trainer_base import Log, Settings, TrainerError, account, with_progress
 
 PACKAGES = ("python3-venv", "zstd")
 
@@ -77,9 +77,12 @@ def check(options: Settings) -> Readiness:
     return Readiness("active", f"ready; environment installed: torch {contents.environments[0].torch}")
 
 
-def require(options: Settings) -> None:
+def require(options: Settings, log: Log) -> None:
     """Raise TrainerError with what stands in the way of submitting jobs; mend first what this unit can mend."""
-    if problem := _missing(options) or ensure(options):
+    problem = _missing(options)
+    if not problem and not all(map(apt.is_installed, PACKAGES)):
+        problem = with_progress(log, f"installing {' '.join(PACKAGES)}", lambda: ensure(options))
+    if problem := problem or ensure(options):
         raise TrainerError(problem)
 
 

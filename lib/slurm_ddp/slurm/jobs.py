@@ -159,10 +159,11 @@ def submit(script: str, *, user: str | None) -> int:
     return int(number)
 
 
-def job(job_id: int, *, user: str) -> Job | None:
+def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError."""
     try:
-        found = _parse_queue(_ask(_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT))
+        argv = (_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
+        found = _parse_queue(_ask(*argv, timeout=timeout_s))
     except NotAnsweringError:
         raise
     except SlurmError as e:

@@ -5,6 +5,7 @@ import os
 import pathlib
 import pwd
 import stat
+import typing
 
 import pytest
 from cluster import Cluster
@@ -150,7 +151,12 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, nearby: None) -> dict[str, object]:
     """A host with the packages installed and the workspace mounted."""
-    about: dict[str, object] = {"installed": [], "mount": str(workspace), "probe": mounts.Result(mounts.State.RIGHT)}
+    about: dict[str, typing.Any] = {
+        "installed": [],
+        "packages": {"python3-venv", "zstd"},
+        "mount": str(workspace),
+        "probe": mounts.Result(mounts.State.RIGHT),
+    }
 
     def find(path: object) -> mounts.Mount | None:
         assert str(path) == str(workspace)
@@ -166,6 +172,7 @@ def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, nearby: None)
 
     monkeypatch.setattr(trainer_status, "account", pwd.getpwnam)  # the tests' own account may be root's
     monkeypatch.setattr(trainer_status.apt, "ensure_packages", ensure_packages)
+    monkeypatch.setattr(trainer_status.apt, "is_installed", lambda name: name in about["packages"])
     monkeypatch.setattr(trainer_status.mounts, "find", find)
     monkeypatch.setattr(trainer_status.mounts, "probe", lambda *_, **__: about["probe"])
     return about

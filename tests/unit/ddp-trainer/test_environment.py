@@ -11,6 +11,7 @@ import pytest
 from cluster import Cluster
 from conftest import Pip
 
+import trainer_base
 import trainer_environment
 import trainer_workspace
 from slurm_ddp.slurm.jobs import Capacity, Partition
@@ -182,14 +183,19 @@ def test_a_charm_without_payload_says_how_to_get_one(settings: Settings, pip: Pi
 def test_a_full_disk_is_told_before_anything_is_downloaded(
     settings: Settings, pip: Pip, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(trainer_environment._NEEDED_BYTES, "cpu", 1 << 60)
-    with pytest.raises(TrainerError, match=r"MiB free; 1099511627776 are needed$"):
-        install(settings)
-    assert not pip.calls
+    for table, folder in (("_BUILD_BYTES", settings.node_cache), ("_STORE_BYTES", settings.environments)):
+        with monkeypatch.context() as context:
+            context.setitem(getattr(trainer_environment, table), "cpu", 1 << 60)
+            with pytest.raises(
+                TrainerError, match=rf"^{folder} has \d+ MiB free; the environment needs 1099511627776$"
+            ):
+                install(settings)
+        assert not pip.calls
+    install(settings)
 
 
 def test_progress_is_told_while_something_takes_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trainer_environment, "_REPORT_S", 0.05)
+    monkeypatch.setattr(trainer_base, "REPORT_S", 0.05)
     finished = threading.Event()
     lines: list[str] = []
 
@@ -198,7 +204,7 @@ def test_progress_is_told_while_something_takes_long(monkeypatch: pytest.MonkeyP
         if len(lines) == 4:
             finished.set()
 
-    assert trainer_environment._with_progress(log, "making", lambda: finished.wait(10), lambda: "torch 90 MB") is True
+    assert trainer_base.with_progress(log, "making", lambda: finished.wait(10), lambda: "torch 90 MB") is True
     assert lines[0] == "making"
     assert lines[1] == "making: 0 s, torch 90 MB"
 
@@ -208,7 +214,7 @@ def test_a_failure_in_the_background_is_raised():
         raise TrainerError("no")
 
     with pytest.raises(TrainerError, match=r"^no$"):
-        trainer_environment._with_progress(lambda _: None, "x", fail)
+        trainer_base.with_progress(lambda _: None, "x", fail)
 
 
 def test_the_manifest_tells_what_is_inside(settings: Settings, pip: Pip, cluster: Cluster):

@@ -330,6 +330,25 @@ def test_the_rank_that_failed_first_is_found(
     assert len(found["lines"]) <= 5
 
 
+AGENT = "{}: E1120 20:23:35.969000 26319 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: {} (pid: 2)"
+
+
+def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: Settings):
+    folder = make_run(settings)
+    rank_log(folder, 0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"))
+    lines = [AGENT.format(0, -15, 1), AGENT.format(1, -9, 1), AGENT.format(0, 1, 0)]
+    (folder / "logs" / "12.out").write_text("\n".join(lines))
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    assert found == {
+        "rank": 3,
+        "node": 1,
+        "lines": ["killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"],
+    }
+    (folder / "logs" / "12.out").write_text(AGENT.format(0, -11, 1))
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    assert found == {"rank": 1, "node": 0, "lines": ["killed by signal 11 (SIGSEGV)"]}
+
+
 def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
     folder = make_run(settings)
     (folder / "logs" / "12.out").write_text(
@@ -347,13 +366,13 @@ def test_a_failure_that_left_no_trace_says_nothing(settings: Settings):
 
 def test_a_build_happens_in_a_private_folder(settings: Settings, tmp_path: pathlib.Path):
     base = tmp_path / "cache"
-    opened = ask(settings, "open_cache", base=str(base))
+    opened = ask(settings, "open_cache", base=str(base), store=str(base.parent))
     assert pathlib.Path(opened["folder"]).parent == base
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     leftover = base / "build-old"
     leftover.mkdir()
     os.utime(leftover, (1, 1))
-    ask(settings, "open_cache", base=str(base))
+    ask(settings, "open_cache", base=str(base), store=str(base.parent))
     assert not leftover.exists()
     assert pathlib.Path(opened["folder"]).exists()
 
@@ -362,4 +381,13 @@ def test_a_build_folder_that_somebody_planted_is_refused(settings: Settings, tmp
     base = tmp_path / "cache"
     base.symlink_to(tmp_path)
     with pytest.raises(trainer_workspace.WorkspaceError, match="is not a folder of this account"):
-        ask(settings, "open_cache", base=str(base))
+        ask(settings, "open_cache", base=str(base), store=str(base.parent))
+
+
+def test_what_pip_does_now(settings: Settings, tmp_path: pathlib.Path):
+    log = tmp_path / "pip.log"
+    assert ask(settings, "last_step", path=str(log)) == {"step": ""}
+    log.write_text(
+        "2026-11-20T18:46:00,1 Collecting torch==2.13.0+cpu\n2026-11-20T18:46:00,1   Skipping link: none of the wheel's tags\n"
+    )
+    assert ask(settings, "last_step", path=str(log)) == {"step": "Collecting torch==2.13.0+cpu"}
