@@ -5,6 +5,7 @@ killed, so it is left behind; while one is left behind for a mountpoint, no furt
 
 The module needs the standard library only: a copy of this file serves systemd units as their helper,
 
+    python3 mounts.py reach HOST:PORT... [--timeout SECONDS]
     python3 mounts.py wait MOUNTPOINT [--fstype T] [--source S] [--timeout SECONDS] [--pid PID]
     python3 mounts.py clear MOUNTPOINT --fstype T --source S
     python3 mounts.py unmount MOUNTPOINT --fstype T --source S [--patience SECONDS]
@@ -199,6 +200,26 @@ def wait(
         if pid is not None and _start_time(pid) is None:
             return Result(result.state, f"process {pid}, which should mount it, ended; {result.detail}")
         time.sleep(0.2)
+
+
+def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: float = 60.0) -> None:
+    """Wait until one of the addresses takes a TCP connection.
+
+    Raises:
+        MountError: none did within `timeout` seconds.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        problem = "no address"
+        for host, port in addresses:
+            try:
+                socket.create_connection((host, port), timeout=2).close()
+                return
+            except OSError as e:
+                problem = f"{host} port {port} does not answer: {e.strerror or e}"
+        if time.monotonic() + 0.5 >= end:
+            raise MountError(problem)
+        time.sleep(0.5)
 
 
 def clear(mountpoint: str | os.PathLike[str], *, fstype: str, source: str) -> int:
@@ -406,6 +427,11 @@ def _remove_leftovers(folder: pathlib.Path) -> None:
             path.unlink()
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def main(argv: list[str]) -> int:
     """Serve a systemd unit, or be the child of a probe."""
     if argv[:1] == ["_child"]:
@@ -413,6 +439,9 @@ def main(argv: list[str]) -> int:
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("reach")
+    command.add_argument("address", nargs="+", type=_address)
+    command.add_argument("--timeout", type=float, default=60.0)
     for name in ("wait", "clear", "unmount"):
         command = commands.add_parser(name)
         command.add_argument("mountpoint")
@@ -423,7 +452,9 @@ def main(argv: list[str]) -> int:
     commands.choices["unmount"].add_argument("--patience", type=float, default=20.0)
     chosen = parser.parse_args(argv)
     try:
-        if chosen.command == "wait":
+        if chosen.command == "reach":
+            reach(chosen.address, timeout=chosen.timeout)
+        elif chosen.command == "wait":
             fstype: tuple[str, ...] = (chosen.fstype,) if chosen.fstype else ()
             result = wait(
                 chosen.mountpoint, fstype=fstype, source=chosen.source, timeout=chosen.timeout, pid=chosen.pid

@@ -1,8 +1,11 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import threading
+import time
 import typing
 
 import pytest
@@ -218,3 +221,23 @@ def test_waiting_ends_when_nobody_will_mount_it(play: typing.Callable[[str], typ
 @needs_namespaces
 def test_the_helper_of_units_says_by_its_exit_code_what_happened(play: typing.Callable[[str], typing.Any]):
     assert play("helper") == [1, 0, 1, 1, 0, 0]
+
+
+def test_reaching_a_server_that_comes_up_late():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    late: list[socket.socket] = []
+    timer = threading.Timer(0.7, lambda: late.append(socket.create_server(address)))
+    timer.start()
+    begin = time.monotonic()
+    mounts.reach([("127.0.0.1", 1), address], timeout=20)
+    assert 0.5 < time.monotonic() - begin < 10
+    timer.join()
+    late[0].close()
+
+
+def test_a_server_that_stays_away_is_named(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert mounts.main(["reach", f"127.0.0.1:{port}", "--timeout", "0.1"]) == 1
+    assert capsys.readouterr().err == f"127.0.0.1 port {port} does not answer: Connection refused\n"

@@ -54,6 +54,7 @@ def plan(
         environment_file=mounter.ETC / wish.app / "environment",
         tmpdir=mounter.STATE / wish.app / "tmp",
         helper=mounter.helper(wish.app),
+        engine=" ".join(mounter.quoted(fs.join_address(*address)) for address in volume.addresses()),
         fstype=_FSTYPE,
         source=mounter.quoted(source),
         command=" ".join(map(mounter.quoted, _command(wish, volume, tuning, version, url))),

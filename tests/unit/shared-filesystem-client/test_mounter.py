@@ -165,6 +165,7 @@ def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
     rig.ensure(rig.plan())
     text = (systemd.UNIT_DIR / UNIT).read_text()
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    assert f" reach {rig.volume.hosts[0]} --timeout 60\n" in text
     assert shlex.split(values["ExecStart"]) == [
         str(rig.root / "lib/client/juicefs"),
         "--no-agent",
