@@ -16,7 +16,6 @@ import collections.abc
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import pathlib
@@ -133,11 +132,10 @@ class Hosts:
             path = self.directory / "network.json"
             if not path.exists():
                 taken = [_load_network(other).subnet for other in self.root.glob("*/network.json")]
-                made = network.Network(bridge=_bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
+                made = network.Network(bridge=network.bridge_name(self.directory), cidr=str(network.free_subnet(taken)))
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
                 files.ensure_file(path, json.dumps(dataclasses.asdict(made)) + "\n")
             self.network.ensure()
-            network.ensure_forwarding(self.root / ".ip_forward")
             lines = [*(f"nameserver {server}" for server in network.name_servers()), "options timeout:2 attempts:3"]
             _rewrite(self.directory / "resolv.conf", "\n".join(lines) + "\n")
 
@@ -235,18 +233,16 @@ class Hosts:
             for directory in (self.directory / "hosts", self.directory):
                 with contextlib.suppress(OSError):  # the model keeps its own files here
                     directory.rmdir()
-            if not any(self.root.glob("*/network.json")):
-                network.restore_forwarding(self.root / ".ip_forward")
 
     def _host(self, name: str) -> "Host":
         return Host(self, name)
 
     @contextlib.contextmanager
     def _lock(self) -> collections.abc.Generator[None]:
-        """Hold what the hosts of all models share: subnets, addresses, /etc/hosts."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.directory.mkdir(exist_ok=True)
-        with (self.root / ".lock").open("w") as file:
+        """Hold what models on this machine share, subnets, and what hosts of this one do, addresses and /etc/hosts."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        network.RUN.mkdir(exist_ok=True)
+        with (network.RUN / "models.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -561,10 +557,6 @@ def _translated(name: str) -> collections.abc.Generator[None]:
         yield
     except (network.NetworkError, machine.MachineError) as e:
         raise HostError(f"{name}: {e}") from e
-
-
-def _bridge_name(directory: pathlib.Path) -> str:
-    return "sd" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
 def _load_network(path: pathlib.Path) -> network.Network:

@@ -41,6 +41,7 @@ _CHARMS = pathlib.Path(__file__).resolve().parent.parent / "charms"
 _HEARTBEAT_S = 8.0
 _KEEP_S = 86_400
 _CA_BUNDLE = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
+_KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _PIP_CONF = pathlib.Path("/etc/pip.conf")
 _PIP_INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
 _PIP_KEYS = (*_PIP_INDEX_KEYS, "trusted-host", "proxy", "timeout", "default-timeout", "retries", "no-index")
@@ -102,7 +103,11 @@ def ensure_image(progress: Progress) -> Image:
     """
     for tool in ("debootstrap", "systemd-nspawn", "unshare"):
         if shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            raise ImageError(f"{tool} is not installed; run scripts/setup, or apt install {_package_of(tool)}")
+            raise ImageError(f"{tool} is not installed: run scripts/setup.sh demo, or apt install {_package_of(tool)}")
+    if not _KEYRING.exists():  # debootstrap would only warn, and then verify nothing
+        raise ImageError(
+            "Debian's keys are not installed: run scripts/setup.sh demo, or apt install debian-archive-keyring"
+        )
     PIP_CACHE.mkdir(parents=True, exist_ok=True)
     images = CACHE / "images"
     images.mkdir(parents=True, exist_ok=True)
@@ -309,6 +314,9 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     debs = CACHE / "debs"
     debs.mkdir(exist_ok=True)
     bootstrap = ["debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}", f"--cache-dir={debs}"]
+    bootstrap += [f"--keyring={_KEYRING}", "--force-check-gpg"]
+    dpkg = "etc/dpkg/dpkg.cfg.d/90sandbox"  # before debootstrap: its dpkg obeys it too
+    files.ensure_file(tree / dpkg, _GUEST_FILES[dpkg])
     # In a mount namespace of its own: whatever debootstrap mounts goes with it, also when it is interrupted.
     step = ["unshare", "--mount", "--propagation=private", *bootstrap, SUITE, str(tree), *([mirror] if mirror else [])]
     _step(f"image: debootstrap {SUITE}", step, progress, timeout_s=1800)

@@ -4,7 +4,10 @@ Everything is found again by the bridge's name, so nothing but the name and the 
 """
 
 import collections.abc
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
 import ipaddress
 import json
 import pathlib
@@ -13,8 +16,11 @@ import re
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
-FORWARDING = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
+RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
 
+_BRIDGE = re.compile(r"sd[0-9a-f]{8}")
+_FORWARDING = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
+_INTERFACES = pathlib.Path("/sys/class/net")
 _UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
 
 
@@ -47,8 +53,12 @@ class Network:
         raise NetworkError(f"no free address in {self.cidr}")
 
     def ensure(self) -> None:
-        """Make the bridge and the rules of the firewall, as far as they are missing. Raises `NetworkError`."""
-        self.ensure_bridge()
+        """Make the bridge, forwarding and the firewall's rules, as far as they are missing. Raises `NetworkError`."""
+        with _forwarding() as before:
+            self.ensure_bridge()
+            if _FORWARDING.read_text().strip() != "1":
+                files.ensure_file(before, _FORWARDING.read_text())
+                _FORWARDING.write_text("1\n")
         for table, chain, rule in _rules(self):
             if not _iptables(table, "-C", chain, rule, check=False):
                 _iptables(table, "-I", chain, rule)
@@ -57,7 +67,7 @@ class Network:
         """Make the bridge if it is missing. Raises `NetworkError`."""
         address = f"{self.gateway}/{self.subnet.prefixlen}"
         try:
-            if not pathlib.Path("/sys/class/net", self.bridge).exists():
+            if not (_INTERFACES / self.bridge).exists():
                 run("/usr/sbin/ip", "link", "add", self.bridge, "type", "bridge")
             run("/usr/sbin/ip", "address", "replace", address, "dev", self.bridge)
             run("/usr/sbin/ip", "link", "set", self.bridge, "mtu", str(mtu()), "up")
@@ -65,12 +75,21 @@ class Network:
             raise NetworkError(f"bridge {self.bridge}: {e}") from e
 
     def remove(self) -> None:
-        """Remove the bridge and the rules."""
+        """Remove the bridge and the rules; with the last bridge, forwarding is again as it was before the first."""
         for table, chain, rule in _rules(self):
             while _iptables(table, "-D", chain, rule, check=False):
                 pass
-        if pathlib.Path("/sys/class/net", self.bridge).exists():
-            run("/usr/sbin/ip", "link", "delete", self.bridge)
+        with _forwarding() as before:
+            if (_INTERFACES / self.bridge).exists():
+                run("/usr/sbin/ip", "link", "delete", self.bridge)
+            if before.exists() and not any(_BRIDGE.fullmatch(path.name) for path in _INTERFACES.iterdir()):
+                _FORWARDING.write_text(before.read_text())
+                before.unlink()
+
+
+def bridge_name(directory: pathlib.Path) -> str:
+    """Return the bridge's name for the model that keeps its files in `directory`."""
+    return "sd" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
 
 
 def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipaddress.IPv4Network:
@@ -88,7 +107,7 @@ def free_subnet(taken: collections.abc.Collection[ipaddress.IPv4Network]) -> ipa
 def mtu() -> int:
     """Return the frame size of this machine's way out, at most Ethernet's 1500; larger frames might be lost there."""
     routes = json.loads(run("/usr/sbin/ip", "-json", "-4", "route", "show", "default").stdout)
-    sizes = [int(pathlib.Path("/sys/class/net", route["dev"], "mtu").read_text()) for route in routes if "dev" in route]
+    sizes = [int((_INTERFACES / route["dev"] / "mtu").read_text()) for route in routes if "dev" in route]
     return min([1500, *sizes])
 
 
@@ -97,18 +116,13 @@ def name_servers() -> list[str]:
     return _name_servers(pathlib.Path("/etc/resolv.conf")) or _name_servers(_UPSTREAM_RESOLV_CONF)
 
 
-def ensure_forwarding(before: pathlib.Path) -> None:
-    """Let this machine forward packets; note in the file `before` what it did so far."""
-    if FORWARDING.read_text().strip() != "1":
-        files.ensure_file(before, FORWARDING.read_text())
-        FORWARDING.write_text("1\n")
-
-
-def restore_forwarding(before: pathlib.Path) -> None:
-    """Forward packets only if this machine did so before us."""
-    if before.exists():
-        FORWARDING.write_text(before.read_text())
-        before.unlink()
+@contextlib.contextmanager
+def _forwarding() -> collections.abc.Generator[pathlib.Path]:
+    """Hold the switch that all models share; give the file that says how it stood before the first of them."""
+    RUN.mkdir(exist_ok=True)
+    with (RUN / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield RUN / "ip_forward"
 
 
 def _name_servers(path: pathlib.Path) -> list[str]:

@@ -27,6 +27,7 @@ EOF
 python3-venv: the sandbox runs in a virtual environment under build/
 ca-certificates: downloads over HTTPS
 debootstrap: makes the root filesystem that all sandbox hosts share
+debian-archive-keyring: debootstrap verifies Debian's packages with it, on Ubuntu too
 systemd-container: runs each host (systemd-nspawn, machinectl)
 dbus: systemd's tools talk to the hosts through it
 iproute2: the bridge between the hosts

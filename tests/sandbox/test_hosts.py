@@ -362,6 +362,41 @@ def test_addresses_are_given_again_when_they_are_free():
         net.address([str(address) for address in net.subnet])
 
 
+def test_forwarding_stands_as_before_when_the_last_bridge_goes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    switch, interfaces = tmp_path / "ip_forward", tmp_path / "net"
+    switch.write_text("0\n")
+    interfaces.mkdir()
+
+    def ip(*argv: str, **_: object) -> Completed:
+        match argv[1:]:
+            case ("link", "add", name, *_):
+                (interfaces / name).mkdir()
+            case ("link", "delete", name):
+                (interfaces / name).rmdir()
+            case _:
+                pass
+        return Completed(1 if "-D" in argv else 0, "[]", "")
+
+    monkeypatch.setattr(network, "run", ip)
+    for name, path in (("_FORWARDING", switch), ("_INTERFACES", interfaces), ("RUN", tmp_path / "run")):
+        monkeypatch.setattr(network, name, path)
+    one, two = (
+        network.Network(network.bridge_name(tmp_path / name), f"10.77.{number}.0/24")
+        for number, name in enumerate(("one", "two"))
+    )
+    for net in (one, two, one):
+        net.ensure()
+    assert switch.read_text() == "1\n"
+    one.remove()
+    assert switch.read_text() == "1\n"  # the other still needs it
+    two.remove()
+    assert switch.read_text() == "0\n"
+    switch.write_text("1\n")
+    one.ensure()
+    one.remove()
+    assert switch.read_text() == "1\n"  # it was so before us
+
+
 def test_name_servers_on_loopback_are_of_no_use_to_guests(tmp_path: pathlib.Path):
     path = tmp_path / "resolv.conf"
     path.write_text(
