@@ -243,6 +243,13 @@ def test_another_node_over_loopback_is_an_error_that_says_what_to_mend(settings:
     assert "[FATAL] slurmd-0 reaches localhost over loopback: mend the name resolution on slurmd-0" in output
 
 
+def test_the_way_is_looked_for_to_another_node_than_this_one(settings: Settings, node: Node):
+    node.hosts = "127.0.0.9 slurmd-0"  # the batch node need not be the first by name
+    code, output = node.run(texts(settings)["job.sbatch"], SLURM_JOB_NUM_NODES="2")
+    assert code == 78
+    assert "[FATAL] slurmd-0 reaches 127.0.0.9 over loopback" in output
+
+
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     node.add("srun", 'echo "port=$HEAD_PORT"; ' + ENDS % "done")
     with socket.socket() as taken:
