@@ -168,11 +168,14 @@ def run(lanes: list[Lane], screen: Screen) -> None:
 def _stop(lane: Lane) -> None:
     """Interrupt a lane, so that its tests clean up; kill it if that takes long."""
     assert lane.process is not None
-    for number, patience_s in ((signal.SIGINT, 90), (signal.SIGKILL, 5)):
+    for number, patience_s in ((signal.SIGINT, 150), (signal.SIGKILL, 5)):
         try:
             os.killpg(lane.process.pid, number)
             lane.process.wait(patience_s)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
             continue
 
 
@@ -183,6 +186,15 @@ def chosen(names: list[str]) -> list[str]:
     return sorted(lanes, key=lambda lane: lane in ALONE)
 
 
+def prepare(names: list[str]) -> int:
+    """Install what the lanes need; return an exit status."""
+    groups = sorted({"test"} | {PACKAGES[name] for name in names if name in PACKAGES})
+    for command in (["scripts/setup.sh", *groups], ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"]):
+        if (code := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
+            return code
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Set up, run, sum up."""
     if "--help" in arguments or "-h" in arguments:
@@ -190,15 +202,15 @@ def main(arguments: list[str]) -> int:
         return 0
     split = arguments.index("--") if "--" in arguments else len(arguments)
     names, extra = chosen(arguments[:split]), arguments[split + 1 :]
-    groups = sorted({"test"} | {PACKAGES[name] for name in names if name in PACKAGES})
-    for command in (["scripts/setup.sh", *groups], ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"]):
-        if (code := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
-            return code
+    if (code := prepare(names)) != 0:
+        return code
     known = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     if unknown := [name for name in names if name not in known.split()]:
         print(f"lanes: no lane `{unknown[0]}`; there are {', '.join(known.split())}", file=sys.stderr)
         return 2
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a cancelled CI job: the tests still clean up
+        signal.signal(number, signal.default_int_handler)
     screen, began = Screen(), time.monotonic()
     lanes = [Lane(name, extra, is_live=len(names) == 1 or name in ALONE) for name in names]
     try:

@@ -4,6 +4,7 @@ import configparser
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 import rules
@@ -120,6 +121,34 @@ def test_silence_is_broken(screen: lanes.Screen, capsys: pytest.CaptureFixture[s
     monkeypatch.setattr(lanes, "SILENCE_S", 0.5)
     run(screen, "slow")
     assert re.search(r"^\[ 0:0\d\] slow \d s: collecting$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_interrupted_run_interrupts_its_lanes_and_waits_for_them(tmp_path: pathlib.Path):
+    """Lanes have sessions of their own: without this their tests would go on, and leave hosts and mounts behind."""
+    (tmp_path / "tox").write_text(
+        "#!/usr/bin/python3\nimport pathlib, sys, time\nif 'list' in sys.argv:\n    print('slow'); sys.exit()\n"
+        "try:\n    print('started', flush=True); time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    time.sleep(0.5); pathlib.Path({str(tmp_path)!r}, 'clean').touch()\n"
+    )
+    (tmp_path / "tox").chmod(0o755)
+    program = f"""
+import pathlib, sys
+sys.path.insert(0, {str(rules.ROOT)!r})
+from scripts import lanes
+lanes.TOX, lanes.LOGS = pathlib.Path({str(tmp_path / "tox")!r}), pathlib.Path({str(tmp_path / "logs")!r})
+lanes.prepare = lambda names: 0
+sys.exit(lanes.main(["slow"]))
+"""
+    running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    with running.stdout as said:
+        for line in said:
+            if line == "started\n":
+                running.terminate()
+                break
+        assert said.read().endswith("interrupted\n")
+    assert running.wait(20) == 130
+    assert (tmp_path / "clean").exists()
 
 
 def setup(*arguments: str, path: pathlib.Path | None = None) -> subprocess.CompletedProcess[str]:
