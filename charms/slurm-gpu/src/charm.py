@@ -1,15 +1,12 @@
 #!/usr/bin/env python3
 """slurm-gpu: GPUs that are right in Slurm by themselves. One charm, two seats: compute nodes and the controller."""
 
-import dataclasses
 import functools
-import json
 
 import ops
 
 import compute_seat
 import controller_seat
-import gpu_detect
 import registration
 from slurm_ddp.interfaces import slurm_gres
 
@@ -80,7 +77,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _on_remove(self, _: ops.RemoveEvent) -> None:
         """Leave the machine as Slurm can use it without this charm."""
-        compute_seat.release(owner=self.unit.name)
+        compute_seat.release(owner=self.unit.name, aliases=self._aliases)
         if controller_seat.is_keeper(self.unit.name):
             controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
@@ -115,20 +112,7 @@ class SlurmGpuCharm(ops.CharmBase):
         return ops.ActiveStatus(f"gres.conf has {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}")
 
     def _on_detect(self, event: ops.ActionEvent) -> None:
-        found = self._machine.detection
-        gpus = [_without_none(dataclasses.asdict(gpu)) for gpu in found.gpus]
-        event.set_results(
-            _without_none(
-                {
-                    "source": gpu_detect.SOURCES[found.source],
-                    "count": str(len(gpus)),
-                    "gpus": json.dumps(gpus, default=sorted),
-                    "driver": found.driver,
-                    "problem": self._machine.problem,
-                    "note": found.note,
-                }
-            )
-        )
+        event.set_results(compute_seat.detected(self._machine))
 
     def _on_show_gres(self, event: ops.ActionEvent) -> None:
         if self._has(CONTROLLER) and not self._has(COMPUTE):
@@ -144,7 +128,11 @@ class SlurmGpuCharm(ops.CharmBase):
 
     @functools.cached_property
     def _machine(self) -> compute_seat.Machine:
-        return compute_seat.look()
+        return compute_seat.look(self._aliases)
+
+    @property
+    def _aliases(self) -> str:
+        return str(self.config["gpu-type-alias"])
 
     def _is_leaving(self, event: ops.EventBase) -> bool:
         """Whether this machine is being left, when the controller may have dropped its lines already."""
@@ -174,10 +162,6 @@ def _load_answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.Con
         return relation.load(slurm_gres.ControllerGres, app)
     except ValueError:
         return slurm_gres.ControllerGres()
-
-
-def _without_none(values: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import json
 import pathlib
 import socket
 
 import gpu_detect
 import gres
+import gres_check
 import gres_conf
 import registration
 import slurmd_options
@@ -73,8 +75,8 @@ class Machine:
         return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres, lines=self.plan.lines)
 
 
-def look() -> Machine:
-    """Return this machine as it is."""
+def look(aliases: str = "") -> Machine:
+    """Return this machine as it is. `aliases` is the option gpu-type-alias."""
     detection = gpu_detect.detect(ROOTS)
     version = registration.slurm_version()
     try:
@@ -90,11 +92,19 @@ def look() -> Machine:
     machine = Machine(detection, options, version, node, local, problem=detection.problem)
     if machine.problem or not detection.gpus:
         return machine
+    settings = options.settings if options else {}
     try:
-        plan = gres.plan(detection, options.settings if options else {}, gres.read_topology(ROOTS.sys), ROOTS.dev)
+        names = gres.parse_aliases(aliases)
+    except gres.GresError as e:
+        return dataclasses.replace(machine, problem=f"gpu-type-alias: {e}")
+    try:
+        plan = gres.plan(detection, settings, gres.read_topology(ROOTS.sys), ROOTS.dev, names)
     except gres.GresError as e:
         return dataclasses.replace(machine, problem=str(e))
-    return dataclasses.replace(machine, plan=plan)
+    if version is None or node is None or not all(file.exists() for file in plan.device_files):
+        return dataclasses.replace(machine, plan=plan)
+    problem = gres_check.difference(node, plan.gres, plan.lines, settings, version)
+    return dataclasses.replace(machine, plan=plan, problem=problem)
 
 
 def offer(machine: Machine, answer: slurm_gres.ControllerGres | None) -> slurm_gres.NodeGres | None:
@@ -126,7 +136,7 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
         return None
     files.ensure_file(OWNER, owner + "\n")
     registration.ensure_dropin(machine.plan.device_files)
-    if gpu_detect.ensure_device_files(machine.plan.device_files):
+    if gpu_detect.ensure_device_files(machine.plan.device_files, ROOTS.proc):
         return None
     live = lines_live(machine, answer)
     if machine.local:
@@ -134,14 +144,14 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
     return registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
 
 
-def release(*, owner: str) -> None:
+def release(*, owner: str, aliases: str = "") -> None:
     """Leave a machine that Slurm can go on using, without this charm and without lines on the controller.
 
     Where slurmd finds the GPUs by itself they stay registered.
     """
     if not OWNER.exists() or OWNER.read_text().strip() != owner:
         return
-    machine = look()
+    machine = look(aliases)
     if machine.options is not None and machine.node is not None and awaits_lines(machine, None):
         rest = slurmd_options.merged_gres(machine.options.gres, None)
         registration.leave(machine.options, machine.node, rest)
@@ -151,7 +161,25 @@ def release(*, owner: str) -> None:
             registration.restart_if_active()
     registration.ensure_no_dropin()
     files.ensure_absent(registration.HELD_ENV)
+    files.ensure_absent(gres_check.ACCEPTED)
     files.ensure_absent(OWNER)
+
+
+def detected(machine: Machine) -> dict[str, str]:
+    """Return the GPUs and which source told, for the `detect` action."""
+    found = machine.detection
+    gpus = [
+        {key: value for key, value in dataclasses.asdict(gpu).items() if value not in (None, ())} for gpu in found.gpus
+    ]
+    results = {
+        "source": gpu_detect.SOURCES[found.source],
+        "count": str(len(gpus)),
+        "gpus": json.dumps(gpus, default=sorted),
+        "driver": found.driver,
+        "problem": machine.problem,
+        "note": found.note,
+    }
+    return {key: text for key, text in results.items() if text is not None}
 
 
 def summary(machine: Machine, answer: slurm_gres.ControllerGres | None) -> dict[str, str]:

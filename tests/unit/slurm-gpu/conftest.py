@@ -8,6 +8,7 @@ from slurm_double import SlurmDouble
 import compute_seat
 import controller_seat
 import gpu_detect
+import gres_check
 import gres_conf
 import registration
 import slurmd_options
@@ -35,6 +36,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
+        gres_check: {"ACCEPTED": "var/slurm-gpu/accepted"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
         gpu_detect: {"NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe"},
@@ -55,7 +57,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
     """Return the Slurm that answers this test's commands. No test runs a real one by accident."""
     double = SlurmDouble(slurmd_options.PATH, registration.HELD_ENV)
-    for module in (nodes, registration, systemd):
+    for module in (nodes, registration, systemd, gres_check):
         monkeypatch.setattr(module, "run", double.run)
     now = [0.0]
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])

@@ -396,3 +396,25 @@ def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuC
         "autodetect": "off",
         "gres-conf": gres_conf.PATH.read_text(),
     }
+
+
+def test_an_alias_is_registered(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
+):
+    relation = node_gres()
+    config: dict[str, str | int | float | bool] = {"gpu-type-alias": "mock_gpu=mock"}
+    out = run_compute(ctx, "config_changed", relation, config=config)
+    assert said(out, relation)["gres"] == "gpu:mock:1"
+    assert "Type=mock " in said(out, relation)["lines"][0]
+
+
+def test_an_alias_in_capitals_is_refused_by_name(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
+):
+    relation = node_gres()
+    out = run_compute(ctx, "config_changed", relation, config={"gpu-type-alias": "mock_gpu=Mock"})
+    assert out.unit_status == ops.BlockedStatus(
+        "gpu-type-alias: 'Mock' is no type: small letters, digits and _ . + - only"
+    )
+    assert said(out, relation) == {}
+    assert registered.log == []
