@@ -7,6 +7,7 @@ import ops
 
 import compute_seat
 import controller_seat
+import gpu_monitor
 import registration
 from slurm_ddp.interfaces import slurm_gres
 
@@ -44,6 +45,7 @@ class SlurmGpuCharm(ops.CharmBase):
         framework.observe(on.remove, self._on_remove)
         framework.observe(on.detect_action, self._on_detect)
         framework.observe(on.show_gres_action, self._on_show_gres)
+        framework.observe(on.health_check_action, self._on_health_check)
         framework.observe(on.collect_unit_status, self._on_collect_status)
 
     def _reconcile(self, event: ops.EventBase) -> None:
@@ -120,6 +122,12 @@ class SlurmGpuCharm(ops.CharmBase):
         else:
             event.set_results(compute_seat.summary(self._machine, self._answer()))
 
+    def _on_health_check(self, event: ops.ActionEvent) -> None:
+        try:
+            event.set_results(gpu_monitor.check(self._machine.node))
+        except gpu_monitor.MonitorError as e:
+            event.fail(str(e))
+
     def _answer(self) -> slurm_gres.ControllerGres | None:
         """Return what the controller seat said, None when there is none or it said nothing that can be read."""
         for relation in self._relations(NODE_GRES):
@@ -128,7 +136,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     @functools.cached_property
     def _machine(self) -> compute_seat.Machine:
-        return compute_seat.look(self._aliases)
+        return compute_seat.look(self._aliases, str(self.config["health-check"]))
 
     @property
     def _aliases(self) -> str:

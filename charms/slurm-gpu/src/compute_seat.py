@@ -7,6 +7,7 @@ import pathlib
 import socket
 
 import gpu_detect
+import gpu_monitor
 import gres
 import gres_check
 import gres_conf
@@ -62,6 +63,7 @@ class Machine:
     version: tuple[int, int] | None  # slurmd's
     node: str | None
     local: bool  # slurmd reads this machine's own files
+    health: str = "auto"  # the option health-check
     plan: gres.Plan | None = None  # None without usable GPUs
     problem: str | None = None  # what a person must mend before anything is changed
 
@@ -75,8 +77,8 @@ class Machine:
         return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres, lines=self.plan.lines)
 
 
-def look(aliases: str = "") -> Machine:
-    """Return this machine as it is. `aliases` is the option gpu-type-alias."""
+def look(aliases: str = "", health: str = "auto") -> Machine:
+    """Return this machine as it is. The arguments are the options gpu-type-alias and health-check."""
     detection = gpu_detect.detect(ROOTS)
     version = registration.slurm_version()
     try:
@@ -89,7 +91,8 @@ def look(aliases: str = "") -> Machine:
     node = options.node if options else None
     if options is not None and node is None and (local or options.conf_server):
         node = socket.gethostname().partition(".")[0]
-    machine = Machine(detection, options, version, node, local, problem=detection.problem)
+    problem = gpu_monitor.problem(health) or detection.problem
+    machine = Machine(detection, options, version, node, local, health, problem=problem)
     if machine.problem or not detection.gpus:
         return machine
     settings = options.settings if options else {}
@@ -132,6 +135,8 @@ def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bo
 
 def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
+    if machine.health in gpu_monitor.SETTINGS:
+        gpu_monitor.ensure(machine.node, machine.health, has_gpus=bool(machine.detection.gpus))
     if machine.problem or machine.plan is None or machine.options is None or machine.node is None:
         return None
     files.ensure_file(OWNER, owner + "\n")
@@ -159,6 +164,7 @@ def release(*, owner: str, aliases: str = "") -> None:
         book = gres_conf.read()
         if book is not None and gres_conf.write(book.with_entries({})):
             registration.restart_if_active()
+    gpu_monitor.ensure_absent()
     registration.ensure_no_dropin()
     files.ensure_absent(registration.HELD_ENV)
     files.ensure_absent(gres_check.ACCEPTED)
@@ -240,6 +246,9 @@ def _by_stage(
 ) -> Verdict:
     stage, detail, node = progress.stage, progress.detail, machine.node
     waits = stage is registration.Stage.AWAITS_LINES or not lines_live(machine, answer)
+    unfit = gpu_monitor.complaint()
+    if stage is registration.Stage.REGISTERED and unfit:
+        return Verdict(Level.BLOCKED, f"{node} is unfit: {unfit}")
     if stage is registration.Stage.REGISTERED:
         return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({_how(machine, answer)})")
     if waits and not related:

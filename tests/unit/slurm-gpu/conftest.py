@@ -8,6 +8,8 @@ from slurm_double import SlurmDouble
 import compute_seat
 import controller_seat
 import gpu_detect
+import gpu_health
+import gpu_monitor
 import gres_check
 import gres_conf
 import registration
@@ -36,6 +38,8 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
+        gpu_health: {"STATE": "var/slurm-gpu/health.json"},
+        gpu_monitor: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
         gres_check: {"ACCEPTED": "var/slurm-gpu/accepted"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},

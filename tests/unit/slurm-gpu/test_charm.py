@@ -418,3 +418,18 @@ def test_an_alias_in_capitals_is_refused_by_name(
     )
     assert said(out, relation) == {}
     assert registered.log == []
+
+
+def test_checking_the_health_of_a_machine_without_a_driver(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
+):
+    with pytest.raises(testing.ActionFailed) as caught:
+        ctx.run(ctx.on.action("health-check"), testing.State(relations=[COMPUTE, node_gres()]))
+    assert caught.value.message.startswith("there is no ")
+
+
+def test_a_health_setting_that_is_none_is_refused_by_name(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
+):
+    out = run_compute(ctx, "config_changed", node_gres(), config={"health-check": "always"})
+    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off")
