@@ -45,6 +45,7 @@ class SlurmGpuCharm(ops.CharmBase):
         framework.observe(on.remove, self._on_remove)
         framework.observe(on.detect_action, self._on_detect)
         framework.observe(on.show_gres_action, self._on_show_gres)
+        framework.observe(on.accept_gpus_action, self._on_accept_gpus)
         framework.observe(on.health_check_action, self._on_health_check)
         framework.observe(on.collect_unit_status, self._on_collect_status)
 
@@ -127,6 +128,15 @@ class SlurmGpuCharm(ops.CharmBase):
             event.set_results(gpu_monitor.check(self._machine.node))
         except gpu_monitor.MonitorError as e:
             event.fail(str(e))
+
+    def _on_accept_gpus(self, event: ops.ActionEvent) -> None:
+        try:
+            compute_seat.accept(self._machine)
+        except compute_seat.MachineError as e:
+            event.fail(str(e))
+            return
+        self._reconcile(event)
+        event.set_results(compute_seat.summary(self._machine, self._answer()))
 
     def _answer(self) -> slurm_gres.ControllerGres | None:
         """Return what the controller seat said, None when there is none or it said nothing that can be read."""

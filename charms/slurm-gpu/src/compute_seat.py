@@ -19,6 +19,7 @@ from slurm_ddp.slurm import nodes
 
 STATE_DIR = registration.STATE_DIR
 OWNER = STATE_DIR / "compute"  # the unit that registers this machine's GPUs
+CARDS = STATE_DIR / "cards.json"  # the bus ids of the cards that the node was registered with last
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = gpu_detect.Roots()
@@ -52,6 +53,10 @@ class Verdict:
 
     level: str
     text: str
+
+
+class MachineError(Exception):
+    """What was asked of this machine cannot be done. `str()` is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +118,36 @@ def look(aliases: str = "", health: str = "auto") -> Machine:
 def offer(machine: Machine, answer: slurm_gres.ControllerGres | None) -> slurm_gres.NodeGres | None:
     """Return what to publish: what `Machine.offer` says, and whether the node waits until it is live."""
     said = machine.offer
-    if said is None or not said.lines:
+    if said is None or lost(machine):
+        return None  # the lines stay as they are
+    if not said.lines:
         return said
     return said.model_copy(update={"awaits": awaits_lines(machine, answer)})
+
+
+def lost(machine: Machine) -> str | None:
+    """Return which of the node's cards are gone or without a working driver, None when all that it had are there."""
+    had = _registered_cards()
+    cards = [gpu.bus_id for gpu in machine.detection.gpus]
+    if not had:
+        return None
+    if machine.detection.problem:
+        return machine.detection.problem
+    missing = sorted(had - set(cards))
+    if len(cards) >= len(had) or not missing:  # a card in another slot is not lost
+        return None
+    return f"{len(cards)} of {len(had)} GPUs found, {', '.join(missing)} missing"
+
+
+def accept(machine: Machine) -> None:
+    """Take the cards that are here now for all that this node should have.
+
+    Raises:
+        MachineError: there is none, or what is here cannot be registered.
+    """
+    if machine.problem or machine.plan is None:
+        raise MachineError(machine.problem or "no NVIDIA GPU on this machine")
+    files.ensure_absent(CARDS)
 
 
 def awaits_lines(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bool:
@@ -137,6 +169,9 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
     if machine.health in gpu_monitor.SETTINGS:
         gpu_monitor.ensure(machine.node, machine.health, has_gpus=bool(machine.detection.gpus))
+    loss = lost(machine)
+    if loss and machine.node is not None:
+        return registration.keep_away(machine.node, loss)
     if machine.problem or machine.plan is None or machine.options is None or machine.node is None:
         return None
     files.ensure_file(OWNER, owner + "\n")
@@ -146,7 +181,11 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
     live = lines_live(machine, answer)
     if machine.local:
         live = _ensure_local_lines(machine)
-    return registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
+    progress = registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
+    if progress.stage is registration.Stage.REGISTERED:
+        cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
+        files.ensure_file(CARDS, json.dumps(cards) + "\n")
+    return progress
 
 
 def release(*, owner: str, aliases: str = "") -> None:
@@ -168,6 +207,7 @@ def release(*, owner: str, aliases: str = "") -> None:
     registration.ensure_no_dropin()
     files.ensure_absent(registration.HELD_ENV)
     files.ensure_absent(gres_check.ACCEPTED)
+    files.ensure_absent(CARDS)
     files.ensure_absent(OWNER)
 
 
@@ -229,6 +269,9 @@ def verdict(
     """
     if machine.problem:
         return Verdict(Level.BLOCKED, machine.problem)
+    loss = lost(machine)
+    if loss:
+        return Verdict(Level.BLOCKED, f"{loss}: bring back what is missing, or run accept-gpus")
     if machine.plan is None:
         return _without_gpus(machine)
     if machine.node is None:
@@ -278,6 +321,14 @@ def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:
         return f"from {source}; lines in the controller's gres.conf"
     autodetect = (answer.autodetect if answer else None) or _pushed_autodetect() or "nvidia"
     return f"from {source}; found by AutoDetect={autodetect}"
+
+
+def _registered_cards() -> set[str]:
+    try:
+        cards = json.loads(CARDS.read_text())
+    except (OSError, ValueError):
+        return set()
+    return {str(card) for card in cards} if isinstance(cards, list) else set()  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _wanted(machine: Machine) -> str | None:

@@ -30,6 +30,8 @@ _RECORD = re.compile(r"Gres Name=gpu\b(?P<rest>.*)")
 _FIELD = re.compile(r"(?<!\S)(?P<key>\w+)=(?P<value>\S+)")
 _FAILURE = re.compile(r"(?:error|fatal): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
 
+_INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
+
 _CONF = """\
 ClusterName=check
 SlurmctldHost=localhost
@@ -77,6 +79,9 @@ def difference(
         logger.warning("the lines of %s are not checked: slurmd -G prints no device", node)
         return None
     problem = _compare(_wanted(lines), found)
+    invalid = _INVALID.search(said)
+    if problem is None and invalid is not None:
+        return f"slurmd -G: {invalid['text'].strip()[:160]}"
     if problem is None:
         files.ensure_file(ACCEPTED, mark + "\n")
         return None

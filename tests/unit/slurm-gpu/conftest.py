@@ -32,7 +32,11 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
         registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "run/slurm-gpu/slurmd"},
-        compute_seat: {"OWNER": "var/slurm-gpu/compute", "PUSHED": "run/slurm/conf/gres.conf"},
+        compute_seat: {
+            "OWNER": "var/slurm-gpu/compute",
+            "CARDS": "var/slurm-gpu/cards.json",
+            "PUSHED": "run/slurm/conf/gres.conf",
+        },
         controller_seat: {
             "OWNER": "var/slurm-gpu/controller",
             "LIVE": "var/slurm-gpu/live",

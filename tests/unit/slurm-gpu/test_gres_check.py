@@ -60,6 +60,13 @@ def test_slurmd_differs(slurm: SlurmDouble, printed: str, problem: str):
     assert ask() == f"slurmd -G: {problem}"  # asked again, since it was not accepted
 
 
+def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble):
+    record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "")
+    slurm.printed = f"slurmd-n0: error: Invalid GRES data for gpu, Cores=0-1\n{record}"
+    assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
+    assert not gres_check.ACCEPTED.exists()
+
+
 @pytest.mark.parametrize(
     "printed",
     [

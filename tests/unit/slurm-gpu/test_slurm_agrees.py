@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import typing
 
 import pytest
 from conftest import ask_nvml
@@ -20,6 +21,8 @@ from machines import add_pci, add_topology, conf
 
 import gpu_detect
 import gres
+import gres_check
+from slurm_ddp import run
 
 HERE = pathlib.Path(__file__).resolve().parent
 PLUGINS = pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm")
@@ -276,3 +279,30 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
     if bench.machine.caps:  # 22.05 gives MIG instances Links, which 25.11 does not
         detected = [re.sub(r"Links=\S+", "(null)", line) for line in detected]
     assert ours == detected
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("Name=gpu Type=mock_gpu File=/dev/null Cores=0-1 Flags=nvidia_gpu_env", None),
+        ("Name=gpu Type=mock_gpu File=/dev/null Flags=nvidia_gpu_env", None),
+        ("Name=gpu Type=mock_gpu MultipleFiles=/dev/null,/dev/zero Flags=nvidia_gpu_env", None),
+        (
+            "Name=gpu Type=mock_gpu File=/dev/null Cores=0-9 Flags=nvidia_gpu_env",
+            "slurmd -G: Invalid GRES data for gpu, Cores=0-9",
+        ),
+    ],
+)
+def test_the_check_before_slurm_is_touched(monkeypatch: pytest.MonkeyPatch, line: str, problem: str | None):
+    """The charm's own check on a real slurmd, whose hwloc sees two cores."""
+    missing = why_not()
+    if missing:
+        pytest.skip(missing)
+
+    def ask(*argv: str, **keywords: typing.Any) -> run.Completed:
+        return run.run(*argv, env={"HWLOC_SYNTHETIC": "pack:1 core:2 pu:1"}, **keywords)
+
+    monkeypatch.setattr(gres_check, "run", ask)
+    said = gres_check.difference("slurmd-0", "gpu:mock_gpu:1", [line], conf(1, 2, 1), (22, 5))
+    assert said == problem
+    assert gres_check.ACCEPTED.exists() == (problem is None)
