@@ -28,7 +28,7 @@ _SHAPE = ("cpus", "boards", "sockets", "socketsperboard", "corespersocket", "thr
 _CGROUP_DISABLED_SINCE = (23, 11)  # 22.05 exits over the word
 _RECORD = re.compile(r"Gres Name=gpu\b(?P<rest>.*)")
 _FIELD = re.compile(r"(?<!\S)(?P<key>\w+)=(?P<value>\S+)")
-_FAILURE = re.compile(r"(?:error|fatal): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
+_FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
 
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 

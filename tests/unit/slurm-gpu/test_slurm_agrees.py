@@ -291,6 +291,11 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
             "Name=gpu Type=mock_gpu File=/dev/null Cores=0-9 Flags=nvidia_gpu_env",
             "slurmd -G: Invalid GRES data for gpu, Cores=0-9",
         ),
+        (
+            "Name=gpu Type=other File=/dev/null Flags=nvidia_gpu_env",
+            "slurmd -G: it finds no /dev/null (A line in gres.conf for GRES gpu:other has 1 more configured than expected in "
+            "slurm.conf. Ignoring extra GRES.)",
+        ),
     ],
 )
 def test_the_check_before_slurm_is_touched(monkeypatch: pytest.MonkeyPatch, line: str, problem: str | None):
