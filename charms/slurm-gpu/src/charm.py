@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 """slurm-gpu: GPUs that are right in Slurm by themselves. One charm, two seats: compute nodes and the controller."""
 
-import dataclasses
 import functools
-import json
 
 import ops
 
 import compute_seat
 import controller_seat
-import gpu_detect
+import gpu_monitor
 import registration
 from slurm_ddp.interfaces import slurm_gres
 
@@ -47,6 +45,8 @@ class SlurmGpuCharm(ops.CharmBase):
         framework.observe(on.remove, self._on_remove)
         framework.observe(on.detect_action, self._on_detect)
         framework.observe(on.show_gres_action, self._on_show_gres)
+        framework.observe(on.accept_gpus_action, self._on_accept_gpus)
+        framework.observe(on.health_check_action, self._on_health_check)
         framework.observe(on.collect_unit_status, self._on_collect_status)
 
     def _reconcile(self, event: ops.EventBase) -> None:
@@ -80,7 +80,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _on_remove(self, _: ops.RemoveEvent) -> None:
         """Leave the machine as Slurm can use it without this charm."""
-        compute_seat.release(owner=self.unit.name)
+        compute_seat.release(owner=self.unit.name, aliases=self._aliases)
         if controller_seat.is_keeper(self.unit.name):
             controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
@@ -115,26 +115,28 @@ class SlurmGpuCharm(ops.CharmBase):
         return ops.ActiveStatus(f"gres.conf has {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}")
 
     def _on_detect(self, event: ops.ActionEvent) -> None:
-        found = self._machine.detection
-        gpus = [_without_none(dataclasses.asdict(gpu)) for gpu in found.gpus]
-        event.set_results(
-            _without_none(
-                {
-                    "source": gpu_detect.SOURCES[found.source],
-                    "count": str(len(gpus)),
-                    "gpus": json.dumps(gpus, default=sorted),
-                    "driver": found.driver,
-                    "problem": self._machine.problem,
-                    "note": found.note,
-                }
-            )
-        )
+        event.set_results(compute_seat.detected(self._machine))
 
     def _on_show_gres(self, event: ops.ActionEvent) -> None:
         if self._has(CONTROLLER) and not self._has(COMPUTE):
             event.set_results(controller_seat.summary())
         else:
             event.set_results(compute_seat.summary(self._machine, self._answer()))
+
+    def _on_health_check(self, event: ops.ActionEvent) -> None:
+        try:
+            event.set_results(gpu_monitor.check(self._machine.node))
+        except gpu_monitor.MonitorError as e:
+            event.fail(str(e))
+
+    def _on_accept_gpus(self, event: ops.ActionEvent) -> None:
+        try:
+            compute_seat.accept(self._machine)
+        except compute_seat.MachineError as e:
+            event.fail(str(e))
+            return
+        self._reconcile(event)
+        event.set_results(compute_seat.summary(self._machine, self._answer()))
 
     def _answer(self) -> slurm_gres.ControllerGres | None:
         """Return what the controller seat said, None when there is none or it said nothing that can be read."""
@@ -144,7 +146,11 @@ class SlurmGpuCharm(ops.CharmBase):
 
     @functools.cached_property
     def _machine(self) -> compute_seat.Machine:
-        return compute_seat.look()
+        return compute_seat.look(self._aliases, str(self.config["health-check"]))
+
+    @property
+    def _aliases(self) -> str:
+        return str(self.config["gpu-type-alias"])
 
     def _is_leaving(self, event: ops.EventBase) -> bool:
         """Whether this machine is being left, when the controller may have dropped its lines already."""
@@ -174,10 +180,6 @@ def _load_answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.Con
         return relation.load(slurm_gres.ControllerGres, app)
     except ValueError:
         return slurm_gres.ControllerGres()
-
-
-def _without_none(values: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def _count(number: int, noun: str) -> str:

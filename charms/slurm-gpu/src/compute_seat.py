@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+import json
 import pathlib
 import socket
 
 import gpu_detect
+import gpu_monitor
 import gres
+import gres_check
 import gres_conf
 import registration
 import slurmd_options
@@ -16,6 +19,7 @@ from slurm_ddp.slurm import nodes
 
 STATE_DIR = registration.STATE_DIR
 OWNER = STATE_DIR / "compute"  # the unit that registers this machine's GPUs
+CARDS = STATE_DIR / "cards.json"  # the bus ids of the cards that the node was registered with last
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = gpu_detect.Roots()
@@ -51,6 +55,10 @@ class Verdict:
     text: str
 
 
+class MachineError(Exception):
+    """What was asked of this machine cannot be done. `str()` is one line."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine:
     """This machine as it is at the start of a hook."""
@@ -60,6 +68,7 @@ class Machine:
     version: tuple[int, int] | None  # slurmd's
     node: str | None
     local: bool  # slurmd reads this machine's own files
+    health: str = "auto"  # the option health-check
     plan: gres.Plan | None = None  # None without usable GPUs
     problem: str | None = None  # what a person must mend before anything is changed
 
@@ -73,8 +82,8 @@ class Machine:
         return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres, lines=self.plan.lines)
 
 
-def look() -> Machine:
-    """Return this machine as it is."""
+def look(aliases: str = "", health: str = "auto") -> Machine:
+    """Return this machine as it is. The arguments are the options gpu-type-alias and health-check."""
     detection = gpu_detect.detect(ROOTS)
     version = registration.slurm_version()
     try:
@@ -87,22 +96,58 @@ def look() -> Machine:
     node = options.node if options else None
     if options is not None and node is None and (local or options.conf_server):
         node = socket.gethostname().partition(".")[0]
-    machine = Machine(detection, options, version, node, local, problem=detection.problem)
+    problem = gpu_monitor.problem(health) or detection.problem
+    machine = Machine(detection, options, version, node, local, health, problem=problem)
     if machine.problem or not detection.gpus:
         return machine
+    settings = options.settings if options else {}
     try:
-        plan = gres.plan(detection, options.settings if options else {}, gres.read_topology(ROOTS.sys), ROOTS.dev)
+        names = gres.parse_aliases(aliases)
+    except gres.GresError as e:
+        return dataclasses.replace(machine, problem=f"gpu-type-alias: {e}")
+    try:
+        plan = gres.plan(detection, settings, gres.read_topology(ROOTS.sys), ROOTS.dev, names)
     except gres.GresError as e:
         return dataclasses.replace(machine, problem=str(e))
-    return dataclasses.replace(machine, plan=plan)
+    if version is None or node is None or not all(file.exists() for file in plan.device_files):
+        return dataclasses.replace(machine, plan=plan)
+    problem = gres_check.difference(node, plan.gres, plan.lines, settings, version)
+    return dataclasses.replace(machine, plan=plan, problem=problem)
 
 
 def offer(machine: Machine, answer: slurm_gres.ControllerGres | None) -> slurm_gres.NodeGres | None:
     """Return what to publish: what `Machine.offer` says, and whether the node waits until it is live."""
     said = machine.offer
-    if said is None or not said.lines:
+    if said is None or lost(machine):
+        return None  # the lines stay as they are
+    if not said.lines:
         return said
     return said.model_copy(update={"awaits": awaits_lines(machine, answer)})
+
+
+def lost(machine: Machine) -> str | None:
+    """Return which of the node's cards are gone or without a working driver, None when all that it had are there."""
+    had = _registered_cards()
+    cards = [gpu.bus_id for gpu in machine.detection.gpus]
+    if not had:
+        return None
+    if machine.detection.problem:
+        return machine.detection.problem
+    missing = sorted(had - set(cards))
+    if len(cards) >= len(had) or not missing:  # a card in another slot is not lost
+        return None
+    return f"{len(cards)} of {len(had)} GPUs found, {', '.join(missing)} missing"
+
+
+def accept(machine: Machine) -> None:
+    """Take the cards that are here now for all that this node should have.
+
+    Raises:
+        MachineError: there is none, or what is here cannot be registered.
+    """
+    if machine.problem or machine.plan is None:
+        raise MachineError(machine.problem or "no NVIDIA GPU on this machine")
+    files.ensure_absent(CARDS)
 
 
 def awaits_lines(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bool:
@@ -122,26 +167,35 @@ def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bo
 
 def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
+    if machine.health in gpu_monitor.SETTINGS:
+        gpu_monitor.ensure(machine.node, machine.health, has_gpus=bool(machine.detection.gpus))
+    loss = lost(machine)
+    if loss and machine.node is not None:
+        return registration.keep_away(machine.node, loss)
     if machine.problem or machine.plan is None or machine.options is None or machine.node is None:
         return None
     files.ensure_file(OWNER, owner + "\n")
     registration.ensure_dropin(machine.plan.device_files)
-    if gpu_detect.ensure_device_files(machine.plan.device_files):
+    if gpu_detect.ensure_device_files(machine.plan.device_files, ROOTS.proc):
         return None
     live = lines_live(machine, answer)
     if machine.local:
         live = _ensure_local_lines(machine)
-    return registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
+    progress = registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
+    if progress.stage is registration.Stage.REGISTERED:
+        cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
+        files.ensure_file(CARDS, json.dumps(cards) + "\n")
+    return progress
 
 
-def release(*, owner: str) -> None:
+def release(*, owner: str, aliases: str = "") -> None:
     """Leave a machine that Slurm can go on using, without this charm and without lines on the controller.
 
     Where slurmd finds the GPUs by itself they stay registered.
     """
     if not OWNER.exists() or OWNER.read_text().strip() != owner:
         return
-    machine = look()
+    machine = look(aliases)
     if machine.options is not None and machine.node is not None and awaits_lines(machine, None):
         rest = slurmd_options.merged_gres(machine.options.gres, None)
         registration.leave(machine.options, machine.node, rest)
@@ -149,9 +203,29 @@ def release(*, owner: str) -> None:
         book = gres_conf.read()
         if book is not None and gres_conf.write(book.with_entries({})):
             registration.restart_if_active()
+    gpu_monitor.ensure_absent()
     registration.ensure_no_dropin()
     files.ensure_absent(registration.HELD_ENV)
+    files.ensure_absent(gres_check.ACCEPTED)
+    files.ensure_absent(CARDS)
     files.ensure_absent(OWNER)
+
+
+def detected(machine: Machine) -> dict[str, str]:
+    """Return the GPUs and which source told, for the `detect` action."""
+    found = machine.detection
+    gpus = [
+        {key: value for key, value in dataclasses.asdict(gpu).items() if value not in (None, ())} for gpu in found.gpus
+    ]
+    results = {
+        "source": gpu_detect.SOURCES[found.source],
+        "count": str(len(gpus)),
+        "gpus": json.dumps(gpus, default=sorted),
+        "driver": found.driver,
+        "problem": machine.problem,
+        "note": found.note,
+    }
+    return {key: text for key, text in results.items() if text is not None}
 
 
 def summary(machine: Machine, answer: slurm_gres.ControllerGres | None) -> dict[str, str]:
@@ -195,6 +269,9 @@ def verdict(
     """
     if machine.problem:
         return Verdict(Level.BLOCKED, machine.problem)
+    loss = lost(machine)
+    if loss:
+        return Verdict(Level.BLOCKED, f"{loss}: bring back what is missing, or run accept-gpus")
     if machine.plan is None:
         return _without_gpus(machine)
     if machine.node is None:
@@ -212,6 +289,9 @@ def _by_stage(
 ) -> Verdict:
     stage, detail, node = progress.stage, progress.detail, machine.node
     waits = stage is registration.Stage.AWAITS_LINES or not lines_live(machine, answer)
+    unfit = gpu_monitor.complaint()
+    if stage is registration.Stage.REGISTERED and unfit:
+        return Verdict(Level.BLOCKED, f"{node} is unfit: {unfit}")
     if stage is registration.Stage.REGISTERED:
         return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({_how(machine, answer)})")
     if waits and not related:
@@ -241,6 +321,14 @@ def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:
         return f"from {source}; lines in the controller's gres.conf"
     autodetect = (answer.autodetect if answer else None) or _pushed_autodetect() or "nvidia"
     return f"from {source}; found by AutoDetect={autodetect}"
+
+
+def _registered_cards() -> set[str]:
+    try:
+        cards = json.loads(CARDS.read_text())
+    except (OSError, ValueError):
+        return set()
+    return {str(card) for card in cards} if isinstance(cards, list) else set()  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _wanted(machine: Machine) -> str | None:

@@ -21,6 +21,7 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card'
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
 _BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
+_CAP = "nvidia-cap"
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
 
 SOURCES = {
@@ -41,6 +42,15 @@ class Roots:
 
 
 @dataclasses.dataclass(frozen=True)
+class Instance:
+    """One MIG instance of a card."""
+
+    profile: str  # "3g.20gb"
+    caps: tuple[int, int]  # N of /dev/nvidia-caps/nvidia-capN: of the GPU instance, of the compute instance
+    uuid: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Gpu:
     """One GPU. What its source does not tell is None."""
 
@@ -52,6 +62,7 @@ class Gpu:
     links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     memory_bytes: int | None = None
     mig: bool = False  # whether the card is cut into MIG instances
+    instances: tuple[Instance, ...] = ()  # those that NVML told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +81,13 @@ class Detection:
         return bool(self.gpus) and self.problem is None
 
 
+class _NvmlInstance(pydantic.BaseModel, frozen=True):
+    name: str  # "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+    gpu_instance: int
+    compute_instance: int
+    uuid: str | None = None
+
+
 class _NvmlGpu(pydantic.BaseModel, frozen=True):
     name: str
     minor: int
@@ -79,6 +97,7 @@ class _NvmlGpu(pydantic.BaseModel, frozen=True):
     links: tuple[int, ...] | None = None
     memory_bytes: int | None = None
     mig: bool = False
+    instances: tuple[_NvmlInstance, ...] = ()
 
 
 class NvmlAnswer(pydantic.BaseModel, frozen=True):
@@ -102,7 +121,7 @@ def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
         return Detection("none")
     answer = (probe or run_probe)()
     if answer.gpus is not None:
-        return Detection("nvml", tuple(_from_nvml(gpu, roots) for gpu in answer.gpus), driver=answer.driver)
+        return _as_nvml_told(answer, answer.gpus, roots)
     problem = f"NVML: {answer.error}; reboot this machine" if answer.broken else None
     if listed:
         return Detection("proc", listed, problem, answer.error, _driver_version(roots))
@@ -123,18 +142,48 @@ def run_probe() -> NvmlAnswer:
         return NvmlAnswer(error="the driver answers nonsense", broken=True)
 
 
-def ensure_device_files(files: collections.abc.Iterable[pathlib.Path]) -> list[pathlib.Path]:
+def ensure_device_files(
+    files: collections.abc.Iterable[pathlib.Path], proc: pathlib.Path = pathlib.Path("/proc")
+) -> list[pathlib.Path]:
     """Let the driver make its device files where its helper is installed; return those still missing."""
     files = tuple(files)
     if all(file.exists() for file in files):
         return []
     if NVIDIA_MODPROBE.exists():
-        for minor in (re.sub(r"\D", "", file.name) for file in files):
-            run(NVIDIA_MODPROBE, "-u", "-c", minor or "0", check=False)
+        caps = {number: name for name, number in _mig_minors(proc).items()}
+        for file in files:
+            number = re.sub(r"\D", "", file.name) or "0"
+            if not file.name.startswith(_CAP):
+                run(NVIDIA_MODPROBE, "-u", "-c", number, check=False)
+            elif int(number) in caps:  # gpu0/gi1/access -> gpu0/mig/gi1/access
+                name = caps[int(number)].replace("/", "/mig/", 1)
+                run(NVIDIA_MODPROBE, "-f", f"/proc/driver/nvidia/capabilities/{name}", check=False)
     return [file for file in files if not file.exists()]
 
 
-def _from_nvml(gpu: _NvmlGpu, roots: Roots) -> Gpu:
+def _as_nvml_told(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roots) -> Detection:
+    minors = _mig_minors(roots.proc)
+    try:
+        found = tuple(_from_nvml(gpu, roots, minors) for gpu in gpus)
+    except KeyError as e:
+        problem = f"the driver gives no device file for MIG instance {e.args[0]}: reboot this machine"
+        return Detection("nvml", problem=problem, driver=answer.driver)
+    return Detection("nvml", found, driver=answer.driver)
+
+
+def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
+    """Return the minors of the driver's capability files: {"gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}."""
+    text = _read(proc / "driver/nvidia-caps/mig-minors") or ""
+    return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
+
+
+def _instance(told: _NvmlInstance, minor: int, minors: collections.abc.Mapping[str, int]) -> Instance:
+    at = f"gpu{minor}/gi{told.gpu_instance}"
+    caps = (minors[f"{at}/access"], minors[f"{at}/ci{told.compute_instance}/access"])
+    return Instance(told.name.rpartition("MIG ")[2].strip(), caps, told.uuid)
+
+
+def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
     bus_id = _bus_id(gpu.bus_id)
     return Gpu(
         name=gpu.name,
@@ -145,6 +194,7 @@ def _from_nvml(gpu: _NvmlGpu, roots: Roots) -> Gpu:
         links=gpu.links,
         memory_bytes=gpu.memory_bytes,
         mig=gpu.mig,
+        instances=tuple(_instance(told, gpu.minor, minors) for told in gpu.instances),
     )
 
 

@@ -13,6 +13,7 @@ import re
 import gpu_detect
 
 NVIDIA_ENV = "nvidia_gpu_env"  # without a flag a line sets the variables of all four vendors
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
 _TYPE = re.compile(r"[^a-z0-9_.+-]")
 AUTODETECT_NVIDIA_SINCE = (24, 11)  # gpu_nvidia.so; it also began to refuse Cores that cut a socket
 
@@ -49,33 +50,37 @@ def plan(
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
     dev: pathlib.Path = pathlib.Path("/dev"),
+    aliases: collections.abc.Mapping[str, str] | None = None,
 ) -> Plan:
-    """Return the Gres and lines for the detected GPUs.
+    """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
     Args:
         detection: usable GPUs, in NVML's order.
         settings: the node's `--conf`, for its sockets and cores.
         topology: this machine's cores; without it no Cores are written.
         dev: where the device files are.
+        aliases: other names for types, by the type that Slurm's own detection gives.
 
     Raises:
-        GresError: a GPU is in a mode that this charm does not hand out.
+        GresError: a GPU cannot be handed out as it is.
     """
     gpus = detection.gpus
     for gpu in gpus:
-        if gpu.mig:
-            raise GresError(f"GPU {gpu.bus_id} is in MIG mode: switch it off with nvidia-smi -i {gpu.bus_id} -mig 0")
         if gpu.name is None or gpu.minor is None:
             raise GresError(f"GPU {gpu.bus_id or '?'}: {gpu_detect.SOURCES[detection.source]} gives no model")
-    types = [slurm_type(gpu.name or "") for gpu in gpus]
-    devices = tuple(dev / f"nvidia{gpu.minor}" for gpu in gpus)
+        if gpu.mig and not gpu.instances:
+            raise GresError(_without_instances(gpu, detection.source))
+    devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
     cores, notes = _cores(gpus, settings, topology)
     links = _links(gpus)
+    names = aliases or {}
+    types = [names.get(device.kind, device.kind) for device in devices]
     lines: list[str] = []
-    for i, (kind, device) in enumerate(zip(types, devices, strict=True)):
-        words = ["Name=gpu", f"Type={kind}", f"File={device}"]
-        words += [f"Cores={cores[i]}"] if cores else []
-        words += [f"Links={links[i]}"] if links else []
+    for kind, device in zip(types, devices, strict=True):
+        files = ",".join(str(file) for file in device.files)
+        words = ["Name=gpu", f"Type={kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
+        words += [f"Cores={cores[device.gpu]}"] if cores else []
+        words += [f"Links={links[device.gpu]}"] if links else []
         lines.append(" ".join((*words, f"Flags={NVIDIA_ENV}")))
     counts: dict[str, int] = {}
     for kind in types:
@@ -83,10 +88,30 @@ def plan(
     return Plan(
         gres=",".join(f"gpu:{kind}:{count}" for kind, count in counts.items()),
         lines=tuple(lines),
-        device_files=devices,
-        explicit=any(kind != _as_slurm_detects(gpu.name or "") for kind, gpu in zip(types, gpus, strict=True)),
-        notes=tuple(notes),
+        device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
+        explicit=_needs_lines(types, devices),
+        notes=(*notes, *_unused(names, devices)),
     )
+
+
+def parse_aliases(text: str) -> dict[str, str]:
+    """Return the aliases in "nvidia_h100_80gb_hbm3=h100,tesla_t4=t4", by the type that they replace.
+
+    Raises:
+        GresError: it is not such a list. The message names what is wrong and what is allowed.
+    """
+    aliases: dict[str, str] = {}
+    for item in text.split(",") if text.strip() else ():
+        kind, equals, alias = item.strip().partition("=")
+        if not equals:
+            raise GresError(f"{item.strip()!r} is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100")
+        for name in (kind, alias):
+            if not _NAME.fullmatch(name):
+                raise GresError(f"{name!r} is no type: small letters, digits and _ . + - only")
+        if kind in aliases:
+            raise GresError(f"{kind} is given two names")
+        aliases[kind] = alias
+    return aliases
 
 
 def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
@@ -131,6 +156,57 @@ def _as_slurm_detects(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """What one line hands out: a card, or a MIG instance of one."""
+
+    gpu: int  # the index of its card
+    kind: str  # its Type without an alias
+    detected: str  # the Type that Slurm's nvidia detection gives it; empty when that does not see it
+    files: tuple[pathlib.Path, ...]
+
+
+def _devices(index: int, gpu: gpu_detect.Gpu, dev: pathlib.Path) -> list[_Device]:
+    name, card = gpu.name or "", dev / f"nvidia{gpu.minor}"
+    if not gpu.instances:
+        return [_Device(index, slurm_type(name), _as_slurm_detects(name), (card,))]
+    model = _as_slurm_detects(name).partition("-")[0]  # cut as src/plugins/gpu/nvml/gpu_nvml.c does
+    return [
+        _Device(
+            index,
+            slurm_type(f"{model}_{instance.profile}"),
+            "",
+            (card, *(dev / f"nvidia-caps/nvidia-cap{number}" for number in instance.caps)),
+        )
+        for instance in gpu.instances
+    ]
+
+
+def _needs_lines(types: list[str], devices: list[_Device]) -> bool:
+    """Whether Slurm's own detection would not match these types.
+
+    It takes a configured type that is part of the detected name, so a short alias will do. With several types that
+    could pick the wrong card, and what it does not see it cannot match.
+    """
+    if len(set(types)) > 1:
+        return any(kind != device.detected for kind, device in zip(types, devices, strict=True))
+    return any(kind not in device.detected for kind, device in zip(types, devices, strict=True))
+
+
+def _unused(aliases: collections.abc.Mapping[str, str], devices: list[_Device]) -> list[str]:
+    kinds = sorted({device.kind for device in devices})
+    if not aliases or set(kinds) & set(aliases):
+        return []
+    return [f"gpu-type-alias names none of this machine's types: {', '.join(kinds)}"]
+
+
+def _without_instances(gpu: gpu_detect.Gpu, source: str) -> str:
+    if source != "nvml":
+        return f"GPU {gpu.bus_id} is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
+    off = f"nvidia-smi -i {gpu.bus_id} -mig 0"
+    return f"GPU {gpu.bus_id} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run {off}"
+
+
 def _cores(
     gpus: collections.abc.Sequence[gpu_detect.Gpu],
     settings: collections.abc.Mapping[str, str],
@@ -172,7 +248,10 @@ def _configured_shape(settings: collections.abc.Mapping[str, str], default: list
 
 
 def _links(gpus: collections.abc.Sequence[gpu_detect.Gpu]) -> list[str] | None:
-    """Return the Links of each GPU when NVML told them for all; their number must be that of the node's GPUs."""
-    if any(gpu.links is None or len(gpu.links) != len(gpus) for gpu in gpus):
+    """Return the Links of each GPU when NVML told them for all; their number must be that of the node's GPUs.
+
+    MIG instances have none: they cannot use NVLink.
+    """
+    if any(gpu.instances for gpu in gpus) or any(gpu.links is None or len(gpu.links) != len(gpus) for gpu in gpus):
         return None
     return [",".join(str(count) for count in gpu.links or ()) for gpu in gpus]

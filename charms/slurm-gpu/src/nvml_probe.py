@@ -1,11 +1,10 @@
 """Asks NVML what GPUs there are and prints the answer as JSON. It is run as a program, so that it can be killed."""
 
 import json
-import math
-import os
 import sys
 import typing
 
+_CPU_WORDS = 128  # of 64 CPUs each: 8192, the most that x86 kernels number (NR_CPUS), online or not
 _MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS is 18 up to 12.x and 36 in 13.x; the loop ends at the first refusal
 
 # NVML's error numbers (nvml.h) that mean "no driver here" and not "a driver that fails".
@@ -44,11 +43,33 @@ def _gpu(nvml: typing.Any, handle: typing.Any) -> dict[str, typing.Any]:
         "cpus": _cpus(nvml, handle),
         "memory_bytes": memory.total if memory is not None else None,
         "mig": bool(mode and mode[0] == 1),  # (current, pending)
+        "instances": _instances(nvml, handle) if mode and mode[0] == 1 else [],
     }
 
 
+def _instances(nvml: typing.Any, handle: typing.Any) -> list[dict[str, typing.Any]]:
+    """Return the MIG instances of a card in NVML's order; the numbering of their places has holes."""
+    found: list[dict[str, typing.Any]] = []
+    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+        except nvml.NVMLError as e:
+            if e.value == nvml.NVML_ERROR_NOT_FOUND:
+                continue
+            raise
+        found.append(
+            {
+                "name": nvml.nvmlDeviceGetName(instance),
+                "gpu_instance": nvml.nvmlDeviceGetGpuInstanceId(instance),
+                "compute_instance": nvml.nvmlDeviceGetComputeInstanceId(instance),
+                "uuid": _optional(nvml, nvml.nvmlDeviceGetUUID, instance),
+            }
+        )
+    return found
+
+
 def _cpus(nvml: typing.Any, handle: typing.Any) -> list[int] | None:
-    words = _optional(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, math.ceil((os.cpu_count() or 1) / 64))
+    words = _optional(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, _CPU_WORDS)
     if words is None:
         return None
     return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]

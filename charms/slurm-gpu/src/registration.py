@@ -31,6 +31,7 @@ SLURMD_PROGRAM = "/usr/sbin/slurmd"
 
 REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
+_MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
 _DEVICE_WAIT_S = 60
@@ -57,6 +58,7 @@ class Stage(enum.Enum):
     INVALID = "invalid"  # the controller refuses what the node reports
     DIFFERS = "differs"  # the controller has another Gres, and it is for the next event to change it
     STATIC = "static"  # the node stands in slurm.conf, with another Gres
+    LOST = "lost"  # GPUs that the node had are gone, and jobs are kept away
     FAILED = "failed"  # a command or slurmd did not do what it should
 
 
@@ -116,6 +118,22 @@ def advance(options: slurmd_options.Options, name: str, gres: str | None, *, lin
         return Progress(Stage.SILENT, str(e))
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         return Progress(Stage.FAILED, str(e))
+
+
+def keep_away(name: str, loss: str) -> Progress:
+    """Keep new jobs off a node that lost GPUs; running ones go on. A node that is drained already is left as it is.
+
+    `advance` takes this drain back once the GPUs are there again.
+    """
+    try:
+        node = nodes.show(name)
+        if node is not None and not node.is_drained and not node.is_down and "FAIL" not in node.flags:
+            nodes.drain(name, f"{_OUR_REASON} {loss}"[:_MOST_REASON])
+    except nodes.ControllerSilent as e:
+        return Progress(Stage.SILENT, str(e))
+    except nodes.NodeError as e:
+        return Progress(Stage.FAILED, str(e))
+    return Progress(Stage.LOST, loss)
 
 
 def inspect(name: str, gres: str | None) -> Progress:

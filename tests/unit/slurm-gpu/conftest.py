@@ -8,6 +8,9 @@ from slurm_double import SlurmDouble
 import compute_seat
 import controller_seat
 import gpu_detect
+import gpu_health
+import gpu_monitor
+import gres_check
 import gres_conf
 import registration
 import slurmd_options
@@ -29,12 +32,19 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
         registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "run/slurm-gpu/slurmd"},
-        compute_seat: {"OWNER": "var/slurm-gpu/compute", "PUSHED": "run/slurm/conf/gres.conf"},
+        compute_seat: {
+            "OWNER": "var/slurm-gpu/compute",
+            "CARDS": "var/slurm-gpu/cards.json",
+            "PUSHED": "run/slurm/conf/gres.conf",
+        },
         controller_seat: {
             "OWNER": "var/slurm-gpu/controller",
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
+        gpu_health: {"STATE": "var/slurm-gpu/health.json"},
+        gpu_monitor: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
+        gres_check: {"ACCEPTED": "var/slurm-gpu/accepted"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
         gpu_detect: {"NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe"},
@@ -55,7 +65,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
     """Return the Slurm that answers this test's commands. No test runs a real one by accident."""
     double = SlurmDouble(slurmd_options.PATH, registration.HELD_ENV)
-    for module in (nodes, registration, systemd):
+    for module in (nodes, registration, systemd, gres_check):
         monkeypatch.setattr(module, "run", double.run)
     now = [0.0]
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])

@@ -52,6 +52,7 @@ class SlurmDouble:
         self.lives: int | None = None  # the number of commands after which the hook is killed
         self.version = "slurm-wlm 22.05.8"
         self.reconfigured = 0
+        self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
 
     def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object) -> Completed:
         assert timeout > 0
@@ -111,6 +112,8 @@ class SlurmDouble:
     def _answer(self, command: str) -> Completed:
         if command == "/usr/sbin/slurmd -V":
             return Completed(0, f"{self.version}\n", "")
+        if command.startswith("/usr/sbin/slurmd -G -f "):
+            return Completed(0, "", self._print_gres(pathlib.Path(command.rpartition(" ")[2])))
         if command.startswith("/usr/bin/systemctl "):
             return self._systemctl(command.removeprefix("/usr/bin/systemctl "))
         if not self.answering:
@@ -130,6 +133,21 @@ class SlurmDouble:
         )
         assert match is not None, f"nobody expected {command}"
         return self._update(match[1], match[2] or "")
+
+    def _print_gres(self, conf: pathlib.Path) -> str:
+        """What `slurmd -G` prints for a node whose lines are right."""
+        if self.printed is not None:
+            return self.printed
+        text = ""
+        for i, line in enumerate((conf.parent / "gres.conf").read_text().splitlines()):
+            fields = dict(word.split("=", 1) for word in line.split())
+            cores = f" Cores={fields['Cores']}" if "Cores" in fields else ""
+            for file in fields.get("File", fields.get("MultipleFiles", "")).split(","):
+                text += (
+                    f"slurmd-{self.name}: Gres Name=gpu Type={fields['Type']} Count=1 Index={i} ID=7696487 "
+                    f"File={file}{cores} CoreCnt=2 Links={fields.get('Links', '(null)')}\n"
+                )
+        return text
 
     def _systemctl(self, command: str) -> Completed:
         if command == "is-active --quiet slurmd.service":

@@ -396,3 +396,40 @@ def test_show_gres_on_the_controller(controller: testing.Context[charm.SlurmGpuC
         "autodetect": "off",
         "gres-conf": gres_conf.PATH.read_text(),
     }
+
+
+def test_an_alias_is_registered(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
+):
+    relation = node_gres()
+    config: dict[str, str | int | float | bool] = {"gpu-type-alias": "mock_gpu=mock"}
+    out = run_compute(ctx, "config_changed", relation, config=config)
+    assert said(out, relation)["gres"] == "gpu:mock:1"
+    assert "Type=mock " in said(out, relation)["lines"][0]
+
+
+def test_an_alias_in_capitals_is_refused_by_name(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path
+):
+    relation = node_gres()
+    out = run_compute(ctx, "config_changed", relation, config={"gpu-type-alias": "mock_gpu=Mock"})
+    assert out.unit_status == ops.BlockedStatus(
+        "gpu-type-alias: 'Mock' is no type: small letters, digits and _ . + - only"
+    )
+    assert said(out, relation) == {}
+    assert registered.log == []
+
+
+def test_checking_the_health_of_a_machine_without_a_driver(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
+):
+    with pytest.raises(testing.ActionFailed) as caught:
+        ctx.run(ctx.on.action("health-check"), testing.State(relations=[COMPUTE, node_gres()]))
+    assert caught.value.message.startswith("there is no ")
+
+
+def test_a_health_setting_that_is_none_is_refused_by_name(
+    ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
+):
+    out = run_compute(ctx, "config_changed", node_gres(), config={"health-check": "always"})
+    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off")

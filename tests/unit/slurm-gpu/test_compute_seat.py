@@ -240,7 +240,7 @@ def test_a_driver_that_fails_changes_nothing(registered: SlurmDouble, monkeypatc
 
 def test_mig_changes_nothing(registered: SlurmDouble, paths: pathlib.Path):
     (paths / "proc/driver/nvidia/capabilities/gpu0/mig/gi1").mkdir(parents=True)
-    text = "GPU 0000:01:00.0 is in MIG mode: switch it off with nvidia-smi -i 0000:01:00.0 -mig 0"
+    text = "GPU 0000:01:00.0 is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
     assert hook(ControllerGres()) == Verdict(Level.BLOCKED, text)
     assert registered.log == []
 

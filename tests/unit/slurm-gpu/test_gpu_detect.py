@@ -169,3 +169,46 @@ def test_device_files(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_cpu_lists(text: str, found: set[int] | None):
     assert gpu_detect.parse_cpu_list(text) == found
+
+
+MIG_CARD = {
+    "name": "NVIDIA A100-SXM4-40GB",
+    "minor": 0,
+    "bus_id": "00000000:1B:00.0",
+    "mig": True,
+    "instances": [
+        {"name": "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "MIG-1"}
+    ],
+}
+
+
+def mig_machine(paths: pathlib.Path, minors: str) -> gpu_detect.Detection:
+    add_pci(paths, "0000:1b:00.0")
+    (paths / "proc/driver/nvidia-caps").mkdir(parents=True)
+    (paths / "proc/driver/nvidia-caps/mig-minors").write_text(minors)
+    answer = gpu_detect.NvmlAnswer.model_validate({"gpus": [MIG_CARD]})
+    return gpu_detect.detect(gpu_detect.Roots(proc=paths / "proc", sys=paths / "sys"), lambda: answer)
+
+
+def test_mig_instances_with_their_capability_files(paths: pathlib.Path):
+    found = mig_machine(paths, "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n")
+    assert found.gpus[0].instances == (gpu_detect.Instance("3g.20gb", (12, 13), "MIG-1"),)
+    assert found.is_usable
+
+
+def test_mig_instances_without_capability_files(paths: pathlib.Path):
+    found = mig_machine(paths, "gpu0/gi1/access 12\n")
+    assert found.problem == (
+        "the driver gives no device file for MIG instance gpu0/gi1/ci0/access: reboot this machine"
+    )
+
+
+def test_capability_files_are_asked_of_the_driver_by_name(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    mig_machine(paths, "gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
+    gpu_detect.NVIDIA_MODPROBE.parent.mkdir(parents=True)
+    gpu_detect.NVIDIA_MODPROBE.touch()
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(gpu_detect, "run", lambda *argv, **_: asked.append(argv[1:]))
+    files = [paths / "dev" / name for name in ("nvidia0", "nvidia-caps/nvidia-cap13", "nvidia-caps/nvidia-cap99")]
+    assert gpu_detect.ensure_device_files(files, paths / "proc") == files
+    assert asked == [("-u", "-c", "0"), ("-f", "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access")]

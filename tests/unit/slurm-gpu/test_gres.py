@@ -1,5 +1,6 @@
 """Lines equal to what Slurm's own detection yields, on the machines of which its output is known."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -146,10 +147,123 @@ def test_a_name_that_slurm_cannot_hold_needs_its_lines():
     assert slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
-def test_mig_is_refused_in_words():
+A100 = Gpu(
+    "NVIDIA A100-SXM4-40GB",
+    "0000:1b:00.0",
+    0,
+    cpus=numbers("0-15,32-47"),
+    links=(-1,),
+    mig=True,
+    instances=(gpu_detect.Instance("3g.20gb", (12, 13)), gpu_detect.Instance("3g.20gb", (21, 22))),
+)
+
+
+def test_mig_instances_are_devices_of_three_files():
+    plan = gres.plan(detection(A100), conf(2, 16, 2), topology(2, 16, 2))
+    assert plan.gres == "gpu:nvidia_a100_3g.20gb:2"
+    head = "Name=gpu Type=nvidia_a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap"
+    assert plan.lines == (
+        f"{head}12,/dev/nvidia-caps/nvidia-cap13 Cores=0-15 Flags=nvidia_gpu_env",
+        f"{head}21,/dev/nvidia-caps/nvidia-cap22 Cores=0-15 Flags=nvidia_gpu_env",
+    )
+    assert plan.explicit  # AutoDetect=nvidia sees the card only
+    assert [str(file) for file in plan.device_files] == [
+        "/dev/nvidia0",
+        *(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (12, 13, 21, 22)),
+    ]
+    assert slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines).lines == plan.lines
+
+
+def test_a_card_in_mig_mode_beside_a_whole_one_has_no_links():
+    whole = Gpu("NVIDIA A100-SXM4-40GB", "0000:1c:00.0", 1, links=(4, -1))
+    plan = gres.plan(detection(dataclasses.replace(A100, links=(-1, 4)), whole), {}, None)
+    assert plan.gres == "gpu:nvidia_a100_3g.20gb:2,gpu:nvidia_a100-sxm4-40gb:1"
+    assert not any("Links=" in line for line in plan.lines)
+    assert "File=/dev/nvidia1 " in plan.lines[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "nvml",
+            "GPU 0000:1b:00.0 is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
+            "nvidia-smi -i 0000:1b:00.0 -mig 0",
+        ),
+        ("proc", "GPU 0000:1b:00.0 is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"),
+    ],
+)
+def test_mig_without_instances_is_refused_in_words(source: str, text: str):
+    bare = dataclasses.replace(A100, instances=())
     with pytest.raises(gres.GresError) as caught:
-        gres.plan(detection(Gpu("NVIDIA A100", "0000:1b:00.0", 0, mig=True)), {}, None)
-    assert str(caught.value) == "GPU 0000:1b:00.0 is in MIG mode: switch it off with nvidia-smi -i 0000:1b:00.0 -mig 0"
+        gres.plan(gpu_detect.Detection(source, (bare,)), {}, None)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "aliases", "registered", "explicit"),
+    [
+        ([H100], {"nvidia_h100_80gb_hbm3": "h100"}, "gpu:h100:1", False),  # part of the detected name: Slurm matches it
+        ([H100], {"nvidia_h100_80gb_hbm3": "hopper"}, "gpu:hopper:1", True),
+        ([H100], {"tesla_t4": "t4"}, "gpu:nvidia_h100_80gb_hbm3:1", False),
+        (
+            [H100, "NVIDIA H100 NVL"],  # h100 is part of both names
+            {"nvidia_h100_80gb_hbm3": "h100"},
+            "gpu:h100:1,gpu:nvidia_h100_nvl:1",
+            True,
+        ),
+        ([H100, "NVIDIA H100 NVL"], {}, "gpu:nvidia_h100_80gb_hbm3:1,gpu:nvidia_h100_nvl:1", False),
+        (
+            [H100, "NVIDIA H100 NVL"],
+            {"nvidia_h100_80gb_hbm3": "h100", "nvidia_h100_nvl": "h100"},
+            "gpu:h100:2",
+            False,
+        ),
+    ],
+)
+def test_aliases(names: list[str], aliases: dict[str, str], registered: str, explicit: bool):
+    gpus = [Gpu(name, f"0000:0{i}:00.0", i) for i, name in enumerate(names)]
+    plan = gres.plan(detection(*gpus), {}, None, aliases=aliases)
+    assert (plan.gres, plan.explicit) == (registered, explicit)
+
+
+def test_an_alias_for_a_mig_profile_and_one_that_fits_nothing():
+    plan = gres.plan(detection(A100), {}, None, aliases={"nvidia_a100_3g.20gb": "half"})
+    assert (plan.gres, plan.notes) == ("gpu:half:2", ())
+    plan = gres.plan(detection(A100), {}, None, aliases={"nvidia_h100": "h100"})
+    assert plan.notes == ("gpu-type-alias names none of this machine's types: nvidia_a100_3g.20gb",)
+
+
+@pytest.mark.parametrize(
+    ("text", "aliases"),
+    [
+        ("", {}),
+        ("  ", {}),
+        ("nvidia_h100_80gb_hbm3=h100", {"nvidia_h100_80gb_hbm3": "h100"}),
+        ("a100-x=a100, tesla_t4=t4", {"a100-x": "a100", "tesla_t4": "t4"}),
+    ],
+)
+def test_reading_aliases(text: str, aliases: dict[str, str]):
+    assert gres.parse_aliases(text) == aliases
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("h100", "'h100' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100"),
+        ("nvidia_h100=H100", "'H100' is no type: small letters, digits and _ . + - only"),
+        ("NVIDIA H100=h100", "'NVIDIA H100' is no type: small letters, digits and _ . + - only"),
+        ("a=b c", "'b c' is no type: small letters, digits and _ . + - only"),
+        ("a=b:2", "'b:2' is no type: small letters, digits and _ . + - only"),
+        ("a=", "'' is no type: small letters, digits and _ . + - only"),
+        ("a=b,,c=d", "'' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100"),
+        ("a=b,a=c", "a is given two names"),
+    ],
+)
+def test_aliases_that_are_none_are_refused_by_name(text: str, said: str):
+    with pytest.raises(gres.GresError) as caught:
+        gres.parse_aliases(text)
+    assert str(caught.value) == said
 
 
 def test_a_card_without_a_model_is_refused_in_words():

@@ -1,15 +1,13 @@
 """What is asked of NVML, with a module in its place that has cards, and refuses as NVML does."""
 
 import dataclasses
-import math
-import os
 import typing
 
 import pytest
 
 import nvml_probe
 
-NOT_SUPPORTED, INVALID_ARGUMENT, FUNCTION_NOT_FOUND = 3, 2, 13
+NOT_SUPPORTED, INVALID_ARGUMENT, FUNCTION_NOT_FOUND, NOT_FOUND = 3, 2, 13, 6
 
 
 class NVMLError(Exception):
@@ -36,6 +34,8 @@ class Card:
     cpus: tuple[int, ...] | None = (0, 1)
     lanes: tuple[str | None, ...] | None = None  # where each NVLink leads; None for one that is down
     mig: bool | None = None
+    instances: tuple["Card", ...] = ()
+    gi: int = 0
 
 
 @dataclasses.dataclass
@@ -48,6 +48,7 @@ class Nvml:
     NVML_ERROR_NOT_SUPPORTED: int = NOT_SUPPORTED
     NVML_ERROR_INVALID_ARGUMENT: int = INVALID_ARGUMENT
     NVML_ERROR_FUNCTION_NOT_FOUND: int = FUNCTION_NOT_FOUND
+    NVML_ERROR_NOT_FOUND: int = NOT_FOUND
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's names, here and below
         if self.init_error:
@@ -87,10 +88,24 @@ class Nvml:
             raise NVMLError(NOT_SUPPORTED)
         return [int(card.mig), 0]
 
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: Card) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:  # noqa: N802
+        if index == 0 or index > len(card.instances):  # the first place is a hole
+            raise NVMLError(NOT_FOUND)
+        return card.instances[index - 1]
+
+    def nvmlDeviceGetGpuInstanceId(self, card: Card) -> int:  # noqa: N802
+        return card.gi
+
+    def nvmlDeviceGetComputeInstanceId(self, card: Card) -> int:  # noqa: N802
+        return 0
+
     def nvmlDeviceGetCpuAffinity(self, card: Card, words: int) -> list[int]:  # noqa: N802
         if card.cpus is None:
             raise NVMLError(NOT_SUPPORTED)
-        assert words == math.ceil((os.cpu_count() or 1) / 64)
+        assert words * 64 >= 8192
         return [sum(1 << cpu % 64 for cpu in card.cpus if cpu // 64 == word) for word in range(2)]
 
     def nvmlDeviceGetNvLinkState(self, card: Card, link: int) -> int:  # noqa: N802
@@ -120,6 +135,7 @@ def test_one_card():
                 "cpus": [0, 1, 64, 70],
                 "memory_bytes": 80 << 30,
                 "mig": False,
+                "instances": [],
                 "links": [-1],
             }
         ],
@@ -165,3 +181,14 @@ def test_nvml_that_fails_half_way():
     nvml = Nvml([], count_error=NVMLError(15, "GPU is lost"))
     assert nvml_probe.probe(nvml) == {"error": "GPU is lost", "broken": True}
     assert nvml.is_shut
+
+
+def test_mig_instances_are_told_in_order_whatever_holes_there_are():
+    instances = tuple(Card(f"NVIDIA H100 80GB HBM3 MIG {i}g.20gb", 7 + i, "", gi=i) for i in (1, 2))
+    gpus: typing.Any = nvml_probe.probe(
+        Nvml([Card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", mig=True, instances=instances)])
+    )["gpus"]
+    assert gpus[0]["instances"] == [
+        {"name": "NVIDIA H100 80GB HBM3 MIG 1g.20gb", "gpu_instance": 1, "compute_instance": 0, "uuid": "GPU-8"},
+        {"name": "NVIDIA H100 80GB HBM3 MIG 2g.20gb", "gpu_instance": 2, "compute_instance": 0, "uuid": "GPU-9"},
+    ]

@@ -1,0 +1,450 @@
+#!/usr/bin/env python3
+"""gpu-health: are this machine's GPUs fit for jobs? One pass of nvidia-smi and the kernel's log, never over a minute.
+
+    gpu-health check [--json] [--act] [--node NAME]
+
+Exits 0 when all is well, 2 when there is something to look at, 1 when jobs should stay away. With --act it drains the
+node with a reason that begins with `gpu-health: `, and resumes a node that carries such a reason after two passes
+without a complaint. It runs alone, with Python's standard library only: the slurm-gpu charm copies it to each node.
+
+What a card does not support is no fault; a query that fails or hangs is one.
+"""
+
+import argparse
+import collections.abc
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import typing
+import xml.etree.ElementTree as ET
+
+NVIDIA_SMI = "/usr/bin/nvidia-smi"
+JOURNALCTL = "/usr/bin/journalctl"
+SCONTROL = "/usr/bin/scontrol"
+STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
+TEXTFILES = pathlib.Path("/var/lib/prometheus/node-exporter")  # where Debian's and Ubuntu's node exporter reads
+PCI = pathlib.Path("/sys/bus/pci/devices")
+UPTIME = pathlib.Path("/proc/uptime")
+
+REASON = "gpu-health: "
+_MOST_REASON = 200
+PASSES_TO_RESUME = 2
+# Together under the 60 s after which Slurm kills a HealthCheckProgram (slurm.conf(5)).
+_SMI_S, _LOG_S, _SCONTROL_S = 30.0, 8.0, 6.0
+_REAP_S = 1.0  # a process that hangs inside the driver may not die
+_FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
+
+DRAIN, WARN = "drain", "warn"
+
+# What an Xid asks for: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors), column "immediate action". Not listed:
+# those that an application causes and those to ignore. 109 asks for a reset, but applications cause it often.
+XIDS: dict[int, tuple[str, str]] = {
+    46: (DRAIN, "GPU stopped processing: reset it"),
+    48: (DRAIN, "double-bit ECC error: reset it"),
+    54: (DRAIN, "auxiliary power is not connected: check the machine"),
+    62: (DRAIN, "internal micro-controller halted: reset it"),
+    63: (WARN, "a row is to be remapped at the next reset"),
+    64: (DRAIN, "row remapping failed: reset it"),
+    74: (DRAIN, "NVLink error: reset it"),
+    79: (DRAIN, "fell off the bus: reboot"),
+    92: (WARN, "many single-bit ECC errors"),
+    94: (WARN, "contained ECC error"),
+    95: (DRAIN, "uncontained ECC error: reset it"),
+    109: (WARN, "context switch timed out"),
+    110: (DRAIN, "security fault: reset it"),
+    119: (DRAIN, "GSP does not answer: reset it"),
+    120: (DRAIN, "GSP error: reset it"),
+    136: (DRAIN, "link training failed: reset it"),
+    140: (DRAIN, "unrecovered ECC error: reset it"),
+    143: (DRAIN, "GPU initialization failed: reset it"),
+    151: (DRAIN, "key rotation failed: restart the machine"),
+    155: (DRAIN, "NVLink software-defined failure: reset it"),
+    156: (DRAIN, "resource retirement: reset it"),
+    158: (DRAIN, "GPU fatal timeout: reset it"),
+    167: (DRAIN, "PCIe fatal timeout: reset it"),
+    168: (DRAIN, "ECC must be switched on: reboot"),
+}
+_NVLINK5_XIDS = range(144, 151)  # NVLink 5: the line itself says whether it is fatal
+_RECOVERY_XID = 154  # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+
+# nvidia-smi(1), RETURN VALUE; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
+SMI_EXITS: dict[int, tuple[str, str]] = {
+    9: (DRAIN, "the driver is not loaded: reboot"),
+    12: (DRAIN, "libnvidia-ml.so is missing: install the driver's utilities"),
+    14: (WARN, "infoROM is corrupt"),
+    15: (DRAIN, "a GPU fell off the bus: reboot"),
+    18: (DRAIN, "driver and library are of different versions: reboot"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What one field of `nvidia-smi -q -x` means."""
+
+    check: str
+    path: str  # below <gpu>
+    level: str
+    text: str  # with the field's value as {}
+    good: tuple[str, ...] = ()  # the values that are fine; empty: a number that must be 0
+
+
+# Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row remapping, SRAM
+# threshold) and "GPU Debug Guidelines" (a volatile uncorrectable error asks for a reset).
+RULES = (
+    Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", ("None",)),
+    Rule("row-remap", "remapped_rows/remapped_row_failure", DRAIN, "row remapping failed: replace it", ("No",)),
+    Rule("row-remap", "remapped_rows/remapped_row_pending", DRAIN, "row remapping pending: reset it", ("No",)),
+    Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", ("No",)),
+    Rule("ecc", "ecc_errors/volatile/dram_uncorrectable", DRAIN, "{} uncorrectable DRAM errors: reset it"),
+    Rule("ecc", "ecc_errors/volatile/sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it"),
+    Rule("ecc", "ecc_errors/volatile/sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it"),
+    Rule("ecc", "ecc_errors/volatile/sram_uncorrectable_secded", DRAIN, "{} SRAM SEC-DED errors: reset it"),
+    Rule("sram", "ecc_errors/aggregate/sram_threshold_exceeded", DRAIN, "SRAM error threshold: replace it", ("No",)),
+    Rule("repair", "ecc_errors/channel_repair_pending", DRAIN, "channel repair pending: reset it", ("No",)),
+    Rule("repair", "ecc_errors/tpc_repair_pending", DRAIN, "TPC repair pending: reset it", ("No",)),
+    Rule(
+        "thermal",
+        "clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown",
+        WARN,
+        "slowed down by heat",
+        ("Not Active",),
+    ),
+    Rule(
+        "power",
+        "clocks_event_reasons/clocks_event_reason_hw_power_brake_slowdown",
+        WARN,
+        "slowed down by the power supply",
+        ("Not Active",),
+    ),
+)
+_FABRIC = (("fabric/state", "Completed"), ("fabric/status", "Success"))
+_UNKNOWN = frozenset({"", "N/A", "[N/A]", "Unknown Error", "Not Supported", "[Not Supported]", "Unknown"})
+
+
+class QueryError(Exception):
+    """A program failed or hung. `str()` is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One complaint."""
+
+    level: str
+    check: str
+    text: str
+    gpu: str = ""  # its bus id
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.gpu}".strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """The node as the controller has it."""
+
+    num_gpus: int
+    drained: bool
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What the last check left behind."""
+
+    since: float = 0.0  # Xids before this are done with
+    passes: int = 0  # checks without a complaint in a row
+    drained: bool = False  # by us
+    reason: str = ""  # why jobs should stay away, at the last check
+
+    @classmethod
+    def load(cls) -> "State":
+        """Return it, or a fresh one where there is none that can be read."""
+        try:
+            raw = json.loads(STATE.read_text())
+            return cls(float(raw["since"]), int(raw["passes"]), bool(raw["drained"]), str(raw["reason"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+
+    def save(self) -> None:
+        """Keep it for the next check."""
+        _write(STATE, json.dumps(dataclasses.asdict(self)) + "\n")
+
+
+def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
+    commands = parser.add_subparsers(required=True)
+    check = commands.add_parser("check", help="look once, and say what is wrong")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.add_argument("--act", action="store_true", help="drain or resume the node")
+    check.add_argument("--node", help="this machine's node name in Slurm")
+    options = parser.parse_args(arguments)
+    started = time.time()
+    state = State.load()
+    node, silent = _node(options.node)
+    if state.drained and node is not None and not (node.drained and node.reason.startswith(REASON)):
+        state = dataclasses.replace(state, since=started, drained=False)  # somebody overruled us
+    findings = examine(node, state.since)
+    did = ""
+    if options.act:
+        did = act(options.node, node, findings, state, started)
+        _write_metrics(findings, started)
+    level = max((finding.level for finding in findings), key=(WARN, DRAIN).index, default="ok")
+    if options.json:
+        listed = [dataclasses.asdict(finding) for finding in findings]
+        answer = {"result": level, "findings": listed, "did": did, "seconds": round(time.time() - started, 1)}
+        print(json.dumps(answer | ({"slurm": silent} if silent else {})))
+    else:
+        print("\n".join([level, *(f"{finding.level}: {finding}" for finding in findings)]))
+    return {"ok": 0, DRAIN: 1, WARN: 2}[level]
+
+
+def examine(node: Node | None, since: float) -> list[Finding]:
+    """Return all complaints: of nvidia-smi, of the counts, of each card, of the kernel's log after `since`."""
+    on_bus = _gpus_on_bus()
+    if not on_bus and (node is None or node.num_gpus == 0):
+        return []
+    findings: list[Finding] = []
+    try:
+        root, trouble = _ask_driver()
+    except QueryError as e:
+        findings.append(Finding(DRAIN, "query", str(e)))
+    else:
+        findings += [trouble] if trouble else []
+        findings += _counts(root, on_bus, node)
+        findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
+    return [*findings, *_xids(since)]
+
+
+def judge(gpu: ET.Element) -> list[Finding]:
+    """Return the complaints about one card."""
+    bus_id = bus(gpu.get("id") or "")
+    findings: list[Finding] = []
+    for rule in RULES:
+        told = (gpu.findtext(rule.path) or "").strip()
+        if told in _UNKNOWN:
+            continue
+        is_bad = told not in rule.good if rule.good else told.isdigit() and int(told) > 0
+        if is_bad:
+            findings.append(Finding(rule.level, rule.check, rule.text.format(told), bus_id))
+    for path, good in _FABRIC:
+        told = (gpu.findtext(path) or "").strip()
+        if told not in _UNKNOWN and told != good and _uptime() > _FABRIC_SETTLES_S:
+            findings.append(Finding(DRAIN, "fabric", f"{path} {told}: is nvidia-fabricmanager running?", bus_id))
+            break
+    return findings
+
+
+def xid_finding(line: str) -> Finding | None:
+    """Return the complaint in one line of the kernel's log, None when there is none to act on."""
+    match = re.search(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)", line)
+    if match is None:
+        return None
+    where, code, rest = bus(match[1]), int(match[2]), match[3]
+    if code == _RECOVERY_XID:
+        action = re.search(r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", rest)
+        return Finding(DRAIN, "xid", f"Xid {code}: {action[1]}", where) if action else None
+    if code in _NVLINK5_XIDS:
+        return Finding(DRAIN, "xid", f"Xid {code}: fatal NVLink error", where) if "Fatal" in rest else None
+    if code not in XIDS:
+        return None
+    level, text = XIDS[code]
+    return Finding(level, "xid", f"Xid {code}: {text}", where)
+
+
+def act(name: str | None, node: Node | None, findings: list[Finding], state: State, now: float) -> str:
+    """Drain or resume the node as the findings ask for; return what was done. The drains of others are left alone."""
+    bad = [finding for finding in findings if finding.level == DRAIN]
+    reason = f"{REASON}{'; '.join(dict.fromkeys(str(finding) for finding in bad))}"[:_MOST_REASON] if bad else ""
+    passes = 0 if bad else state.passes + 1
+    drained, since, did = state.drained, state.since, ""
+    ours = node is not None and node.drained and node.reason.startswith(REASON)
+    try:
+        if bad and name and node is not None and not node.drained:
+            _scontrol("update", f"nodename={name}", "state=drain", f"reason={reason}")
+            drained, did = True, f"drained {name}"
+        elif not bad and ours and name and passes >= PASSES_TO_RESUME:
+            _scontrol("update", f"nodename={name}", "state=resume")
+            drained, did = False, f"resumed {name}"
+        elif ours:
+            drained = True
+    except QueryError as e:
+        did = str(e)
+    if not bad and not drained:
+        since = now
+    State(since, passes, drained, reason).save()
+    return did
+
+
+def bus(text: str) -> str:
+    """Return a bus id as sysfs spells it. NVML has eight digits of domain and capitals, the kernel no function."""
+    match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?", text.strip())
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4] or 0}".lower() if match else text.strip()
+
+
+def _counts(root: ET.Element, on_bus: list[str], node: Node | None) -> list[Finding]:
+    cards = root.findall("gpu")
+    told = (root.findtext("attached_gpus") or "").strip()
+    count = int(told) if told.isdigit() else len(cards)
+    findings: list[Finding] = []
+    if on_bus and count < len(on_bus):
+        missing = sorted(set(on_bus) - {bus(card.get("id") or "") for card in cards})
+        without = f" without {' '.join(missing)}" if missing else ""
+        findings.append(Finding(DRAIN, "count", f"the driver has {count} of {len(on_bus)} GPUs{without}"))
+    instances = [len(card.findall("mig_devices/mig_device")) for card in cards]
+    devices = sum(number or 1 for number in instances)
+    if node is not None and devices < node.num_gpus:
+        findings.append(Finding(DRAIN, "count", f"the driver has {devices} of the {node.num_gpus} GPUs in Slurm"))
+    return findings
+
+
+def _ask_driver() -> tuple[ET.Element, Finding | None]:
+    """Return what the driver tells of all cards, and what its exit status warns of."""
+    done = _run(NVIDIA_SMI, "-q", "-x", timeout=_SMI_S)
+    trouble: Finding | None = None
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        level, text = SMI_EXITS.get(done.returncode, (DRAIN, (said[-1] if said else "no word")[:120]))
+        text = f"nvidia-smi exited {done.returncode}: {text}"
+        if level == DRAIN:
+            raise QueryError(text)
+        trouble = Finding(level, "query", text)
+    try:
+        return ET.fromstring(done.stdout), trouble  # noqa: S314 - the driver's own program wrote it
+    except ET.ParseError as e:
+        raise QueryError(f"nvidia-smi answers nonsense ({e})") from e
+
+
+def _xids(since: float) -> list[Finding]:
+    """Return what the kernel logged in this boot and after `since`, once for each card and Xid."""
+    try:
+        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", "NVRM: Xid", timeout=_LOG_S)
+    except QueryError as e:
+        return [Finding(WARN, "log", str(e))]
+    if done.returncode not in {0, 1} or done.stderr.strip():  # 1: no such line
+        return [Finding(WARN, "log", f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")]
+    found: dict[Finding, None] = {}
+    for line in done.stdout.splitlines():
+        stamp = line.partition(" ")[0]
+        finding = xid_finding(line)
+        if finding is not None and re.fullmatch(r"\d+(\.\d+)?", stamp) and float(stamp) > since:
+            found[finding] = None
+    return list(found)
+
+
+def _node(name: str | None) -> tuple[Node | None, str]:
+    """Return the node, and why it cannot be had."""
+    if not name:
+        return None, ""
+    try:
+        done = _scontrol("show", "node", name, "-o")
+    except QueryError as e:
+        return None, str(e)
+    gres = re.search(r" Gres=(\S+)", done)
+    state = re.search(r" State=(\S+)", done)
+    reason = re.search(r" Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?\s*$", done, re.MULTILINE)
+    gpus = re.sub(r"\([^()]*\)", "", gres[1] if gres else "").split(",")
+    counts = [item.rpartition(":")[2] for item in gpus if item.partition(":")[0] == "gpu"]
+    num_gpus = sum(int(count) if count.isdigit() else 1 for count in counts)
+    return Node(num_gpus, "DRAIN" in (state[1].split("+") if state else ()), reason[1] if reason else ""), ""
+
+
+def _gpus_on_bus() -> list[str]:
+    found: list[str] = []
+    for device in PCI.glob("*"):
+        vendor, kind = _read(device / "vendor"), _read(device / "class")
+        if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+            found.append(device.name)
+    return sorted(found)
+
+
+def _uptime() -> float:
+    words = _read(UPTIME).split()
+    return float(words[0]) if words else float("inf")
+
+
+def _write_metrics(findings: list[Finding], now: float) -> None:
+    """Tell Prometheus, where a node exporter reads text files. One exporter is enough."""
+    if not TEXTFILES.is_dir():
+        return
+    counts: dict[tuple[str, str, str], int] = {}
+    for finding in findings:
+        key = (finding.level, finding.check, finding.gpu)
+        counts[key] = counts.get(key, 0) + 1
+    healthy = int(not any(finding.level == DRAIN for finding in findings))
+    rows = [
+        "# HELP gpu_health_ok Whether jobs may use this machine's GPUs.",
+        "# TYPE gpu_health_ok gauge",
+        f"gpu_health_ok {healthy}",
+        "# HELP gpu_health_checked_seconds When that was found out, in seconds since 1970.",
+        "# TYPE gpu_health_checked_seconds gauge",
+        f"gpu_health_checked_seconds {now:.0f}",
+        "# HELP gpu_health_findings Complaints of the last check.",
+        "# TYPE gpu_health_findings gauge",
+        *(
+            f'gpu_health_findings{{level="{level}",check="{check}",gpu="{gpu}"}} {count}'
+            for (level, check, gpu), count in sorted(counts.items())
+        ),
+    ]
+    _write(TEXTFILES / "gpu_health.prom", "\n".join(rows) + "\n", mode=0o644)
+
+
+def _scontrol(*arguments: str) -> str:
+    done = _run(SCONTROL, *arguments, timeout=_SCONTROL_S)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise QueryError(f"scontrol {arguments[0]}: {said[-1][:160] if said else 'failed without a word'}")
+    return done.stdout
+
+
+def _run(*argv: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a program, and give up on it after `timeout` seconds even where it cannot be killed."""
+    name = pathlib.Path(argv[0]).name
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as e:
+        raise QueryError(f"{name}: {e.strerror or e}") from e
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as e:
+        os.killpg(process.pid, signal.SIGKILL)
+        for stream in (process.stdout, process.stderr):
+            typing.cast("typing.IO[str]", stream).close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_REAP_S)
+        raise QueryError(f"{name} does not answer within {timeout:g} s") from e
+    return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
+
+
+def _write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(text)
+    new.chmod(mode)
+    new.replace(path)
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

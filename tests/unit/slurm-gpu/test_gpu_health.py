@@ -1,0 +1,377 @@
+"""gpu-health on samples of nvidia-smi's and the kernel's words, with programs in the places of the real ones."""
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+from machines import add_pci
+from smi_samples import BARE, HEALTHY, answer, gpu
+
+import gpu_health
+from gpu_health import DRAIN, WARN, Finding
+
+BUS = "0000:01:00.0"
+OURS = "gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
+real_sleep = time.sleep
+
+
+class Scene:
+    """A machine with `num` cards on the bus, whose programs answer what the test says."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        (root / "bin").mkdir()
+        self.orders = root / "orders"
+        self.smi(answer(HEALTHY))
+        self.log("")
+        self.node()
+
+    def program(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def smi(self, printed: str, code: int = 0) -> None:
+        (self.root / "xml").write_text(printed)
+        self.program("nvidia-smi", f"cat {self.root}/xml; exit {code}")
+
+    def log(self, printed: str, code: int = 0) -> None:
+        (self.root / "log").write_text(printed)
+        self.program("journalctl", f"cat {self.root}/log; exit {code}")
+
+    def node(self, state: str = "IDLE+DYNAMIC_NORM", reason: str = "", gres: str = "gpu:h100:1(S:0)") -> None:
+        reason = f" Reason={reason} [root@2026-11-20T18:51:55]" if reason else ""
+        record = f"NodeName=n0 Arch=x86_64 CPUAlloc=0 Gres={gres} NodeAddr=n0 State={state} ThreadsPerCore=1{reason}"
+        (self.root / "record").write_text(f"{record}\n")
+        show = f'if [ "$1" = show ]; then cat {self.root}/record; else echo "$*" >> {self.orders}; fi'
+        self.program("scontrol", show)
+
+    def check(self, *arguments: str) -> int:
+        return gpu_health.main(["check", "--act", "--node", "n0", *arguments])
+
+    @property
+    def told(self) -> list[str]:
+        """The orders given to Slurm."""
+        return self.orders.read_text().splitlines() if self.orders.exists() else []
+
+
+@pytest.fixture
+def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    for name, program in (("NVIDIA_SMI", "nvidia-smi"), ("JOURNALCTL", "journalctl"), ("SCONTROL", "scontrol")):
+        monkeypatch.setattr(gpu_health, name, str(paths / "bin" / program))
+    (paths / "uptime").write_text("1000.0 1.0\n")
+    moved = {"STATE": "var/slurm-gpu/health.json", "TEXTFILES": "var/textfiles", "PCI": "sys/bus/pci/devices"}
+    for name, path in (moved | {"UPTIME": "uptime"}).items():
+        monkeypatch.setattr(gpu_health, name, paths / path)
+    add_pci(paths, BUS)
+    return Scene(paths)
+
+
+def judged(values: dict[str, str]) -> list[Finding]:
+    return gpu_health.judge(ET.fromstring(gpu(0, values)))
+
+
+@pytest.mark.parametrize("values", [HEALTHY, BARE, {}], ids=["healthy", "bare", "nothing"])
+def test_a_card_that_is_fine_or_does_not_tell(scene: Scene, values: dict[str, str]):
+    assert judged(values) == []
+
+
+@pytest.mark.parametrize("path", [*HEALTHY, "ecc_errors/volatile/sram_uncorrectable"])
+@pytest.mark.parametrize("told", ["N/A", "[N/A]", "Unknown Error", "", "Not Supported"])
+def test_what_is_not_known_is_no_fault(scene: Scene, path: str, told: str):
+    assert judged(HEALTHY | {path: told}) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "level", "text"),
+    [
+        ("gpu_recovery_action", "Reset", DRAIN, "recovery action Reset"),
+        ("gpu_recovery_action", "Drain and Reset", DRAIN, "recovery action Drain and Reset"),
+        ("remapped_rows/remapped_row_failure", "Yes", DRAIN, "row remapping failed: replace it"),
+        ("remapped_rows/remapped_row_pending", "Yes", DRAIN, "row remapping pending: reset it"),
+        ("retired_pages/pending_retirement", "Yes", DRAIN, "page retirement pending: reset it"),
+        ("ecc_errors/volatile/dram_uncorrectable", "1", DRAIN, "1 uncorrectable DRAM errors: reset it"),
+        ("ecc_errors/volatile/sram_uncorrectable", "2", DRAIN, "2 uncorrectable SRAM errors: reset it"),
+        ("ecc_errors/volatile/sram_uncorrectable_parity", "4", DRAIN, "4 SRAM parity errors: reset it"),
+        ("ecc_errors/volatile/sram_uncorrectable_secded", "5", DRAIN, "5 SRAM SEC-DED errors: reset it"),
+        ("ecc_errors/aggregate/sram_threshold_exceeded", "Yes", DRAIN, "SRAM error threshold: replace it"),
+        ("ecc_errors/channel_repair_pending", "Yes", DRAIN, "channel repair pending: reset it"),
+        ("ecc_errors/tpc_repair_pending", "Yes", DRAIN, "TPC repair pending: reset it"),
+        ("clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown", "Active", WARN, "slowed down by heat"),
+        (
+            "clocks_event_reasons/clocks_event_reason_hw_power_brake_slowdown",
+            "Active",
+            WARN,
+            "slowed down by the power supply",
+        ),
+    ],
+)
+def test_every_rule(scene: Scene, path: str, told: str, level: str, text: str):
+    ((found,),) = (judged(HEALTHY | {path: told}),)
+    assert (found.level, found.text, found.gpu) == (level, text, BUS)
+
+
+def test_every_rule_is_tested():
+    assert len(gpu_health.RULES) == 13
+    assert {rule.path for rule in gpu_health.RULES} <= {*HEALTHY, "ecc_errors/volatile/sram_uncorrectable"}
+
+
+@pytest.mark.parametrize(
+    ("values", "uptime", "text"),
+    [
+        ({"fabric/state": "In Progress"}, 1000, "fabric/state In Progress: is nvidia-fabricmanager running?"),
+        ({"fabric/status": "NVML_ERROR_X"}, 1000, "fabric/status NVML_ERROR_X: is nvidia-fabricmanager running?"),
+        ({"fabric/state": "In Progress"}, 100, None),  # it has five minutes after boot
+    ],
+)
+def test_the_fabric(scene: Scene, values: dict[str, str], uptime: int, text: str | None):
+    gpu_health.UPTIME.write_text(f"{uptime}.0 1.0\n")
+    assert [found.text for found in judged(HEALTHY | values)] == ([text] if text else [])
+
+
+@pytest.mark.parametrize(("code", "level"), [(code, level) for code, (level, _) in gpu_health.XIDS.items()])
+def test_every_xid_of_the_table(code: int, level: str):
+    line = f"1763664000.5 vm kernel: NVRM: Xid (PCI:0000:10:1c): {code}, pid=123, name=python, Ch 00000008"
+    found = gpu_health.xid_finding(line)
+    assert found is not None
+    assert (found.level, found.gpu) == (level, "0000:10:1c.0")
+    assert found.text.startswith(f"Xid {code}: ")
+
+
+@pytest.mark.parametrize("code", [8, 13, 31, 37, 43, 44, 45, 66, 68, 69, 93, 121, 137, 141, 152, 153, 157, 160, 999])
+def test_xids_of_applications_and_unknown_ones_are_nothing(code: int):
+    assert gpu_health.xid_finding(f"1.0 vm kernel: NVRM: Xid (PCI:0000:01:00): {code}, pid=79, name=79") is None
+
+
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        ("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "GPU Reset Required"),
+        ("154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "Node Reboot Required"),
+        ("154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", None),
+        ("145, RLW_REMAP Nonfatal XC0 i0 Link 00 (0x00000000)", None),
+        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6)", "fatal NVLink error"),
+    ],
+)
+def test_xids_whose_text_counts(rest: str, text: str | None):
+    found = gpu_health.xid_finding(f"1.0 vm kernel: NVRM: Xid (PCI:0000:01:00): {rest}")
+    assert (found.text if found else None) == (f"Xid {rest[:3]}: {text}" if text else None)
+
+
+def test_a_healthy_machine(scene: Scene, capsys: pytest.CaptureFixture[str]):
+    assert scene.check("--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["result"], told["findings"], told["did"]) == ("ok", [], "")
+    assert scene.told == []
+
+
+def test_a_machine_without_gpus_asks_nobody(scene: Scene, paths: pathlib.Path):
+    (paths / f"sys/bus/pci/devices/{BUS}/vendor").write_text("0x8086\n")
+    scene.node(gres="(null)")
+    scene.smi("", 9)
+    assert scene.check() == 0
+
+
+def xid(code: int, at: float) -> str:
+    return f"{at} vm kernel: NVRM: Xid (PCI:0000:01:00): {code}, pid=1, name=x\n"
+
+
+def test_a_drain_and_a_resume_after_two_passes(scene: Scene):
+    scene.log(xid(79, time.time()) * 2)
+    assert scene.check() == 1
+    assert scene.told == [f"update nodename=n0 state=drain reason={OURS}"]
+    scene.node("IDLE+DRAIN", OURS)
+    assert scene.check() == 1  # the same line again: jobs stay away, nothing is said twice
+    assert len(scene.told) == 1
+    scene.log("")  # another boot
+    assert scene.check() == 0
+    assert len(scene.told) == 1
+    assert scene.check() == 0
+    assert scene.told[1:] == ["update nodename=n0 state=resume"]
+    scene.node()
+    assert scene.check() == 0
+    assert len(scene.told) == 2
+
+
+def test_a_pass_that_fails_begins_the_count_anew(scene: Scene):
+    scene.node("IDLE+DRAIN", OURS)
+    assert scene.check() == 0
+    scene.smi("", 15)
+    assert scene.check() == 1
+    scene.smi(answer(HEALTHY))
+    assert scene.check() == 0
+    assert scene.told == []
+    assert scene.check() == 0
+    assert scene.told == ["update nodename=n0 state=resume"]
+
+
+@pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN+DYNAMIC_NORM", "DOWN+DRAIN"])
+@pytest.mark.parametrize("reason", ["replaced by ops", "slurm-gpu: registering GPUs", "not gpu-health: really"])
+def test_the_drain_of_another_is_left_alone(scene: Scene, state: str, reason: str):
+    scene.node(state, reason)
+    for _ in range(3):
+        assert scene.check() == 0
+    scene.smi("", 9)
+    assert scene.check() == 1
+    assert scene.told == []
+
+
+def test_somebody_who_resumes_the_node_is_believed_about_old_xids(scene: Scene):
+    scene.log(xid(79, time.time() - 1))
+    assert scene.check() == 1
+    scene.node("IDLE")  # an administrator took the drain back
+    assert scene.check() == 0
+    assert len(scene.told) == 1
+
+
+def test_xids_from_before_the_last_pass_are_done_with(scene: Scene):
+    scene.check()
+    scene.log(xid(79, time.time() - 60) + xid(48, time.time() + 60))
+    assert scene.check() == 1
+    assert "Xid 48" in scene.told[0]
+    assert "Xid 79" not in scene.told[0]
+
+
+@pytest.mark.parametrize(
+    ("cards", "on_bus", "gres", "text"),
+    [
+        (1, 2, "gpu:h100:1", "the driver has 1 of 2 GPUs without 0000:02:00.0"),
+        (1, 1, "gpu:h100:2", "the driver has 1 of the 2 GPUs in Slurm"),
+        (1, 1, "gpu:h100:1(S:0),gpu:t4:1,shard:9", "the driver has 1 of the 2 GPUs in Slurm"),
+        (2, 2, "gpu:h100:2", None),
+        (2, 2, "gpu", None),
+        (1, 1, "(null)", None),
+    ],
+)
+def test_counts(scene: Scene, cards: int, on_bus: int, gres: str, text: str | None):
+    if on_bus == 2:
+        add_pci(scene.root, "0000:02:00.0")
+    scene.smi(answer(*[HEALTHY] * cards))
+    scene.node(gres=gres)
+    assert scene.check() == (1 if text else 0)
+    assert scene.told == ([f"update nodename=n0 state=drain reason=gpu-health: {text}"] if text else [])
+
+
+def test_mig_instances_count_as_slurm_counts_them(scene: Scene):
+    card = gpu(0, HEALTHY).replace(
+        "</gpu>", "<mig_devices><mig_device><index>0</index></mig_device><mig_device/></mig_devices></gpu>"
+    )
+    scene.smi(
+        answer()
+        .replace("<attached_gpus>0", "<attached_gpus>1")
+        .replace("</nvidia_smi_log>", f"{card}</nvidia_smi_log>")
+    )
+    scene.node(gres="gpu:nvidia_h100_3g.40gb:2")
+    assert scene.check() == 0
+    scene.node(gres="gpu:nvidia_h100_3g.40gb:3")
+    assert scene.check() == 1
+
+
+@pytest.mark.parametrize(("code", "level"), [(code, level) for code, (level, _) in gpu_health.SMI_EXITS.items()])
+def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
+    scene.smi(answer(HEALTHY), code)
+    assert scene.check() == {DRAIN: 1, WARN: 2}[level]
+    assert bool(scene.told) == (level == DRAIN)
+
+
+@pytest.mark.parametrize("printed", ["", "Unable to determine the device handle", "<nvidia_smi_log>"])
+def test_an_answer_that_is_none_is_a_failed_query(scene: Scene, printed: str):
+    scene.smi(printed)
+    assert scene.check() == 1
+    assert "nvidia-smi answers nonsense" in scene.told[0]
+
+
+def test_nvidia_smi_that_is_gone_or_fails_in_its_own_words(scene: Scene, paths: pathlib.Path):
+    scene.smi("NVML: something new\n", 77)
+    assert scene.check() == 1
+    assert "nvidia-smi exited 77: NVML: something new" in scene.told[0]
+    (paths / "bin/nvidia-smi").unlink()
+    scene.node()
+    assert scene.check() == 1
+    assert "nvidia-smi: No such file or directory" in scene.told[1]
+
+
+def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_health, "_SMI_S", 0.3)
+    scene.program("nvidia-smi", "exec sleep 100")
+    started = time.time()
+    assert scene.check() == 1
+    assert time.time() - started < 10
+    assert "nvidia-smi does not answer within 0.3 s" in scene.told[0]
+
+
+def test_the_limits_together_stay_under_a_minute():
+    # nvidia-smi, the log, and scontrol twice; each may be killed and reaped
+    assert gpu_health._SMI_S + gpu_health._LOG_S + 2 * gpu_health._SCONTROL_S + 4 * gpu_health._REAP_S < 60
+
+
+def test_a_silent_controller_is_said_and_changes_nothing(scene: Scene, capsys: pytest.CaptureFixture[str]):
+    scene.smi("", 9)
+    scene.program("scontrol", "echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1")
+    assert scene.check("--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["slurm"] == "scontrol show: slurm_load_node error: Unable to contact slurm controller"
+    assert gpu_health.State.load().drained is False
+
+
+def test_a_log_that_cannot_be_read_is_only_a_warning(scene: Scene):
+    scene.program("journalctl", "echo 'Failed to compile pattern' >&2; exit 1")
+    assert scene.check() == 2
+    assert scene.told == []
+
+
+def test_reasons_fit_into_slurm(scene: Scene):
+    scene.smi(answer(*[HEALTHY | {"gpu_recovery_action": "Reset"}] * 16))
+    assert scene.check() == 1
+    reason = scene.told[0].partition("reason=")[2]
+    assert len(reason) == 200
+    assert reason.startswith("gpu-health: recovery action Reset 0000:01:00.0; recovery action Reset 0000:02:00.0")
+
+
+def test_without_act_nothing_is_changed(scene: Scene):
+    scene.smi("", 9)
+    assert gpu_health.main(["check", "--node", "n0"]) == 1
+    assert scene.told == []
+    assert not gpu_health.STATE.exists()
+
+
+def test_a_damaged_state_is_begun_anew(scene: Scene):
+    gpu_health.STATE.parent.mkdir(parents=True)
+    for text in ("", "[]", '{"since": "x"}', "null"):
+        gpu_health.STATE.write_text(text)
+        assert scene.check() == 0
+        assert gpu_health.State.load().passes == 1
+
+
+def test_metrics_where_a_node_exporter_reads_them(scene: Scene):
+    scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset"}))
+    scene.check()
+    assert not gpu_health.TEXTFILES.exists()
+    gpu_health.TEXTFILES.mkdir()
+    scene.check()
+    (file,) = gpu_health.TEXTFILES.iterdir()
+    rows = file.read_text().splitlines()
+    assert "gpu_health_ok 0" in rows
+    assert f'gpu_health_findings{{level="drain",check="recovery",gpu="{BUS}"}} 1' in rows
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_the_program_runs_alone(scene: Scene, paths: pathlib.Path):
+    copy = paths / "gpu-health"
+    copy.write_text(pathlib.Path(gpu_health.__file__).read_text())
+    done = subprocess.run(
+        [sys.executable, "-I", str(copy), "check", "--json"],
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["result"] in {"ok", "warn", "drain"}

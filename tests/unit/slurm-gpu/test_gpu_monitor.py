@@ -1,0 +1,131 @@
+"""The timer that checks the GPUs: where it runs, what its unit says, and what the charm makes of its answers."""
+
+import json
+import pathlib
+
+import pytest
+from conftest import OPTIONS
+from slurm_double import SlurmDouble
+
+import compute_seat
+import gpu_health
+import gpu_monitor
+import slurmd_options
+from slurm_ddp import systemd
+from slurm_ddp.run import CommandTimeout, Completed
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what systemctl is told; the timer is active once it was started."""
+    told: list[str] = []
+
+    def run(*argv: str, **_: object) -> Completed:
+        words = " ".join(argv[1:])
+        if words.startswith("is-active"):
+            return Completed(0 if f"enable --now {argv[-1]}" in told else 3, "", "")
+        told.append(words)
+        return Completed(0, "", "")
+
+    monkeypatch.setattr(systemd, "run", run)
+    return told
+
+
+@pytest.fixture
+def smi() -> pathlib.Path:
+    gpu_monitor.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    gpu_monitor.NVIDIA_SMI.touch()
+    return gpu_monitor.NVIDIA_SMI
+
+
+def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
+    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    assert orders == ["daemon-reload", "daemon-reload", "enable --now gpu-health.timer"]
+    unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
+    assert f"ExecStart=/usr/bin/python3 -I {gpu_monitor.PROGRAM} check --act --json --node slurmd-0\n" in unit
+    assert "TimeoutStartSec=60\n" in unit
+    assert gpu_monitor.PROGRAM.stat().st_mode & 0o777 == 0o755
+    orders.append("again")
+    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    assert orders[-1] == "again"
+
+
+@pytest.mark.parametrize(
+    ("node", "setting", "has_gpus", "has_smi"),
+    [(None, "auto", True, True), ("n0", "off", True, True), ("n0", "auto", False, True), ("n0", "auto", True, False)],
+)
+def test_where_there_is_no_timer(orders: list[str], node: str | None, setting: str, has_gpus: bool, has_smi: bool):
+    gpu_monitor.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    gpu_monitor.NVIDIA_SMI.touch()
+    gpu_monitor.ensure("n0", "on", has_gpus=True)
+    if not has_smi:
+        gpu_monitor.NVIDIA_SMI.unlink()
+    gpu_monitor.ensure(node, setting, has_gpus=has_gpus)
+    assert "disable --now gpu-health.timer" in orders
+    assert list(systemd.UNIT_DIR.iterdir()) == []
+    assert not gpu_monitor.PROGRAM.exists()
+    count = len(orders)
+    gpu_monitor.ensure(node, setting, has_gpus=has_gpus)
+    assert len(orders) == count
+
+
+def test_a_setting_that_is_none_or_cannot_be(smi: pathlib.Path):
+    assert gpu_monitor.problem("yes") == "health-check: 'yes' is none of auto, on, off"
+    assert [gpu_monitor.problem(setting) for setting in gpu_monitor.SETTINGS] == [None, None, None]
+    smi.unlink()
+    assert gpu_monitor.problem("auto") is None
+    assert gpu_monitor.problem("on") == f"health-check=on needs {smi}: install nvidia-utils of the driver's branch"
+
+
+def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
+    seen: list[tuple[str, ...]] = []
+    findings = [{"level": "drain", "check": "ecc", "text": "1 error", "gpu": "0000:01:00.0"}]
+    answer = {"result": "drain", "findings": findings, "did": "", "seconds": 0.4}
+
+    def run(*argv: str, **_: object) -> Completed:
+        seen.append(argv)
+        return Completed(1, json.dumps(answer), "")
+
+    monkeypatch.setattr(gpu_monitor, "run", run)
+    results = gpu_monitor.check("n0")
+    assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
+    assert seen == [("/usr/bin/python3", "-I", gpu_health.__file__, "check", "--json", "--node", "n0")]
+
+
+@pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])
+def test_an_action_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path, printed: str):
+    monkeypatch.setattr(gpu_monitor, "run", lambda *_, **__: Completed(1, printed, ""))
+    with pytest.raises(gpu_monitor.MonitorError, match=r"^gpu-health: "):
+        gpu_monitor.check("n0")
+
+
+def test_an_action_that_hangs_or_has_no_nvidia_smi(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
+    def hang(*_: object, **__: object) -> Completed:
+        raise CommandTimeout("python3: no answer within 70 s")
+
+    monkeypatch.setattr(gpu_monitor, "run", hang)
+    with pytest.raises(gpu_monitor.MonitorError, match="no answer within 70 s"):
+        gpu_monitor.check("n0")
+    smi.unlink()
+    with pytest.raises(gpu_monitor.MonitorError, match=r"there is no .*nvidia-smi on this machine"):
+        gpu_monitor.check("n0")
+
+
+def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
+    slurm.register()
+    gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
+    slurm.version = "slurm-wlm 25.11.2"
+    machine = compute_seat.look()
+    verdict = compute_seat.verdict(machine, None, related=False, progress=None)
+    text = "slurmd-0 is unfit: gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
+    assert (verdict.level, verdict.text) == (compute_seat.Level.BLOCKED, text)
+
+
+def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    machine = compute_seat.look(health="sometimes")
+    assert machine.problem == "health-check: 'sometimes' is none of auto, on, off"
+    assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
+    assert slurm.log == []

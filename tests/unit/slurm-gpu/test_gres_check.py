@@ -1,0 +1,134 @@
+"""slurmd's own reading of the lines, as its two versions print it, before anything of Slurm is touched."""
+
+import pathlib
+
+import pytest
+from conftest import OPTIONS
+from slurm_double import SlurmDouble
+
+import compute_seat
+import gres_check
+import slurmd_options
+from slurm_ddp.run import CommandTimeout
+
+SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
+LINES = ("Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
+RECORD = "slurmd-n0: Gres Name=gpu Type={} Count=1 Index=0 ID=7696487 File={} Cores={} CoreCnt=2 Links={}{}\n"
+MIG = ("Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/c12,/dev/c13 Flags=nvidia_gpu_env",)
+
+
+def ask(lines: tuple[str, ...] = LINES, version: tuple[int, int] = (25, 11)) -> str | None:
+    return gres_check.difference("n0", "gpu:h100:1", lines, SETTINGS, version)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", " Flags=HAS_FILE,HAS_TYPE,ENV_NVML"),  # 25.11
+        RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", ""),
+        "slurmd-n0: error: /dev/nvidia0 is not a valid character or block device, fix your gres.conf\n"
+        + RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", ""),
+    ],
+)
+def test_slurmd_agrees(slurm: SlurmDouble, printed: str):
+    slurm.printed = printed
+    assert ask() is None
+    slurm.printed = "not asked again"
+    assert ask() is None
+
+
+@pytest.mark.parametrize(
+    ("printed", "problem"),
+    [
+        (RECORD.format("x", "/dev/nvidia0", "0-1", "-1", ""), "/dev/nvidia0 has Type=x, not h100"),
+        (RECORD.format("h100", "/dev/nvidia0", "0-3", "-1", ""), "/dev/nvidia0 has Cores=0-3, not 0-1"),
+        (RECORD.format("h100", "/dev/nvidia0", "0-1", "(null)", ""), "/dev/nvidia0 has Links=(none), not -1"),
+        (RECORD.format("h100", "/dev/nvidia1", "0-1", "-1", ""), "it finds no /dev/nvidia0"),
+        (
+            "slurmd-n0: error: xcpuinfo_abs_to_mac: failed\nslurmd-n0: error: Invalid GRES data for gpu, Cores=0-9\n",
+            "it finds no /dev/nvidia0 (Invalid GRES data for gpu, Cores=0-9)",
+        ),
+        (
+            "slurmd-n0: fatal: can't stat gres.conf file /dev/nvidia0: No such file or directory\n",
+            "it finds no /dev/nvidia0 (can't stat gres.conf file /dev/nvidia0: No such file or directory)",
+        ),
+    ],
+)
+def test_slurmd_differs(slurm: SlurmDouble, printed: str, problem: str):
+    slurm.printed = printed
+    assert ask() == f"slurmd -G: {problem}"
+    assert ask() == f"slurmd -G: {problem}"  # asked again, since it was not accepted
+
+
+def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble):
+    record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "")
+    slurm.printed = f"slurmd-n0: error: Invalid GRES data for gpu, Cores=0-1\n{record}"
+    assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
+    assert not gres_check.ACCEPTED.exists()
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "".join(RECORD.format("a100_3g.20gb", f"/dev/{name}", "0-1", "-1,0", "") for name in ("nvidia0", "c12", "c13")),
+        RECORD.format("a100_3g.20gb", "/dev/nvidia0,/dev/c12,/dev/c13", "0-1", "(null)", ""),
+    ],
+    ids=["22.05", "25.11"],
+)
+def test_mig_is_printed_in_two_ways(slurm: SlurmDouble, printed: str):
+    slurm.printed = printed
+    assert ask(MIG) is None
+
+
+@pytest.mark.parametrize("printed", ["", "slurmd-n0: fatal: Unable to find the user\n"])
+def test_a_slurmd_that_says_nothing_of_gpus_stops_nobody(slurm: SlurmDouble, printed: str):
+    slurm.printed = printed
+    assert ask() is None
+    assert not gres_check.ACCEPTED.exists()
+
+
+def test_a_slurmd_that_hangs_stops_nobody(monkeypatch: pytest.MonkeyPatch):
+    def hang(*_: object, timeout: float, **__: object) -> None:
+        assert timeout <= 20
+        raise CommandTimeout("slurmd: no answer within 20 s")
+
+    monkeypatch.setattr(gres_check, "run", hang)
+    assert ask() is None
+
+
+@pytest.mark.parametrize(("version", "has_cgroup_conf"), [((22, 5), False), ((25, 11), True)])
+def test_what_slurmd_is_given(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], has_cgroup_conf: bool):
+    seen: dict[str, str] = {}
+
+    def look(*argv: str, **_: object) -> None:
+        directory = pathlib.Path(argv[-1]).parent
+        seen.update({file.name: file.read_text() for file in directory.iterdir()})
+        raise CommandTimeout("enough")
+
+    monkeypatch.setattr(gres_check, "run", look)
+    ask(version=version)
+    node = seen["slurm.conf"].splitlines()[-1]
+    assert node.startswith("NodeName=n0 NodeHostname=")
+    assert node.endswith(" cpus=2 boards=1 corespersocket=2 Gres=gpu:h100:1")
+    assert seen["gres.conf"] == f"NodeName=n0 AutoDetect=off {LINES[0]}\n"
+    assert ("cgroup.conf" in seen) == has_cgroup_conf
+
+
+def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    slurm.printed = RECORD.format("other", mock_gpu, "0-1", "-1", "")
+    machine = compute_seat.look()
+    assert machine.problem == f"slurmd -G: {mock_gpu} has Type=other, not mock_gpu"
+    assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
+    assert compute_seat.offer(machine, None) is None
+    assert slurm.log == []
+    assert slurmd_options.PATH.read_text() == OPTIONS
+
+
+def test_an_alias_that_is_none_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(OPTIONS)
+    machine = compute_seat.look("mock_gpu=Mock GPU")
+    assert machine.problem == "gpu-type-alias: 'Mock GPU' is no type: small letters, digits and _ . + - only"
+    assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
+    assert slurm.log == []
