@@ -20,7 +20,7 @@ test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, p
 
 .PHONY: lint unit functional bench pack integration
 lint:  ## ruff, pyright, codespell, shellcheck
-unit:  ## tests that need neither root nor network
+unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
 functional:  ## the bundle in the sandbox (root)
 bench:  ## measurements, each against a peer or a limit
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
