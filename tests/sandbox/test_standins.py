@@ -679,14 +679,22 @@ def test_every_event_reaches_the_same_state(slurmctld: Slurmctld, event: str):
 
 
 def test_the_clusters_name_is_latched(slurmctld: Slurmctld):
-    state = testing.State(leader=True, relations={peer()}, config={"cluster-name": "ddp"})
+    state = testing.State(leader=True, relations={peer(), slurmd_relation()}, config={"cluster-name": "ddp"})
     out = slurmctld.ctx.run(slurmctld.ctx.on.start(), state)
     slurmctld.ctx.run(slurmctld.ctx.on.config_changed(), dataclasses.replace(out, config={"cluster-name": "other"}))
     assert slurmctld.settings.cluster_name == "ddp"
 
 
+def test_slurmctld_waits_for_a_first_partition(slurmctld: Slurmctld):
+    state = testing.State(leader=True, relations={peer(), testing.Relation("slurmd", remote_app_name="compute")})
+    out = slurmctld.ctx.run(slurmctld.ctx.on.start(), state)
+    text = "waiting for slurmd: slurmctld does not start without a partition"
+    assert out.unit_status == testing.WaitingStatus(text)
+    assert slurmctld.controller.settings is None
+
+
 def test_a_nameless_cluster_gets_a_name(slurmctld: Slurmctld):
-    slurmctld.ctx.run(slurmctld.ctx.on.start(), testing.State(leader=True, relations={peer()}))
+    slurmctld.ctx.run(slurmctld.ctx.on.start(), testing.State(leader=True, relations={peer(), slurmd_relation()}))
     assert slurmctld.settings.cluster_name.startswith("charmed-hpc-")
 
 
@@ -699,7 +707,7 @@ def test_a_nameless_cluster_gets_a_name(slurmctld: Slurmctld):
     ],
 )
 def test_slurmctld_says_which_option_is_wrong_and_does_nothing(slurmctld: Slurmctld, config: dict[str, str], text: str):
-    state = testing.State(leader=True, relations={peer()}, config=config)
+    state = testing.State(leader=True, relations={peer(), slurmd_relation()}, config=config)
     out = slurmctld.ctx.run(slurmctld.ctx.on.config_changed(), state)
     assert out.unit_status == testing.BlockedStatus(text)
     assert slurmctld.controller.settings is None
@@ -717,20 +725,22 @@ def test_a_configuration_that_slurmctld_refuses_is_blocked_and_not_published(slu
 
 @pytest.mark.parametrize("endpoint", ["slurmdbd", "slurmrestd", "influxdb", "oci-runtime", "smtp", "cos-agent"])
 def test_slurmctld_names_the_relation_that_is_not_played(slurmctld: Slurmctld, endpoint: str):
-    state = testing.State(leader=True, relations={peer(), testing.Relation(endpoint)})
+    state = testing.State(leader=True, relations={peer(), slurmd_relation(), testing.Relation(endpoint)})
     out = slurmctld.ctx.run(slurmctld.ctx.on.update_status(), state)
     assert out.unit_status == testing.BlockedStatus(f"the sandbox does not play the relation {endpoint}: remove it")
 
 
 def test_a_second_controller_is_refused(slurmctld: Slurmctld):
-    out = slurmctld.ctx.run(slurmctld.ctx.on.start(), testing.State(leader=False, relations={peer()}))
+    out = slurmctld.ctx.run(
+        slurmctld.ctx.on.start(), testing.State(leader=False, relations={peer(), slurmd_relation()})
+    )
     text = "the sandbox plays one slurmctld unit only: remove this one"
     assert out.unit_status == testing.BlockedStatus(text)
     assert slurmctld.controller.settings is None
 
 
 def test_rotate_auth_key_replaces_the_secrets_content(slurmctld: Slurmctld):
-    out = slurmctld.ctx.run(slurmctld.ctx.on.start(), testing.State(leader=True, relations={peer()}))
+    out = slurmctld.ctx.run(slurmctld.ctx.on.start(), testing.State(leader=True, relations={peer(), slurmd_relation()}))
     before = slurmctld.controller.key
     out = slurmctld.ctx.run(slurmctld.ctx.on.action("rotate-auth-key"), out)
     assert slurmctld.controller.key != before
@@ -797,6 +807,7 @@ class FakeDaemon:
     def __init__(self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.etc = tmp_path
         self.running = self.broken = False
+        self.journal = "started\nslurmctld: fatal: Unable to find plugin task/x\nended\n"
         self.done: list[str] = []
         monkeypatch.setattr(slurm_controller, "ETC", tmp_path)
         monkeypatch.setattr(slurm_controller.munge, "ensure_key", lambda key: False)
@@ -814,7 +825,7 @@ class FakeDaemon:
         if argv == ("/usr/bin/scontrol", "ping"):
             return Completed(0, "Slurmctld(primary) at slurmctld-0 is UP\n", "")
         assert argv[0] == "/usr/bin/journalctl", argv
-        return Completed(0, "started\nslurmctld: fatal: Unable to find plugin task/x\nended\n", "")
+        return Completed(0, self.journal, "")
 
 
 def test_slurmctld_is_restarted_only_when_something_changed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -845,6 +856,10 @@ def test_slurmctlds_own_words_say_why_it_does_not_start(tmp_path: pathlib.Path, 
     with pytest.raises(slurm_controller.ControllerError) as error:
         slurm_controller.ensure(settings(overrides={"TaskPlugin": "task/x"}), "k")
     assert str(error.value) == "slurmctld does not start: fatal: Unable to find plugin task/x"
+    daemon.journal = "slurmctld: error: at unrecognized key: Foo\nslurmctld: error: Include failed\nslurmctld: fatal: Unable to process configuration file\n"
+    with pytest.raises(slurm_controller.ControllerError) as error:
+        slurm_controller.ensure(settings(overrides={"Foo": "1"}), "k")
+    assert str(error.value) == "slurmctld does not start: error: at unrecognized key: Foo"
 
 
 def test_current_config_puts_includes_in_their_place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

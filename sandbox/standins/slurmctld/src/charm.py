@@ -135,6 +135,8 @@ class SlurmctldCharm(ops.CharmBase):
             for relation in self.model.relations["slurmd"]
             if relation.active
         ]
+        if not any(partitions):
+            return ops.WaitingStatus("waiting for slurmd: slurmctld does not start without a partition")
         return slurm_controller.Settings(
             cluster_name=self._cluster_name(peer),
             host=socket.gethostname(),

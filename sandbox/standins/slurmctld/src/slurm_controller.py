@@ -185,7 +185,10 @@ def _wait_until_answers() -> None:
 
 
 def _complaint() -> str:
-    """Return why slurmctld ended, from its journal."""
-    journal = run("/usr/bin/journalctl", "-u", SERVICE, "-n", "40", "-o", "cat", "--no-pager", check=False).stdout
-    fatal = [line for line in journal.splitlines() if "fatal" in line or "error: Parse error" in line]
-    return (fatal[-1] if fatal else "see journalctl -u slurmctld").removeprefix("slurmctld: ")[:200]
+    """Return why slurmctld ended, from its journal: the first error where `fatal` only says that there were some."""
+    journal = run("/usr/bin/journalctl", "-u", SERVICE, "-n", "60", "-o", "cat", "--no-pager", check=False).stdout
+    last_start = journal.rpartition("Started slurmctld")[2]
+    lines = [line.removeprefix("slurmctld: ").strip() for line in last_start.splitlines()]
+    errors = [line for line in lines if line.startswith("error:")]
+    fatal = next((line for line in lines if line.startswith("fatal:")), "see journalctl -u slurmctld")
+    return (errors[0] if errors and "configuration file" in fatal else fatal)[:200]
