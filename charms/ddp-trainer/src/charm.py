@@ -39,6 +39,7 @@ class DdpTrainerCharm(ops.CharmBase):
         framework.observe(self.on.prepare_dataset_action, self._on_prepare_dataset)
         framework.observe(self.on.submit_ddp_action, self._on_submit_ddp)
         framework.observe(self.on.list_jobs_action, self._on_list_jobs)
+        framework.observe(self.on.show_job_action, self._on_show_job)
         framework.observe(self.on.job_log_action, self._on_job_log)
         framework.observe(self.on.cancel_job_action, self._on_cancel_job)
 
@@ -69,6 +70,9 @@ class DdpTrainerCharm(ops.CharmBase):
 
     def _on_list_jobs(self, event: ops.ActionEvent) -> None:
         self._act(event, trainer_params.ListJobs, trainer_actions.list_jobs)
+
+    def _on_show_job(self, event: ops.ActionEvent) -> None:
+        self._act(event, trainer_params.ShowJob, trainer_actions.show_job)
 
     def _on_job_log(self, event: ops.ActionEvent) -> None:
         self._act(event, trainer_params.JobLog, trainer_actions.job_log)

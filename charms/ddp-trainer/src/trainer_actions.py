@@ -130,6 +130,11 @@ def list_jobs(settings: Settings, params: trainer_params.ListJobs, _: Log) -> Re
         raise TrainerError(f"Slurm: {e}") from e
 
 
+def show_job(settings: Settings, params: trainer_params.ShowJob, _: Log) -> Results:
+    """Return what is known of a job."""
+    return trainer_runs.show(settings, job_id=params.job_id, run=params.run)
+
+
 def job_log(settings: Settings, params: trainer_params.JobLog, _: Log) -> Results:
     """Return the last lines of a job's log."""
     return trainer_runs.read_log(settings, job_id=params.job_id, run=params.run, rank=params.rank, lines=params.lines)

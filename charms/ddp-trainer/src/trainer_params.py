@@ -204,6 +204,13 @@ class ListJobs(Parsed):
     lines: Lines = 50
 
 
+class ShowJob(Parsed):
+    """Parameters of show-job."""
+
+    job_id: JobId | None = None
+    run: Name | None = None
+
+
 class JobLog(Parsed):
     """Parameters of job-log."""
 

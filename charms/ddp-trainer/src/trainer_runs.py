@@ -62,8 +62,7 @@ def submit(settings: Settings, run: str, texts: dict[str, str], facts: dict[str,
     folder = settings.runs / run
     record = {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
     if again:  # so that the summary of an earlier job is not taken for this one's
-        told = trainer_workspace.ask(settings, "read_run", workspace=str(settings.workspace), run=run, job_id=None)
-        record["summary_before"] = told["summary_written"]
+        record["summary_before"] = _read(settings, run, None)["summary_written"]
     texts = {**texts, "job.json": _dump(record)}
     trainer_workspace.ask(settings, "create_run", workspace=str(settings.workspace), run=run, texts=texts, again=again)
     script = folder / "job.sbatch"
@@ -127,13 +126,34 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
 
 
 def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
-    """Return the results of a job that ended well. Raises TrainerError with the reason why another did not.
+    """Return the results of a job that ended well. Raises TrainerError with the reason why another did not."""
+    results, trouble = _explain(settings, submitted, known)
+    if trouble:
+        raise TrainerError(trouble, results=results)
+    return results
+
+
+def show(settings: Settings, *, job_id: int | None, run: str | None) -> Results:
+    """Return all that is known of a job, of the newest run's when nothing is named. Raises TrainerError."""
+    submitted = find(settings, job_id=job_id, run=run)
+    known = _known(settings, submitted.job_id)
+    if known is None or not known.is_active:
+        results, trouble = _explain(settings, submitted, known)
+        return results | ({"reason": trouble} if trouble else {})
+    told = _read(settings, submitted.run, None)
+    metric = _dict(told["metric"]) if known.state == "RUNNING" else {}
+    results = {**submitted.as_results(), "state": known.state, "elapsed": known.elapsed, "nodes": known.nodes}
+    results |= {"reason": known.reason, "requeued": str(known.restarts)}
+    results |= {name: _figure(metric[name]) for name in ("step", "loss") if metric.get(name) is not None}
+    return {name: value for name, value in results.items() if value not in ("", "None", "0")}
+
+
+def _explain(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> tuple[Results, str]:
+    """Return the results of a job that ended, and in one line why unless it ended well.
 
     A job that neither the controller nor an accounting remembers is judged by the outcome that it wrote.
     """
-    told = trainer_workspace.ask(
-        settings, "read_run", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id
-    )
+    told = _read(settings, submitted.run, submitted.job_id)
     outcome = _dict(told["outcome"])
     if known is not None:
         state, exit_code = known.state, known.exit_code
@@ -141,19 +161,29 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
         state = _ENDED_WELL if outcome.get("outcome") == "done" else "FAILED" if outcome else "UNKNOWN"
         exit_code = 0 if state == _ENDED_WELL else 1
     results = {**submitted.as_results(), "state": state, "exit-code": str(exit_code)}
-    if told["summary_written"] != _dict(told["job"]).get("summary_before", 0.0):
+    record = _dict(told["job"])
+    is_latest = record.get("job_id") in (None, submitted.job_id)
+    if is_latest and told["summary_written"] != record.get("summary_before", 0.0):
         results |= figures(_dict(told["summary"]))
     if state == _ENDED_WELL:
-        return results
+        return results, ""
     text = f"job {submitted.job_id} {state}, exit code {exit_code}"
     if outcome.get("outcome") == "preempted":
         step = outcome.get("step")
         text += (
             f"; it saved at step {step}, and submit-ddp run={submitted.run} with the same parameters goes on from there"
         )
-        raise TrainerError(text, results=results)
+        return results, text
     if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
-        raise TrainerError(text, results=results)
+        return results, text
+    found, words = _failure(settings, submitted, known)
+    return results | found, text + words
+
+
+def _failure(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> tuple[Results, str]:
+    """Return the first failing rank and its last lines, and the same in a few words."""
+    results: Results = {}
+    words = ""
     failure = trainer_workspace.ask(
         settings,
         "find_failure",
@@ -166,13 +196,13 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     if failure["rank"] is not None:
         results["failed-rank"] = str(failure["rank"])
         host = _host(known, int(failure["node"]))
-        text += f"; rank {failure['rank']}" + (f" on {host}" if host else "")
+        words += f"; rank {failure['rank']}" + (f" on {host}" if host else "")
     elif known is not None and known.reason not in ("None", "NonZeroExitCode", ""):
-        text += f" ({known.reason})"
+        words += f" ({known.reason})"
     if lines:
         results["failure"] = "\n".join(lines)
-        text += f": {one_line(lines[-1], 300)}"
-    raise TrainerError(text, results=results)
+        words += f": {one_line(lines[-1], 300)}"
+    return results, words
 
 
 def figures(summary: dict[str, object]) -> Results:
@@ -269,7 +299,7 @@ def find(settings: Settings, *, job_id: int | None, run: str | None) -> Submitte
                 f"there is no run in {settings.runs} yet; start one: juju run {settings.unit} submit-ddp"
             )
         run = str(runs[0])
-    record = _dict(trainer_workspace.ask(settings, "read_run", workspace=workspace, run=run, job_id=None)["job"])
+    record = _dict(_read(settings, run, None)["job"])
     number = job_id if job_id is not None else record.get("job_id")
     if not isinstance(number, int):
         raise ParameterError("run", f"{run} is no run with a job in {settings.runs}")
@@ -325,12 +355,16 @@ def _known(settings: Settings, job_id: int) -> jobs.Job | None:
         raise TrainerError(f"Slurm: {e}") from e
 
 
+def _read(settings: Settings, run: str, job_id: int | None, *, timeout_s: float = 30) -> trainer_workspace.Json:
+    return trainer_workspace.ask(
+        settings, "read_run", timeout_s=timeout_s, workspace=str(settings.workspace), run=run, job_id=job_id
+    )
+
+
 def _progress(settings: Settings, run: str) -> str:
     """Return how far a run is, from its metrics."""
     try:
-        told = trainer_workspace.ask(
-            settings, "read_run", timeout_s=3, workspace=str(settings.workspace), run=run, job_id=None
-        )
+        told = _read(settings, run, None, timeout_s=3)
     except trainer_workspace.WorkspaceError:
         return ""
     metric = _dict(told["metric"])

@@ -661,6 +661,44 @@ def test_a_jobs_name_is_shown_harmlessly(ready: Trainer, cluster: Cluster):
     assert ready.run("list-jobs")["count"] == "1"
 
 
+def test_a_job_is_shown_from_its_submission_to_its_result(ready: Trainer, cluster: Cluster):
+    folder = ready.workspace / "runs" / "a"
+    paths = {"run-dir": str(folder), "log": str(folder / "logs" / "40.out"), "script": str(folder / "job.sbatch")}
+    base = {"job-id": "40", "run": "a", **paths}
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    assert ready.run("show-job") == {**base, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
+    cluster.jobs[0].states = [("RUNNING", 0)]
+    (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
+    running = {"state": "RUNNING", "elapsed": "0:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
+    assert ready.run("show-job", job_id=40) == {**base, **running}
+    cluster.jobs[0].states = [("COMPLETED", 0)]
+    write_result(cluster.jobs[0])
+    shown = ready.run("show-job", run="a")
+    assert (shown["state"], shown["exit-code"], shown["loss"], shown["ranks"]) == ("COMPLETED", "0", "0.586587", "2")
+    assert "reason" not in shown
+
+
+def test_a_failed_job_is_shown_with_its_reason(ready: Trainer, cluster: Cluster):
+    cluster.states = [("FAILED", 9)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    (ready.workspace / "runs" / "a" / "logs" / "40.out").write_text(
+        "0: [FATAL] slurmd-0: no\n[RESULT] rc=78 outcome=none\n"
+    )
+    shown = ready.run("show-job")
+    assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
+    assert shown["failure"] == "[FATAL] slurmd-0: no"
+    assert ready.fails("show-job", run="no") == f"run: no is no run with a job in {ready.workspace}/runs"
+
+
+def test_an_earlier_job_of_a_run_is_shown_without_the_later_ones_figures(ready: Trainer, cluster: Cluster):
+    cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
+    ready.run("submit-ddp", run="a")
+    ready.run("submit-ddp", run="a")
+    assert "loss" not in ready.run("show-job", job_id=40)
+    assert ready.run("show-job", job_id=41)["loss"] == "0.586587"
+
+
 def test_a_log_is_shown(ready: Trainer, cluster: Cluster):
     cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
     ready.run("submit-ddp", workload="smoke", run="a")

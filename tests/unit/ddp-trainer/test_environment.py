@@ -17,6 +17,8 @@ import trainer_workspace
 from slurm_ddp.slurm.jobs import Capacity, Partition
 from trainer_base import Settings, TrainerError
 
+pytestmark = pytest.mark.usefixtures("nearby")
+
 CPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 0, "IDLE", True),)),)
 GPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 8, "IDLE", True),)),)
 

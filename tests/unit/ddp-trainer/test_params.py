@@ -17,6 +17,7 @@ MODELS: dict[str, type[trainer_params.Parsed]] = {
     "prepare-dataset": trainer_params.PrepareDataset,
     "submit-ddp": trainer_params.SubmitDdp,
     "list-jobs": trainer_params.ListJobs,
+    "show-job": trainer_params.ShowJob,
     "job-log": trainer_params.JobLog,
     "cancel-job": trainer_params.CancelJob,
 }
