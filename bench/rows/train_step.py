@@ -11,7 +11,7 @@ from ddptrain import config, distributed, hardware, model, reader, sampler, trai
 
 CASES = (  # layers, heads, width, seq_len, batch, vocab, steps per turn, turns, goal
     ("4 layers 128 wide, T 64 B 12, V 320", 4, 4, 128, 64, 12, 320, 15, 5, 1.3),
-    ("6 layers 384 wide, T 256 B 8, V 50304", 6, 6, 384, 256, 8, 50304, 1, 4, 1.3),
+    ("6 layers 384 wide, T 256 B 4, V 50304", 6, 6, 384, 256, 4, 50304, 1, 3, 1.3),
 )
 
 

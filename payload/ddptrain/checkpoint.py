@@ -193,6 +193,7 @@ class _Slot:
     tensors: list[Tensor] = dataclasses.field(default_factory=list)
     tree: typing.Any = None
     free: threading.Event = dataclasses.field(default_factory=threading.Event)
+    copied: threading.Event = dataclasses.field(default_factory=threading.Event)
     ready: typing.Any = None  # a CUDA event: the copies from the GPU have landed
 
 
@@ -204,7 +205,7 @@ class _Job:
     rngs: list[State]
     is_best: bool
     asked: float
-    stall_s: float
+    number: int  # of the save, from 0
 
 
 class Saver:
@@ -217,7 +218,7 @@ class Saver:
             )
         self.run_dir, self.keep, self.attempt, self._pin = run_dir, keep, attempt, pin
         self.last: str | None = None  # the newest one on disk
-        self.stall_s: list[float] = []  # how long each `save` held up the caller
+        self.stall_s: list[float] = []  # how long each save held up the caller, in `save` and in `before_update`
         self.write_s: list[float] = []
         self._slots = [_Slot() for _ in range(NUM_BUFFERS)]
         for slot in self._slots:
@@ -225,6 +226,7 @@ class Saver:
         self._next = 0
         self._stream = torch.cuda.Stream() if pin else None
         self._fence: typing.Any = None
+        self._copying: _Slot | None = None
         self._error: Exception | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
@@ -239,8 +241,13 @@ class Saver:
     def save(
         self, name: str, model: State, optimizer: State, meta: State, rngs: list[State], *, is_best: bool = False
     ) -> None:
-        """Copy the state and return; the checkpoint `name` appears some time later. Raises what an earlier save met."""
+        """Begin to copy the state and return; the checkpoint `name` appears some time later.
+
+        The state must stay as it is until `before_update` returns: forward and backward passes may go on meanwhile.
+        Raises what an earlier save met.
+        """
         began = time.perf_counter()
+        self.before_update()
         self.check()
         slot = self._slots[self._next]
         self._next = (self._next + 1) % NUM_BUFFERS
@@ -251,25 +258,33 @@ class Saver:
         slot.free.clear()
         state = {"model": model, "optimizer": optimizer}
         self._fit(slot, state)
-        sources = list(_tensors(state))
+        sources = _distinct(state)
+        pairs = list(zip(slot.tensors, sources.values(), strict=True))
         if self._stream is None:
-            for target, source in zip(slot.tensors, sources, strict=True):
-                target.copy_(source)
+            slot.copied.clear()
+            self._copying = slot
+            threading.Thread(target=self._copy, args=(slot, pairs), name="copier", daemon=True).start()
         else:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                for target, source in zip(slot.tensors, sources, strict=True):
+                for target, source in pairs:
                     target.copy_(source, non_blocking=True)
                 slot.ready = torch.cuda.Event()
                 slot.ready.record(self._stream)
+            slot.copied.set()
             self._fence = slot.ready
-        targets = iter(slot.tensors)
-        slot.tree = _mapped(state, lambda _: next(targets))
+        copies = dict(zip(sources, slot.tensors, strict=True))
+        slot.tree = _mapped(state, lambda tensor: copies[_key(tensor)])
+        self._jobs.put(_Job(slot, name, meta, rngs, is_best, time.perf_counter(), len(self.stall_s)))
         self.stall_s.append(time.perf_counter() - began)
-        self._jobs.put(_Job(slot, name, meta, rngs, is_best, time.perf_counter(), self.stall_s[-1]))
 
     def before_update(self) -> None:
-        """Hold the GPU, not the CPU, until the last copy has been taken. Call it before each optimiser step."""
+        """Return when the last save has its copy; a GPU is only told to wait. Call it before each update."""
+        if self._copying is not None:
+            began = time.perf_counter()
+            self._copying.copied.wait()
+            self._copying = None
+            self.stall_s[-1] += time.perf_counter() - began
         if self._fence is not None:
             torch.cuda.current_stream().wait_event(self._fence)
             self._fence = None
@@ -297,23 +312,35 @@ class Saver:
 
     def _fit(self, slot: _Slot, state: State) -> None:
         """Give the slot buffers of the state's shapes, touched once so that the memory is really there."""
-        wanted = [(t.shape, t.dtype) for t in _tensors(state)]
+        wanted = [(t.shape, t.dtype) for t in _distinct(state).values()]
         if [(t.shape, t.dtype) for t in slot.tensors] != wanted:
             try:
                 slot.tensors = [torch.zeros(shape, dtype=dtype, pin_memory=self._pin) for shape, dtype in wanted]
             except RuntimeError as e:
-                size = sum(t.numel() * t.element_size() for t in _tensors(state))
+                size = sum(t.numel() * t.element_size() for t in _distinct(state).values())
                 raise errors.UserError(
                     f"no memory for checkpoint buffers of 2 x {size >> 20} MiB; give the job more --mem"
                 ) from e
 
+    def _copy(self, slot: _Slot, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        try:
+            for target, source in pairs:
+                target.copy_(source)
+        except Exception as e:  # raised in the training loop by check()
+            self._error = e
+        finally:
+            slot.copied.set()
+
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
+                job.slot.copied.wait()
+                if self._error is not None:
+                    continue
                 if job.slot.ready is not None:
                     job.slot.ready.synchronize()
                 self._write(job)
-            except Exception as e:
+            except Exception as e:  # raised in the training loop by check()
                 self._error = e
             finally:
                 job.slot.free.set()
@@ -329,9 +356,8 @@ class Saver:
         self.last = str(path)
         self.write_s.append(time.perf_counter() - job.asked)
         markers.emit(
-            "CKPT", saved=job.name, step=job.meta["step"], mib=draft.size_bytes / 2**20, stall_s=job.stall_s,
-            write_s=self.write_s[-1],
-            best=job.is_best or None,
+            "CKPT", saved=job.name, step=job.meta["step"], mib=draft.size_bytes / 2**20,
+            stall_s=self.stall_s[job.number], write_s=self.write_s[-1], best=job.is_best or None,
         )  # fmt: skip
 
 
@@ -505,6 +531,16 @@ def _tensors(tree: typing.Any) -> collections.abc.Iterator[Tensor]:
     elif isinstance(tree, (list, tuple)):
         for value in tree:
             yield from _tensors(value)
+
+
+def _key(tensor: Tensor) -> tuple[object, ...]:
+    """Return what tells tensors apart; tied weights are one."""
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.dtype
+
+
+def _distinct(tree: typing.Any) -> dict[tuple[object, ...], Tensor]:
+    """Return the tensors of a tree, tied ones once."""
+    return {_key(tensor): tensor for tensor in _tensors(tree)}
 
 
 def _mapped(tree: typing.Any, change: collections.abc.Callable[[Tensor], Tensor]) -> typing.Any:
