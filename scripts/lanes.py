@@ -34,7 +34,7 @@ UNIT = (
 )
 ALL = ("lint", "pack", *UNIT, "functional")  # the longest first among those that share the machine
 ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
-PACKAGES = {"pack": "pack", "sandbox": "demo", "functional": "demo", "bench": "demo"}  # lane -> group of scripts/setup.sh besides `test`
+PACKAGES = {"pack": "pack", "sandbox": "demo", "functional": "demo", "bench": "demo"}  # groups of scripts/setup.sh
 SILENCE_S = 9.0
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [0-9.]+s.* =+$")
 
