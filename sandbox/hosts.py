@@ -447,6 +447,7 @@ class Host:
         if self.exists():
             with _translated(self.name):
                 self._machine.kill()
+            network.remove_link(self.record.machine)
         for mount in _mounts_below(self.directory):
             run("/usr/bin/umount", mount, check=False)
             if str(mount) in _mounts_below(self.directory):

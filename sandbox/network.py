@@ -80,11 +80,22 @@ class Network:
             while _iptables(table, "-D", chain, rule, check=False):
                 pass
         with _forwarding() as before:
+            for path in _INTERFACES.glob(f"vb-{self.bridge[:8]}*"):  # as systemd-nspawn cuts long names
+                run("/usr/sbin/ip", "link", "delete", path.name, check=False)
             if (_INTERFACES / self.bridge).exists():
                 run("/usr/sbin/ip", "link", "delete", self.bridge)
             if before.exists() and not any(_BRIDGE.fullmatch(path.name) for path in _INTERFACES.iterdir()):
                 _FORWARDING.write_text(before.read_text())
                 before.unlink()
+
+
+def remove_link(machine: str) -> None:
+    """Remove the machine's link to its bridge.
+
+    It would go by itself with the machine's network namespace; but connections that were open when the machine ended
+    keep that alive until the kernel gives up telling their other ends, which takes minutes.
+    """
+    run("/usr/sbin/ip", "link", "delete", f"vb-{machine}", check=False)  # the name, or the other name of a long one
 
 
 def bridge_name(directory: pathlib.Path) -> str:
