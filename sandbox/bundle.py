@@ -88,18 +88,35 @@ class Bundle:
     relations: list[BundleRelation]
 
 
-class _Node(typing.NamedTuple):
-    """A parsed value with its line, so that a message can say where it stands."""
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """A parsed value with its line, so that a message can say where it stands; an empty one is YAML's null."""
 
-    value: typing.Any  # dict[str, _Node], list[_Node] or a scalar
     line: int
+    scalar: object = None
+    mapping: "dict[str, _Node] | None" = None
+    sequence: "list[_Node] | None" = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.scalar is None and self.mapping is None and self.sequence is None
 
     def plain(self) -> typing.Any:
-        if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
-        if isinstance(self.value, list):
-            return [node.plain() for node in self.value]
-        return self.value
+        if self.mapping is not None:
+            return {key: node.plain() for key, node in self.mapping.items()}
+        if self.sequence is not None:
+            return [node.plain() for node in self.sequence]
+        return self.scalar
+
+    def entries(self, file: pathlib.Path, what: str) -> "dict[str, _Node]":
+        if self.mapping is None and not self.is_empty:
+            raise BundleError(Where(file, self.line), f"{what} is a mapping")
+        return self.mapping or {}
+
+    def elements(self, file: pathlib.Path, what: str) -> "list[_Node]":
+        if self.sequence is None and not self.is_empty:
+            raise BundleError(Where(file, self.line), f"{what} is a list")
+        return self.sequence or []
 
 
 def load(
@@ -114,11 +131,17 @@ def load(
     bundle = Bundle(name=path.stem, applications={}, relations=[])
     for document in _parse(path):
         _merge(bundle, path, document)
-    for document in _parse(defaults) if defaults else []:
-        applications = document.value.get("applications", _Node({}, 0)).value
-        known = {name: node for name, node in applications.items() if name in bundle.applications}
-        assert defaults is not None
-        _merge(bundle, defaults, _Node({"applications": _Node(known, document.line)}, document.line))
+    if defaults is not None:
+        for document in _parse(defaults):
+            applications = document.entries(defaults, "a bundle").get("applications", _Node(document.line))
+            known = {
+                name: node
+                for name, node in applications.entries(defaults, "applications").items()
+                if name in bundle.applications
+            }
+            _merge(
+                bundle, defaults, _Node(document.line, mapping={"applications": _Node(document.line, mapping=known)})
+            )
     for file in overlays:
         for document in _parse(file):
             _merge(bundle, file, document)
@@ -131,14 +154,10 @@ def _parse(file: pathlib.Path) -> list[_Node]:
     except OSError as e:
         raise SandboxError(f"{file}: {e.strerror}") from e
     try:
-        documents = [_convert(file, node) for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+        return [_convert(file, node) for node in yaml.compose_all(text, yaml.SafeLoader)]
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else 1
         raise BundleError(Where(file, line), f"not YAML: {e.problem}") from e
-    for document in documents:
-        if not isinstance(document.value, dict):
-            raise BundleError(Where(file, document.line), "a bundle is a mapping")
-    return documents
 
 
 def _convert(file: pathlib.Path, node: yaml.Node) -> _Node:
@@ -146,68 +165,65 @@ def _convert(file: pathlib.Path, node: yaml.Node) -> _Node:
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, _Node] = {}
         for key_node, value_node in node.value:
-            key = str(key_node.value)
+            key, key_line = str(key_node.value), key_node.start_mark.line + 1
             if key in mapping:
-                raise BundleError(Where(file, key_node.start_mark.line + 1), f"{key!r} is given twice")
-            converted = _convert(file, value_node)
-            mapping[key] = _Node(converted.value, key_node.start_mark.line + 1)
-        return _Node(mapping, line)
+                raise BundleError(Where(file, key_line), f"{key!r} is given twice")
+            mapping[key] = dataclasses.replace(_convert(file, value_node), line=key_line)
+        return _Node(line, mapping=mapping)
     if isinstance(node, yaml.SequenceNode):
-        return _Node([_convert(file, item) for item in node.value], line)
-    return _Node(yaml.SafeLoader("").construct_object(node), line)
+        return _Node(line, sequence=[_convert(file, item) for item in node.value])
+    loader: typing.Any = yaml.SafeLoader("")
+    return _Node(line, scalar=loader.construct_object(node))
 
 
 def _merge(bundle: Bundle, file: pathlib.Path, document: _Node) -> None:
-    for key, node in document.value.items():
+    keys = document.entries(file, "a bundle")
+    for key, node in keys.items():
         if key not in _BUNDLE_KEYS:
             raise BundleError(Where(file, node.line), f"unknown key {key!r}{_guess(key, _BUNDLE_KEYS)}")
-    if "machines" in document.value:
+    if "machines" in keys:
         raise BundleError(
-            Where(file, document.value["machines"].line),
-            "the sandbox gives every unit a host of its own: no machines section",
+            Where(file, keys["machines"].line), "the sandbox gives every unit a host of its own: no machines section"
         )
-    if "name" in document.value:
-        bundle.name = str(document.value["name"].value)
-    applications = document.value.get("applications", _Node({}, document.line))
-    for name, node in (applications.value or {}).items():
-        if node.value is None:
-            if name not in bundle.applications:
-                raise BundleError(
-                    Where(file, node.line), f"application {name!r} cannot be removed: there is none of that name"
-                )
-            del bundle.applications[name]
-            bundle.relations = [
-                relation for relation in bundle.relations if all(end.split(":")[0] != name for end in relation.ends)
-            ]
-        else:
+    if "name" in keys:
+        bundle.name = str(keys["name"].scalar)
+    for name, node in keys.get("applications", _Node(document.line)).entries(file, "applications").items():
+        if not node.is_empty:
             _merge_application(bundle, file, name, node)
-    relations = document.value.get("relations", _Node([], document.line))
-    for node in relations.value or []:
+            continue
+        if name not in bundle.applications:
+            raise BundleError(
+                Where(file, node.line), f"application {name!r} cannot be removed: there is none of that name"
+            )
+        del bundle.applications[name]
+        bundle.relations = [
+            relation for relation in bundle.relations if all(end.split(":")[0] != name for end in relation.ends)
+        ]
+    for node in keys.get("relations", _Node(document.line)).elements(file, "relations"):
         bundle.relations.append(_relation(file, node))
 
 
 def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, node: _Node) -> None:
     where = Where(file, node.line)
-    if not isinstance(node.value, dict):
-        raise BundleError(where, f"application {name!r} is a mapping")
+    body = node.entries(file, f"application {name!r}")
     app = bundle.applications.get(name) or BundleApplication(name, {}, {"": where}, "")
-    for key, value in node.value.items():
+    for key, value in body.items():
         at = Where(file, value.line)
         if key not in _APPLICATION_KEYS:
             raise BundleError(at, f"application {name!r}: unknown key {key!r}{_guess(key, _APPLICATION_KEYS)}")
         app.where[key] = at
-        if key in _MERGED and isinstance(value.value, dict):
-            merged = app.body.setdefault(key, {})
-            for item, item_node in value.value.items():
-                plain = item_node.plain()
-                if key == "resources" and isinstance(plain, str):
-                    plain = str((file.parent / plain).resolve())
-                merged[item] = plain
-                app.where[f"{key}.{item}"] = Where(file, item_node.line)
-        else:
+        if key not in _MERGED:
             app.body[key] = value.plain()
-    if "charm" in node.value:
-        charm = str(node.value["charm"].value)
+            continue
+        merged = app.body.setdefault(key, {})
+        for item, item_node in value.entries(file, f"application {name!r}: {key}").items():
+            plain = item_node.plain()
+            if key == "resources" and isinstance(plain, str):
+                plain = str((file.parent / plain).resolve())
+            merged[item] = plain
+            app.where[f"{key}.{item}"] = Where(file, item_node.line)
+    if "charm" in body:
+        charm = str(body["charm"].scalar)
         app.charm = str((file.parent / charm).resolve()) if charm.startswith((".", "/")) else charm
     if not app.charm:
         raise BundleError(
@@ -218,10 +234,12 @@ def _merge_application(bundle: Bundle, file: pathlib.Path, name: str, node: _Nod
 
 def _relation(file: pathlib.Path, node: _Node) -> BundleRelation:
     where = Where(file, node.line)
-    ends = node.plain()
-    if not (isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, str) for end in ends)):
-        raise BundleError(where, "a relation is a list of two application:endpoint")
-    return BundleRelation((ends[0], ends[1]), where)
+    ends = [end.scalar for end in node.sequence or []]
+    match ends:
+        case [str(first), str(second)]:
+            return BundleRelation((first, second), where)
+        case _:
+            raise BundleError(where, "a relation is a list of two application:endpoint")
 
 
 def check(bundle: Bundle, metadata: collections.abc.Mapping[str, dict[str, typing.Any]]) -> None:

@@ -17,7 +17,7 @@ from scripts import pack
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 STANDINS = REPOSITORY / "sandbox" / "standins"
 
-Filler = collections.abc.Callable[[pathlib.Path], None]
+Filler = collections.abc.Callable[[pathlib.Path], object]
 
 
 def charm_filler(app: bundles.BundleApplication) -> Filler:

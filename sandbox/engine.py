@@ -267,10 +267,10 @@ class Engine:
 
     def _finish(self, name: str, event: Event, answer: Json, took: float) -> None:
         unit = self.model.units[name]
-        if not answer["ok"] and not event.action:
+        if not answer["ok"] and event.action is None:
             self._fail(unit, event, answer)
             return
-        if not answer["ok"]:  # Juju: an action that crashes has failed, its unit has not
+        if not answer["ok"] and event.action is not None:  # Juju: an action that crashes has failed, its unit has not
             self.store.log(name, "ERROR", answer["trace"])
             self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
             self._drop(unit, event)
@@ -381,7 +381,7 @@ def parse_gpus(text: str) -> Gpus | None:
 
 
 def stage_charm(
-    store: Store, app: str, revision: int, fill: collections.abc.Callable[[pathlib.Path], None]
+    store: Store, app: str, revision: int, fill: collections.abc.Callable[[pathlib.Path], object]
 ) -> pathlib.Path:
     """Make the sandbox's own copy of a charm's files as `fill(directory)` writes them; return its folder."""
     directory = store.directory / "charms" / f"{app}-{revision}"

@@ -57,7 +57,8 @@ def add_unit(model: Model, app: Application, principal: Unit | None = None) -> U
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
     for storage, spec in app.section("storage").items():
-        count = int(str((spec.get("multiple") or {}).get("range", "1")).rstrip("+-").split("-")[0])
+        multiple: Json = spec.get("multiple") or {}
+        count = int(str(multiple.get("range", "1")).rstrip("+-").split("-")[0])
         for _ in range(count):
             unit.storages.append((storage, model.next_storage))
             enqueue(model, unit, "storage-attached", storage=(storage, model.next_storage))
@@ -81,13 +82,13 @@ def relate(model: Model, first: str, second: str) -> Relation:
         if sorted(relation.ends) == sorted([provider, requirer]):
             raise SandboxError(f"{first} and {second} are related already")
     for app, endpoint in (provider, requirer):
-        spec = next(
+        spec: Json = next(
             (
                 section(metadata[app], role)[endpoint]
                 for role in ("provides", "requires")
                 if endpoint in section(metadata[app], role)
             ),
-            {},
+            Json(),
         )
         used = sum((app, endpoint) in relation.ends for relation in model.relations.values())
         if spec.get("limit") is not None and used >= spec["limit"]:
@@ -227,7 +228,8 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
         if name not in params and "default" in schema:
             params[name] = schema["default"]
     object_schema: Json = {"type": "object", "properties": properties, "required": spec.get("required", [])}
-    for error in jsonschema.Draft7Validator(object_schema).iter_errors(params):
+    validator: typing.Any = jsonschema.Draft7Validator(object_schema)
+    for error in validator.iter_errors(params):
         name = str(error.path[0]) if error.path else ""
         text = f"parameter {name!r}: {error.message}" if name else error.message
         raise SandboxError(f"{action}: {text[:300]}")

@@ -7,6 +7,9 @@ and no charm sees another's modules. This file imports nothing of the sandbox: i
 Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and one at its end: {"kind": "result", ...}.
 """
 
+# Scenario has no public way to do what a unit's own Juju agent does: its internals are used, pinned by a hash.
+# pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
+
 import dataclasses
 import importlib
 import inspect
@@ -87,6 +90,7 @@ def _dispatch(request: Json, say: typing.Callable[..., None]) -> Json:
     )
     before = _build_state(request["state"])
     failure = None
+    after: typing.Any
     try:
         after = context.run(_build_event(request["event"], before, context), before)
     except testing.ActionFailed as e:

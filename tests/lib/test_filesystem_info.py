@@ -6,6 +6,7 @@ import urllib.parse
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ddp.interfaces import filesystem_info as fs
 
 # Every byte, UTF-8 or not, as Python keeps it in text

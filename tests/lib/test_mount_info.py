@@ -1,4 +1,5 @@
 import pytest
+
 from slurm_ddp.interfaces import mount_info
 
 

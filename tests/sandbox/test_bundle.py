@@ -92,6 +92,8 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
         ("  client:\n", "  server:\n", "bundle.yaml line 9: 'server' is given twice"),
         ("[server:api, client:api]", "[server:api, client:api", "bundle.yaml line 16: not YAML: expected ',' or ']', but got '['"),
         ("[server:api, client:api]", "server:api", "bundle.yaml line 15: a relation is a list of two application:endpoint"),
+        ("name: test\napplications:", "name: test\napplications: [x]\nvariables:", "bundle.yaml line 2: applications is a mapping"),
+        ("    options:\n      port: 8080", "    options: 5", "bundle.yaml line 7: application 'server': options is a mapping"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_line(tmp_path: pathlib.Path, old: str, new: str, message: str):

@@ -44,15 +44,15 @@ class NodeError(Exception):
     """Slurm refused. `str()` is one line: what was asked, of which node, and Slurm's own words."""
 
 
-class ControllerSilent(NodeError):  # noqa: N818 - reads better
+class ControllerSilent(NodeError):
     """No controller answered, or this machine cannot speak to it yet. Asking again later may work."""
 
 
-class NodeUnknown(NodeError):  # noqa: N818 - reads better
+class NodeUnknown(NodeError):
     """The controller has no node of this name."""
 
 
-class NodeBusy(NodeError):  # noqa: N818 - reads better
+class NodeBusy(NodeError):
     """The node has jobs, or is part of a reservation; what was asked needs it free."""
 
 
