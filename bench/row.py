@@ -36,17 +36,30 @@ class Row:
         }
 
 
-def alternate(actions: Sequence[Callable[[], object]], rounds: int, *, warm: int = 1) -> list[list[float]]:
-    """Return the seconds of each call, per action, taken in turns so that a busy neighbour slows all alike."""
+@dataclasses.dataclass(frozen=True)
+class Laps:
+    """The times of an action that was repeated."""
+
+    wall_s: list[float]
+    cpu_s: list[float]  # of all threads of the process
+
+    def cpu_ratio(self, peer: "Laps") -> str:
+        """Return how many times less processor time this took than a peer: hardly touched by busy neighbours."""
+        return f"{median(peer.cpu_s) / median(self.cpu_s):.2f} by processor time"
+
+
+def alternate(actions: Sequence[Callable[[], object]], rounds: int, *, warm: int = 1) -> list[Laps]:
+    """Return the times of each action, taken in turns so that a busy neighbour slows all alike."""
     for _ in range(warm):
         for action in actions:
             action()
-    taken: list[list[float]] = [[] for _ in actions]
+    taken = [Laps([], []) for _ in actions]
     for _ in range(rounds):
-        for times, action in zip(taken, actions, strict=True):
-            began = time.perf_counter()
+        for laps, action in zip(taken, actions, strict=True):
+            wall, cpu = time.perf_counter(), time.process_time()
             action()
-            times.append(time.perf_counter() - began)
+            laps.wall_s.append(time.perf_counter() - wall)
+            laps.cpu_s.append(time.process_time() - cpu)
     return taken
 
 

@@ -52,10 +52,19 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
 
                 peers = [lambda loop=loop, steps=steps: [loop.step() for _ in range(steps)] for loop in loops]
                 taken = row.alternate([ours, *peers], turns)
-            rates = [steps * batch * seq_len / row.median(times) for times in taken]
-            how = f"ours chose {settings.precision}, {torch.get_num_threads()} threads"
+            rates = [steps * batch * seq_len / row.median(laps.wall_s) for laps in taken]
+            how = f"{taken[0].cpu_ratio(taken[1])}; ours chose {settings.precision}, {torch.get_num_threads()} threads"
             found.append(
                 row.Row(f"train: {name}", rates[0], rates[1], "tok/s", "nanoGPT's loop as shipped", goal=goal, note=how)
             )
-            found.append(row.Row(f"train: {name}", rates[0], rates[2], "tok/s", "the same with fused AdamW and bf16"))
+            found.append(
+                row.Row(
+                    f"train: {name}",
+                    rates[0],
+                    rates[2],
+                    "tok/s",
+                    "the same with fused AdamW and bf16",
+                    note=taken[0].cpu_ratio(taken[2]),
+                )
+            )
     return found

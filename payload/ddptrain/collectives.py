@@ -121,7 +121,8 @@ class Coder:
 
     def coded(self, source: int, target: int, count: int) -> Tensor:
         """Return values that tell by themselves whence, whither and at which place they belong."""
-        index = torch.arange(count, device=self.device)
+        narrow = count < 1 << 30  # the sums below stay in 32 bits; half the memory beside buffers of gigabytes
+        index = torch.arange(count, device=self.device, dtype=torch.int32 if narrow else torch.int64)
         return ((index + 7919 * source + 104_729 * target) % self.modulus).to(self.dtype)
 
 
@@ -155,11 +156,12 @@ def _sendrecv(b: Buffers) -> None:
     if b.size == 1:
         b.recv.copy_(b.send)
         return
-    sent = dist.isend(b.send, (b.rank + 1) % b.size)
-    received = dist.irecv(b.recv, (b.rank - 1) % b.size)
-    for work in (sent, received):
-        if work is not None:
-            work.wait()
+    both = [
+        dist.P2POp(dist.isend, b.send, (b.rank + 1) % b.size),
+        dist.P2POp(dist.irecv, b.recv, (b.rank - 1) % b.size),
+    ]
+    for work in dist.batch_isend_irecv(both):  # as one group: NCCL would wait for each by itself, all senders first
+        work.wait()
 
 
 _gather = _newer("all_gather_single", "all_gather_into_tensor")
