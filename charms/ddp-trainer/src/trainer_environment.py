@@ -20,6 +20,7 @@ from slurm_ddp.slurm import jobs
 from trainer_base import Log, Settings, TrainerError, one_line, with_progress
 
 TORCH = "2.13.0"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
 STAGING = pathlib.Path("/var/lib/ddp-trainer/payload")  # root's; the submit user reads the payload there
 _FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
 _PIP_TIMEOUT_S = 5400.0
@@ -220,10 +221,14 @@ def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.
     except TrainerError as e:
         if "No matching distribution" not in str(e) and "Could not find a version" not in str(e):
             raise
-        log(
-            f"no index offers torch {TORCH}+cpu (option torch-index can name one); the build for CUDA also runs on CPUs"
-        )
-        install(f"installing torch {TORCH}", f"torch=={TORCH}")
+        text = f"installing torch {TORCH}+cpu from PyTorch's own index, as no other offers it"
+        try:
+            install(text, "--no-deps", f"--index-url={CPU_INDEX}", f"torch=={TORCH}+cpu")
+        except TrainerError:
+            raise TrainerError(
+                f"no index offers torch {TORCH}+cpu, PyTorch's own included: set torch-index to one that does, "
+                "or torch-build=cuda for the build that CUDA needs"
+            ) from e
 
 
 def _finish(settings: Settings, build: pathlib.Path, payload: pathlib.Path) -> trainer_workspace.Json:

@@ -40,7 +40,8 @@ class Pip:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
-        self.cpu_wheel = True
+        self.cpu_wheel = True  # whether the machine's own indexes have torch's build for CPUs
+        self.pytorch_answers = True
         self.failure = ""
 
     def run(
@@ -73,7 +74,8 @@ class Pip:
             assert "--no-input" in call
             if self.failure:
                 raise CommandError("python exited 1", returncode=1, stderr=self.failure)
-            if not self.cpu_wheel and call[-1].endswith("+cpu"):
+            elsewhere = self.pytorch_answers and any(word.startswith("--index-url=") for word in call)
+            if not self.cpu_wheel and not elsewhere and call[-1].endswith("+cpu"):
                 said = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
                 raise CommandError("python exited 1", returncode=1, stderr=said)
             return Completed(0, "", "")

@@ -96,13 +96,24 @@ def test_a_half_written_archive_is_never_chosen(settings: Settings, pip: Pip, cl
     assert trainer_environment.find(settings, trainer_workspace.look(settings), "cpu") is None
 
 
-def test_without_an_index_of_cpu_wheels_the_common_build_is_taken(settings: Settings, pip: Pip, cluster: Cluster):
+def test_without_an_index_of_cpu_wheels_pytorchs_own_is_asked_for_torch_alone(
+    settings: Settings, pip: Pip, cluster: Cluster
+):
     pip.cpu_wheel = False
-    made, lines = install(settings)
-    assert (made.manifest.torch, made.manifest.build) == ("2.13.0", "cpu")
-    assert (
-        "no index offers torch 2.13.0+cpu (option torch-index can name one); the build for CUDA also runs on CPUs"
-        in lines
+    made, _ = install(settings)
+    assert (made.manifest.torch, made.manifest.build) == ("2.13.0+cpu", "cpu")
+    torch = [call for call in pip.calls if call[-1].startswith("torch==")]
+    assert [call[-1] for call in torch] == ["torch==2.13.0+cpu"] * 2, "never the build for CUDA"
+    assert torch[-1][-3:-1] == ("--no-deps", f"--index-url={trainer_environment.CPU_INDEX}")
+
+
+def test_where_nobody_has_the_cpu_build_the_options_that_help_are_named(settings: Settings, pip: Pip, cluster: Cluster):
+    pip.cpu_wheel = pip.pytorch_answers = False
+    with pytest.raises(TrainerError) as error:
+        install(settings)
+    assert str(error.value) == (
+        "no index offers torch 2.13.0+cpu, PyTorch's own included: set torch-index to one that does, "
+        "or torch-build=cuda for the build that CUDA needs"
     )
 
 
