@@ -5,7 +5,7 @@ import os
 import pathlib
 import time
 
-import tokenizers as hf
+import tokenizers as hf  # pyright: ignore[reportMissingImports] - the peer; make bench installs it
 
 from bench import data, row
 from ddptrain import prepare, tokenizers

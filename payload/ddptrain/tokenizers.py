@@ -119,7 +119,7 @@ def need_transformers(flag: str) -> typing.Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        import transformers
+        import transformers  # pyright: ignore[reportMissingImports] - an optional extra
     except ImportError as e:
         raise errors.UserError(
             f"{flag} needs the package transformers, which is not installed: pip install transformers"
