@@ -173,7 +173,7 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
         for name, action, params in (
             ("install the training environment", "install-environment", {}),
             ("prepare a dataset", "prepare-dataset", {}),
-            ("train on two nodes", "submit-ddp", {"nodes": "2", "wait": "true"}),
+            ("train on two nodes", "submit-ddp", {"nodes": "2", "wait": "true", "env": demonstration.ENVIRONMENT}),
         ):
             with phases.phase(name):
                 outcome = session.action(model, engine, "trainer/0", action, params)

@@ -10,6 +10,7 @@ import click
 from sandbox.hosts import Hosts
 from sandbox.store import Model
 
+ENVIRONMENT = "OMP_NUM_THREADS=1"  # the two nodes share this machine's cores: threads of both would wait for each other
 LOGIN, NODES, MOUNTPOINT = "sackd/0", ("slurmd/0", "slurmd/1"), "/mnt/shared"
 
 NEXT = """\
