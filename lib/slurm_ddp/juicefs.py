@@ -22,8 +22,9 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
+from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, run
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
 _RELEASE_URL = "https://github.com/juicedata/juicefs/releases/download/v{version}/juicefs-{version}-linux-{arch}.tar.gz"
@@ -36,46 +37,88 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
-ENGINES = ("redis",)  # metadata engines that this code can address
-# The variables that the drivers of the object stores read when the volume holds no keys
-_KEY_VARIABLES = {
-    "s3": {
-        "access-key": "AWS_ACCESS_KEY_ID",
-        "secret-key": "AWS_SECRET_ACCESS_KEY",
-        "session-token": "AWS_SESSION_TOKEN",
-    },
-    "minio": {"access-key": "MINIO_ACCESS_KEY", "secret-key": "MINIO_SECRET_KEY"},
-}
-KEYLESS_STORES = tuple(_KEY_VARIABLES)
-
 # The version that introduced each flag. A flag that a program does not know is fatal, so it is left out there; every
 # one below only tunes, or has another spelling for older programs.
 _SINCE = {
+    "all-squash": (1, 3),
+    "atime-mode": (1, 1),
+    "attr-cache": (0, 14),
     "backup-meta": (1, 0),
+    "block-size": (0, 14),
     "bucket": (0, 14),
     "buffer-size": (0, 14),
     "cache-dir": (0, 14),
+    "cache-eviction": (1, 1),
+    "cache-expire": (1, 2),
+    "cache-large-write": (1, 3),
+    "cache-partial-only": (0, 14),
     "cache-size": (0, 14),
+    "capacity": (0, 14),
+    "compress": (0, 14),
+    "dir-entry-cache": (0, 14),
+    "disable-transparent-hugepage": (1, 3),
+    "download-limit": (0, 17),
+    "enable-xattr": (0, 14),
+    "encrypt-rsa-key": (0, 14),
+    "entry-cache": (0, 14),
     "free-space-ratio": (0, 14),
+    "get-timeout": (0, 14),
+    "heartbeat": (1, 0),
+    "hide-internal": (1, 4),
+    "inodes": (0, 14),
+    "io-retries": (0, 14),
+    "max-deletes": (1, 0),
+    "max-downloads": (1, 4),
+    "max-fuse-io": (1, 3),
+    "max-readahead": (1, 3),
+    "max-uploads": (0, 14),
+    "metrics": (0, 14),
+    "negative-entry-cache": (1, 3),
+    "no-bgjob": (1, 0),
     "no-syslog": (0, 14),
     "no-update": (0, 14),
     "no-usage-report": (0, 14),
+    "open-cache": (0, 15),
+    "open-cache-limit": (1, 1),
+    "prefetch": (0, 14),
+    "prefix-internal": (1, 1),
+    "put-timeout": (0, 14),
     "read-only": (0, 15),
+    "readdir-cache": (1, 3),
+    "root-squash": (1, 1),
+    "skip-dir-nlink": (1, 1),
     "storage": (0, 14),
     "subdir": (0, 15),
+    "trash-days": (1, 0),
+    "upload-limit": (0, 17),
+    "verify-cache-checksum": (1, 1),
+    "writeback": (0, 14),
 }
+# The version that introduced each command; format, mount, umount, status, gc and fsck were there before all these
+_COMMANDS_SINCE = {"config": (1, 0), "dump": (1, 0), "load": (1, 0), "quota": (1, 1)}
 # juicefs of the 1.x series and the ones before read each other's volumes badly or not at all
 _FIRST_STABLE = (1, 0)
 
-# What `status` says of an engine without a volume: 1.x; 0.14 on Redis
-_NOT_FORMATTED = ("database is not formatted", "load setting: no volume found")
-_REFUSED = ("NOAUTH", "WRONGPASS", "wrong number of arguments for 'auth' command", "NOPERM")
+# What `status` says of an engine without a volume: 1.x; 0.14 on Redis, MySQL and PostgreSQL
+_NOT_FORMATTED = (
+    r"database is not formatted",
+    r"load setting: no volume found",
+    r"load setting: Error 1146[^:]*: Table '[^']*jfs_setting' doesn't exist",
+    r'load setting: pq: relation "[^"]*jfs_setting" does not exist',
+)
+_REFUSED = (
+    "NOAUTH",
+    "WRONGPASS",
+    "wrong number of arguments for 'auth' command",
+    "NOPERM",
+    "Access denied for user",
+    "password authentication failed",
+)
 
 Version = tuple[int, int, int]
 
 
-class JuicefsError(Exception):
-    """juicefs, or something that it needs, failed. `str()` is one line without secrets."""
+JuicefsError = juicefs_access.JuicefsError
 
 
 class UnreachableError(JuicefsError):
@@ -86,29 +129,11 @@ class DownloadError(JuicefsError):
     """The program could not be fetched."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """A metadata engine's address."""
-
-    kind: str  # one of fs.ENGINES
-    hosts: tuple[str, ...]  # each HOST:PORT
-    db: str
-    tls: bool = False
-    params: str = ""
-
-    @classmethod
-    def of(cls, volume: fs.Juicefs) -> "Engine":
-        """Return the engine that holds a published volume."""
-        return cls(volume.engine, volume.hosts, volume.db, volume.tls, volume.params)
-
-    def url(self, user: str | None = None) -> str:
-        """Return the META-URL; it never has a password in it."""
-        if self.kind not in ENGINES:
-            raise JuicefsError(f"metadata engine {self.kind} is not supported yet")
-        scheme = {"redis": "rediss" if self.tls else "redis"}[self.kind]
-        login = f"{urllib.parse.quote(user, safe='')}@" if user else ""
-        query = f"?{self.params}" if self.params else ""
-        return f"{scheme}://{login}{','.join(self.hosts)}/{self.db}{query}"
+def advice(error: JuicefsError, app: str) -> str:
+    """Return what went wrong and, where an application's operator can mend it with one command, that command."""
+    if isinstance(error, DownloadError):
+        return f"{error}: attach it: juju attach-resource {app} juicefs=FILE"
+    return str(error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +145,14 @@ class Setting:
     storage: str
     bucket: str
     sessions: int  # clients that have it mounted and may write
+    block_kib: int = 4096
+    compression: str = "none"
+    encrypted: bool | None = None  # programs before 1.0 do not tell
+    capacity_gib: int = 0  # 0: no limit
+    inodes: int = 0  # 0: no limit
+    trash_days: int = 0
+    used_bytes: int | None = None  # programs before 1.0 do not tell
+    used_inodes: int | None = None
 
 
 def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
@@ -181,6 +214,21 @@ def knows(program: Version, flag: str) -> bool:
     return program >= _SINCE[flag]
 
 
+def since(flag: str) -> str:
+    """Return the version that introduced the flag, as text."""
+    return ".".join(map(str, _SINCE[flag]))
+
+
+def has_command(program: Version, command: str) -> bool:
+    """Tell whether this version has the command."""
+    return program >= _COMMANDS_SINCE.get(command, (0, 14))
+
+
+def command_since(command: str) -> str:
+    """Return the version that introduced a command, in words."""
+    return ".".join(map(str, _COMMANDS_SINCE[command]))
+
+
 def same_series(one: Version, other: Version) -> bool:
     """Tell whether both versions can use the same volume."""
     return (one >= _FIRST_STABLE) == (other >= _FIRST_STABLE)
@@ -190,15 +238,6 @@ def parse_version(text: str) -> Version | None:
     """Return the version that a text like 1.3.1 names."""
     found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
-def environment(secret: fs.JuicefsSecret, *, store: str = "", keyless: bool = False) -> dict[str, str]:
-    """Return the variables with credentials for the program: the engine's, and a keyless volume's store's."""
-    content = secret.content()
-    variables = {"meta-password": "REDIS_PASSWORD"}
-    if keyless:
-        variables |= _KEY_VARIABLES.get(store, {})
-    return {variable: content[key] for key, variable in variables.items() if key in content}
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
@@ -216,21 +255,20 @@ def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, tim
     raise UnreachableError(problem.lower())
 
 
-def inspect(program: pathlib.Path, engine: Engine, secret: fs.JuicefsSecret, *, timeout: float = 20) -> Setting | None:
+def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 20) -> Setting | None:
     """Return what the engine says of its volume; None when it says that it has none.
 
     Raises:
         UnreachableError: the engine does not answer (in time).
         JuicefsError: anything else, a wrong password for one.
     """
-    addresses = [(host, port or 0) for host, port in map(fs.split_address, engine.hosts)]
-    check_reachable(addresses)
+    check_reachable(access.engine.addresses)
     try:
-        done = invoke(program, "status", engine.url(secret.meta_user), secret=secret, timeout=timeout)
+        done = invoke(program, access, "status", access.url, timeout=timeout)
     except CommandTimeout as e:
-        raise UnreachableError(f"{','.join(engine.hosts)} does not answer in words") from e
+        raise UnreachableError(f"{','.join(access.engine.hosts)} does not answer in words") from e
     except CommandError as e:
-        if any(words in e.stderr for words in _NOT_FORMATTED):
+        if any(re.search(words, e.stderr) for words in _NOT_FORMATTED):
             return None
         raise JuicefsError(explain(e)) from e
     return _read_status(done)
@@ -238,14 +276,25 @@ def inspect(program: pathlib.Path, engine: Engine, secret: fs.JuicefsSecret, *, 
 
 def invoke(
     program: pathlib.Path,
+    access: juicefs_access.Access,
     *arguments: str,
-    secret: fs.JuicefsSecret,
     env: collections.abc.Mapping[str, str] | None = None,
     timeout: float,
 ) -> str:
-    """Run the program with the engine's password in its environment, and `env`; return its standard output."""
-    variables = environment(secret) | dict(env or {})
-    return run(program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=secret.values()).stdout
+    """Run the program with the credentials in its environment, and `env`; return its standard output."""
+    return run_program(program, access, *arguments, env=env, timeout=timeout).stdout
+
+
+def run_program(
+    program: pathlib.Path,
+    access: juicefs_access.Access,
+    *arguments: str,
+    env: collections.abc.Mapping[str, str] | None = None,
+    timeout: float,
+) -> Completed:
+    """Run the program with the credentials in its environment, and `env`; return what it said."""
+    variables = access.environment | dict(env or {})
+    return run(program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=access.secrets)
 
 
 def explain(error: CommandError) -> str:
@@ -258,6 +307,8 @@ def reason(log: str) -> str:
     if any(words in log for words in _REFUSED):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    if crash := re.search(r"^panic: (.*)", plain, re.MULTILINE):  # as 0.14.2's fsck does on an SFTP store
+        return f"juicefs crashed: {last_line(crash[1])}"
     for level in ("FATAL", "ERROR"):
         if found := re.findall(rf"<{level}>: (.*)", plain):
             return last_line(re.sub(r" \[\w+\.go:\d+\]$", "", found[-1]))
@@ -270,12 +321,21 @@ def _read_status(text: str) -> Setting:
     try:
         document = typing.cast("dict[str, typing.Any]", json.loads("\n".join(lines[lines.index("{") :])))
         setting = typing.cast("dict[str, typing.Any]", document["Setting"])
+        stat = typing.cast("dict[str, typing.Any]", document.get("Stat") or {})
         return Setting(
             name=str(setting["Name"]),
             uuid=str(setting["UUID"]),
             storage=str(setting.get("Storage", "")),
             bucket=str(setting.get("Bucket", "")),
             sessions=len(document.get("Sessions") or []),
+            block_kib=int(setting.get("BlockSize") or 4096),
+            compression=str(setting.get("Compression") or "none"),
+            encrypted=bool(setting.get("EncryptKey")) if "TrashDays" in setting else None,
+            capacity_gib=int(setting.get("Capacity") or 0) >> 30,
+            inodes=int(setting.get("Inodes") or 0),
+            trash_days=int(setting.get("TrashDays") or 0),
+            used_bytes=stat.get("UsedSpace"),
+            used_inodes=stat.get("UsedInodes"),
         )
     except (ValueError, KeyError, TypeError) as e:
         raise JuicefsError("juicefs status printed something unexpected") from e

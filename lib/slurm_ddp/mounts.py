@@ -9,6 +9,7 @@ The module needs the standard library only: a copy of this file serves systemd u
     python3 mounts.py wait MOUNTPOINT [--fstype T] [--source S] [--timeout SECONDS] [--pid PID]
     python3 mounts.py clear MOUNTPOINT --fstype T --source S
     python3 mounts.py unmount MOUNTPOINT --fstype T --source S [--patience SECONDS]
+    python3 mounts.py drain FOLDER... [--timeout SECONDS]
 """
 
 import argparse
@@ -127,7 +128,7 @@ def probe(
     mountpoint: str | os.PathLike[str],
     *,
     fstype: str | tuple[str, ...] = (),
-    source: str | None = None,
+    source: str | tuple[str, ...] | None = None,
     writable: bool = False,
     deadline: float = 5.0,
 ) -> Result:
@@ -136,7 +137,7 @@ def probe(
     Args:
         mountpoint: an absolute path.
         fstype: the type that is expected, or several; any type when empty.
-        source: the source that is expected, as mountinfo shows it; any source when None.
+        source: the source that is expected, as mountinfo shows it, or several; any source when None.
         writable: also write, sync, rename, read back and remove a small file.
         deadline: in seconds; without an answer until then the state is HUNG.
     """
@@ -145,11 +146,12 @@ def probe(
     fstypes = (fstype,) if isinstance(fstype, str) else fstype
     if not here:
         return Result(State.ABSENT, f"nothing is mounted at {mountpoint}")
+    mount = here[-1]
+    sources = (source,) if isinstance(source, str) else source
+    if (fstypes and mount.fstype not in fstypes) or (sources is not None and mount.source not in sources):
+        return Result(State.WRONG, f"{mountpoint} holds {mount.source} ({mount.fstype})")
     if len(here) > 1:
         return Result(State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
-    mount = here[0]
-    if (fstypes and mount.fstype not in fstypes) or (source is not None and mount.source != source):
-        return Result(State.WRONG, f"{mountpoint} holds {mount.source} ({mount.fstype})")
     if writable and mount.read_only:
         return Result(State.WRONG, f"{mountpoint} is mounted read-only")
     since = _abandoned_since(mountpoint)
@@ -183,7 +185,7 @@ def wait(
     mountpoint: str | os.PathLike[str],
     *,
     fstype: str | tuple[str, ...] = (),
-    source: str | None = None,
+    source: str | tuple[str, ...] | None = None,
     timeout: float = 60.0,
     pid: int | None = None,
 ) -> Result:
@@ -235,6 +237,18 @@ def clear(mountpoint: str | os.PathLike[str], *, fstype: str, source: str) -> in
     return count
 
 
+def detach(mountpoint: str | os.PathLike[str]) -> None:
+    """Take the topmost mount at `mountpoint` out of the tree, whatever its condition and whoever uses it.
+
+    Raises:
+        MountError: the kernel refuses.
+    """
+    try:
+        _umount(os.path.normpath(mountpoint), _MNT_DETACH)
+    except OSError as e:
+        raise MountError(f"cannot detach {mountpoint}: {e.strerror}") from e
+
+
 def unmount(mountpoint: str | os.PathLike[str], *, fstype: str, source: str, patience: float = 20.0) -> None:
     """Unmount `source` from `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them.
 
@@ -256,6 +270,25 @@ def unmount(mountpoint: str | os.PathLike[str], *, fstype: str, source: str, pat
             if e.errno != errno.EBUSY or late:
                 raise MountError(f"cannot unmount {top.mountpoint}: {e.strerror}") from e
             time.sleep(0.5)
+
+
+def drain(folders: collections.abc.Sequence[str | os.PathLike[str]], *, timeout: float = 600.0) -> None:
+    """Wait until the folders, in which a JuiceFS client stages what it has yet to upload, hold no file.
+
+    JuiceFS itself looks into one folder only, and waits for nothing when there are several (cmd/umount.go, 1.3.1).
+
+    Raises:
+        MountError: some are left after `timeout` seconds.
+    """
+    end, told = time.monotonic() + timeout, 0.0
+    while left := sum(len(names) for folder in folders for _, _, names in os.walk(folder)):
+        now = time.monotonic()
+        if now >= end:
+            raise MountError(f"{left} blocks are not uploaded yet: they lie in {' '.join(map(str, folders))}")
+        if now - told > 10:
+            print(f"waiting for {left} blocks to be uploaded", flush=True)
+            told = now
+        time.sleep(0.5)
 
 
 def _ours(mount: Mount, fstype: str, source: str) -> Mount:
@@ -442,6 +475,9 @@ def main(argv: list[str]) -> int:
     command = commands.add_parser("reach")
     command.add_argument("address", nargs="+", type=_address)
     command.add_argument("--timeout", type=float, default=60.0)
+    command = commands.add_parser("drain")
+    command.add_argument("folder", nargs="+")
+    command.add_argument("--timeout", type=float, default=600.0)
     for name in ("wait", "clear", "unmount"):
         command = commands.add_parser(name)
         command.add_argument("mountpoint")
@@ -454,6 +490,8 @@ def main(argv: list[str]) -> int:
     try:
         if chosen.command == "reach":
             reach(chosen.address, timeout=chosen.timeout)
+        elif chosen.command == "drain":
+            drain(chosen.folder, timeout=chosen.timeout)
         elif chosen.command == "wait":
             fstype: tuple[str, ...] = (chosen.fstype,) if chosen.fstype else ()
             result = wait(

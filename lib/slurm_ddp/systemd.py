@@ -1,5 +1,6 @@
 """systemd units as desired state. Every function is idempotent; `ensure_*` say whether they changed something."""
 
+import collections.abc
 import pathlib
 
 from slurm_ddp import files
@@ -53,6 +54,11 @@ def daemon_reload() -> None:
     run(_SYSTEMCTL, "daemon-reload")
 
 
+def enable(name: str) -> None:
+    """Start `name` at every boot from the next one on."""
+    run(_SYSTEMCTL, "enable", name, timeout=120)
+
+
 def enable_now(name: str, *, timeout: float = 120) -> None:
     """Start `name` now and at every boot. Raises `CommandError` when it does not start."""
     run(_SYSTEMCTL, "enable", "--now", name, timeout=timeout)
@@ -66,6 +72,12 @@ def restart(name: str, *, timeout: float = 120) -> None:
 def stop(name: str, *, timeout: float = 120) -> None:
     """Stop `name`; a unit that is not there counts as stopped."""
     run(_SYSTEMCTL, "stop", name, timeout=timeout, check=False)
+
+
+def journal(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
+    """Return the last lines that a unit wrote into the journal, without secrets."""
+    lines = ("-n", "40", "-o", "cat", "--no-pager")
+    return run("/usr/bin/journalctl", "-u", name, *lines, check=False, secrets=secrets).stdout
 
 
 def is_active(name: str) -> bool:

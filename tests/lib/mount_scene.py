@@ -63,6 +63,30 @@ def wrong(at: pathlib.Path) -> typing.Any:
     ]
 
 
+def peeled(at: pathlib.Path) -> typing.Any:
+    """The topmost mount goes under its users' feet, who keep what they have open."""
+    mount("below", at, "tmpfs")
+    mount("above", at, "tmpfs")
+    with (at / "file").open("w") as file:
+        mounts.detach(at)
+        file.write("still there")
+    found = [mount.source for mount in mounts.at(at)]
+    mounts.detach(at)
+    try:
+        mounts.detach(at)
+    except mounts.MountError as e:
+        return [found, str(e)]
+    return None
+
+
+def aliases(at: pathlib.Path) -> typing.Any:
+    mount("10.0.0.1:6789:/", at, "tmpfs")
+    return [
+        tell(mounts.probe(at, source=("user@fsid.name=/", "10.0.0.1:6789:/"))),
+        tell(mounts.probe(at, source=("user@fsid.name=/",))),
+    ]
+
+
 def read_only(at: pathlib.Path) -> typing.Any:
     mount("x", at, "tmpfs", flags=1)
     return [tell(mounts.probe(at)), tell(mounts.probe(at, writable=True))]
@@ -79,6 +103,12 @@ def stacked(at: pathlib.Path) -> typing.Any:
     mount("x", at, "tmpfs")
     found = [tell(mounts.probe(at))]
     return [*found, mounts.clear(at, fstype="tmpfs", source="x"), tell(mounts.probe(at))]
+
+
+def covered(at: pathlib.Path) -> typing.Any:
+    mount("ours", at, "tmpfs")
+    mount("theirs", at, "tmpfs")
+    return tell(mounts.probe(at, fstype="tmpfs", source="ours"))
 
 
 def foreign(at: pathlib.Path) -> typing.Any:

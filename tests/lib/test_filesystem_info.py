@@ -1,3 +1,4 @@
+import contextlib
 import re
 import string
 import typing
@@ -56,6 +57,8 @@ juicefs = st.builds(
     bucket=st.just("") | text,
     version=st.just("") | text,
     keyless=st.booleans(),
+    master=st.just("") | text,
+    region=st.just("") | text,
 )
 
 
@@ -211,6 +214,49 @@ def test_what_is_wrong_is_named_and_the_uri_is_not_quoted(uri: str, message: str
     assert "topSecret" not in repr(caught.value)
 
 
+# What upstream's charms publish (upstream.md 3.1: the three proxies, ceph-fs), and what its reader makes of it
+PUBLISHED = (
+    "nfs://(192.168.1.254%3A65535)/srv",
+    "nfs://(fs.example.com)/data/a%20b",
+    "cephfs://fs-client@(10.0.0.1%3A6789%2C10.0.0.2%3A6789)/?fsid=354ca7c4-f10d-11ee-93f8-1f85f87b7845&name=ceph-fs"
+    "&auth=secret%3Acvq4d2nmp25c77uodvq0&auth-rev=1",
+    "cephfs://user@(10.0.0.1%3A6789)/sub/dir?fsid=354ca7c4&name=ceph-fs&auth=plain%3AAQBx%3D%3D",
+    "lustre://(192.168.227.11%40tcp1%2C192.168.227.12%40tcp1)/?fs-name=lustre",
+)
+
+
+@pytest.mark.parametrize("uri", PUBLISHED)
+def test_what_upstream_publishes_comes_back_byte_for_byte(uri: str):
+    assert fs.parse(uri).uri() == uri
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "nfs://(192.168.1.1:65535)/export",  # the list of hosts is not encoded
+        "nfs://192.168.1.1/export",  # there is no list
+        "nfs://()/export",
+        "lustre://(n)/?fs-name=",  # an empty value
+        "lustre://(n)/?fs-name",  # no value
+        "lustre://(n)/",  # no name
+        "cephfs://u@(m)/?name=n&auth=secret%3Ax",  # no fsid
+        "cephfs://u@(m)/?fsid=f&name=n&auth=key",  # auth of no kind
+        "ceph://u@(m)/?fsid=f&name=n&auth=secret%3Ax",  # a scheme that its own comments name, and its code does not know
+    ],
+)
+def test_what_upstream_rejects_is_rejected(uri: str):
+    with pytest.raises(fs.UriError):
+        fs.parse(uri)
+
+
+@pytest.mark.parametrize("uri", [*PUBLISHED, "nfs://(h:1)/topSecret", "cephfs://u@(m)/?auth=plain%3AtopSecret"])
+def test_no_uri_is_logged(uri: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(0)
+    with contextlib.suppress(fs.UriError):
+        fs.parse(uri)
+    assert caplog.records == []
+
+
 @given(st.text() | text.map(lambda value: f"juicefs://{value}") | text.map(lambda value: f"nfs://(h)/{value}"))
 def test_any_text_is_a_filesystem_or_a_uri_error_of_one_line(uri: str):
     try:
@@ -271,6 +317,9 @@ CONTENT = {
     "access-key": "AK",
     "secret-key": "SK",
     "session-token": "ST",
+    "tls-ca": "-----BEGIN CERTIFICATE-----\nAA\n-----END CERTIFICATE-----",
+    "tls-key": "-----BEGIN PRIVATE KEY-----\nBB\n-----END PRIVATE KEY-----",
+    "google-credentials": '{\n"type": "service_account"\n}',
 }
 
 
@@ -287,12 +336,17 @@ def test_a_secret_shows_nothing():
     for shown in (repr(secret), str(secret), repr([secret]), f"{secret}"):
         for value in secret.values():
             assert value not in shown
-    assert set(secret.values()) == set(CONTENT.values()) - {"jfs"}
+    assert set(secret.values()) == {value for key, value in CONTENT.items() if key not in ("meta-user", "tls-ca")}
 
 
 def test_keys_may_be_absent_and_unknown_ones_are_ignored():
     secret = fs.JuicefsSecret.from_content({"meta-password": "x", "newer-than-us": "y", "access-key": ""})
     assert secret.content() == {"meta-password": "x"}
+
+
+def test_a_certificate_is_one():
+    with pytest.raises(ValueError, match=r"^tls-ca: a certificate or key in PEM is needed, -----BEGIN \.\.\.$"):
+        fs.JuicefsSecret.from_content({"tls-ca": "/etc/ssl/ca.pem"})
 
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\0"])

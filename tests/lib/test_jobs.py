@@ -23,15 +23,15 @@ NODE = (
     "LastBusyTime=2026-11-20T18:48:22 CfgTRES=cpu=2,mem=8000M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 "
     "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s\n"
 )
-QUEUE = """12|ddp|CANCELLED|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|BeginTime||x|
-13|ddp|FAILED|768|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|NonZeroExitCode|slurmd-0|sbatch|
-14|ddp|FAILED|9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-0|sbatch|
-15|ddp|FAILED|4021|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-1|sbatch|
-16|ddp|RUNNING|0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|None|slurmd-[0-1]|a-name-longer-than-any-column|
+QUEUE = """12|ddp|CANCELLED|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|BeginTime||N/A|x|
+13|ddp|FAILED|768|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|NonZeroExitCode|slurmd-0|N/A|sbatch|
+14|ddp|FAILED|9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-0|N/A|sbatch|
+15|ddp|FAILED|4021|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-1|N/A|sbatch|
+16|ddp|RUNNING|0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|None|slurmd-[0-1]|N/A|a-name-longer-than-any-column|
 """
 ASKED = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,Name:|"
+    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayTaskID:|,Name:|"
 )
 
 
@@ -187,7 +187,7 @@ def test_the_jobs_of_an_account(commands: Commands):
 
 
 def test_a_name_can_imitate_nothing(commands: Commands):
-    evil = "17|ddp|RUNNING|0|0|1|p|0:01|1|a|b|None|n|x|y\n18|eve|RUNNING|0|0|1|p|0:01|1|a|b|None|n|z|\nnot a job|\n|||||||||||||\n"
+    evil = "17|ddp|RUNNING|0|0|1|p|0:01|1|a|b|None|n|N/A|x|y\n18|eve|RUNNING|0|0|1|p|0:01|1|a|b|None|n|N/A|z|\nnot a job|\n||||||||||||||\n"
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "run", "-O", ASKED, stdout=evil)
     found = jobs.jobs(user="ddp", name="run")
     assert [(job.job_id, job.name) for job in found] == [(17, "x|y")]
@@ -336,6 +336,21 @@ def test_cancelling(commands: Commands):
     )
     with pytest.raises(jobs.SlurmError, match=r"^Kill job error on job id 12: Access/permission denied$"):
         jobs.cancel(12, user="ddp")
+
+
+def test_a_task_of_an_array_is_named_after_its_number(commands: Commands):
+    line = "31|ddp|{}|0|0|1|slurmd|0:00|UNLIMITED|2026-11-20T22:40:00|N/A|JobArrayTaskLimit||{}|lrs|\n"
+    text = line.format("PENDING", "2-7%2") + line.format("RUNNING", "0") + line.format("RUNNING", "N/A")
+    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "lrs", "-O", ASKED, stdout=text)
+    assert [job.run_name for job in jobs.jobs(user="ddp", name="lrs")] == ["lrs-2-7%2", "lrs-0", "lrs"]
+
+
+def test_a_waiting_job_is_let_go_as_its_owner(commands: Commands):
+    commands.expect("/usr/bin/scontrol", "update", "JobId=12", "StartTime=now")
+    commands.expect("/usr/bin/scontrol", "release", "12")
+    jobs.start_now(12, user="ddp")
+    jobs.release(12, user="ddp")
+    assert commands.users == ["ddp", "ddp"]
 
 
 def test_a_step(commands: Commands):

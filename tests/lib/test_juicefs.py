@@ -12,12 +12,11 @@ import typing
 
 import pytest
 
-from slurm_ddp import juicefs
+from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
 
 OLD, NEW = (0, 14, 2), (1, 3, 1)
-ENGINE = juicefs.Engine("redis", ("127.0.0.1:{port}",), "1")
 SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"})
 
 # A juicefs that answers from a table beside it and fails on any command line that is not in there
@@ -73,7 +72,8 @@ class Program:
         self.path = directory / "juicefs"
         self.path.write_text(FAKE)
         self.path.chmod(0o755)
-        self.engine = juicefs.Engine("redis", (f"127.0.0.1:{port}",), "1")
+        engine = juicefs_access.Engine("redis", (f"127.0.0.1:{port}",), "1")
+        self.access = juicefs_access.access(engine, SECRET, NEW, directory=directory)
 
     def answers(self, command: str, **answer: str | int) -> None:
         table = self.path.with_name("table.json")
@@ -81,7 +81,7 @@ class Program:
         table.write_text(json.dumps(known | {command: answer}))
 
     def answers_status(self, **answer: str | int) -> None:
-        self.answers(f"--no-agent status {self.engine.url()}", **answer)
+        self.answers(f"--no-agent status {self.access.url}", **answer)
 
     @property
     def seen(self) -> dict[str, str]:
@@ -121,7 +121,14 @@ def test_flags_that_a_version_does_not_know_are_left_out():
 
 def test_a_flag_without_its_version_is_our_own_mistake():
     with pytest.raises(KeyError):
-        juicefs.flags(NEW, {"writeback": True})
+        juicefs.flags(NEW, {"fly": True})
+
+
+def test_commands_and_their_versions():
+    assert juicefs.has_command(OLD, "fsck")
+    assert not juicefs.has_command(OLD, "config")
+    assert juicefs.has_command(NEW, "quota")
+    assert juicefs.command_since("quota") == "1.1"
 
 
 def test_series():
@@ -133,58 +140,18 @@ def test_series():
 
 
 @pytest.mark.parametrize(
-    ("engine", "user", "url"),
-    [
-        (juicefs.Engine("redis", ("10.0.0.5:6379",), "1"), None, "redis://10.0.0.5:6379/1"),
-        (
-            juicefs.Engine("redis", ("h:1",), "0", tls=True, params="insecure-skip-verify=true"),
-            "a/b",
-            "rediss://a%2Fb@h:1/0?insecure-skip-verify=true",
-        ),
-        (juicefs.Engine("redis", ("[::1]:6379",), "1"), None, "redis://[::1]:6379/1"),
-    ],
-)
-def test_meta_urls(engine: juicefs.Engine, user: str | None, url: str):
-    assert engine.url(user) == url
-
-
-def test_an_engine_that_is_not_supported():
-    with pytest.raises(juicefs.JuicefsError, match=r"^metadata engine tikv is not supported yet$"):
-        juicefs.Engine("tikv", ("h:2379",), "x").url()
-
-
-def test_credentials_travel_in_the_environment():
-    secret = fs.JuicefsSecret.from_content(
-        {"meta-password": "m", "access-key": "a", "secret-key": "s", "session-token": "t"}
-    )
-    assert juicefs.environment(secret) == {"REDIS_PASSWORD": "m"}
-    assert juicefs.environment(secret, store="s3", keyless=True) == {
-        "REDIS_PASSWORD": "m",
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_SESSION_TOKEN": "t",
-    }
-    assert juicefs.environment(secret, store="minio", keyless=True) == {
-        "REDIS_PASSWORD": "m",
-        "MINIO_ACCESS_KEY": "a",
-        "MINIO_SECRET_KEY": "s",
-    }
-    assert juicefs.environment(fs.JuicefsSecret()) == {}
-
-
-@pytest.mark.parametrize(
     ("out", "setting"),
     [
         (
             STATUS_OLD,
             juicefs.Setting("shared", "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7", "sftp", "10.0.0.5:2022:/data/", 0),
         ),
-        (STATUS_NEW, juicefs.Setting("shared", "u", "s3", "https://b", 1)),
+        (STATUS_NEW, juicefs.Setting("shared", "u", "s3", "https://b", 1, encrypted=False, trash_days=1, used_bytes=0)),
     ],
 )
 def test_the_volume_of_an_engine(program: Program, out: str, setting: juicefs.Setting):
     program.answers_status(out=out)
-    assert juicefs.inspect(program.path, program.engine, SECRET) == setting
+    assert juicefs.inspect(program.path, program.access) == setting
     assert program.seen["REDIS_PASSWORD"] == 'p@ss:/?#%word "x"'
     assert "topSecret" not in json.dumps(program.seen)  # of no use to the engine
 
@@ -194,11 +161,13 @@ def test_the_volume_of_an_engine(program: Program, out: str, setting: juicefs.Se
     [
         "2026/11/20 18:49:54.094869 juicefs[3316] <FATAL>: load setting: no volume found\n",
         "2026/01/01 <FATAL>: get status: load setting: database is not formatted, please run `juicefs format ...` first [status.go:96]\n",
+        "juicefs[5051] <FATAL>: load setting: Error 1146: Table 'jfs.jfs_setting' doesn't exist\n",
+        'juicefs[6066] <FATAL>: load setting: pq: relation "jfs_setting" does not exist\n',
     ],
 )
 def test_an_engine_without_a_volume(program: Program, err: str):
     program.answers_status(rc=1, err=err)
-    assert juicefs.inspect(program.path, program.engine, SECRET) is None
+    assert juicefs.inspect(program.path, program.access) is None
 
 
 @pytest.mark.parametrize(
@@ -209,20 +178,33 @@ def test_an_engine_without_a_volume(program: Program, err: str):
             "<FATAL>: WRONGPASS invalid username-password pair or user is disabled. [main.go:31]",
             "the metadata engine refuses the user or password",
         ),
+        (
+            "<FATAL>: Meta is not available: ping database: Error 1045: Access denied for user 'jfs'@'h' (using password: YES)",
+            "the metadata engine refuses the user or password",
+        ),
+        (
+            '<FATAL>: Meta is not available: failed SASL auth (FATAL: password authentication failed for user "jfs")',
+            "the metadata engine refuses the user or password",
+        ),
+        ("<FATAL>: load setting: Error 1146: Table 'jfs.other' doesn't exist", None),
         ("\x1b[31m<FATAL>\x1b[0m: Invalid meta driver: foo [interface.go:12]", "Invalid meta driver: foo"),
         ("<ERROR>: first\n<FATAL>: last [a.go:1]\n<INFO>: more", "last"),
         (
             "Incorrect Usage: flag provided but not defined: -x",
             "juicefs exited 1: Incorrect Usage: flag provided but not defined: -x",
         ),
+        (
+            "panic: runtime error: invalid memory address\n\ngoroutine 1 [running]:\nmain.main()\n\tx.go:95 +0x16b",
+            "juicefs crashed: runtime error: invalid memory address",
+        ),
         ("<FATAL>: dial with topSecret failed", "dial with *** failed"),
     ],
 )
-def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, err: str, message: str):
+def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, err: str, message: str | None):
     program.answers_status(rc=1, err=err)
     with pytest.raises(juicefs.JuicefsError) as caught:
-        juicefs.inspect(program.path, program.engine, SECRET)
-    assert str(caught.value) == message
+        juicefs.inspect(program.path, program.access)
+    assert message is None or str(caught.value) == message
     assert not isinstance(caught.value, juicefs.UnreachableError)
 
 
@@ -230,7 +212,7 @@ def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, er
 def test_nonsense_is_not_taken_for_an_empty_engine(program: Program, out: str):
     program.answers_status(out=out)
     with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed something unexpected$"):
-        juicefs.inspect(program.path, program.engine, SECRET)
+        juicefs.inspect(program.path, program.access)
 
 
 def test_an_engine_that_is_down_is_not_asked(tmp_path: pathlib.Path):
@@ -238,7 +220,7 @@ def test_an_engine_that_is_down_is_not_asked(tmp_path: pathlib.Path):
         port = listener.getsockname()[1]
     silent = Program(tmp_path, port)  # its table is empty: running it would fail in another way
     with pytest.raises(juicefs.UnreachableError) as caught:
-        juicefs.inspect(silent.path, silent.engine, SECRET)
+        juicefs.inspect(silent.path, silent.access)
     assert str(caught.value) == f"127.0.0.1:{port} does not answer (connection refused)"
 
 

@@ -162,6 +162,43 @@ def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing
 
 
 @needs_namespaces
+def test_what_somebody_mounted_over_it_is_named(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+    assert play("covered") == ["wrong", f"{tmp_path} holds theirs (tmpfs)"]
+
+
+@needs_namespaces
+def test_the_topmost_mount_is_detached_under_its_users(
+    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
+):
+    left, refused = play("peeled")
+    assert left == ["below"]
+    assert refused == f"cannot detach {tmp_path}: Invalid argument"
+
+
+@needs_namespaces
+def test_a_filesystem_may_be_shown_under_one_of_several_names(play: typing.Callable[[str], typing.Any]):
+    known, unknown = play("aliases")
+    assert known == ["right", ""]
+    assert unknown[0] == "wrong"
+
+
+def test_staged_blocks_are_waited_for_in_every_folder(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+    folders = [tmp_path / "one", tmp_path / "two", tmp_path / "never made"]
+    block = folders[1] / "chunks/0/0/1_0_4194304"
+    block.parent.mkdir(parents=True)
+    block.write_bytes(b"x")
+    threading.Timer(0.6, block.unlink).start()
+    begin = time.monotonic()
+    mounts.drain(folders, timeout=30)
+    assert 0.5 < time.monotonic() - begin < 10
+    assert "waiting for 1 blocks to be uploaded" in capsys.readouterr().out
+    block.write_bytes(b"x")
+    with pytest.raises(mounts.MountError, match=r"^1 blocks are not uploaded yet: they lie in "):
+        mounts.drain(folders, timeout=0)
+    assert mounts.main(["drain", *map(str, folders), "--timeout", "0"]) == 1
+
+
+@needs_namespaces
 def test_a_foreign_mount_is_never_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
     message, left = play("foreign")
     assert message == f"{tmp_path} holds theirs (tmpfs), which is not ours: unmount it"

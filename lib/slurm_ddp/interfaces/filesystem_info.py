@@ -26,6 +26,8 @@ KEY = "endpoint"  # the key in the provider's application databag
 _DB_PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
 ENGINES = tuple(_DB_PORTS)  # metadata engines of JuiceFS that several hosts can share
 
+_IN_FILES = ("tls-ca", "tls-cert", "tls-key", "google-credentials")  # keys of a secret that clients keep in files
+
 # JuiceFS 0.14 to 1.4: letters, digits and hyphens, 3 to 63 of them, no hyphen at either end
 _VOLUME_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 
@@ -129,6 +131,8 @@ class Juicefs:
     bucket: str = ""  # its address
     version: str = ""  # of the juicefs program that made the volume
     keyless: bool = False  # the engine does not hold the object store's keys: each client brings those of the secret
+    master: str = ""  # the name by which Redis Sentinels know the engine; `hosts` are the Sentinels then
+    region: str = ""  # of the object store
 
     def __post_init__(self) -> None:
         check_volume_name(self.name)
@@ -155,6 +159,8 @@ class Juicefs:
             "bucket": self.bucket,
             "version": self.version,
             "keyless": "true" if self.keyless else "",
+            "master": self.master,
+            "region": self.region,
             "auth": self.secret_id or "",
             "auth-rev": "" if self.auth_rev is None else str(self.auth_rev),
         }
@@ -176,6 +182,12 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore"):
     access_key: pydantic.SecretStr | None = pydantic.Field(default=None, alias="access-key")
     secret_key: pydantic.SecretStr | None = pydantic.Field(default=None, alias="secret-key")
     session_token: pydantic.SecretStr | None = pydantic.Field(default=None, alias="session-token")
+    sentinel_password: pydantic.SecretStr | None = pydantic.Field(default=None, alias="sentinel-password")
+    tls_ca: pydantic.SecretStr | None = pydantic.Field(default=None, alias="tls-ca")
+    tls_cert: pydantic.SecretStr | None = pydantic.Field(default=None, alias="tls-cert")
+    tls_key: pydantic.SecretStr | None = pydantic.Field(default=None, alias="tls-key")
+    google_credentials: pydantic.SecretStr | None = pydantic.Field(default=None, alias="google-credentials")
+    encrypt_passphrase: pydantic.SecretStr | None = pydantic.Field(default=None, alias="encrypt-passphrase")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -190,8 +202,11 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore"):
             ValueError: a value cannot be put into a service's environment; the message names its key only.
         """
         for key in cls.names():
-            if any(character in content.get(key, "") for character in "\0\r\n"):
+            text = content.get(key, "")
+            if "\0" in text or (key not in _IN_FILES and ("\r" in text or "\n" in text)):
                 raise ValueError(f"{key}: line breaks and NUL are not possible here")
+            if key.startswith("tls-") and text and "-----BEGIN " not in text:
+                raise ValueError(f"{key}: a certificate or key in PEM is needed, -----BEGIN ...")
         return cls.model_validate({key: content[key] for key in cls.names() if content.get(key)})
 
     def content(self) -> dict[str, str]:
@@ -200,8 +215,11 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore"):
         return {key: reveal(value) for key, value in fields.items() if value is not None}
 
     def values(self) -> tuple[str, ...]:
-        """Return what must not be shown: every value except the user's name."""
-        return tuple(value for key, value in self.content().items() if key != "meta-user")
+        """Return what must not be shown: every value except the user's name and certificates."""
+        content = {
+            key: value for key, value in self.content().items() if key not in ("meta-user", "tls-ca", "tls-cert")
+        }
+        return tuple(content.values())
 
 
 def reveal(value: pydantic.SecretStr | str | None) -> str:
@@ -284,7 +302,19 @@ def _lustre(parts: "_Parts") -> Lustre:
 
 
 def _juicefs(parts: "_Parts") -> Juicefs:
-    optional = ("db", "tls", "params", "storage", "bucket", "version", "keyless", "auth", "auth-rev")
+    optional = (
+        "db",
+        "tls",
+        "params",
+        "storage",
+        "bucket",
+        "version",
+        "keyless",
+        "master",
+        "region",
+        "auth",
+        "auth-rev",
+    )
     options = _take(parts, "engine", "uuid", optional=optional)
     secret_id = options.get("auth")
     if secret_id is not None and not re.fullmatch(r"secret:.+", secret_id):
@@ -304,6 +334,8 @@ def _juicefs(parts: "_Parts") -> Juicefs:
         bucket=options.get("bucket", ""),
         version=options.get("version", ""),
         keyless=_flag(options, "keyless"),
+        master=options.get("master", ""),
+        region=options.get("region", ""),
     )
 
 

@@ -29,7 +29,7 @@ ACTIVE = frozenset(
 
 _QUEUE_FIELDS = (
     "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
-    "SubmitTime", "StartTime", "Reason", "NodeList", "Name",
+    "SubmitTime", "StartTime", "Reason", "NodeList", "ArrayTaskID", "Name",
 )  # fmt: skip
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _UNUSABLE = frozenset({"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
@@ -61,6 +61,7 @@ class Capacity:
     gpus: int
     state: str  # as scontrol prints it
     is_usable: bool  # it takes jobs, now or once the ones on it have ended
+    features: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,12 @@ class Job:
     reason: str
     nodes: str  # a hostlist; empty before the job starts
     name: str
+    task: str = ""  # of an array: the task's number; of tasks that wait together: a range such as 3-7%2
+
+    @property
+    def run_name(self) -> str:
+        """Return the job's name, with the task's number where it is one of an array."""
+        return f"{self.name}-{self.task}" if self.task else self.name
 
     @property
     def is_active(self) -> bool:
@@ -176,6 +183,36 @@ def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     return _accounted(job_id, user)
 
 
+def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:
+    """Return those of these jobs of `user` that the accounting knows; without an accounting none."""
+    fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+    wanted = ",".join(str(job_id) for job_id in job_ids)
+    try:
+        text = _ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)
+    except SlurmError:  # no slurmdbd: the caller looks at the files that the jobs left
+        return {}
+    found: dict[int, Job] = {}
+    for line in text.splitlines():
+        values = line.split("|", 10)
+        if len(values) == 11 and values[0].isdecimal() and int(values[0]) in job_ids and values[1] == user:
+            found[int(values[0])] = Job(
+                job_id=int(values[0]),
+                user=user,
+                state=values[2].split()[0] if values[2] else "UNKNOWN",  # CANCELLED by 1000
+                exit_code=_wait_status(values[3]),
+                restarts=0,
+                num_nodes=_number(values[4]),
+                partition=values[5],
+                elapsed=values[6],
+                time_limit=values[7],
+                submitted=values[8],
+                reason="",
+                nodes=values[9],
+                name=values[10],
+            )
+    return found
+
+
 def jobs(*, user: str, name: str | None = None) -> tuple[Job, ...]:
     """Return the jobs of `user` that the controller still knows, newest first. Raises SlurmError."""
     chosen = () if name is None else ("-n", name)
@@ -188,6 +225,16 @@ def cancel(job_id: int, *, user: str | None) -> None:
     _ask(_SCANCEL, str(job_id), user=user)
 
 
+def start_now(job_id: int, *, user: str | None) -> None:
+    """Let a waiting job start before its begin time, which Slurm sets when a job is queued again. Raises SlurmError."""
+    _ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now", user=user)
+
+
+def release(job_id: int, *, user: str | None) -> None:
+    """Release a job that its user held. Raises SlurmError."""
+    _ask(_SCONTROL, "release", str(job_id), user=user)
+
+
 def hostnames(hostlist: str) -> tuple[str, ...]:
     """Return the names behind a hostlist like `node-[0-3]`, in the order of a job's node numbers. Raises SlurmError."""
     return tuple(_ask(_SCONTROL, "show", "hostnames", hostlist).split())
@@ -196,6 +243,33 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
 def run_step(*argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float) -> str:
     """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
     return _ask(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s)
+
+
+def run_everywhere(
+    *argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float
+) -> tuple[str, str]:
+    """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
+
+    For commands whose answer counts also where one of the nodes gives none. Raises NotAnsweringError.
+    """
+    try:
+        done = run(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s, cwd="/", check=False)
+    except CommandTimeout as e:
+        raise NotAnsweringError(f"Slurm: {e}") from e
+    except CommandError as e:
+        raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
+    words = _words(done.stderr) if done.returncode else ""
+    return done.stdout, words or (f"srun exited {done.returncode}" if done.returncode else "")
+
+
+def configuration() -> dict[str, str]:
+    """Return Slurm's configuration as `scontrol show config` prints it. Raises SlurmError."""
+    found: dict[str, str] = {}
+    for line in _ask(_SCONTROL, "show", "config").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]* *", name):
+            found.setdefault(name.strip(), value.strip())
+    return found
 
 
 def parse_time(text: str) -> int | None:
@@ -267,6 +341,7 @@ def _capacity(node: nodes.Node) -> Capacity:
         gpus=parse_gpus(node.gres or ""),
         state=node.state_text,
         is_usable=node.state in _USABLE and not node.flags & _UNUSABLE,
+        features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
     )
 
 
@@ -292,6 +367,7 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
                 reason=record["Reason"],
                 nodes=record["NodeList"],
                 name=record["Name"].rstrip("|"),
+                task="" if record["ArrayTaskID"] in ("N/A", "") else record["ArrayTaskID"],
             )
         )
     return tuple(found)
@@ -299,30 +375,7 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
 
 def _accounted(job_id: int, user: str) -> Job | None:
     """Return a job that the controller has forgotten from the accounting; None where there is none."""
-    fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
-    try:
-        text = _ask(_SACCT, "-X", "-n", "-P", "-j", str(job_id), "-o", fields)
-    except SlurmError:  # no slurmdbd: the caller looks at the files that the job left
-        return None
-    for line in text.splitlines():
-        values = line.split("|", 10)
-        if len(values) == 11 and values[0] == str(job_id) and values[1] == user:
-            return Job(
-                job_id=job_id,
-                user=user,
-                state=values[2].split()[0] if values[2] else "UNKNOWN",  # CANCELLED by 1000
-                exit_code=_wait_status(values[3]),
-                restarts=0,
-                num_nodes=_number(values[4]),
-                partition=values[5],
-                elapsed=values[6],
-                time_limit=values[7],
-                submitted=values[8],
-                reason="",
-                nodes=values[9],
-                name=values[10],
-            )
-    return None
+    return accounted((job_id,), user=user).get(job_id)
 
 
 def _wait_status(text: str) -> int:

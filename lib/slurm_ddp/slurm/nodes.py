@@ -36,6 +36,7 @@ _UNKNOWN = ("Invalid node name specified",)
 # Marks that `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
           "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
+_SHARED = frozenset({"shard", "mps"})
 _BUSY_FLAGS = frozenset({"COMPLETING", "BLOCKED"})
 _REASON = re.compile(r"^(?P<text>.*?)(?: \[(?P<by>[^\[\]@]+)@(?P<at>[^\[\]]+)\])(?P<rest>.*)$", re.DOTALL)
 
@@ -68,6 +69,7 @@ class Node:
     reason_by: str | None  # who set it; "slurm" or "root" when Slurm did so itself
     alloc_tres: str | None
     fields: dict[str, str]  # the whole record
+    reason_time: float | None = None  # when the reason was set, in seconds since 1970
 
     @property
     def is_busy(self) -> bool:
@@ -98,6 +100,11 @@ class Node:
     def is_dynamic(self) -> bool:
         """Whether the node registered itself (`slurmd -Z`), so that it may be deleted."""
         return bool(self.flags & {"DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+
+    @property
+    def boot_time(self) -> float | None:
+        """When the machine was booted, as slurmd said at its last registration; in seconds since 1970."""
+        return _time(self.fields.get("BootTime"))
 
     @property
     def state_text(self) -> str:
@@ -173,6 +180,20 @@ def reconfigure() -> None:
     _scontrol("reconfigure", "reconfigure", timeout=120)
 
 
+def wait_for_controller(timeout: float) -> None:
+    """Return when a controller answers. Raises `ControllerSilent` when none does within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            _scontrol("show the configuration", "show", "config")
+        except ControllerSilent:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
 def job_ids(name: str) -> list[str]:
     """Return the ids of the jobs that hold or are about to hold the node, sorted."""
     what = f"list jobs on {name}"
@@ -205,6 +226,17 @@ def wait(
         time.sleep(poll)
 
 
+def setting(name: str) -> str | None:
+    """Return a setting of the controller's slurm.conf, None for one that is not set."""
+    answer = _scontrol("show the configuration", "show", "config")
+    return show_text.value(show_text.config(answer.stdout), name)
+
+
+def gres_types() -> frozenset[str]:
+    """Return the names that Gres may have."""
+    return frozenset(name for name in (setting("GresTypes") or "").split(",") if name)
+
+
 def same_gres(left: str | None, right: str | None) -> bool:
     """Tell whether two Gres strings mean the same: in any order, a missing count being one, without socket hints."""
     return _gres_items(left) == _gres_items(right)
@@ -223,14 +255,15 @@ def _gres_items(text: str | None) -> dict[tuple[str, str], int]:
             continue
         parts = item.strip().split(":")  # job requests are compared with capitals and all
         count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
-        key = (parts[0], ":".join(parts[1:]))
+        # The controller writes shares of a card with the card's type, whatever was configured.
+        key = (parts[0], "" if parts[0] in _SHARED else ":".join(parts[1:]))
         items[key] = items.get(key, 0) + count
     return items
 
 
 def _node(record: dict[str, str]) -> Node:
     state, flags = _state(record["State"])
-    reason, author = _reason(show_text.value(record, "Reason"))
+    reason, author, at = _reason(show_text.value(record, "Reason"))
     return Node(
         name=record["NodeName"],
         state=state,
@@ -240,6 +273,7 @@ def _node(record: dict[str, str]) -> Node:
         reason_by=author,
         alloc_tres=show_text.value(record, "AllocTRES"),
         fields=record,
+        reason_time=at,
     )
 
 
@@ -252,14 +286,23 @@ def _state(text: str) -> tuple[str, frozenset[str]]:
     return base, frozenset(flags)
 
 
-def _reason(text: str | None) -> tuple[str | None, str | None]:
+def _reason(text: str | None) -> tuple[str | None, str | None, float | None]:
+    """Return the reason, who set it and when."""
     if text is None:
-        return None, None
+        return None, None, None
     match = _REASON.match(text)  # the author stands behind the first line of the text
     if match is None:
-        return text, None
+        return text, None, None
     rest = " ".join(match["rest"].split())
-    return f"{match['text']} {rest}".strip(), match["by"]
+    return f"{match['text']} {rest}".strip(), match["by"], _time(match["at"])
+
+
+def _time(text: str | None) -> float | None:
+    """Return a time that Slurm printed: local, as this machine has it."""
+    try:
+        return time.mktime(time.strptime(text or "", "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _update(name: str, *settings: str) -> None:

@@ -1,0 +1,386 @@
+"""How the program `juicefs` gets at a volume: the metadata engine's URL, and what goes into its environment and files.
+
+Whoever runs juicefs, the charm that offers a volume or the one that mounts it, builds its command line here, so that
+both agree, and so that no password is ever part of one. What differs between engines and versions is in the tables.
+
+Sources: juicefs at the tags v0.14.2 and v1.3.1 (pkg/meta/{interface,redis,sql,tkv_etcd,tkv_tikv}.go, pkg/object/{s3,
+minio,gs}.go), its manual "How to set up metadata engine", and runs of 0.14.2 on each engine of the lane `storage`.
+"""
+
+import collections.abc
+import dataclasses
+import pathlib
+import re
+import urllib.parse
+
+from slurm_ddp import files
+from slurm_ddp.interfaces import filesystem_info as fs
+
+Version = tuple[int, int, int]
+
+
+class JuicefsError(Exception):
+    """juicefs, or something that it needs, failed. `str()` is one line without secrets."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """What is particular about a kind of engine."""
+
+    example: str
+    db: str  # a pattern
+    params: tuple[str, ...]  # that may stand behind the question mark; another one might be a password
+    since: tuple[int, int] = (0, 14)
+    user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
+    variable: str = ""  # that juicefs (from 1.0 on) reads the password from
+    many: bool = False  # several hosts are one engine
+    # Parameters that name files: the authority's certificate, the client's, and its key; "" where the system's
+    # certificates are looked at, which SSL_CERT_FILE adds to
+    file_params: tuple[str, str, str] = ("", "", "")
+    certificates_since: tuple[int, int] = (0, 14)
+
+
+_POOL = ("max_idle_conns", "max_idle_time", "max_life_time", "max_open_conns", "table_prefix")
+_RULES = {
+    "redis": _Rule(
+        example="redis://HOST:6379/1 or rediss://HOST:6379/1",
+        db=r"[0-9]{1,3}",
+        params=(
+            "insecure-skip-verify",
+            "max-retry-backoff",
+            "min-retry-backoff",
+            "read-timeout",
+            "route-read",
+            "tls-server-name",
+            "write-timeout",
+        ),
+        variable="REDIS_PASSWORD",
+        many=True,
+        file_params=("", "tls-cert-file", "tls-key-file"),
+        certificates_since=(1, 1),
+    ),
+    "mysql": _Rule(
+        example="mysql://USER@HOST:3306/DATABASE",
+        db=r"[A-Za-z0-9_$-]{1,64}",
+        params=("tls", *_POOL),
+        user=r"[A-Za-z0-9_.$-]{1,80}",  # the driver decodes nothing in front of the @
+        variable="META_PASSWORD",
+    ),
+    "postgres": _Rule(
+        example="postgres://USER@HOST:5432/DATABASE",
+        db=r"[A-Za-z0-9_$-]{1,63}",
+        params=("connect_timeout", "search_path", "sslmode", *_POOL),
+        variable="META_PASSWORD",
+        file_params=("", "sslcert", "sslkey"),
+    ),
+    "tikv": _Rule(
+        example="tikv://HOST:2379,HOST:2379/PREFIX",
+        db=r"[A-Za-z0-9._-]{1,64}",
+        params=("gc-interval", "verify-cn"),
+        since=(0, 16),
+        user="",
+        many=True,
+        file_params=("ca", "cert", "key"),
+    ),
+    "etcd": _Rule(
+        example="etcd://HOST:2379,HOST:2379/PREFIX",
+        db=r"[A-Za-z0-9._-]{1,64}",
+        params=("insecure-skip-verify", "server-name"),
+        since=(1, 0),
+        user="",
+        many=True,
+        file_params=("cacert", "cert", "key"),
+    ),
+}
+_FILE_PARAMS = ("tls-ca-cert-file", "sslrootcert")  # that we have another way for
+_SCHEMES = {
+    "redis": "redis",
+    "rediss": "redis",
+    "mysql": "mysql",
+    "postgres": "postgres",
+    "postgresql": "postgres",
+    "tikv": "tikv",
+    "etcd": "etcd",
+}
+_ONE_HOST = {"sqlite3", "badger", "unix", "memkv"}  # engines that one machine alone can reach
+_PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
+_SENTINEL_PORT = 26379
+_SENTINEL_PASSWORD_SINCE = (0, 16)
+_CLUSTER_SINCE = (1, 0)
+_PREFIX_SINCE = (1, 3)  # of table_prefix and the sizes of connection pools
+# Before, the driver of PostgreSQL was given what stands behind the URL's scheme, without the scheme
+_POSTGRES_SCHEME_SINCE = (0, 15)
+_META_PASSWORD_SINCE = (1, 0)  # before, it had to be encoded as its place in the URL asks; PGPASSWORD never had to
+
+# The variables that the drivers of the object stores read when the volume holds no keys
+_KEY_VARIABLES = {
+    "s3": {
+        "access-key": "AWS_ACCESS_KEY_ID",
+        "secret-key": "AWS_SECRET_ACCESS_KEY",
+        "session-token": "AWS_SESSION_TOKEN",
+    },
+    "minio": {"access-key": "MINIO_ACCESS_KEY", "secret-key": "MINIO_SECRET_KEY"},
+    "gs": {},  # a file, below
+    "file": {},
+}
+_PLAIN_VARIABLES = {"sentinel-password": "SENTINEL_PASSWORD", "encrypt-passphrase": "JFS_RSA_PASSPHRASE"}
+# What a URL says when an authority's certificate is given, unless it says something else
+_WITH_AUTHORITY = {"mysql": {"tls": "true"}, "postgres": {"sslmode": "verify-full"}}
+_REGION_VARIABLES = {"s3": "AWS_REGION", "minio": "MINIO_REGION"}
+KEYLESS_STORES = tuple(_KEY_VARIABLES)
+ENGINES = tuple(_RULES)
+
+PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"  # noqa: S105
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A metadata engine's address."""
+
+    kind: str  # one of ENGINES
+    hosts: tuple[str, ...]  # each HOST:PORT; with `master`, those of the Sentinels
+    db: str
+    tls: bool = False
+    params: str = ""
+    master: str = ""  # the name by which Redis Sentinels know the server
+
+    @classmethod
+    def of(cls, volume: fs.Juicefs) -> "Engine":
+        """Return the engine that holds a published volume."""
+        return cls(volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master)
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Return host and port of each server."""
+        port = _SENTINEL_PORT if self.master else _PORTS.get(self.kind, 0)
+        return tuple((host, found or port) for host, found in map(fs.split_address, self.hosts))
+
+    def url(
+        self, user: str | None = None, *, login: str = "", params: collections.abc.Mapping[str, str] | None = None
+    ) -> str:
+        """Return the engine's URL, with more parameters; it never has a password in it.
+
+        Args:
+            user: percent-encoded in it.
+            login: what stands between the user and the @: a colon, where a password comes from the environment.
+            params: more of them; those of the engine itself win.
+        """
+        own = dict(urllib.parse.parse_qsl(self.params, keep_blank_values=True))
+        query = urllib.parse.urlencode(dict(params or {}) | own, safe="/:,")
+        before = f"{urllib.parse.quote(user, safe='')}{login}@" if user else ""
+        scheme = "rediss" if self.kind == "redis" and self.tls else self.kind
+        return f"{scheme}://{before}{self._place()}/{self.db}" + (f"?{query}" if query else "")
+
+    def _place(self) -> str:
+        pairs = self.addresses
+        if self.kind == "mysql":
+            return f"({fs.join_address(*pairs[0])})"
+        if self.master and len({port for _, port in pairs}) == 1:
+            # A port that all Sentinels share may stand once, and URL parsers mind several colons
+            hosts = [fs.join_address(host, None) for host, _ in pairs[:-1]] + [fs.join_address(*pairs[-1])]
+        else:
+            hosts = [fs.join_address(*pair) for pair in pairs]
+        return ",".join([*([self.master] if self.master else []), *hosts])
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """What a command of juicefs needs to get at a volume. Nothing of it but `url` may be shown."""
+
+    engine: Engine
+    url: str
+    environment: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
+    files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict[pathlib.Path, str], repr=False)
+    secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
+
+    def ensure_files(self) -> bool:
+        """Write the files that the URL and the environment name, for root alone; return whether any changed."""
+        changed = [files.ensure_file(path, text, mode=0o600) for path, text in self.files.items()]
+        return any(changed)
+
+
+def parse(url: str) -> tuple[Engine, str | None]:
+    """Return the engine that a URL without password names, and the user in it.
+
+    Raises:
+        ValueError: the URL cannot be used; the message says why and never quotes it.
+    """
+    scheme, separator, rest = url.partition("://")
+    kind = _SCHEMES.get(scheme, "")
+    examples = ", ".join(rule.example for rule in _RULES.values())
+    if separator and scheme in _ONE_HOST:
+        raise ValueError(f"metadata engine {scheme} serves one machine only; write it as one of {examples}")
+    if not separator or not kind:
+        known = separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme)
+        problem = f"metadata engine {scheme} is not supported; " if known else ""
+        raise ValueError(f"{problem}write it as one of {examples}")
+    rule = _RULES[kind]
+    hint = f"write it as {rule.example}"
+    before, _, query = rest.partition("?")
+    login, at, place = before.rpartition("@")
+    place, _, db = place.partition("/")
+    user = _read_user(kind, login) if at else None
+    if not re.fullmatch(rule.db, db) or "#" in url:
+        raise ValueError(hint)
+    _check_params(rule, query)
+    if kind == "mysql" and place.startswith("(") and place.endswith(")"):
+        place = place[1:-1]
+    hosts, master = place.split(","), ""
+    if kind == "redis" and len(hosts) > 1 and ":" not in hosts[0]:
+        master, *hosts = hosts  # as JuiceFS tells Sentinels from a cluster
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", master):
+            raise ValueError("write Sentinels as redis://MASTER,HOST,HOST:26379/1")
+    if len(hosts) > 1 and not rule.many:
+        raise ValueError(f"one server, not several; {hint}")
+    try:
+        pairs = [fs.split_address(host) for host in hosts]
+    except fs.UriError:
+        raise ValueError(hint) from None
+    default = pairs[-1][1] or _SENTINEL_PORT if master else _PORTS[kind]
+    addresses = tuple(fs.join_address(host.lower(), port or default) for host, port in pairs)
+    return Engine(kind, addresses, db, tls=scheme == "rediss", params=query, master=master), user
+
+
+def _read_user(kind: str, login: str) -> str:
+    rule, user = _RULES[kind], urllib.parse.unquote(login)
+    hint = f"write it as {rule.example}"
+    if ":" in login:
+        raise ValueError(PASSWORD_HINT)
+    if not rule.user:
+        raise ValueError(f"{kind} takes no user here; {hint}")
+    if not re.fullmatch(rule.user, user):
+        raise ValueError(f"the user in front of the @ is empty or has a character that {kind} does not take; {hint}")
+    return user
+
+
+def _check_params(rule: _Rule, query: str) -> None:
+    for name, _ in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        if name and name in (*_FILE_PARAMS, *rule.file_params):
+            raise ValueError("certificates belong into the secret, as tls-ca, tls-cert and tls-key")
+        if name not in rule.params:
+            raise ValueError(f"unknown parameter behind the question mark; possible: {', '.join(rule.params)}")
+
+
+def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
+    """Raise `ValueError` when the credentials hold something that this engine cannot take from a safe place."""
+    rule, content = _RULES[engine.kind], secret.content()
+    for key in ("meta-user", "meta-password"):
+        if key in content and not rule.user:
+            raise ValueError(
+                f"{key}: {engine.kind} takes it on the command line only, where everybody can read it: "
+                "let it ask for a client's certificate, tls-cert and tls-key"
+            )
+    user = content.get("meta-user")
+    if user is not None and rule.user and not re.fullmatch(rule.user, user):
+        raise ValueError(f"meta-user: {engine.kind} does not take a name with such a character")
+    if "meta-password" in content and rule.variable == "META_PASSWORD" and user is None:
+        raise ValueError(f"meta-user: {engine.kind} needs it beside meta-password")
+    if "sentinel-password" in content and not engine.master:
+        raise ValueError("sentinel-password: metadata-url names no Sentinels")
+    if ("tls-cert" in content) != ("tls-key" in content):
+        raise ValueError("tls-cert, tls-key: one is of no use without the other")
+    if "tls-cert" in content and not rule.file_params[1]:
+        raise ValueError(f"tls-cert: juicefs shows no certificate to {engine.kind}")
+
+
+def access(
+    engine: Engine,
+    secret: fs.JuicefsSecret,
+    version: Version,
+    *,
+    directory: pathlib.Path,
+    store: str = "",
+    keyless: bool = False,
+    region: str = "",
+) -> Access:
+    """Return how this version of juicefs gets at an engine, and at the object store of a keyless volume.
+
+    Args:
+        engine: where the metadata is.
+        secret: the credentials of both.
+        version: of the program.
+        directory: where the files go that juicefs must find, certificates for one.
+        store: the kind of object store.
+        keyless: the engine does not hold the store's keys.
+        region: of the store.
+
+    Raises:
+        JuicefsError: this version cannot.
+    """
+    content = secret.content()
+    _check_version(engine, content, version)
+    found, params, environment = _with_files(engine, content, directory, store)
+    if "meta-password" in content and _RULES[engine.kind].variable:
+        environment[_password_variable(engine, version)] = content["meta-password"]
+    for key, variable in _PLAIN_VARIABLES.items():
+        if key in content:
+            environment[variable] = content[key]
+    if keyless:
+        variables = _KEY_VARIABLES.get(store, {})
+        environment |= {variable: content[key] for key, variable in variables.items() if key in content}
+    if region and store in _REGION_VARIABLES:
+        environment[_REGION_VARIABLES[store]] = region
+    # With META_PASSWORD juicefs asks for an @; before 1.0 also for the colon of the password that is missing
+    login = ":" if environment.get("META_PASSWORD") else ""
+    url = engine.url(secret.meta_user, login=login, params=params)
+    if engine.kind == "postgres" and version < _POSTGRES_SCHEME_SINCE:
+        url = f"postgres://{url}"
+    return Access(engine, url, environment, found, secret.values())
+
+
+def _check_version(engine: Engine, content: collections.abc.Mapping[str, str], version: Version) -> None:
+    """Raise `JuicefsError` when this version cannot do all that is asked for."""
+    rule = _RULES[engine.kind]
+    pooled = sorted({name for name, _ in urllib.parse.parse_qsl(engine.params, keep_blank_values=True)} & set(_POOL))
+    for is_asked, since, what in (
+        (True, rule.since, f"the metadata engine {engine.kind}"),
+        (engine.kind == "redis" and len(engine.hosts) > 1 and not engine.master, _CLUSTER_SINCE, "a Redis cluster"),
+        ("sentinel-password" in content, _SENTINEL_PASSWORD_SINCE, "a password for Sentinels"),
+        ("tls-cert" in content, rule.certificates_since, f"a client's certificate for {engine.kind}"),
+        (bool(pooled), _PREFIX_SINCE, ", ".join(pooled)),
+    ):
+        if is_asked and version < since:
+            have, want = ".".join(map(str, version)), ".".join(map(str, since))
+            raise JuicefsError(f"juicefs {have} cannot use {what}: attach {want} or newer as the resource juicefs")
+
+
+def _with_files(
+    engine: Engine, content: collections.abc.Mapping[str, str], directory: pathlib.Path, store: str
+) -> tuple[dict[pathlib.Path, str], dict[str, str], dict[str, str]]:
+    """Return the files that juicefs must find, and the URL's parameters and the variables that name them."""
+    found: dict[pathlib.Path, str] = {}
+    params: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    for key, param in zip(("tls-ca", "tls-cert", "tls-key"), _RULES[engine.kind].file_params, strict=True):
+        if key in content:
+            path = directory / f"{key}.pem"
+            found[path] = content[key]
+            if param:
+                params[param] = str(path)
+    if "tls-ca" in content:  # Go looks at this file, and still at the system's folder of certificates
+        environment["SSL_CERT_FILE"] = str(directory / "tls-ca.pem")
+        params |= _WITH_AUTHORITY.get(engine.kind, {})
+    if store == "gs" and "google-credentials" in content:
+        path = directory / "google-credentials.json"
+        found[path] = content["google-credentials"]
+        environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(path)
+    return found, params, environment
+
+
+def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, version: Version, *, directory: pathlib.Path) -> Access:
+    """Return how this version of juicefs gets at a published volume; see `access`."""
+    return access(
+        Engine.of(volume),
+        secret,
+        version,
+        directory=directory,
+        store=volume.storage,
+        keyless=volume.keyless,
+        region=volume.region,
+    )
+
+
+def _password_variable(engine: Engine, version: Version) -> str:
+    if engine.kind == "postgres" and version < _META_PASSWORD_SINCE:
+        return "PGPASSWORD"
+    return _RULES[engine.kind].variable
