@@ -13,14 +13,16 @@ import pathlib
 import pwd
 import secrets
 import socket
+import statistics
 import tempfile
+import time
 
 import jinja2
 
-import juicefs_volume
-from slurm_ddp import apt, files, juicefs, systemd
+import volume_options
+from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info
-from slurm_ddp.run import run
+from slurm_ddp.run import CommandError, last_line, run
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
@@ -34,6 +36,8 @@ _SHADOW = pathlib.Path("/etc/shadow")
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
 # The packages' own instances, which nobody asked for: stopped if the package comes with us
 _PACKAGES = {"redis-server": ("redis-server.service",), "openssh-server": ("ssh.service", "ssh.socket")}
+# How systemd's own lines in a unit's journal begin
+_SYSTEMD_SAYS = ("Started ", "Starting ", "Stopped ", "Stopping ", "Failed to ", "juicefs-")
 _MARKER = "juicefs-server-proxy"  # an empty file in the storage: it is there, and it is the one
 
 
@@ -57,12 +61,47 @@ class Settings:
         return unit_names(self.app)
 
 
-def volume(name: str, address: str) -> juicefs_volume.Volume:
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """How full the unit's storage is, in bytes."""
+
+    used: int
+    free: int
+
+    def summary(self) -> str:
+        """Return both in words."""
+        return f"{_size(self.used)} of its disk used, {_size(self.free)} free"
+
+
+def usage(directory: pathlib.Path) -> Usage:
+    """Return how full the storage is."""
+    found = os.statvfs(directory)
+    return Usage((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def sync_ms(directory: pathlib.Path) -> float:
+    """Return how long one small write takes to be on the storage's disk, in milliseconds: the median of five."""
+    found: list[float] = []
+    with tempfile.NamedTemporaryFile(prefix=".sync-", dir=directory) as file:
+        for _ in range(5):
+            began = time.monotonic()
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+            found.append((time.monotonic() - began) * 1000)
+    return statistics.median(found)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count < 2**40 else f"{count / 2**40:.1f} TiB"
+
+
+def volume(name: str, address: str, made: volume_options.Format) -> volume_options.Volume:
     """Return the volume that a unit with this address serves."""
     host = filesystem_info.join_address(address, METADATA_PORT)
     bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
-    engine = juicefs.Engine("redis", (host,), DATABASE)
-    return juicefs_volume.Volume(name=name, engine=engine, storage="sftp", bucket=bucket, keyless=False)
+    engine = juicefs_access.Engine("redis", (host,), DATABASE)
+    return volume_options.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
 
 def with_passwords(content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
@@ -164,6 +203,14 @@ def stop(app: str) -> None:
         systemd.stop(unit)
 
 
+def ensure_none(app: str) -> bool:
+    """Remove what an application served here before its volume went elsewhere; return whether there was anything."""
+    if not any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
+        return False
+    remove(app)
+    return True
+
+
 def remove(app: str) -> None:
     """Remove the servers, their configuration and the account. The data stays where it is."""
     for unit in unit_names(app):
@@ -255,10 +302,14 @@ def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
         return
     if not systemd.is_active(unit) and _is_taken("127.0.0.1", port):
         raise StoreError(f"something else listens on port {port}: stop it")
-    if systemd.is_active(unit):
-        systemd.restart(unit, timeout=_START_S)
-    else:
-        systemd.enable_now(unit, timeout=_START_S)
+    try:
+        if systemd.is_active(unit):
+            systemd.restart(unit, timeout=_START_S)
+        else:
+            systemd.enable_now(unit, timeout=_START_S)
+    except CommandError as e:
+        ours = (line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_SAYS))
+        raise StoreError(f"{unit} does not start: {last_line(chr(10).join(ours)) or e}") from e
 
 
 def _is_synchronous(directory: pathlib.Path) -> bool:

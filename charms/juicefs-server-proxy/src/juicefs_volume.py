@@ -1,32 +1,21 @@
-"""The volume: where it lies, that it is formatted once and by nobody else, and that it is still the one it was."""
+"""The volume: that it is formatted once and by nobody else, and that it is still the one it was."""
 
 import collections.abc
 import contextlib
 import dataclasses
 import pathlib
-import re
 import shutil
-import urllib.parse
+import tempfile
 
-from slurm_ddp import juicefs
+from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
+from volume_options import Format, Volume
 
 PROGRAM_DIR = pathlib.Path("/usr/local/lib/slurm-ddp")
-# Parameters of a Redis URL that JuiceFS 1.3 knows (pkg/meta/redis.go); another one might be a password
-_REDIS_PARAMS = {
-    "insecure-skip-verify",
-    "max-retry-backoff",
-    "min-retry-backoff",
-    "read-timeout",
-    "route-read",
-    "tls-ca-cert-file",
-    "tls-cert-file",
-    "tls-key-file",
-    "tls-server-name",
-    "write-timeout",
-}
+CONFIG_DIR = pathlib.Path("/etc/slurm-ddp")
 _FORMAT_S = 120.0
+_CONFIG_S = 120.0
 
 
 class VolumeError(Exception):
@@ -34,14 +23,13 @@ class VolumeError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Volume:
-    """A volume as it should be."""
+class Known:
+    """What is known of the volume before a look at the engine."""
 
-    name: str
-    engine: juicefs.Engine
-    storage: str  # the kind of object store
-    bucket: str
-    keyless: bool  # the object store's keys stay out of the metadata engine
+    uuid: str | None  # of the volume that was there before; such a volume is never formatted again
+    ours: bool = False  # formatting began here: what is there without a known UUID is ours
+    adopt: str = ""  # the UUID of a volume that somebody else made, which may be taken over
+    announce: collections.abc.Callable[[], object] = lambda: None  # called before formatting begins
 
 
 def program_path(app: str) -> pathlib.Path:
@@ -50,118 +38,97 @@ def program_path(app: str) -> pathlib.Path:
 
 
 def remove_program(app: str) -> None:
-    """Remove an application's copy of the program."""
-    shutil.rmtree(program_path(app).parent, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another application's is there too
-        PROGRAM_DIR.rmdir()
+    """Remove an application's copy of the program, and the files with its certificates."""
+    for folder in (PROGRAM_DIR, CONFIG_DIR):
+        shutil.rmtree(folder / app, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another application's is there too
+            folder.rmdir()
 
 
-def read_options(
-    name: str, metadata_url: str, storage: str, bucket: str, credentials: dict[str, str] | None
-) -> tuple[Volume, fs.JuicefsSecret] | None:
-    """Return the volume and the credentials that the options name; None when they ask for an embedded volume.
-
-    Raises:
-        ValueError: an option is wrong; the message names it and never holds a password.
-    """
-    with _naming("volume-name"):
-        fs.check_volume_name(name)
-    if not metadata_url and not bucket:
-        if credentials is not None:
-            raise ValueError("credentials: they are of use with metadata-url and bucket only: set those, or reset this")
-        return None
-    for option, value, other in (("metadata-url", metadata_url, "bucket"), ("bucket", bucket, "metadata-url")):
-        if not value:
-            raise ValueError(f"{option}: set it too, or reset {other} for an embedded volume")
-    with _naming("metadata-url"):
-        engine, user = parse_metadata_url(metadata_url)
-    if storage not in juicefs.KEYLESS_STORES:
-        raise ValueError(f"storage-type: one of {', '.join(juicefs.KEYLESS_STORES)}")
-    with _naming("bucket"):
-        check_bucket(bucket)
-    with _naming("credentials"):
-        credentials = credentials or {}
-        unknown = sorted(set(credentials) - set(fs.JuicefsSecret.names()))
-        if unknown:
-            raise ValueError(f"unknown key {unknown[0]}; possible: {', '.join(fs.JuicefsSecret.names())}")
-        if user is not None and "meta-user" in credentials:
-            raise ValueError("meta-user: the user stands in metadata-url already: leave one of them out")
-        content = fs.JuicefsSecret.from_content(credentials | ({"meta-user": user} if user else {}))
-    return Volume(name=name, engine=engine, storage=storage, bucket=bucket, keyless=True), content
-
-
-def parse_metadata_url(url: str) -> tuple[juicefs.Engine, str | None]:
-    """Return the engine that a URL without password names, and the user in it.
+def open_access(program: pathlib.Path, app: str, volume: Volume, secret: fs.JuicefsSecret) -> juicefs_access.Access:
+    """Return how to get at the volume; the files that it takes are written.
 
     Raises:
-        ValueError: the URL cannot be used; the message says why and never quotes it.
+        juicefs.JuicefsError: this program cannot use such an engine.
     """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as e:
-        raise ValueError(_EXAMPLE) from e
-    login, _, place = parts.netloc.rpartition("@")
-    if ":" in login:
-        raise ValueError("leave the password out of it: it belongs into a secret, named by the option credentials")
-    kind = {"redis": "redis", "rediss": "redis"}.get(parts.scheme)
-    if kind is None:
-        known = re.fullmatch(r"[a-z][a-z0-9+.-]*", parts.scheme)
-        problem = f"metadata engine {parts.scheme} is not supported; " if known else ""
-        raise ValueError(f"{problem}{_EXAMPLE}")
-    if "," in place:
-        raise ValueError("one server is supported; Sentinel and Cluster are not")
-    if not host or parts.fragment or not re.fullmatch(r"/[0-9]{1,3}", parts.path):
-        raise ValueError(_EXAMPLE)
-    for name, _ in urllib.parse.parse_qsl(parts.query, keep_blank_values=True):
-        if name not in _REDIS_PARAMS:
-            raise ValueError(
-                "unknown parameter behind the question mark; possible: " + ", ".join(sorted(_REDIS_PARAMS))
-            )
-    engine = juicefs.Engine(
-        kind, (fs.join_address(host, port or 6379),), parts.path[1:], tls=parts.scheme == "rediss", params=parts.query
+    access = juicefs_access.access(
+        volume.engine,
+        secret,
+        juicefs.version(program),
+        directory=CONFIG_DIR / app,
+        store=volume.storage,
+        keyless=volume.keyless,
+        region=volume.region,
     )
-    return engine, urllib.parse.unquote(login) or None
-
-
-_EXAMPLE = "write it as redis://HOST:6379/1 or rediss://HOST:6379/1"
-
-
-def check_bucket(bucket: str) -> None:
-    """Raise `ValueError` unless `bucket` is the address of one, with its scheme, and without keys."""
-    parts = urllib.parse.urlsplit(bucket)
-    if "@" in parts.netloc:
-        raise ValueError("leave the keys out of it: they belong into a secret, named by the option credentials")
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-        raise ValueError("write it as https://BUCKET.HOST or https://HOST/BUCKET")
+    access.ensure_files()
+    return access
 
 
 def ensure_formatted(
-    program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret, *, uuid: str | None
+    program: pathlib.Path,
+    volume: Volume,
+    secret: fs.JuicefsSecret,
+    access: juicefs_access.Access,
+    *,
+    known: Known,
 ) -> juicefs.Setting:
-    """Return the volume's setting; if `uuid` is None, format it first when the engine says that it holds none.
+    """Return the volume's setting; if none is known, format it first when the engine says that it holds none.
 
     Args:
         program: juicefs.
         volume: what should be there.
         secret: the credentials of engine and object store.
-        uuid: of the volume that was there before; such a volume is never formatted again.
+        access: how to get at them.
+        known: what is known of it.
 
     Raises:
         juicefs.UnreachableError: the engine does not answer.
         juicefs.JuicefsError: juicefs failed.
         VolumeError: something else is there, or the volume is gone.
     """
-    setting = juicefs.inspect(program, volume.engine, secret)
+    setting, uuid = juicefs.inspect(program, access), known.uuid
     if setting is None and uuid is None:
-        _format(program, volume, secret)
-        setting = juicefs.inspect(program, volume.engine, secret)
-    if setting is None:
-        if uuid is None:
+        known.announce()
+        _format(program, volume, secret, access)
+        setting = juicefs.inspect(program, access)
+        if setting is None:
             raise juicefs.JuicefsError("the volume is not there after juicefs format")
+    elif setting is None:
         raise VolumeError(
-            f"the metadata engine lost volume {volume.name} ({uuid}): restore its backup; it is not formatted again"
+            f"the metadata engine lost volume {volume.name} ({uuid}): restore its backup with the action "
+            "restore-metadata; it is not formatted again"
         )
+    elif uuid is None and not known.ours and known.adopt != setting.uuid:
+        _check_same(volume, setting, None)
+        raise VolumeError(
+            f"the metadata engine holds a volume {setting.name} ({setting.uuid}) that was not made here: if no other "
+            f"application offers it, take it over with adopt={setting.uuid}; else name another database"
+        )
+    if not volume.keyless and setting.uuid == uuid and setting.bucket.rstrip("/") != volume.bucket.rstrip("/"):
+        setting = _move(program, volume, access, setting)
+    _check_same(volume, setting, uuid)
+    return setting
+
+
+def _move(
+    program: pathlib.Path, volume: Volume, access: juicefs_access.Access, setting: juicefs.Setting
+) -> juicefs.Setting:
+    """Tell an embedded volume that its server has another address; return the new setting."""
+    version = juicefs.version(program)
+    if not juicefs.has_command(version, "config"):
+        raise VolumeError(
+            f"the unit's address changed, and juicefs {'.'.join(map(str, version))} cannot tell the volume: attach 1.0 "
+            f"or newer as the resource juicefs, or bring back {setting.bucket.rpartition(':')[0]}"
+        )
+    try:
+        juicefs.invoke(program, access, "config", f"--bucket={volume.bucket}", "--yes", access.url, timeout=_CONFIG_S)
+    except CommandError as e:
+        raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
+    return dataclasses.replace(setting, bucket=volume.bucket)
+
+
+def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> None:
+    """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
     if setting.name != volume.name:
         raise VolumeError(
             f"the metadata engine holds volume {setting.name}, not {volume.name}: "
@@ -172,11 +139,65 @@ def ensure_formatted(
             f"the metadata engine holds another volume {volume.name} ({setting.uuid}) than the one published ({uuid}): "
             "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application"
         )
+    if setting.storage and setting.storage != volume.storage:
+        raise VolumeError(
+            f"storage-type: volume {volume.name} lies in {setting.storage}, not {volume.storage}: "
+            f"set storage-type={setting.storage}"
+        )
     if setting.bucket.rstrip("/") != volume.bucket.rstrip("/"):
         raise VolumeError(
             f"volume {volume.name} keeps its data at {setting.bucket}, not at {volume.bucket}: bring that address back"
         )
-    return setting
+    for option, found, wanted in (
+        ("block-size", f"{setting.block_kib}K", f"{volume.format.block_kib}K"),
+        ("compression", setting.compression, volume.format.compression),
+    ):
+        if found != wanted:
+            raise VolumeError(
+                f"{option}: volume {volume.name} was made with {found}, which cannot change: set {option}={found}"
+            )
+    if volume.encrypt_key and setting.encrypted is False:
+        raise VolumeError(
+            f"credentials: encrypt-key: volume {volume.name} was made without, which cannot change: take it out"
+        )
+
+
+def pending_changes(volume: Volume, setting: juicefs.Setting, version: juicefs.Version) -> dict[str, str]:
+    """Return the flags of `juicefs config` for what the options ask for and the volume has not."""
+    differences = {
+        "capacity": (volume.format.capacity_gib, setting.capacity_gib),
+        "inodes": (volume.format.inodes, setting.inodes),
+        "trash-days": (volume.format.trash_days, setting.trash_days),
+    }
+    if not juicefs.knows(version, "trash-days"):
+        differences.pop("trash-days")
+    return {flag: str(wanted) for flag, (wanted, found) in differences.items() if wanted != found}
+
+
+def ensure_options(
+    program: pathlib.Path, volume: Volume, access: juicefs_access.Access, setting: juicefs.Setting
+) -> bool:
+    """Make the volume have the options that can change; return whether one had to be changed.
+
+    Raises:
+        VolumeError: this juicefs cannot.
+        juicefs.JuicefsError: it failed.
+    """
+    version = juicefs.version(program)
+    changes = pending_changes(volume, setting, version)
+    if not changes:
+        return False
+    if not juicefs.has_command(version, "config"):
+        have = ".".join(map(str, version))
+        raise VolumeError(
+            f"{', '.join(changes)}: juicefs {have} cannot change it on a volume that is there: attach 1.0 or newer"
+        )
+    try:
+        flags = [f"--{flag}={value}" for flag, value in changes.items()]
+        juicefs.invoke(program, access, "config", *flags, "--yes", access.url, timeout=_CONFIG_S)
+    except CommandError as e:
+        raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
+    return True
 
 
 def published(
@@ -197,12 +218,14 @@ def published(
         bucket=volume.bucket,
         version=".".join(map(str, juicefs.version(program))),
         keyless=volume.keyless,
+        master=volume.engine.master,
+        region=volume.region,
     )
 
 
 def describe(volume: Volume, setting: juicefs.Setting, program: pathlib.Path) -> dict[str, str]:
     """Return what may be shown of a volume, by name."""
-    return {
+    shown = {
         "volume": volume.name,
         "uuid": setting.uuid,
         "metadata-url": volume.engine.url(),
@@ -210,28 +233,50 @@ def describe(volume: Volume, setting: juicefs.Setting, program: pathlib.Path) ->
         "bucket": setting.bucket,
         "clients": str(setting.sessions),
         "juicefs-version": ".".join(map(str, juicefs.version(program))),
+        "block-size": f"{setting.block_kib}K",
+        "compression": setting.compression,
+        "encrypted": {True: "yes", False: "no", None: "unknown"}[setting.encrypted],
+        "capacity-gib": str(setting.capacity_gib or "unlimited"),
+        "inodes": str(setting.inodes or "unlimited"),
     }
+    if setting.used_bytes is not None:
+        shown["used-bytes"] = str(setting.used_bytes)
+    if setting.used_inodes is not None:
+        shown["used-inodes"] = str(setting.used_inodes)
+    return shown
 
 
-@contextlib.contextmanager
-def _naming(option: str) -> collections.abc.Generator[None]:
-    try:
-        yield
-    except ValueError as e:
-        raise ValueError(f"{option}: {e}") from e
-
-
-def _format(program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret) -> None:
-    version = juicefs.version(program)
-    flags = juicefs.flags(version, {"no-update": True, "storage": volume.storage, "bucket": volume.bucket})
-    if volume.keyless:
-        keys = juicefs.environment(secret, store=volume.storage, keyless=True)
-    else:
+def _format(program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret, access: juicefs_access.Access) -> None:
+    version, wanted = juicefs.version(program), volume.format
+    keys: dict[str, str] = {}
+    if not volume.keyless:
         content = secret.content()
         names = {"access-key": "ACCESS_KEY", "secret-key": "SECRET_KEY", "session-token": "SESSION_TOKEN"}
         keys = {variable: content[key] for key, variable in names.items() if key in content}
-    url = volume.engine.url(secret.meta_user)
-    try:
-        juicefs.invoke(program, "format", *flags, url, volume.name, secret=secret, env=keys, timeout=_FORMAT_S)
-    except CommandError as e:
-        raise juicefs.JuicefsError(f"juicefs format: {juicefs.explain(e)}") from e
+    with tempfile.TemporaryDirectory(prefix="juicefs-format-") as scratch:  # 0700
+        options: dict[str, str | bool] = {
+            "no-update": True,
+            "storage": volume.storage,
+            "bucket": volume.bucket,
+            "block-size": str(wanted.block_kib) if wanted.block_kib != Format().block_kib else False,
+            "compress": wanted.compression if wanted.compression != "none" else False,
+            "capacity": str(wanted.capacity_gib) if wanted.capacity_gib else False,
+            "inodes": str(wanted.inodes) if wanted.inodes else False,
+            "trash-days": str(wanted.trash_days),
+        }
+        if volume.encrypt_key:
+            path = pathlib.Path(scratch) / "key.pem"
+            path.touch(mode=0o600)
+            path.write_text(volume.encrypt_key)
+            options["encrypt-rsa-key"] = str(path)
+        flags = juicefs.flags(version, options)
+        try:
+            juicefs.invoke(program, access, "format", *flags, access.url, volume.name, env=keys, timeout=_FORMAT_S)
+        except CommandError as e:
+            raise juicefs.JuicefsError(f"juicefs format: {_format_reason(juicefs.explain(e))}") from e
+
+
+def _format_reason(said: str) -> str:
+    if "is not empty" in said:
+        return f"{said}: it may be another application's volume; choose another volume-name, bucket or prefix"
+    return said

@@ -5,6 +5,7 @@ import typing
 import ops
 import pydantic
 
+import juicefs_volume
 from slurm_ddp.interfaces import filesystem_info as fs
 
 PEERS = "server-peers"
@@ -17,6 +18,13 @@ class Pinned(pydantic.BaseModel, frozen=True):
     server: str | None = None  # the unit whose storage holds an embedded volume
     uuid: str | None = None  # of the volume
     secret_id: str | None = None  # of the credentials
+    formatting: str | None = None  # set before the volume is formatted, until its uuid is known
+    offered: str | None = None  # set once the volume was offered to anybody
+
+    @property
+    def may_move(self) -> bool:
+        """Tell whether nobody can have written to the volume yet: then it may still become another one."""
+        return self.offered is None
 
 
 class Ledger:
@@ -32,6 +40,23 @@ class Ledger:
     def pinned(self) -> Pinned:
         """Return what is pinned."""
         return self._relation.load(Pinned, self._app)
+
+    def settle(self, *, embedded: bool, unit: str) -> bool:
+        """Pin whether the volume is embedded, and in what unit's storage; return whether that is new.
+
+        One that nobody has been offered may still change its kind.
+        """
+        mode = "embedded" if embedded else "external"
+        if self.pinned.mode == mode:
+            return False
+        self.pin(mode=mode, server=unit if embedded else None, uuid=None, formatting=None)
+        return True
+
+    def known(self, adopt: str) -> juicefs_volume.Known:
+        """Return what is known of the volume; from here on, one that is being made is ours."""
+        if self.pinned.uuid is None and self.pinned.formatting is None:
+            return juicefs_volume.Known(None, adopt=adopt, announce=lambda: self.pin(formatting="yes"))
+        return juicefs_volume.Known(self.pinned.uuid, ours=self.pinned.formatting is not None)
 
     def pin(self, **fields: str | None) -> Pinned:
         """Pin some fields; return all."""

@@ -10,6 +10,7 @@ from rig import Rig
 
 import embedded_store
 import juicefs_volume
+import volume_maintenance
 from charm import JuicefsServerProxyCharm
 from slurm_ddp import juicefs
 
@@ -20,11 +21,13 @@ CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-s
 def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
     """Return the charm with its real metadata, on doubles of juicefs and of the servers."""
     world, servers = FakeJuicefs(), FakeServers()
-    for name in ("ensure_program", "version", "inspect", "invoke"):
+    for name in ("ensure_program", "version", "inspect", "invoke", "run_program"):
         monkeypatch.setattr(juicefs, name, getattr(world, name))
-    for name in ("ensure", "is_running", "stop", "remove"):
+    for name in ("ensure", "ensure_none", "is_running", "stop", "remove", "usage", "sync_ms", "is_durable"):
         monkeypatch.setattr(embedded_store, name, getattr(servers, name))
     monkeypatch.setattr(juicefs_volume, "remove_program", servers.remove_program)
+    monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", tmp_path / "etc")
+    monkeypatch.setattr(volume_maintenance, "STATE_DIR", tmp_path / "state")
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
     program = tmp_path / "juicefs"
     program.write_bytes(b"a program")

@@ -3,11 +3,11 @@
 import collections.abc
 import dataclasses
 import pathlib
+import typing
 
 import embedded_store
-from slurm_ddp import juicefs
-from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
+from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp.run import CommandError, Completed
 
 UUID = "11111111-2222-3333-4444-555555555555"
 
@@ -24,6 +24,12 @@ class FakeJuicefs:
     formats: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
     format_env: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     format_error: str = ""
+    commands: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
+    environment: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # of the last command
+    # What other commands than format and config say
+    answers: dict[str, "str | Exception | collections.abc.Callable[..., str]"] = dataclasses.field(
+        default_factory=dict[str, "str | Exception | collections.abc.Callable[..., str]"]
+    )
     install_error: juicefs.JuicefsError | None = None
 
     def ensure_program(self, _target: pathlib.Path, resource: pathlib.Path | None) -> bool:
@@ -36,39 +42,86 @@ class FakeJuicefs:
         return self.program
 
     def inspect(
-        self, _program: pathlib.Path, engine: juicefs.Engine, secret: fs.JuicefsSecret, *, timeout: float = 20
+        self, _program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 20
     ) -> juicefs.Setting | None:
-        if engine.hosts[0] in self.down:
-            raise juicefs.UnreachableError(f"{engine.hosts[0]} does not answer (connection refused)")
-        self._check_password(engine.url(secret.meta_user), secret)
-        return self.volumes.get(engine.url(secret.meta_user))
+        if access.engine.hosts[0] in self.down:
+            raise juicefs.UnreachableError(f"{access.engine.hosts[0]} does not answer (connection refused)")
+        self._check_password(access)
+        return self.volumes.get(access.url)
+
+    def run_program(
+        self,
+        _program: pathlib.Path,
+        access: juicefs_access.Access,
+        *arguments: str,
+        env: collections.abc.Mapping[str, str] | None = None,
+        timeout: float,
+    ) -> Completed:
+        assert timeout > 0
+        assert not any(value in argument for value in access.secrets for argument in arguments)
+        self._check_password(access)
+        self.environment = access.environment | dict(env or {})
+        self.commands.append(arguments)
+        if arguments[0] in self.answers:
+            answer = self.answers[arguments[0]]
+            if isinstance(answer, Exception):
+                raise answer
+            return Completed(0, answer(*arguments) if callable(answer) else answer, "")
+        return Completed(0, {"format": self._format, "config": self._config}[arguments[0]](*arguments), "")
 
     def invoke(
         self,
-        _program: pathlib.Path,
+        program: pathlib.Path,
+        access: juicefs_access.Access,
         *arguments: str,
-        secret: fs.JuicefsSecret,
         env: collections.abc.Mapping[str, str] | None = None,
         timeout: float,
     ) -> str:
-        assert arguments[0] == "format", "no other command may change a volume"
-        assert not any(value in argument for value in secret.values() for argument in arguments)
-        parts = [argument.removeprefix("--").partition("=") for argument in arguments[1:-2]]
-        flags = {name: value for name, _, value in parts}
+        return self.run_program(program, access, *arguments, env=env, timeout=timeout).stdout
+
+    def _format(self, *arguments: str) -> str:
+        flags = _flags(arguments[1:-2])
         url, name = arguments[-2:]
-        self._check_password(url, secret)
         self.formats.append(arguments)
-        self.format_env = dict(env or {})
+        self.format_env = self.environment
         if self.format_error:
             raise CommandError("juicefs exited 1", stderr=f"2026/01/01 <FATAL>: {self.format_error}")
         assert "no-update" in flags
-        self.volumes.setdefault(url, juicefs.Setting(name, UUID, flags["storage"], flags["bucket"], 0))
+        made = juicefs.Setting(
+            name,
+            UUID,
+            flags["storage"],
+            flags["bucket"],
+            0,
+            block_kib=int(flags.get("block-size", "4096")),
+            compression=flags.get("compress", "none"),
+            encrypted="encrypt-rsa-key" in flags,
+            capacity_gib=int(flags.get("capacity", "0")),
+            inodes=int(flags.get("inodes", "0")),
+            trash_days=int(flags.get("trash-days", "0")),
+        )
+        self.volumes.setdefault(url, made)
         return ""
 
-    def _check_password(self, url: str, secret: fs.JuicefsSecret) -> None:
-        expected = self.passwords.get(url)
-        if expected is not None and fs.reveal(secret.meta_password) != expected:
+    def _config(self, *arguments: str) -> str:
+        flags = _flags(arguments[1:-1])
+        assert "yes" in flags, "it would ask, and nobody answers"
+        names = {"capacity": "capacity_gib", "inodes": "inodes", "trash-days": "trash_days"}
+        changes: dict[str, typing.Any] = {names[flag]: int(value) for flag, value in flags.items() if flag in names}
+        if "bucket" in flags:
+            changes["bucket"] = flags["bucket"]
+        self.volumes[arguments[-1]] = dataclasses.replace(self.volumes[arguments[-1]], **changes)
+        return ""
+
+    def _check_password(self, access: juicefs_access.Access) -> None:
+        expected = self.passwords.get(access.url)
+        if expected is not None and expected not in access.environment.values():
             raise juicefs.JuicefsError("the metadata engine refuses the user or password")
+
+
+def _flags(arguments: tuple[str, ...]) -> dict[str, str]:
+    parts = [argument.removeprefix("--").partition("=") for argument in arguments]
+    return {name: value for name, _, value in parts}
 
 
 @dataclasses.dataclass
@@ -92,6 +145,19 @@ class FakeServers:
 
     def is_running(self, settings: embedded_store.Settings) -> bool:
         return self.running == settings
+
+    def usage(self, _directory: pathlib.Path) -> embedded_store.Usage:
+        return embedded_store.Usage(2 << 30, 30 << 30)
+
+    def sync_ms(self, _directory: pathlib.Path) -> float:
+        return 1.5
+
+    def is_durable(self, _directory: pathlib.Path) -> bool:
+        return True
+
+    def ensure_none(self, app: str) -> bool:
+        was, self.running = self.running is not None, None
+        return was
 
     def stop(self, app: str) -> None:
         self.running = None

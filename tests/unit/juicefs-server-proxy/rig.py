@@ -9,6 +9,8 @@ from ops import testing
 
 from charm import JuicefsServerProxyCharm
 
+Config = typing.Mapping[str, str | int | float | bool]
+
 
 @dataclasses.dataclass
 class Rig:
@@ -23,7 +25,7 @@ class Rig:
         self,
         *relations: testing.RelationBase,
         leader: bool = True,
-        config: typing.Mapping[str, str | int | float | bool] | None = None,
+        config: Config | None = None,
         secrets: typing.Iterable[testing.Secret] = (),
         storages: int = 1,
     ) -> testing.State:

@@ -15,7 +15,9 @@ from slurm_ddp.run import CommandError
 ADDRESS = "192.0.2.0"  # Scenario's default network
 URL = f"redis://{ADDRESS}:6379/1"
 BUCKET = f"{ADDRESS}:2022:/data/"
-SERVING = testing.ActiveStatus("serving volume shared from this unit: for trials and small teams")
+SERVING = testing.ActiveStatus(
+    "serving volume shared from this unit: 2.0 GiB of its disk used, 30.0 GiB free; for trials and small teams"
+)
 EXTERNAL: dict[str, str | int | float | bool] = {
     "metadata-url": "rediss://db.example.com:6380/4",
     "bucket": "https://train.fra1.digitaloceanspaces.com",
@@ -50,8 +52,9 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
     assert rig.servers.running.address == ADDRESS
     assert rig.servers.running.synchronous
     assert list(rig.world.volumes) == [URL]
-    assert rig.world.volumes[URL] == juicefs.Setting("shared", UUID, "sftp", BUCKET, 0)
+    assert rig.world.volumes[URL] == juicefs.Setting("shared", UUID, "sftp", BUCKET, 0, encrypted=False, trash_days=1)
     assert rig.world.format_env == {
+        "REDIS_PASSWORD": own_secret(out).latest_content["meta-password"],  # pyright: ignore[reportOptionalSubscript]
         "ACCESS_KEY": "juicefs-objects",
         "SECRET_KEY": own_secret(out).latest_content["secret-key"],  # pyright: ignore[reportOptionalSubscript]
     }
@@ -60,6 +63,8 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
         "server": "juicefs-server-proxy/0",
         "uuid": UUID,
         "secret_id": own_secret(out).id,
+        "formatting": None,
+        "offered": "yes",
     }
     assert endpoint(out, client) == fs.Juicefs(
         name="shared",
@@ -247,13 +252,21 @@ def test_credentials_that_were_reset_leave_no_secret(rig: Rig):
     assert endpoint(out, client).secret_id is None
 
 
-def test_a_volume_that_is_there_is_adopted(rig: Rig):
+def test_a_volume_that_somebody_else_made_is_taken_over_only_when_its_uuid_is_said(rig: Rig):
     url = "rediss://db.example.com:6380/4"
     rig.world.volumes[url] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/", 3)
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {"trash-days": 0}))
+    assert out.unit_status == testing.BlockedStatus(
+        "the metadata engine holds a volume shared (old-uuid) that was not made here: if no other application offers it, "
+        "take it over with adopt=old-uuid; else name another database"
+    )
+    config = EXTERNAL | {"trash-days": 0, "adopt": "old-uuid"}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, config=config))
     assert out.unit_status == testing.ActiveStatus("offering volume shared")
     assert rig.world.formats == []
     assert pinned(out)["uuid"] == "old-uuid"
+    without = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, config=EXTERNAL | {"trash-days": 0}))
+    assert without.unit_status == testing.ActiveStatus("offering volume shared")  # it is known from now on
 
 
 def pinned_external(**changes: str) -> testing.PeerRelation:
@@ -265,7 +278,8 @@ def pinned_external(**changes: str) -> testing.PeerRelation:
     [
         (
             None,
-            f"the metadata engine lost volume shared ({UUID}): restore its backup; it is not formatted again",
+            f"the metadata engine lost volume shared ({UUID}): restore its backup with the action "
+            "restore-metadata; it is not formatted again",
         ),
         (
             juicefs.Setting("shared", "other-uuid", "s3", str(EXTERNAL["bucket"]), 0),
@@ -305,7 +319,7 @@ def test_a_volume_does_not_change_its_kind(
     mode: str,
 ):
     secret = testing.Secret(CONTENT, owner="app", label="volume")
-    relation = peers(mode=pin, uuid=UUID, secret_id=secret.id, server="juicefs-server-proxy/0")
+    relation = peers(mode=pin, uuid=UUID, secret_id=secret.id, server="juicefs-server-proxy/0", offered="yes")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(relation, config=config, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
         f"metadata-url, bucket: this application's volume is {mode} for good: deploy another application"
@@ -315,6 +329,10 @@ def test_a_volume_does_not_change_its_kind(
 
 
 REDIS_HINT = "write it as redis://HOST:6379/1 or rediss://HOST:6379/1"
+ENGINES_HINT = (
+    "write it as one of redis://HOST:6379/1 or rediss://HOST:6379/1, mysql://USER@HOST:3306/DATABASE, "
+    "postgres://USER@HOST:5432/DATABASE, tikv://HOST:2379,HOST:2379/PREFIX, etcd://HOST:2379,HOST:2379/PREFIX"
+)
 PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"
 KEYS_HINT = "leave the keys out of it: they belong into a secret, named by the option credentials"
 BUCKET_HINT = "write it as https://BUCKET.HOST or https://HOST/BUCKET"
@@ -330,24 +348,39 @@ NAME_HINT = "a volume's name has 3 to 63 letters a-z, digits and hyphens, with n
         ("metadata-url", "redis://:topSecret@h/1", f"metadata-url: {PASSWORD_HINT}"),
         ("metadata-url", "redis://user:topSecret@h/1", f"metadata-url: {PASSWORD_HINT}"),
         ("metadata-url", "redis://user:top@Secret@h/1", f"metadata-url: {PASSWORD_HINT}"),
-        ("metadata-url", "topSecret", f"metadata-url: {REDIS_HINT}"),
+        ("metadata-url", "topSecret", f"metadata-url: {ENGINES_HINT}"),
         ("metadata-url", "redis://h", f"metadata-url: {REDIS_HINT}"),
         ("metadata-url", "redis://h/one", f"metadata-url: {REDIS_HINT}"),
         ("metadata-url", "redis://h:port/1", f"metadata-url: {REDIS_HINT}"),
         ("metadata-url", "redis:///1", f"metadata-url: {REDIS_HINT}"),
         ("metadata-url", "redis://h/1#x", f"metadata-url: {REDIS_HINT}"),
-        ("metadata-url", "sqlite3:///x.db", f"metadata-url: metadata engine sqlite3 is not supported; {REDIS_HINT}"),
         (
             "metadata-url",
-            "redis://m,s1,s2:26379/1",
-            "metadata-url: one server is supported; Sentinel and Cluster are not",
+            "sqlite3:///x.db",
+            f"metadata-url: metadata engine sqlite3 serves one machine only; {ENGINES_HINT}",
+        ),
+        ("metadata-url", "fdb://h/x", f"metadata-url: metadata engine fdb is not supported; {ENGINES_HINT}"),
+        (
+            "metadata-url",
+            "redis://h/1?tls-ca-cert-file=/ca.pem",
+            "metadata-url: certificates belong into the secret, as tls-ca, tls-cert and tls-key",
+        ),
+        (
+            "metadata-url",
+            "postgres://u@h,i/d",
+            "metadata-url: one server, not several; write it as postgres://USER@HOST:5432/DATABASE",
+        ),
+        (
+            "metadata-url",
+            "etcd://root@h/p",
+            "metadata-url: etcd takes no user here; write it as etcd://HOST:2379,HOST:2379/PREFIX",
         ),
         (
             "metadata-url",
             "redis://h/1?password=topSecret",
             "metadata-url: unknown parameter behind the question mark; possible: insecure-skip-verify, "
-            "max-retry-backoff, min-retry-backoff, read-timeout, route-read, tls-ca-cert-file, tls-cert-file, "
-            "tls-key-file, tls-server-name, write-timeout",
+            "max-retry-backoff, min-retry-backoff, read-timeout, route-read, tls-server-name, "
+            "write-timeout",
         ),
         ("metadata-url", "", "metadata-url: set it too, or reset bucket for an embedded volume"),
         ("bucket", "", "bucket: set it too, or reset metadata-url for an embedded volume"),
@@ -355,13 +388,23 @@ NAME_HINT = "a volume's name has 3 to 63 letters a-z, digits and hyphens, with n
         ("bucket", "s3://train", f"bucket: {BUCKET_HINT}"),
         ("bucket", "https://topSecret:topSecret@h/b", f"bucket: {KEYS_HINT}"),
         ("bucket", "https://h/b?X-Amz-Credential=topSecret", f"bucket: {BUCKET_HINT}"),
-        ("storage-type", "floppy", "storage-type: one of s3, minio"),
+        ("storage-type", "floppy", "storage-type: one of s3, minio, gs, file"),
+        ("storage-type", "gs", "bucket: write it as gs://BUCKET"),
+        ("storage-type", "file", "bucket: write it as file:///FOLDER"),
+        ("storage-type", "minio", "bucket: write it as https://HOST/BUCKET"),
+        ("block-size", "5M", "block-size: a power of two between 64K and 16M, like 4M"),
+        ("block-size", "32M", "block-size: a power of two between 64K and 16M, like 4M"),
+        ("block-size", "lots", "block-size: a power of two between 64K and 16M, like 4M"),
+        ("compression", "gzip", "compression: one of none, lz4, zstd"),
+        ("capacity", -1, "capacity: 0 or more"),
+        ("inodes", -1, "inodes: 0 or more"),
+        ("trash-days", -1, "trash-days: 0 or more"),
     ],
 )
 def test_a_wrong_option_is_named_and_never_quoted(
     rig: Rig,
     option: str,
-    value: str,
+    value: str | int,
     message: str,
 ):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {option: value}))
@@ -378,7 +421,8 @@ def test_a_wrong_option_is_named_and_never_quoted(
         (
             {"meta-pasword": "topSecret"},
             None,
-            "credentials: unknown key meta-pasword; possible: meta-user, meta-password, access-key, secret-key, session-token",
+            "credentials: unknown key meta-pasword; possible: meta-user, meta-password, access-key, secret-key, "
+            "session-token, sentinel-password, tls-ca, tls-cert, tls-key, google-credentials, encrypt-passphrase, encrypt-key",
         ),
         (
             {"meta-user": "me"},
@@ -492,6 +536,15 @@ def test_the_action_shows_the_volume_and_no_secret(rig: Rig):
         "bucket": BUCKET,
         "clients": "0",
         "juicefs-version": "1.3.1",
+        "block-size": "4096K",
+        "compression": "none",
+        "encrypted": "no",
+        "capacity-gib": "unlimited",
+        "inodes": "unlimited",
+        "storage-used-bytes": str(2 << 30),
+        "storage-free-bytes": str(30 << 30),
+        "storage-sync-ms": "1.5",
+        "survives-power-loss": "yes",
     }
 
 

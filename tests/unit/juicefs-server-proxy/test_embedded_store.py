@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import embedded_store
+import volume_options
 from machine import Machine
 from slurm_ddp import systemd
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -285,6 +286,15 @@ def test_a_port_that_somebody_else_has_is_named(store: Store, monkeypatch: pytes
             embedded_store.ensure(store.settings)
 
 
+def test_a_server_that_does_not_start_says_why_in_its_own_words(store: Store):
+    store.machine.broken.add(METADATA)
+    said = "*** FATAL CONFIG FILE ERROR ***\nUnrecognized option\njuicefs-metadata-volume.service: Failed\nFailed to start x\n"
+    store.machine.answers["journalctl"] = lambda words, stdin: said
+    with pytest.raises(embedded_store.StoreError) as caught:
+        embedded_store.ensure(store.settings)
+    assert str(caught.value) == f"{METADATA} does not start: Unrecognized option"
+
+
 def test_running_means_active_and_listening(store: Store, monkeypatch: pytest.MonkeyPatch):
     embedded_store.ensure(store.settings)
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
@@ -319,6 +329,22 @@ def test_removal_leaves_the_data_and_nothing_else(store: Store):
     embedded_store.remove("volume")  # and again
 
 
+def test_a_volume_that_went_elsewhere_leaves_nothing_behind(store: Store):
+    assert not embedded_store.ensure_none("volume")
+    embedded_store.ensure(store.settings)
+    assert embedded_store.ensure_none("volume")
+    assert not store.machine.active & {METADATA, OBJECTS}
+    assert not embedded_store.ensure_none("volume")
+
+
+def test_how_full_and_how_fast_the_storage_is(tmp_path: pathlib.Path):
+    found = embedded_store.usage(tmp_path)
+    assert found.used > 0 and found.free > 0
+    assert embedded_store.Usage(3 << 29, 2 << 40).summary() == "1.5 GiB of its disk used, 2.0 TiB free"
+    assert 0 < embedded_store.sync_ms(tmp_path) < 60000
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_units_start_by_themselves_and_only_on_their_storage(store: Store):
     embedded_store.ensure(store.settings)
     for unit in (METADATA, OBJECTS):
@@ -345,7 +371,7 @@ def test_passwords_are_kept_and_made_where_there_are_none():
     ],
 )
 def test_the_volume_of_a_unit(address: str, host: str, bucket: str):
-    volume = embedded_store.volume("shared", address)
+    volume = embedded_store.volume("shared", address, volume_options.Format())
     assert volume.engine.hosts == (host,)
     assert volume.bucket == bucket
     assert not volume.keyless

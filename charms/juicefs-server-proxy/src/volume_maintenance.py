@@ -1,0 +1,361 @@
+"""What is done to a volume at somebody's request: check, clean, back up, restore, limit, measure.
+
+Commands that can take long run beside a loop that says how long they have been running. What they print is kept on the
+unit, for root alone, since names of files are in it.
+"""
+
+import collections.abc
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import gzip
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from slurm_ddp import apt, juicefs, juicefs_access, mounts
+from slurm_ddp.run import CommandError, clean_env, last_line, scrub
+from volume_options import Volume
+
+STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
+_DROP_CACHES = pathlib.Path("/proc/sys/vm/drop_caches")
+_LONG_S = 24 * 3600.0
+_SHORT_S = 120.0
+_BEAT_S = 15.0
+_MOUNT_S = 60.0
+_HEAD_BYTES = 1 << 16  # of a backup: its setting stands first
+
+Say = collections.abc.Callable[[str], object]
+
+
+class MaintenanceError(Exception):
+    """It could not be done. `str()` is one line without secrets that says why, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A volume, and what works on it."""
+
+    app: str
+    program: pathlib.Path
+    volume: Volume
+    access: juicefs_access.Access
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """Return where reports and backups lie."""
+        return STATE_DIR / self.app
+
+
+def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say) -> dict[str, str]:
+    """Check that every block of every file is in the object store; return what was found."""
+    flags: list[str] = []
+    if path or repair:
+        _require(target, "quota", "--path and --repair of fsck")  # of the same version, 1.1
+        flags += [f"--path={path or '/'}", "--recursive", *(["--repair"] if repair else [])]
+    report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, say=say)
+    if failure is not None:
+        raise MaintenanceError(f"fsck: {juicefs.explain(failure)}; its whole report: {report}")
+    return {"state": "clean", "summary": _last_words(report), "report": str(report)}
+
+
+def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Say) -> dict[str, str]:
+    """Find blocks that no file uses; delete them, and join fragments, if asked to; return what was found."""
+    flags = [*(["--delete"] if delete else []), *(["--compact"] if compact else [])]
+    report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, say=say)
+    if failure is not None:
+        raise MaintenanceError(f"gc: {juicefs.explain(failure)}; its whole report: {report}")
+    did = "deleted" if delete else "dry run: nothing was deleted; delete=true does"
+    return {"mode": did, "summary": _last_words(report), "report": str(report)}
+
+
+def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
+    """Write all metadata, without credentials, into a file on this machine; return where it is."""
+    _require(target, "dump", "dump of the metadata")
+    folder = target.directory / "backups"
+    _private(folder)
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = folder / f"{target.volume.name}-{stamp}.json.gz"
+    partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial.gz")
+    partial.touch(mode=0o600)
+    try:
+        report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, say=say)
+        if failure is not None:
+            raise MaintenanceError(f"dump: {juicefs.explain(failure)}; its whole report: {report}")
+        found = _uuid_of(partial)
+        if found != uuid:
+            raise MaintenanceError(f"the backup is of volume {found or 'unknown'}, not {uuid}: it is not kept")
+        partial.chmod(0o600)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": _digest(path), "uuid": uuid}
+
+
+def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
+    """Load a backup of volume `uuid` into an engine that holds nothing; return what is there then."""
+    _require(target, "load", "load of a backup")
+    if not target.volume.keyless:
+        raise MaintenanceError(
+            "an embedded volume keeps its metadata in the unit's storage, in Redis' append-only log: bring that back"
+        )
+    if not path.is_file() or path.is_symlink():
+        raise MaintenanceError(f"file: {path} is not there: juju scp BACKUP UNIT:/tmp/ first")
+    found = _uuid_of(path)
+    if found != uuid:
+        raise MaintenanceError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
+    there = juicefs.inspect(target.program, target.access)
+    if there is not None:
+        raise MaintenanceError(
+            f"the metadata engine holds volume {there.name} ({there.uuid}): a backup goes into an empty one only"
+        )
+    report, failure = _long(target, "load", target.access.url, str(path), timeout_s=timeout_s, say=say)
+    if failure is not None:
+        raise MaintenanceError(f"load: {juicefs.explain(failure)}; its whole report: {report}")
+    there = juicefs.inspect(target.program, target.access)
+    if there is None or there.uuid != uuid:
+        raise MaintenanceError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
+    return {"uuid": there.uuid, "volume": there.name, "report": str(report)}
+
+
+def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, delete: bool) -> dict[str, str]:
+    """Limit what a folder of the volume may hold, or lift its limits; return them as they are then."""
+    _require(target, "quota", "quotas")
+    if delete:
+        _quota(target, "delete", "--path", path)
+        return {"path": path, "capacity-gib": "unlimited", "inodes": "unlimited"}
+    limits = [
+        *(["--capacity", str(capacity_gib)] if capacity_gib else []),
+        *(["--inodes", str(inodes)] if inodes else []),
+    ]
+    _quota(target, "set", "--path", path, *limits)
+    for quota in list_quotas(target):
+        if quota["path"] == path:
+            return quota
+    raise MaintenanceError(f"path: juicefs knows no quota of {path} after it was set")
+
+
+def list_quotas(target: Target) -> list[dict[str, str]]:
+    """Return the quotas of the volume's folders."""
+    _require(target, "quota", "quotas")
+    return read_quotas(_quota(target, "list"))
+
+
+def read_quotas(table: str) -> list[dict[str, str]]:
+    """Return the rows of the table that `juicefs quota list` draws, with bars or with boxes."""
+    names = ("path", "size", "used", "used-percent", "inodes", "inodes-used", "inodes-used-percent")
+    found: list[dict[str, str]] = []
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in re.split(r"[|\u2502\u2503]", line.strip().strip("|\u2502\u2503"))]
+        if len(cells) == len(names) and cells[0].startswith("/"):
+            found.append(dict(zip(names, cells, strict=True)))
+    return found
+
+
+def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, say: Say) -> dict[str, str]:
+    """Mount the volume on this machine for a moment, without a cache, and measure it; return the figures."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MaintenanceError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
+    apt.ensure_packages(["fuse3"])
+    version, env = juicefs.version(target.program), {}
+    if not os.access(_DROP_CACHES, os.W_OK):  # a container
+        env = {"SKIP_DROP_CACHES": "true"}
+        if version < (1, 0):
+            raise MaintenanceError(
+                f"juicefs {'.'.join(map(str, version))} drops the machine's caches to measure, which this machine does "
+                "not let it: attach 1.0 or newer as the resource juicefs"
+            )
+    _private(target.directory)
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=target.directory) as scratch:
+        mountpoint, cache = pathlib.Path(scratch) / "mnt", pathlib.Path(scratch) / "cache"
+        mountpoint.mkdir()
+        # A cache of next to nothing: it is the engine and the store that are measured
+        flags = juicefs.flags(
+            version,
+            {
+                "no-usage-report": True,
+                "no-syslog": True,
+                "cache-dir": str(cache),
+                "cache-size": "1",
+                "backup-meta": "0",
+            },
+        )
+        with _mounted(target, flags, mountpoint):
+            say(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
+            words = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
+            with _beating("bench", say) as beat:
+                said = beat(
+                    lambda: juicefs.invoke(
+                        target.program, target.access, "bench", *words, str(mountpoint), env=env, timeout=timeout_s
+                    )
+                )
+        return read_benchmark(said)
+
+
+def read_benchmark(said: str) -> dict[str, str]:
+    """Return the figures that `juicefs bench` prints: as a table, or, before 1.0, as sentences."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+    figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
+    rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
+    found = {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
+    for verb, size, value in re.findall(
+        r"^(Written|Read|Stated) (a big file|\d+ small files|\d+ files)(?: \([^)]*\))?: \(?([^)\n]+)\)?$",
+        plain,
+        re.MULTILINE,
+    ):
+        kind = "big-file" if "big" in size else "small-file" if "small" in size else "file"
+        found[f"{ {'Written': 'write', 'Read': 'read', 'Stated': 'stat'}[verb] }-{kind}"] = value
+    if not found:
+        raise MaintenanceError("juicefs bench printed something unexpected")
+    return found
+
+
+@contextlib.contextmanager
+def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> collections.abc.Generator[None]:
+    argv = [
+        str(target.program),
+        "--no-agent",
+        "mount",
+        *flags,
+        "-o",
+        "nosuid,nodev",
+        target.access.url,
+        str(mountpoint),
+    ]
+    with (mountpoint.parent / "log").open("w+") as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=clean_env(target.access.environment),
+            start_new_session=True,
+        )
+        try:
+            end = time.monotonic() + _MOUNT_S
+            while not mounts.at(str(mountpoint)):
+                if process.poll() is not None or time.monotonic() > end:
+                    log.seek(0)
+                    said = scrub(log.read(), target.access.secrets)
+                    raise MaintenanceError(f"mount: {juicefs.reason(said) or last_line(said) or 'it does not come'}")
+                time.sleep(0.1)
+            yield
+        finally:
+            subprocess.run(["/bin/umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(5)
+
+
+@contextlib.contextmanager
+def _beating(
+    what: str, say: Say
+) -> collections.abc.Generator[collections.abc.Callable[[collections.abc.Callable[[], str]], str]]:
+    """Return a function that runs another one, and says every now and then how long that has taken."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def beat(function: collections.abc.Callable[[], str]) -> str:
+            began, future = time.monotonic(), pool.submit(function)
+            while True:
+                try:
+                    return future.result(timeout=_BEAT_S)
+                except concurrent.futures.TimeoutError:
+                    if future.done():
+                        raise
+                    say(f"{what}: {time.monotonic() - began:.0f} s")
+
+        yield beat
+
+
+def _long(
+    target: Target, command: str, *arguments: str, timeout_s: float, say: Say
+) -> tuple[pathlib.Path, CommandError | None]:
+    """Run a command that may take long; return the file with all that it said, and its failure if it failed."""
+    folder = target.directory / "reports"
+    _private(folder)
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    report, failure = folder / f"{command}-{stamp}.log", None
+    say(f"{command} of volume {target.volume.name} begins")
+    with _beating(command, say) as beat:
+        try:
+            said = beat(lambda: _both(target, command, *arguments, timeout_s=timeout_s))
+        except CommandError as e:
+            said, failure = e.stdout + e.stderr or f"{e}\n", e
+    report.touch(mode=0o600)
+    report.write_text(said)
+    for old in sorted(folder.glob(f"{command}-*.log"))[:-10]:
+        old.unlink(missing_ok=True)
+    return report, failure
+
+
+def _both(target: Target, command: str, *arguments: str, timeout_s: float) -> str:
+    """Return what a command said on both its outputs."""
+    done = juicefs.run_program(target.program, target.access, command, *arguments, timeout=min(timeout_s, _LONG_S))
+    return done.stdout + done.stderr
+
+
+def _quota(target: Target, verb: str, *arguments: str) -> str:
+    try:
+        return juicefs.invoke(
+            target.program, target.access, "quota", verb, target.access.url, *arguments, timeout=_SHORT_S
+        )
+    except CommandError as e:
+        raise MaintenanceError(f"quota {verb}: {juicefs.explain(e)}") from e
+
+
+def _require(target: Target, command: str, what: str) -> None:
+    version = juicefs.version(target.program)
+    if not juicefs.has_command(version, command):
+        raise MaintenanceError(
+            f"juicefs {'.'.join(map(str, version))} has no {what}: attach {juicefs.command_since(command)} or newer as "
+            "the resource juicefs"
+        )
+
+
+def _private(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _last_words(report: pathlib.Path) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
+    said = re.findall(r"<(?:INFO|WARNING)>: (.*)", plain)
+    return re.sub(r" \[\w+\.go:\d+\]$", "", last_line("\n".join(said) or plain))
+
+
+def _uuid_of(backup: pathlib.Path) -> str:
+    """Return the UUID of the volume that a backup is of; nothing if it is none."""
+    with backup.open("rb") as raw:
+        is_gzip = raw.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(backup) if is_gzip else backup.open("rb") as file:
+            head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
+    except (OSError, EOFError):
+        return ""
+    found = re.search(r'"UUID":\s*"([0-9a-f-]{36})"', head)
+    return found[1] if found else ""
+
+
+def _digest(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove(app: str) -> None:
+    """Remove reports; backups stay, since nothing else may hold the volume's names."""
+    shutil.rmtree(STATE_DIR / app / "reports", ignore_errors=True)
+    for folder in (STATE_DIR / app / "kubernetes", STATE_DIR / app, STATE_DIR):
+        with contextlib.suppress(OSError):  # a backup, or another application's
+            folder.rmdir()

@@ -1,0 +1,168 @@
+"""Where the volume lies, by the options and by the relations to charmed services; and what these are asked for."""
+
+import collections.abc
+
+import ops
+import pydantic
+
+import charmed_services
+import volume_options
+from slurm_ddp import juicefs_access
+from slurm_ddp.interfaces import filesystem_info as fs
+from volume_options import Volume, naming
+from volume_trouble import TroubleError
+
+ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
+STORE = "s3"
+
+
+class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
+    """The options. Without an engine and a bucket, by option or relation, the volume is embedded: a unit serves it."""
+
+    volume_name: str
+    storage_type: str
+    synchronous: bool
+    block_size: str
+    compression: str
+    capacity: int
+    inodes: int
+    trash_days: int
+    metadata_url: str = ""
+    bucket: str = ""
+    region: str = ""
+    credentials: ops.Secret | None = None
+
+
+class Sources:
+    """Reads options and relations."""
+
+    def __init__(self, charm: ops.CharmBase) -> None:
+        self._app = charm.app
+        self._model = charm.model
+        self.config = charm.load_config(Config)
+
+    def request(self) -> None:
+        """Ask the charmed services for what the volume needs; for the leader."""
+        for name in ENGINES:
+            for relation in self._model.relations[name]:
+                relation.data[self._app].update(charmed_services.engine_request(self.config.volume_name))
+        for relation in self._model.relations[STORE]:
+            relation.data[self._app].update(charmed_services.store_request(self.config.volume_name))
+
+    def format(self) -> volume_options.Format:
+        """Return how the volume is made. Raises `ValueError`, which names an option."""
+        config = self.config
+        with naming("volume-name"):
+            fs.check_volume_name(config.volume_name)
+        return volume_options.read_format(
+            config.block_size, config.compression, config.capacity, config.inodes, config.trash_days
+        )
+
+    def read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
+        """Return the volume that is asked for, and its credentials; None for an embedded one.
+
+        Raises:
+            TroubleError: something is missing or wrong.
+        """
+        try:
+            return self._read()
+        except ValueError as e:
+            raise TroubleError(ops.BlockedStatus(str(e))) from e
+
+    def _read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
+        config, made = self.config, self.format()
+        content = self._content()
+        engine, store = self._engine_relation(), self._relation(STORE, "bucket", config.bucket)
+        if not (config.metadata_url or config.bucket or engine or store):
+            if content is not None:
+                raise ValueError(
+                    "credentials: they are of use with metadata-url and bucket only: set those, or reset this"
+                )
+            return None
+        if not config.metadata_url and engine is None:
+            raise ValueError("metadata-url: set it too, or reset bucket for an embedded volume")
+        if not config.bucket and store is None:
+            raise ValueError("bucket: set it too, or reset metadata-url for an embedded volume")
+        offers: list[charmed_services.Offer] = []
+        user: str | None = None
+        if engine is not None:
+            kind = ENGINES[engine.name]
+            offers.append(self._offer(engine, lambda data, reveal: charmed_services.read_engine(kind, data, reveal)))
+            address = offers[-1].engine
+            assert address is not None
+        else:
+            with naming("metadata-url"):
+                address, user = juicefs_access.parse(config.metadata_url)
+        storage, region = config.storage_type, config.region
+        if store is not None:
+            offers.append(self._offer(store, charmed_services.read_store))
+            storage, bucket, region = "s3", offers[-1].bucket, region or offers[-1].region
+        else:
+            with naming("storage-type"):
+                volume_options.check_storage(storage)
+            with naming("bucket"):
+                bucket = volume_options.read_bucket(storage, config.bucket)
+        with naming("credentials"):
+            merged = self._merged(content or {}, offers)
+            secret, key = volume_options.read_credentials(merged, user)
+            juicefs_access.check_secret(address, secret)
+        volume = Volume(
+            config.volume_name, address, storage, bucket, keyless=True, region=region, format=made, encrypt_key=key
+        )
+        return volume, secret
+
+    def _content(self) -> dict[str, str] | None:
+        if self.config.credentials is None:
+            return None
+        try:
+            return self.config.credentials.get_content(refresh=True)
+        except ops.ModelError:  # no such secret, or not for us
+            raise ValueError(
+                f"credentials: no access to the secret: juju grant-secret SECRET {self._app.name}"
+            ) from None
+
+    def _merged(self, content: dict[str, str], offers: list[charmed_services.Offer]) -> dict[str, str]:
+        """Return a person's credentials with those that services offer; two for one thing are refused by name."""
+        merged = dict(content)
+        for offer in offers:
+            for key, value in offer.credentials.items():
+                if key == "tls-ca":  # authorities add up
+                    merged[key] = "\n".join(text for text in (merged.get(key, "").strip(), value) if text)
+                elif key in content:
+                    raise ValueError(f"{key}: a related charm brings it already: take it out of the secret")
+                else:
+                    merged[key] = value
+        return merged
+
+    def _engine_relation(self) -> ops.Relation | None:
+        found = [name for name in ENGINES if self._model.relations[name]]
+        if len(found) > 1:
+            raise ValueError(f"{', '.join(found)}: one metadata engine is enough: remove one of the relations")
+        return self._relation(found[0], "metadata-url", self.config.metadata_url) if found else None
+
+    def _relation(self, name: str, option: str, value: str) -> ops.Relation | None:
+        relation = next(iter(self._model.relations[name]), None)
+        if relation is not None and value:
+            raise ValueError(f"{option}: {relation.app.name} offers it too: reset the option, or remove the relation")
+        return relation
+
+    def _offer(
+        self,
+        relation: ops.Relation,
+        read: collections.abc.Callable[
+            [charmed_services.Databag, charmed_services.Reveal], charmed_services.Offer | None
+        ],
+    ) -> charmed_services.Offer:
+        name = relation.app.name
+        try:
+            offer = read(relation.data[relation.app], self._reveal)
+        except ops.ModelError:  # the secret is not granted (yet), or went
+            raise TroubleError(ops.WaitingStatus(f"waiting for {name} to grant its credentials")) from None
+        except ValueError as e:
+            raise ValueError(f"{relation.name}: {name} cannot be used: {e}") from e
+        if offer is None:
+            raise TroubleError(ops.WaitingStatus(f"waiting for {name} to answer on {relation.name}"))
+        return offer
+
+    def _reveal(self, identifier: str) -> dict[str, str]:
+        return self._model.get_secret(id=identifier).get_content(refresh=True)

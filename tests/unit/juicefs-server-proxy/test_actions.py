@@ -1,0 +1,385 @@
+"""What is done to a volume at somebody's request."""
+
+import gzip
+import json
+import pathlib
+import re
+import time
+import typing
+
+import pytest
+import yaml
+from doubles import UUID
+from ops import testing
+from rig import Config, Rig, peers
+
+import charm
+import volume_actions
+import volume_maintenance
+from slurm_ddp.run import CommandError
+
+URL = "redis://db:6379/1"
+EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
+CONTENT = {"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"}
+META = yaml.safe_load((pathlib.Path(charm.__file__).parents[1] / "charmcraft.yaml").read_text())
+
+
+@pytest.fixture
+def state(rig: Rig) -> testing.State:
+    """Return an external volume that is offered."""
+    secret = testing.Secret(CONTENT)
+    config: Config = {**EXTERNAL, "credentials": secret.id}
+    return rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), config=config, secrets=[secret]))
+
+
+def act(rig: Rig, state: testing.State, name: str, /, **params: typing.Any) -> dict[str, typing.Any]:
+    rig.ctx.run(rig.ctx.on.action(name, params={key.replace("_", "-"): value for key, value in params.items()}), state)
+    found = dict(rig.ctx.action_results or {})
+    assert "topSecret" not in repr([found, rig.ctx.action_logs, rig.ctx.juju_log, rig.world.commands])
+    return found
+
+
+def failure(rig: Rig, state: testing.State, name: str, /, **params: typing.Any) -> str:
+    with pytest.raises(testing.ActionFailed) as caught:
+        act(rig, state, name, **params)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_the_actions_are_those_that_are_declared_with_the_same_parameters():
+    assert set(META["actions"]) == set(volume_actions.ACTIONS)
+    for name, (model, _) in volume_actions.ACTIONS.items():
+        fields = {field.alias or key for key, field in model.model_fields.items()}
+        declared = META["actions"][name].get("params", {})
+        assert set(declared) == fields, name
+        for key, field in model.model_fields.items():
+            if not field.is_required() and key != "timeout":
+                assert declared[field.alias or key]["default"] == field.default, (name, key)
+
+
+def test_fsck_says_that_all_is_there(rig: Rig, state: testing.State):
+    rig.world.answers["fsck"] = (
+        "juicefs[1] <INFO>: Found 3 blocks (12 bytes)\njuicefs[1] <INFO>: Used by 3 slices (12 bytes)\n"
+    )
+    found = act(rig, state, "fsck")
+    assert rig.world.commands[-1] == ("fsck", URL)
+    assert (found["state"], found["summary"]) == ("clean", "Used by 3 slices (12 bytes)")
+    report = pathlib.Path(found["report"])
+    assert report.read_text() == rig.world.answers["fsck"]
+    assert report.stat().st_mode & 0o777 == 0o600
+    assert report.parent.stat().st_mode & 0o777 == 0o700
+    assert rig.ctx.action_logs == ["fsck of volume shared begins"]
+
+
+def test_fsck_tells_what_is_lost(rig: Rig, state: testing.State):
+    said = "juicefs[1] <ERROR>: can't find block\njuicefs[1] <FATAL>: 2 objects are lost (8 bytes), 1 broken files: [main.go:31]\n"
+    rig.world.answers["fsck"] = CommandError("juicefs exited 1", returncode=1, stderr=said)
+    message = failure(rig, state, "fsck")
+    assert message.startswith("fsck: 2 objects are lost (8 bytes), 1 broken files:; its whole report: /")
+    assert pathlib.Path(message.rpartition(" ")[2]).read_text() == said
+
+
+def test_fsck_of_a_folder(rig: Rig, state: testing.State):
+    rig.world.answers["fsck"] = ""
+    act(rig, state, "fsck", path="/data", repair=True)
+    assert rig.world.commands[-1] == ("fsck", URL, "--path=/data", "--recursive", "--repair")
+    assert (
+        failure(rig, state, "fsck", path="data") == "path: an absolute path inside the volume is needed, like /datasets"
+    )
+    rig.world.program = (1, 0, 4)
+    assert failure(rig, state, "fsck", path="/data") == (
+        "juicefs 1.0.4 has no --path and --repair of fsck: attach 1.1 or newer as the resource juicefs"
+    )
+
+
+def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
+    rig.world.answers["gc"] = "<INFO>: scanned 5 objects, 4 valid, 1 leaked (4 bytes)\n"
+    found = act(rig, state, "gc")
+    assert rig.world.commands[-1] == ("gc", URL)
+    assert found["mode"] == "dry run: nothing was deleted; delete=true does"
+    assert found["summary"] == "scanned 5 objects, 4 valid, 1 leaked (4 bytes)"
+    found = act(rig, state, "gc", delete=True, compact=True)
+    assert rig.world.commands[-1] == ("gc", URL, "--delete", "--compact")
+    assert found["mode"] == "deleted"
+
+
+def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(volume_maintenance, "_BEAT_S", 0.05)
+
+    def slow(*_: str) -> str:
+        end = time.monotonic() + 30
+        while len(rig.ctx.action_logs) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        return "done\n"
+
+    rig.world.answers["gc"] = slow
+    act(rig, state, "gc")
+    assert rig.ctx.action_logs[0] == "gc of volume shared begins"
+    assert re.fullmatch(r"gc: \d+ s", rig.ctx.action_logs[1])
+
+
+def backup(uuid: str = UUID, *, packed: bool = True) -> bytes:
+    text = json.dumps({"Setting": {"Name": "shared", "UUID": uuid, "SecretKey": "removed"}, "FSTree": {}}, indent=1)
+    return gzip.compress(text.encode()) if packed else text.encode()
+
+
+def dumping(content: bytes) -> typing.Callable[..., str]:
+    def dump(*arguments: str) -> str:
+        path = pathlib.Path(arguments[-1])
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.write_bytes(content)
+        return ""
+
+    return dump
+
+
+def test_a_backup_is_a_file_for_root_alone(rig: Rig, state: testing.State):
+    rig.world.answers["dump"] = dumping(backup())
+    found = act(rig, state, "backup-metadata")
+    path = pathlib.Path(found["file"])
+    assert path.read_bytes() == backup()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (found["uuid"], found["bytes"]) == (UUID, str(len(backup())))
+    assert rig.world.commands[-1][:2] == ("dump", URL)
+    assert "--keep-secret-key" not in rig.world.commands[-1]
+    assert [path.name] == [entry.name for entry in path.parent.iterdir()]
+
+
+def test_a_backup_that_failed_or_is_of_something_else_is_not_kept(
+    rig: Rig, state: testing.State, tmp_path: pathlib.Path
+):
+    rig.world.answers["dump"] = dumping(backup("22222222-2222-3333-4444-555555555555"))
+    assert failure(rig, state, "backup-metadata") == (
+        f"the backup is of volume 22222222-2222-3333-4444-555555555555, not {UUID}: it is not kept"
+    )
+    rig.world.answers["dump"] = CommandError("juicefs exited 1", stderr="<FATAL>: no space left")
+    assert failure(rig, state, "backup-metadata").startswith("dump: no space left; its whole report: ")
+    assert list((tmp_path / "state").glob("*/backups/*")) == []
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_backup_is_restored_into_an_empty_engine(
+    rig: Rig, state: testing.State, tmp_path: pathlib.Path, packed: bool
+):
+    volume = rig.world.volumes.pop(URL)
+
+    def load(*arguments: str) -> str:
+        rig.world.volumes[arguments[1]] = volume
+        return ""
+
+    rig.world.answers["load"] = load
+    path = tmp_path / "backup"
+    path.write_bytes(backup(packed=packed))
+    found = act(rig, state, "restore-metadata", uuid=UUID, file=str(path))
+    assert (found["uuid"], found["volume"]) == (UUID, "shared")
+    assert rig.world.commands[-1] == ("load", URL, str(path))
+
+
+@pytest.mark.parametrize(
+    ("params", "content", "message"),
+    [
+        (
+            {"uuid": "other"},
+            backup(),
+            f"uuid: this application's volume is {UUID}: deploy another application for another",
+        ),
+        (
+            {},
+            backup("22222222-2222-3333-4444-555555555555"),
+            "uuid: backup is a backup of volume 22222222-2222-3333-4444-555555555555, not " + UUID,
+        ),
+        ({}, b"nonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
+        ({}, b"\x1f\x8bnonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
+        ({"file": "backup"}, backup(), "file: an absolute path on this unit is needed, like /tmp/backup.json.gz"),
+        ({}, backup(), f"the metadata engine holds volume shared ({UUID}): a backup goes into an empty one only"),
+    ],
+)
+def test_nothing_is_restored_over_anything_else(
+    rig: Rig, state: testing.State, tmp_path: pathlib.Path, *, params: dict[str, str], content: bytes, message: str
+):
+    path = tmp_path / "backup"
+    path.write_bytes(content)
+    assert failure(rig, state, "restore-metadata", **({"uuid": UUID, "file": str(path)} | params)) == message
+    assert [command[0] for command in rig.world.commands] == ["format"]
+
+
+def test_a_backup_that_is_not_there(rig: Rig, state: testing.State):
+    assert failure(rig, state, "restore-metadata", uuid=UUID, file="/nowhere/x.json") == (
+        "file: /nowhere/x.json is not there: juju scp BACKUP UNIT:/tmp/ first"
+    )
+
+
+TABLE = """\
++-------+---------+---------+------+-----------+-------+-------+
+|  Path |   Size  |   Used  | Use% |   Inodes  | IUsed | IUse% |
++-------+---------+---------+------+-----------+-------+-------+
+| /home | 1.0 GiB | 1.6 MiB |   0% | unlimited |   314 |       |
+| /data | 5.0 GiB |   0 B   |   0% |       100 |     0 |    0% |
++-------+---------+---------+------+-----------+-------+-------+
+"""
+
+
+def test_quotas_are_listed(rig: Rig, state: testing.State):
+    rig.world.answers["quota"] = TABLE
+    found = act(rig, state, "list-quotas")
+    assert rig.world.commands[-1] == ("quota", "list", URL)
+    assert found["count"] == "2"
+    assert json.loads(found["quotas"])[0] == {
+        "path": "/home",
+        "size": "1.0 GiB",
+        "used": "1.6 MiB",
+        "used-percent": "0%",
+        "inodes": "unlimited",
+        "inodes-used": "314",
+        "inodes-used-percent": "",
+    }
+
+
+def test_a_quota_is_set_and_lifted(rig: Rig, state: testing.State):
+    rig.world.answers["quota"] = TABLE
+    found = act(rig, state, "set-quota", path="/data", capacity=5, inodes=100)
+    assert ("quota", "set", URL, "--path", "/data", "--capacity", "5", "--inodes", "100") in rig.world.commands
+    assert found["size"] == "5.0 GiB"
+    found = act(rig, state, "set-quota", path="/data", remove=True)
+    assert rig.world.commands[-1] == ("quota", "delete", URL, "--path", "/data")
+    assert failure(rig, state, "set-quota", path="/data") == "capacity, inodes: set one of them, or remove=true"
+    assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith("path: an absolute path")
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        (
+            "backup-metadata",
+            {},
+            "juicefs 0.14.2 has no dump of the metadata: attach 1.0 or newer as the resource juicefs",
+        ),
+        (
+            "restore-metadata",
+            {"uuid": UUID, "file": "/tmp/x"},
+            "juicefs 0.14.2 has no load of a backup: attach 1.0 or newer as the resource juicefs",
+        ),
+        ("list-quotas", {}, "juicefs 0.14.2 has no quotas: attach 1.1 or newer as the resource juicefs"),
+        (
+            "set-quota",
+            {"path": "/a", "capacity": 1},
+            "juicefs 0.14.2 has no quotas: attach 1.1 or newer as the resource juicefs",
+        ),
+    ],
+)
+def test_what_an_old_program_cannot_do_is_said(
+    rig: Rig, state: testing.State, name: str, params: dict[str, typing.Any], message: str
+):
+    rig.world.program = (0, 14, 2)
+    assert failure(rig, state, name, **params) == message
+
+
+@pytest.mark.parametrize("name", sorted(set(volume_actions.ACTIONS) - {"restore-metadata"}))
+def test_an_engine_that_is_away_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
+    rig.world.down.add("db:6379")
+    params = {"set-quota": {"path": "/a", "capacity": 1}}.get(name, {})
+    assert failure(rig, state, name, **params) == "metadata engine: db:6379 does not answer (connection refused)"
+
+
+def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.State):
+    found = act(rig, state, "export-kubernetes", namespace="training", size="500Gi")
+    path = pathlib.Path(found["file"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert found["apply"] == f"juju ssh juicefs-server-proxy/0 sudo cat {path} | kubectl apply -f -"
+    documents = {item["kind"]: item for item in yaml.safe_load_all(path.read_text())}
+    assert list(documents) == ["Secret", "StorageClass", "PersistentVolume", "PersistentVolumeClaim"]
+    assert list(yaml.safe_load_all(found["without-secrets"])) == list(documents.values())[1:]
+    secret = documents["Secret"]["stringData"]
+    assert {key: value for key, value in secret.items() if key != "envs"} == {
+        "name": "shared",
+        "metaurl": URL,
+        "storage": "s3",
+        "bucket": "https://h/b",
+    }
+    assert json.loads(secret["envs"]) == {
+        "REDIS_PASSWORD": "topSecret1",
+        "AWS_ACCESS_KEY_ID": "topSecret2",
+        "AWS_SECRET_ACCESS_KEY": "topSecret3",
+    }
+    assert documents["PersistentVolume"]["spec"]["csi"]["volumeHandle"] == f"shared-{UUID}"
+    assert documents["PersistentVolumeClaim"]["metadata"]["namespace"] == "training"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"namespace": "Train"},
+            "namespace: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end",
+        ),
+        ({"name": "a/b"}, "name: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end"),
+        ({"size": "big"}, "size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi"),
+    ],
+)
+def test_names_that_kubernetes_does_not_take(rig: Rig, state: testing.State, params: dict[str, str], message: str):
+    assert failure(rig, state, "export-kubernetes", **params) == message
+
+
+BENCH = """\
+Benchmark finished!
+BlockSize: 1.0 MiB, BigFileSize: 16 MiB, SmallFileSize: 100 KiB, SmallFileCount: 10, NumThreads: 1
++------------------+------------------+---------------+
+|       ITEM       |       VALUE      |      COST     |
++------------------+------------------+---------------+
+|   Write big file |     45.10 MiB/s  |   0.35 s/file |
+|    Read big file |    210.40 MiB/s  |   0.08 s/file |
+| Write small file |     95.0 files/s | 10.53 ms/file |
+|        Stat file |   1210.0 files/s |  0.83 ms/file |
++------------------+------------------+---------------+
+"""
+
+
+OLD_BENCH = """
+Written a big file (8.00 MiB): (248.17 MiB/s)
+
+Read a big file (8.00 MiB): (212.14 MiB/s)
+
+Written 5 small files (102.40 KiB): 252.1 files/s, 4.0 ms for each file
+
+Read 5 small files (102.40 KiB): 2393.4 files/s, 0.4 ms for each file
+
+Stated 5 files: 7126.4 files/s, 0.1 ms for each file
+FUSE operation: 234, avg: 0.2 ms
+Used: 0.5s, CPU: 17.2%, MEM: 79.4 MiB
+"""
+
+
+def test_the_figures_of_a_benchmark_are_read():
+    assert volume_maintenance.read_benchmark(BENCH) == {
+        "write-big-file": "45.10 MiB/s, 0.35 s/file",
+        "read-big-file": "210.40 MiB/s, 0.08 s/file",
+        "write-small-file": "95.0 files/s, 10.53 ms/file",
+        "stat-file": "1210.0 files/s, 0.83 ms/file",
+    }
+    assert volume_maintenance.read_benchmark(OLD_BENCH) == {
+        "write-big-file": "248.17 MiB/s",
+        "read-big-file": "212.14 MiB/s",
+        "write-small-file": "252.1 files/s, 4.0 ms for each file",
+        "read-small-file": "2393.4 files/s, 0.4 ms for each file",
+        "stat-file": "7126.4 files/s, 0.1 ms for each file",
+    }
+    with pytest.raises(volume_maintenance.MaintenanceError):
+        volume_maintenance.read_benchmark("nothing")
+
+
+def test_an_old_program_cannot_measure_in_a_container(
+    rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    monkeypatch.setattr(volume_maintenance, "_DROP_CACHES", tmp_path / "none")
+    monkeypatch.setattr(volume_maintenance.apt, "ensure_packages", lambda _: False)
+    rig.world.program = (0, 14, 2)
+    if not volume_maintenance.os.access("/dev/fuse", 6):
+        pytest.skip("no /dev/fuse here")
+    assert failure(rig, state, "benchmark").startswith("juicefs 0.14.2 drops the machine's caches to measure, which")
+
+
+def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(volume_maintenance.os, "access", lambda *_: False)
+    assert failure(rig, state, "benchmark") == (
+        "/dev/fuse does not open here: run the action benchmark of shared-filesystem-client"
+    )

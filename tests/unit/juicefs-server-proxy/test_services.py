@@ -1,0 +1,276 @@
+"""Charmed databases and object stores, by what they write into their databags."""
+
+import base64
+import dataclasses
+import json
+
+import pytest
+from doubles import UUID
+from ops import testing
+from rig import Config, Rig, clients, peers
+
+from slurm_ddp.interfaces import filesystem_info as fs
+
+BUCKET: Config = {"bucket": "https://train.fra1.digitaloceanspaces.com"}
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----"
+USER = {
+    "username": "relation-68",
+    "password": "topSecret1",
+    "uris": "postgresql://relation-68:topSecret1@10.1.2.3:5432/shared",
+}
+KEYS = testing.Secret({"access-key": "topSecret2", "secret-key": "topSecret3"})
+
+
+def granted(content: dict[str, str]) -> testing.Secret:
+    """Return a secret of another application that ours may read."""
+    return testing.Secret(content, owner=None)
+
+
+def database(kind: str, **data: str) -> testing.Relation:
+    """Return the relation to a database."""
+    interface = {"postgresql": "postgresql_client", "mysql": "mysql_client"}[kind]
+    found = {key.replace("_", "-"): value for key, value in data.items()}
+    return testing.Relation(kind, interface, id=20, remote_app_name=f"{kind}-k", remote_app_data=found)
+
+
+def store(**data: str) -> testing.Relation:
+    """Return the relation to s3-integrator."""
+    found = {key.replace("_", "-"): value for key, value in data.items()}
+    return testing.Relation("s3", "s3", id=30, remote_app_name="s3-integrator", remote_app_data=found)
+
+
+def offered(out: testing.State) -> tuple[fs.Juicefs, dict[str, str]]:
+    volume = fs.parse(out.get_relation(10).local_app_data["endpoint"])
+    assert isinstance(volume, fs.Juicefs)
+    return volume, dict(out.get_secret(id=volume.secret_id).latest_content or {})
+
+
+def test_the_databases_are_asked_for_a_database_and_secrets(rig: Rig):
+    relation = database("postgresql")
+    out = rig.ctx.run(rig.ctx.on.relation_created(relation), rig.state(peers(), relation, config=BUCKET))
+    assert out.unit_status == testing.WaitingStatus("waiting for postgresql-k to answer on postgresql")
+    assert out.get_relation(20).local_app_data == {
+        "database": "shared",
+        "requested-secrets": '["username", "password", "tls", "tls-ca", "uris"]',
+        "external-node-connectivity": "true",
+    }
+    assert rig.world.formats == []
+    follower = rig.ctx.run(
+        rig.ctx.on.relation_created(relation), rig.state(peers(), relation, config=BUCKET, leader=False)
+    )
+    assert follower.get_relation(20).local_app_data == {}
+
+
+@pytest.mark.parametrize("in_secret", [True, False], ids=["secrets", "plain"])
+@pytest.mark.parametrize(
+    ("kind", "tls", "url"),
+    [
+        ("postgresql", {"tls": "False"}, "postgres://relation-68:@10.1.2.3:5432/shared?sslmode=disable"),
+        ("postgresql", {}, "postgres://relation-68:@10.1.2.3:5432/shared"),
+        ("postgresql", {"tls": "True"}, "postgres://relation-68:@10.1.2.3:5432/shared?sslmode=require"),
+        (
+            "postgresql",
+            {"tls": "True", "tls-ca": PEM},
+            "postgres://relation-68:@10.1.2.3:5432/shared?sslmode=verify-full",
+        ),
+        ("mysql", {}, "mysql://relation-68:@(10.1.2.3:5432)/shared"),
+        ("mysql", {"tls": "True", "tls-ca": PEM}, "mysql://relation-68:@(10.1.2.3:5432)/shared?tls=true"),
+        ("mysql", {"tls": "True"}, "mysql://relation-68:@(10.1.2.3:5432)/shared?tls=skip-verify"),
+    ],
+)
+def test_a_database_keeps_the_metadata(rig: Rig, kind: str, tls: dict[str, str], url: str, in_secret: bool):
+    user, transport = granted(USER), granted(tls) if tls else None
+    data = {"endpoints": "10.1.2.3:5432,10.1.2.4:5432", "database": "shared", "version": "14.9"}
+    secrets = [KEYS]
+    if in_secret:
+        data |= {"secret-user": user.id} | ({"secret-tls": transport.id} if transport is not None else {})
+        secrets += [user, *([transport] if transport is not None else [])]
+    else:
+        data |= USER | tls
+    relation = database(kind, **data)
+    (client,) = clients("one")
+    config = {**BUCKET, "credentials": KEYS.id}
+    out = rig.ctx.run(
+        rig.ctx.on.relation_changed(relation), rig.state(peers(), relation, client, config=config, secrets=secrets)
+    )
+    assert out.unit_status == testing.ActiveStatus("offering volume shared")
+    (made,) = rig.world.formats
+    assert made[-2:] == (url, "shared")
+    assert rig.world.format_env["META_PASSWORD"] == "topSecret1"
+    volume, content = offered(out)
+    assert (volume.engine, volume.hosts, volume.db) == (
+        {"postgresql": "postgres", "mysql": "mysql"}[kind],
+        ("10.1.2.3:5432",),
+        "shared",
+    )
+    wanted = {"meta-user": "relation-68", "meta-password": "topSecret1"} | dict(KEYS.tracked_content)
+    assert content == wanted | ({"tls-ca": PEM} if "tls-ca" in tls else {})
+    ours = [out.get_relation(number).local_app_data for number in (1, 10, 20)]
+    assert "topSecret" not in repr([ours, out.unit_status, rig.ctx.juju_log, rig.world.commands])
+
+
+S3 = {"bucket": "train", "endpoint": "https://s3.example.com", "region": "eu-west-3"}
+
+
+@pytest.mark.parametrize("in_secret", [True, False], ids=["v1", "v0"])
+@pytest.mark.parametrize(
+    ("data", "bucket"),
+    [
+        (S3, "https://s3.example.com/train"),
+        (S3 | {"s3-uri-style": "host", "endpoint": "https://s3.example.com/"}, "https://train.s3.example.com"),
+        (S3 | {"s3-uri-style": "path", "path": "/"}, "https://s3.example.com/train"),
+        ({"bucket": "train", "region": "eu-west-3"}, "https://s3.eu-west-3.amazonaws.com/train"),
+        (S3 | {"endpoint": "http://10.0.0.7:9000"}, "http://10.0.0.7:9000/train"),
+    ],
+)
+def test_a_bucket_keeps_the_data(rig: Rig, data: dict[str, str], bucket: str, in_secret: bool):
+    keys = granted({"access-key": "topSecret2", "secret-key": "topSecret3"})
+    relation = store(**data, **({"secret-extra": keys.id} if in_secret else dict(keys.tracked_content)))
+    (client,) = clients("one")
+    before = rig.state(
+        peers(), relation, client, config={"metadata-url": "redis://h/1"}, secrets=[keys] if in_secret else []
+    )
+    out = rig.ctx.run(rig.ctx.on.relation_changed(relation), before)
+    assert out.unit_status == testing.ActiveStatus("offering volume shared")
+    assert out.get_relation(30).local_app_data == {
+        "bucket": "shared",
+        "requested-secrets": '["access-key", "secret-key"]',
+        "lib-version": "1.0",
+    }
+    volume, content = offered(out)
+    assert (volume.storage, volume.bucket, volume.region, volume.keyless) == ("s3", bucket, "eu-west-3", True)
+    assert content == {"access-key": "topSecret2", "secret-key": "topSecret3"}
+    assert rig.world.format_env == {
+        "AWS_ACCESS_KEY_ID": "topSecret2",
+        "AWS_SECRET_ACCESS_KEY": "topSecret3",
+        "AWS_REGION": "eu-west-3",
+    }
+
+
+DER = base64.b64encode(base64.b64decode("AAAA")).decode()
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        json.dumps([PEM]),
+        PEM,
+        json.dumps([base64.b64encode(PEM.encode()).decode()]),
+        json.dumps([DER]),
+        base64.b64encode(PEM.encode()).decode(),
+    ],
+    ids=["pem in a list", "pem", "base64 of pem in a list", "base64 of der in a list", "base64 of pem"],
+)
+def test_an_authority_of_the_store_reaches_the_clients(rig: Rig, chain: str):
+    relation = store(**S3, access_key="a12345", secret_key="s12345", tls_ca_chain=chain)
+    (client,) = clients("one")
+    before = rig.state(peers(), relation, client, config={"metadata-url": "redis://h/1"})
+    out = rig.ctx.run(rig.ctx.on.relation_changed(relation), before)
+    assert out.unit_status == testing.ActiveStatus("offering volume shared")
+    assert offered(out)[1]["tls-ca"].strip() == PEM
+
+
+ENGINE = database("mysql", endpoints="10.1.2.3:3306", database="shared", username="u", password="topSecret1")
+
+
+@pytest.mark.parametrize(
+    ("relations", "config", "status"),
+    [
+        (
+            [ENGINE],
+            {**BUCKET, "metadata-url": "redis://h/1"},
+            testing.BlockedStatus("metadata-url: mysql-k offers it too: reset the option, or remove the relation"),
+        ),
+        (
+            [ENGINE, store()],
+            BUCKET,
+            testing.BlockedStatus("bucket: s3-integrator offers it too: reset the option, or remove the relation"),
+        ),
+        (
+            [ENGINE, testing.Relation("postgresql", "postgresql_client", id=21)],
+            BUCKET,
+            testing.BlockedStatus("postgresql, mysql: one metadata engine is enough: remove one of the relations"),
+        ),
+        ([ENGINE], {}, testing.BlockedStatus("bucket: set it too, or reset metadata-url for an embedded volume")),
+        ([store()], {}, testing.BlockedStatus("metadata-url: set it too, or reset bucket for an embedded volume")),
+        (
+            [ENGINE, store()],
+            {},
+            testing.WaitingStatus("waiting for s3-integrator to answer on s3"),
+        ),
+        (
+            [
+                database(
+                    "mysql", endpoints="10.1.2.3:3306", database="shared", secret_user="secret:nobodygrants123456ab"
+                )
+            ],
+            BUCKET,
+            testing.WaitingStatus("waiting for mysql-k to grant its credentials"),
+        ),
+        (
+            [database("mysql", endpoints="file:///run/mysqld.sock", database="d", username="u", password="topSecret")],
+            BUCKET,
+            testing.BlockedStatus(
+                "mysql: mysql-k cannot be used: it offers a socket, which clients on other machines cannot reach"
+            ),
+        ),
+        (
+            [ENGINE, store(**S3, path="some/where", access_key="topSecret2", secret_key="topSecret3")],
+            {},
+            testing.BlockedStatus(
+                "s3: s3-integrator cannot be used: it names a path: JuiceFS takes a bucket as a whole; reset the path there"
+            ),
+        ),
+        (
+            [ENGINE, store(bucket="b", access_key="topSecret2", secret_key="topSecret3")],
+            {},
+            testing.BlockedStatus(
+                "s3: s3-integrator cannot be used: it names neither an endpoint nor a region: set one of them there"
+            ),
+        ),
+        (
+            [ENGINE, store(bucket="b", endpoint="s3.example.com", access_key="topSecret2", secret_key="topSecret3")],
+            {},
+            testing.BlockedStatus("s3: s3-integrator cannot be used: its endpoint is something else than https://HOST"),
+        ),
+        (
+            [ENGINE, store(**S3, access_key="topSecret2", secret_key="topSecret3", tls_ca_chain='["%%"]')],
+            {},
+            testing.BlockedStatus(
+                "s3: s3-integrator cannot be used: its tls-ca-chain has something else than certificates in it"
+            ),
+        ),
+    ],
+)
+def test_what_contradicts_or_cannot_be_used_is_named(
+    rig: Rig, relations: list[testing.Relation], config: Config, status: testing.BlockedStatus
+):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *relations, config=config))
+    assert out.unit_status == status
+    assert rig.world.formats == []
+    assert "topSecret" not in repr([out.unit_status, rig.ctx.juju_log])
+
+
+def test_credentials_that_a_relation_brings_are_not_given_twice(rig: Rig):
+    secret = testing.Secret({"meta-password": "topSecret4"})
+    config = {**BUCKET, "credentials": secret.id}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), ENGINE, config=config, secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus(
+        "credentials: meta-password: a related charm brings it already: take it out of the secret"
+    )
+
+
+def test_a_new_primary_and_a_new_password_reach_the_clients(rig: Rig):
+    (client,) = clients("one")
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), ENGINE, client, config=BUCKET))
+    rig.world.volumes["mysql://u:@(10.1.2.9:3306)/shared"] = rig.world.volumes["mysql://u:@(10.1.2.3:3306)/shared"]
+    moved = database("mysql", endpoints="10.1.2.9:3306", database="shared", username="u", password="topSecret9")
+    relations = {relation for relation in first.relations if relation.id != 20} | {moved}
+    out = rig.ctx.run(rig.ctx.on.relation_changed(moved), dataclasses.replace(first, relations=relations))
+    assert out.unit_status == testing.ActiveStatus("offering volume shared")
+    volume, content = offered(out)
+    assert volume.hosts == ("10.1.2.9:3306",)
+    assert content["meta-password"] == "topSecret9"
+    assert volume.auth_rev == 2
+    assert volume.uuid == UUID
+    assert len(rig.world.formats) == 1

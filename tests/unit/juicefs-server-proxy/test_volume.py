@@ -1,0 +1,259 @@
+"""How the volume is made, what of it can change, and when it is left alone."""
+
+import dataclasses
+import subprocess
+
+import pytest
+from doubles import UUID
+from ops import testing
+from rig import Config, Rig, clients, peers
+
+from slurm_ddp import juicefs
+
+URL = "redis://db:6379/1"
+EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
+OFFERING = testing.ActiveStatus("offering volume shared")
+RSA = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\ntopSecretKey\n-----END RSA PRIVATE KEY-----\n"
+
+
+def test_options_become_flags_of_format(rig: Rig):
+    config: Config = {
+        **EXTERNAL,
+        "block-size": "1M",
+        "compression": "zstd",
+        "capacity": 500,
+        "inodes": 1000000,
+        "trash-days": 0,
+    }
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=config))
+    assert out.unit_status == OFFERING
+    (made,) = rig.world.formats
+    assert set(made[1:-2]) == {
+        "--no-update",
+        "--storage=s3",
+        "--bucket=https://h/b",
+        "--block-size=1024",
+        "--compress=zstd",
+        "--capacity=500",
+        "--inodes=1000000",
+        "--trash-days=0",
+    }
+    assert [command[0] for command in rig.world.commands] == ["format"]  # and nothing is left to change
+
+
+def test_an_old_program_formats_without_a_trash(rig: Rig):
+    rig.world.program = (0, 14, 2)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == OFFERING
+    assert not any("trash" in word for word in rig.world.formats[0])
+
+
+def test_what_can_change_is_changed_once(rig: Rig):
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    config: Config = {**EXTERNAL, "capacity": 10, "inodes": 20, "trash-days": 7}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config=config))
+    assert out.unit_status == OFFERING
+    assert rig.world.commands[-1] == ("config", "--capacity=10", "--inodes=20", "--trash-days=7", "--yes", URL)
+    done = len(rig.world.commands)
+    rig.ctx.run(rig.ctx.on.update_status(), out)
+    assert len(rig.world.commands) == done
+    follower = dataclasses.replace(out, leader=False, config=EXTERNAL)
+    rig.ctx.run(rig.ctx.on.config_changed(), follower)
+    assert len(rig.world.commands) == done  # only the leader changes a volume
+
+
+def test_an_old_program_cannot_change_it_and_says_so(rig: Rig):
+    rig.world.program = (0, 14, 2)
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    out = rig.ctx.run(
+        rig.ctx.on.config_changed(), dataclasses.replace(first, config={**EXTERNAL, "capacity": 10, "trash-days": 5})
+    )
+    assert out.unit_status == testing.BlockedStatus(
+        "capacity: juicefs 0.14.2 cannot change it on a volume that is there: attach 1.0 or newer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"block-size": "1M"},
+            "block-size: volume shared was made with 4096K, which cannot change: set block-size=4096K",
+        ),
+        (
+            {"compression": "lz4"},
+            "compression: volume shared was made with none, which cannot change: set compression=none",
+        ),
+        ({"storage-type": "minio"}, "storage-type: volume shared lies in s3, not minio: set storage-type=s3"),
+        (
+            {"volume-name": "other"},
+            "the metadata engine holds volume shared, not other: set volume-name=shared, or name another database",
+        ),
+    ],
+)
+def test_what_cannot_change_is_refused_by_name(rig: Rig, change: Config, message: str):
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config={**EXTERNAL, **change}))
+    assert out.unit_status == testing.BlockedStatus(message)
+    assert [command[0] for command in rig.world.commands] == ["format"]
+
+
+def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    secret = testing.Secret({"encrypt-key": RSA, "encrypt-passphrase": "topSecret1"})
+    seen: list[tuple[str, int]] = []
+    genuine = rig.world.run_program
+
+    def looking(*args: object, **kwargs: object) -> object:
+        import pathlib
+
+        for word in map(str, args):
+            if word.startswith("--encrypt-rsa-key="):
+                path = pathlib.Path(word.partition("=")[2])
+                seen.append((path.read_text(), path.stat().st_mode & 0o777))
+        return genuine(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(rig.world, "run_program", looking)
+    monkeypatch.setattr(juicefs, "run_program", looking)
+    (client,) = clients("one")
+    config: Config = {**EXTERNAL, "credentials": secret.id}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[secret]))
+    assert out.unit_status == OFFERING
+    assert seen == [(RSA, 0o600)]
+    assert rig.world.format_env == {"JFS_RSA_PASSPHRASE": "topSecret1"}
+    (own,) = (secret for secret in out.secrets if secret.owner)
+    assert own.latest_content == {"encrypt-passphrase": "topSecret1"}  # the key itself is the metadata engine's
+    assert "topSecret" not in repr([out.relations, out.unit_status, rig.ctx.juju_log, rig.world.commands])
+    # and later it is no contradiction that the key is still in the secret
+    assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == OFFERING
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"encrypt-key": "topSecret"},
+            "credentials: encrypt-key: an RSA key in PEM, under a passphrase, is needed: "
+            "openssl genrsa -traditional -aes256 -out key.pem 2048",
+        ),
+        ({"encrypt-key": RSA}, "credentials: encrypt-passphrase: encrypt-key is of no use without it"),
+    ],
+)
+def test_an_encryption_key_that_cannot_be_used(rig: Rig, content: dict[str, str], message: str):
+    secret = testing.Secret(content)
+    config: Config = {**EXTERNAL, "credentials": secret.id}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=config, secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus(message)
+
+
+def test_encryption_cannot_be_added(rig: Rig):
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    secret = testing.Secret({"encrypt-key": RSA, "encrypt-passphrase": "topSecret1"})
+    config: Config = {**EXTERNAL, "credentials": secret.id}
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config=config, secrets={secret}))
+    assert out.unit_status == testing.BlockedStatus(
+        "credentials: encrypt-key: volume shared was made without, which cannot change: take it out"
+    )
+
+
+def test_the_key_that_openssl_makes_is_taken():
+    import volume_options
+
+    argv = ["openssl", "genrsa", "-traditional", "-aes256", "-passout", "pass:x", "2048"]
+    key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert volume_options.read_credentials({"encrypt-key": key, "encrypt-passphrase": "x"})[1] == key
+
+
+def test_a_volume_whose_making_was_cut_off_is_ours(rig: Rig):
+    """Formatting succeeded, and then the engine went away before its UUID could be read."""
+    rig.world.volumes[URL] = juicefs.Setting("shared", UUID, "s3", "https://h/b", 0, trash_days=1)
+    relation = peers(mode="external", formatting="yes")
+    out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, config=EXTERNAL))
+    assert out.unit_status == OFFERING
+    assert '"formatting": null' not in out.get_relation(1).local_app_data
+    assert out.get_relation(1).local_app_data["uuid"] == f'"{UUID}"'
+
+
+def test_before_anything_is_formatted_it_is_noted(rig: Rig):
+    rig.world.format_error = "Storage s3://b is not configured correctly: 403"
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.get_relation(1).local_app_data["formatting"] == '"yes"'
+
+
+def test_a_prefix_that_is_not_empty_says_what_to_do(rig: Rig):
+    rig.world.format_error = "Storage s3://b/shared/ is not empty; please clean it up or pick another volume name"
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == testing.BlockedStatus(
+        f"juicefs format: {rig.world.format_error}: it may be another application's volume; choose another volume-name, "
+        "bucket or prefix"
+    )
+
+
+def test_an_embedded_volume_that_nobody_has_seen_may_become_an_external_one_and_back(rig: Rig):
+    embedded = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    (secret,) = embedded.secrets
+    assert rig.servers.running is not None
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(embedded, config=EXTERNAL))
+    assert out.unit_status == OFFERING
+    assert rig.servers.running is None
+    assert [found for found in out.secrets if found.owner] == []
+    back = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(out, config={"adopt": UUID}))
+    assert isinstance(back.unit_status, testing.ActiveStatus)
+    (new,) = back.secrets
+    assert new.latest_content != secret.latest_content
+
+
+def test_an_embedded_volume_follows_its_units_address(rig: Rig):
+    (client,) = clients("one")
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client))
+    old = "redis://192.0.2.0:6379/1"
+    rig.world.volumes["redis://192.0.2.77:6379/1"] = rig.world.volumes.pop(old)  # the same Redis, elsewhere
+    network = testing.Network("filesystem", ingress_addresses=["192.0.2.77"])
+    moved = dataclasses.replace(first, networks={network})
+    out = rig.ctx.run(rig.ctx.on.config_changed(), moved)
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert rig.world.commands[-1] == (
+        "config",
+        "--bucket=192.0.2.77:2022:/data/",
+        "--yes",
+        "redis://192.0.2.77:6379/1",
+    )
+    assert "192.0.2.77" in out.get_relation(client.id).local_app_data["endpoint"]
+    assert len(rig.world.formats) == 1
+
+
+def test_an_old_program_cannot_follow_and_says_so(rig: Rig):
+    rig.world.program = (0, 14, 2)
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    rig.world.volumes["redis://192.0.2.77:6379/1"] = rig.world.volumes.pop("redis://192.0.2.0:6379/1")
+    network = testing.Network("filesystem", ingress_addresses=["192.0.2.77"])
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, networks={network}))
+    assert out.unit_status == testing.BlockedStatus(
+        "the unit's address changed, and juicefs 0.14.2 cannot tell the volume: attach 1.0 or newer as the resource "
+        "juicefs, or bring back 192.0.2.0:2022"
+    )
+
+
+def used(rig: Rig, **config: str | int | float | bool) -> tuple[testing.State, testing.Relation]:
+    """Return a unit whose embedded volume another application has mounted."""
+    client = testing.Relation("filesystem", remote_app_name="one", id=10, remote_units_data={0: {}})
+    return rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config)), client
+
+
+def test_the_storage_of_a_volume_in_use_does_not_go(rig: Rig):
+    out, _ = used(rig)
+    (storage,) = out.storages
+    with pytest.raises(testing.errors.UncaughtCharmError, match=r"one/0 use the volume: remove those relations first"):
+        rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is not None
+
+
+def test_it_goes_when_it_is_told_to_or_nobody_uses_it(rig: Rig):
+    out, client = used(rig, **{"allow-removal": True})
+    (storage,) = out.storages
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    out, client = used(rig)
+    (storage,) = out.storages
+    left = dataclasses.replace(out, relations={relation for relation in out.relations if relation.id != client.id})
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), left)
+    assert rig.servers.running is None
