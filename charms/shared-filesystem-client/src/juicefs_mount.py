@@ -4,20 +4,32 @@ import dataclasses
 import os
 import pathlib
 
+import mount_tuning
 import mounter
-from slurm_ddp import juicefs
+from slurm_ddp import juicefs, juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 
 _FSTYPE = "fuse.juicefs"
-_FREE_SPACE_RATIO = "0.2"  # the cache shares the disk with the system
+_SMOOTH = (1, 2, 0)  # from here on a supervisor holds the mount while the program behind it is exchanged
+_DEFAULT_BUFFER_MIB = 300
+_AUTO = "auto"
+# What of a disk the cache may fill, and what it always leaves free (JuiceFS counts blocks and inodes): the first where
+# the system lies on the same disk, the second where it does not
+_SHARE = (0.15, 0.75)
+_FREE = ("0.2", "0.1")
+_NO_CACHE_ON = ("nfs", "nfs4", "lustre", "ceph", "cifs", "fuse.juicefs", "tmpfs", "ramfs")
+_UPLOAD_S = 600
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
     """What may be chosen about a client."""
 
-    cache_mib: int
-    buffer_mib: int
+    cache: str = _AUTO  # MiB, a number with G or T behind it, or auto
+    directories: tuple[str, ...] = ()
+    buffer_mib: int = 0  # 0: the profile's
+    metrics_port: int = 0  # 0: none
+    writeback: bool = False
 
 
 def program_path(app: str) -> pathlib.Path:
@@ -33,20 +45,23 @@ def plan(
     Raises:
         mounter.MounterError: this machine or this program cannot mount the volume.
         juicefs.JuicefsError: the volume's metadata engine is not supported.
+        mount_tuning.OptionError: an option is not possible.
         CommandError: the program does not run.
     """
     check_fuse()
     version = juicefs.version(program_path(wish.app))
     maker = juicefs.parse_version(volume.version)
+    mine = ".".join(map(str, version))
     if maker is not None and not juicefs.same_series(version, maker):
-        mine = ".".join(map(str, version))
         raise mounter.MounterError(
             f"juicefs {mine} cannot mount what {volume.version} made: attach the same program to both applications"
         )
-    if volume.subdir != "/" and not juicefs.knows(version, "subdir"):
+    subdir = f"/{volume.subdir.strip('/')}/{wish.subdirectory.strip('/')}".replace("//", "/").rstrip("/") or "/"
+    if subdir != "/" and not juicefs.knows(version, "subdir"):
         raise mounter.MounterError("this juicefs mounts whole volumes only: attach a newer one for a subdirectory")
-    url = juicefs.Engine.of(volume).url(secret.meta_user)
+    access = juicefs_access.of(volume, secret, version, directory=mounter.ETC / wish.app)
     source, unit = f"JuiceFS:{volume.name}", f"juicefs-{wish.app}.service"
+    caches = _caches(wish.app, tuning)
     text = mounter.render(
         "juicefs.service.j2",
         name=volume.name,
@@ -57,9 +72,13 @@ def plan(
         engine=" ".join(mounter.quoted(fs.join_address(*address)) for address in volume.addresses()),
         fstype=_FSTYPE,
         source=mounter.quoted(source),
-        command=" ".join(map(mounter.quoted, _command(wish, volume, tuning, version, url))),
+        command=" ".join(map(mounter.quoted, [*_command(wish, subdir, tuning, version), access.url, wish.mountpoint])),
+        staging=[mounter.quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches]
+        if tuning.writeback
+        else [],
+        upload_s=_UPLOAD_S,
+        reloads=version >= _SMOOTH,
     )
-    variables = juicefs.environment(secret, store=volume.storage, keyless=volume.keyless)
     return mounter.Plan(
         wish=wish,
         unit=unit,
@@ -68,31 +87,123 @@ def plan(
         source=source,
         servers=tuple(group for group in (volume.addresses(), _store_addresses(volume)) if group),
         packages=("fuse3",),
-        environment=mounter.environment_file(variables),
+        environment=mounter.environment_file(access.environment),
         secrets=secret.values(),
-        program_changed=program_changed,
+        program_changed=access.ensure_files() or program_changed,
+        caches=caches,
+        version=mine,
+        reloads=version >= _SMOOTH,
+        port=tuning.metrics_port,
     )
 
 
-def _command(wish: mounter.Wish, volume: fs.Juicefs, tuning: Tuning, version: juicefs.Version, url: str) -> list[str]:
+def check(tuning: Tuning) -> None:
+    """Raise `ValueError`, which names the option, unless the choices make sense."""
+    if tuning.cache != _AUTO:
+        _mib(tuning.cache)
+    if tuning.buffer_mib and tuning.buffer_mib < 32:
+        raise ValueError("buffer-size: 32 MiB at least, or 0 for the profile's")
+    for directory in tuning.directories:
+        try:
+            mounter.check_mountpoint(directory)
+        except ValueError as e:
+            raise ValueError(f"cache-directories: {e}") from e
+    if len(set(tuning.directories)) != len(tuning.directories):
+        raise ValueError("cache-directories: a folder is named twice")
+    if tuning.metrics_port and not 1024 <= tuning.metrics_port < 65536:
+        raise ValueError("metrics-port: a port from 1024 to 65535, or 0 for the first free one from 9567 on")
+
+
+def _command(
+    wish: mounter.Wish,
+    subdir: str,
+    tuning: Tuning,
+    version: juicefs.Version,
+) -> list[str]:
+    """Return the command up to its options; the engine's URL and the mountpoint follow."""
+    caches = _caches(wish.app, tuning)
     # JuiceFS honours device files and setuid programs on a mount by root, unless it is told not to
     options = ["nosuid", "nodev", *(["noexec"] if wish.noexec else []), *(["ro"] if wish.read_only else [])]
+    chosen = mount_tuning.merge(mount_tuning.JUICEFS, profile=wish.profile, given=wish.mount_options)
+    given = mount_tuning.merge(
+        dataclasses.replace(mount_tuning.JUICEFS, profiles={}), profile="none", given=wish.mount_options
+    )
+    for flag in given:
+        if not juicefs.knows(version, flag):
+            mine = ".".join(map(str, version))
+            raise mount_tuning.OptionError(
+                f"mount-options: {flag} needs juicefs {juicefs.since(flag)} or newer, and this is {mine}"
+            )
+    buffer_mib = str(tuning.buffer_mib or chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB))
+    chosen.pop("buffer-size", None)
+    shared = any(_shares_the_systems_disk(cache) for cache in caches)
     flags = juicefs.flags(
         version,
         {
             "no-usage-report": True,
             "no-syslog": True,
-            "cache-dir": str(mounter.CACHE / wish.app),
-            "cache-size": str(tuning.cache_mib),
-            "buffer-size": str(tuning.buffer_mib),
-            "free-space-ratio": _FREE_SPACE_RATIO,
+            "cache-dir": ":".join(map(str, caches)),
+            "cache-size": str(_cache_mib(tuning, caches)),
+            "buffer-size": buffer_mib,
+            "free-space-ratio": chosen.pop("free-space-ratio", _FREE[0] if shared else _FREE[1]),
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
+            "metrics": f"127.0.0.1:{tuning.metrics_port}" if tuning.metrics_port else False,
+            "writeback": tuning.writeback,
             "read-only": wish.read_only,
-            "subdir": volume.subdir if volume.subdir != "/" else False,
+            "subdir": subdir if subdir != "/" else False,
+            **{name: value or True for name, value in chosen.items()},
         },
     )
     program = str(program_path(wish.app))
-    return [program, "--no-agent", "mount", *flags, "-o", ",".join(options), url, wish.mountpoint]
+    return [program, "--no-agent", "mount", *flags, "-o", ",".join(options)]
+
+
+def _caches(app: str, tuning: Tuning) -> tuple[pathlib.Path, ...]:
+    """Return the folders for copies, which are this application's alone."""
+    if not tuning.directories:
+        return (mounter.CACHE / app,)
+    for directory in tuning.directories:
+        mount = mounts.find(directory)
+        if mount is not None and mount.fstype in _NO_CACHE_ON:
+            raise mounter.MounterError(
+                f"cache-directories: {directory} lies on {mount.fstype}: name folders of a local disk"
+            )
+    return tuple(pathlib.Path(directory) / f"slurm-ddp-{app}" for directory in tuning.directories)
+
+
+def _cache_mib(tuning: Tuning, caches: tuple[pathlib.Path, ...]) -> int:
+    """Return how much all folders together may hold, in MiB. JuiceFS gives each folder the same part of it."""
+    if tuning.cache != _AUTO:
+        return _mib(tuning.cache)
+    shares: list[float] = []
+    for cache in caches:
+        place = _existing(cache)
+        stat = os.statvfs(place)
+        shares.append(stat.f_blocks * stat.f_frsize / (1 << 20) * _SHARE[0 if _shares_the_systems_disk(cache) else 1])
+    sharing: dict[int, int] = {}
+    for cache in caches:
+        device = _existing(cache).stat().st_dev
+        sharing[device] = sharing.get(device, 0) + 1
+    total = min(share / sharing[_existing(cache).stat().st_dev] for share, cache in zip(shares, caches, strict=True))
+    # In whole GiB: a size that moved with every block of the disk would look like a change of options
+    return max(256, int(total) // 1024 * 1024) * len(caches)
+
+
+def _shares_the_systems_disk(path: pathlib.Path) -> bool:
+    return _existing(path).stat().st_dev == pathlib.Path("/").stat().st_dev
+
+
+def _existing(path: pathlib.Path) -> pathlib.Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _mib(text: str) -> int:
+    number, unit = text.rstrip("MGTi"), text.lstrip("0123456789").removesuffix("i")
+    if not number.isdecimal() or unit not in ("", "M", "G", "T"):
+        raise ValueError(
+            "cache-size: auto, or a number of MiB, or one with G or T behind it, like 200G; 0 keeps no copies"
+        )
+    return int(number) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[unit]
 
 
 def _store_addresses(volume: fs.Juicefs) -> tuple[tuple[str, int], ...]:

@@ -5,17 +5,21 @@ What to mount comes as a `Plan`, which juicefs_mount.py or nfs_mount.py draws up
 
 import contextlib
 import dataclasses
+import enum
 import json
+import os
 import pathlib
 import re
 import shutil
+import socket
 import time
 
 import jinja2
 import pydantic
 
+import mount_keeper
 from slurm_ddp import apt, files, juicefs, mounts, systemd
-from slurm_ddp.run import last_line, run
+from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 
 ETC = pathlib.Path("/etc/slurm-ddp")
 LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
@@ -27,6 +31,12 @@ _SLURMD = "slurmd.service"
 _PYTHON = "/usr/bin/python3"
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _PROBE_S = 5.0
+_TURN_S = 30.0  # how long the keeper may take to finish its pass
+_RELOAD_S = 20.0
+_STOP_S = 90.0
+_METRICS_PORT = 9567  # JuiceFS's own
+_UPLOAD_S = 600.0  # how long a removal waits for what JuiceFS has yet to upload
+_SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
 # Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the second
 _SYSTEM = {"/", "/home", "/media", "/mnt", "/opt", "/srv", "/tmp", "/var"}  # noqa: S108 - compared, not used
 _SYSTEM_TREES = tuple(
@@ -38,6 +48,10 @@ class MounterError(Exception):
     """The mount cannot be made, and a person must act. `str()` is one line that says how."""
 
 
+class NotYetError(Exception):
+    """The mount cannot be made now; it may be later, without a person. `str()` is one line."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Wish:
     """What was asked for, whatever the filesystem is."""
@@ -46,6 +60,19 @@ class Wish:
     mountpoint: str
     read_only: bool = False
     noexec: bool = False
+    subdirectory: str = ""
+    profile: str = "none"
+    mount_options: str = ""
+    drain: bool = False  # the node in Slurm while the mount is broken
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file that the mount needs."""
+
+    path: pathlib.Path
+    text: str = dataclasses.field(repr=False)
+    mode: int = 0o644
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +89,17 @@ class Plan:
     environment: str | None = dataclasses.field(default=None, repr=False)  # an EnvironmentFile; holds secrets
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
     program_changed: bool = False
+    aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
+    files: tuple[File, ...] = ()
+    caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
+    version: str = ""  # of the program
+    reloads: bool = False  # the program can be exchanged under a running mount
+    port: int = 0  # where the client tells its metrics
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names under which the right filesystem may be mounted."""
+        return (self.source, *self.aliases)
 
 
 class _State(pydantic.BaseModel, frozen=True):
@@ -75,6 +113,10 @@ class _State(pydantic.BaseModel, frozen=True):
     boot: str = ""
     changed_us: int = 0  # on the monotonic clock of that boot: when unit, environment or program last changed
     users: tuple[str, ...] = ()  # the Juju units that want it: one for each principal on the machine
+    files: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    port: int = 0
+    reloads: bool = False  # the program that runs can be exchanged under the mount
 
 
 def check_mountpoint(path: str) -> None:
@@ -102,6 +144,12 @@ def ensure(plan: Plan, *, unit: str) -> mounts.Result:
     wish = plan.wish
     apt.ensure_packages(plan.packages)
     _check_rivals(wish)
+    with mount_keeper.turn(STATE / wish.app, patience=_TURN_S):  # when it is not our turn even then, so be it
+        return _ensure(plan, unit)
+
+
+def _ensure(plan: Plan, unit: str) -> mounts.Result:
+    wish = plan.wish
     old = _load(wish.app)
     if old is not None and (old.mountpoint, old.unit) != (wish.mountpoint, plan.unit):
         _take_down(wish.app, old)
@@ -111,19 +159,41 @@ def ensure(plan: Plan, *, unit: str) -> mounts.Result:
         update={
             "made_mountpoint": _prepare(plan) or state.made_mountpoint,
             "users": tuple(sorted({unit, *state.users})),
-            "sources": tuple(dict.fromkeys([*state.sources, plan.source])),
+            "sources": tuple(dict.fromkeys([*state.sources, *plan.sources])),
+            "files": tuple(dict.fromkeys([*state.files, *(str(file.path) for file in plan.files)])),
+            "caches": tuple(dict.fromkeys([*state.caches, *map(str, plan.caches)])),
         }
     )
     _save(wish.app, state)  # before anything is written that it helps to remove
-    if _write(plan):
+    change = _write(plan)
+    if change is _Change.PROGRAM and plan.reloads and state.reloads and _reload(plan):
+        change = _Change.NONE
+    if change is not _Change.NONE:
         state = state.model_copy(update={"boot": _boot(), "changed_us": time.monotonic_ns() // 1000})
-        _save(wish.app, state)
-    look = probe(plan)
+    state = state.model_copy(update={"port": plan.port, "reloads": plan.reloads})
+    _save(wish.app, state)
+    _watch(plan, state)
+    look = _just_seen(plan) or probe(plan)
     if not look or pending(plan):
         look = _heal(plan, state, look)
     if look and not pending(plan):
-        _save(wish.app, state.model_copy(update={"sources": (plan.source,)}))
+        gone = [pathlib.Path(path) for path in state.caches if path not in map(str, plan.caches)]
+        for path in gone:
+            _remove_cache(path)
+        state = state.model_copy(update={"sources": plan.sources, "caches": tuple(map(str, plan.caches))})
+        _save(wish.app, state)
+        _watch(plan, state)
     return look
+
+
+def remount(plan: Plan, *, unit: str) -> mounts.Result:
+    """Take the mount away, from whoever uses it too, and mount it as planned; return a look at it."""
+    state = _load(plan.wish.app)
+    if state is not None and state.unit == plan.unit:
+        with mount_keeper.turn(STATE / plan.wish.app, patience=_TURN_S):
+            _stop(plan.unit, _STOP_S + (_UPLOAD_S if plan.caches else 0.0))
+            _clear(state)
+    return ensure(plan, unit=unit)
 
 
 def pending(plan: Plan) -> bool:
@@ -140,8 +210,7 @@ def pending(plan: Plan) -> bool:
 
 def reason(plan: Plan) -> str:
     """Return why the unit does not mount, in the program's own words: one line, without secrets."""
-    lines = ("-n", "40", "-o", "cat", "--no-pager")
-    said = run("/usr/bin/journalctl", "-u", plan.unit, *lines, check=False, secrets=plan.secrets).stdout
+    said = systemd.journal(plan.unit, secrets=plan.secrets)
     return juicefs.reason(said) or last_line(said) or "its journal says nothing"
 
 
@@ -150,30 +219,73 @@ def probe(plan: Plan) -> mounts.Result:
     return mounts.probe(
         plan.wish.mountpoint,
         fstype=plan.fstypes,
-        source=plan.source,
+        source=plan.sources,
         writable=not plan.wish.read_only,
         deadline=_PROBE_S,
     )
 
 
-def remove(app: str, *, unit: str) -> None:
-    """Unmount, and leave nothing of the application on this machine, unless another Juju unit wants the mount too."""
+def is_mounted(plan: Plan) -> bool:
+    """Tell whether anything is mounted where the plan says; asks the kernel's table alone, which never waits."""
+    return bool(mounts.at(plan.wish.mountpoint))
+
+
+def _just_seen(plan: Plan) -> mounts.Result | None:
+    """Return that the mount hangs, when the keeper has just found that out: a hook need not wait for it again."""
+    seen = health(plan.wish.app)
+    if seen.state == mounts.State.HUNG.value and 0 <= time.time() - seen.checked < _PROBE_S:
+        return mounts.Result(mounts.State.HUNG, seen.detail)
+    return None
+
+
+def remove(app: str, *, unit: str) -> str:
+    """Unmount, and leave nothing of the application on this machine, unless another Juju unit wants the mount too.
+
+    Returns what had to stay, as one line; nothing when all is gone.
+    """
     state = _load(app)
+    kept: list[str] = []
     if state is not None:
         others = tuple(user for user in state.users if user != unit)
         if others:
             _save(app, state.model_copy(update={"users": others}))
-            return
-        _take_down(app, state)
+            return ""
+        with mount_keeper.turn(STATE / app, patience=_TURN_S):
+            _take_down(app, state)
+        kept = [path for path in state.caches if not _remove_cache(pathlib.Path(path))]
     for folder in (ETC, LIB, STATE, CACHE):
-        shutil.rmtree(folder / app, ignore_errors=True)
+        if not any(pathlib.Path(path).is_relative_to(folder / app) for path in kept):
+            shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):
             folder.rmdir()  # unless another application's lie there
+    return f"blocks that were never uploaded are kept in {' '.join(kept)}" if kept else ""
+
+
+def fstypes() -> set[str]:
+    """Return the types of all that the applications on this machine mount."""
+    states = [_load(path.parent.name) for path in STATE.glob("*/mount.json")]
+    return {fstype for state in states if state is not None for fstype in state.fstypes}
+
+
+def health(app: str) -> mount_keeper.Health:
+    """Return what the keeper saw last."""
+    return mount_keeper.Health.load(STATE / app)
+
+
+def metrics_port(app: str, wanted: int) -> int:
+    """Return the port for an application's metrics: the wanted one, or else the first that no other application has."""
+    if wanted:
+        return wanted
+    own = _load(app)
+    if own is not None and own.port:
+        return own.port
+    taken = {state.port for path in STATE.glob("*/mount.json") if (state := _load(path.parent.name)) is not None}
+    return next(port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in taken)
 
 
 def helper(app: str) -> str:
     """Return the command line of the helper that units run, without its arguments."""
-    return f"{_PYTHON} -B {LIB / app / 'mounts.py'}"
+    return f"{_PYTHON} -B {LIB / app / 'slurm_ddp' / 'mounts.py'}"
 
 
 def render(template: str, **values: object) -> str:
@@ -209,21 +321,80 @@ def environment_file(variables: dict[str, str]) -> str:
     return "".join(lines)
 
 
-def _write(plan: Plan) -> bool:
+class _Change(enum.Enum):
+    NONE = 0
+    PROGRAM = 1  # nothing but the program
+    SETTINGS = 2
+
+
+def _write(plan: Plan) -> _Change:
     """Write what the unit needs, and the unit; return whether a running mount must be restarted for it."""
     app = plan.wish.app
     for folder in (ETC, STATE, CACHE):
         (folder / app).mkdir(parents=True, exist_ok=True)
         (folder / app).chmod(0o700)
+    for cache in plan.caches:
+        cache.mkdir(parents=True, exist_ok=True)
+        cache.chmod(0o700)  # what is cached is not encrypted, whatever the volume is
     (STATE / app / "tmp").mkdir(exist_ok=True)
-    files.ensure_file(LIB / app / "mounts.py", pathlib.Path(mounts.__file__).read_bytes())
-    changed = plan.program_changed
+    files.ensure_file(LIB / app / "slurm_ddp" / "mounts.py", pathlib.Path(mounts.__file__).read_bytes())
+    files.ensure_file(LIB / app / "mount_keeper.py", pathlib.Path(mount_keeper.__file__).read_bytes())
+    changed = False
     if plan.environment is not None:
         changed |= files.ensure_file(ETC / app / "environment", plan.environment, mode=0o600)
+    for file in plan.files:
+        changed |= files.ensure_file(file.path, file.text, mode=file.mode)
     changed |= systemd.ensure_unit(plan.unit, plan.unit_text)
     if _has_unit(_SLURMD):
         systemd.ensure_dropin(_SLURMD, f"10-{app}.conf", render("slurmd-dropin.conf.j2", unit=plan.unit))
-    return changed
+    return _Change.SETTINGS if changed else _Change.PROGRAM if plan.program_changed else _Change.NONE
+
+
+def _watch(plan: Plan, state: _State) -> None:
+    """Have the keeper look after the mount from now on."""
+    app = plan.wish.app
+    watch = mount_keeper.Watch(
+        app=app,
+        mountpoint=plan.wish.mountpoint,
+        unit=plan.unit,
+        fstypes=plan.fstypes,
+        wanted=plan.sources,
+        known=tuple(source for source in state.sources if source not in plan.sources),
+        writable=not plan.wish.read_only,
+        servers=plan.servers,
+        changed_us=state.changed_us,
+        boot=state.boot,
+        node=_node() or "",
+        drain=plan.wish.drain,
+    )
+    files.ensure_file(
+        STATE / app / mount_keeper.WATCH, json.dumps(dataclasses.asdict(watch), indent=1) + "\n", mode=0o600
+    )
+    service, timer = _keeper_units(app)
+    command = f"{_PYTHON} -B {LIB / app / 'mount_keeper.py'} {STATE / app}"
+    changed = systemd.ensure_unit(
+        service, render("mount-keeper.service.j2", mountpoint=plan.wish.mountpoint, command=command)
+    )
+    changed |= systemd.ensure_unit(
+        timer, render("mount-keeper.timer.j2", mountpoint=plan.wish.mountpoint, interval=mount_keeper.INTERVAL_S)
+    )
+    if changed or not systemd.is_active(timer):
+        systemd.enable_now(timer)
+
+
+def _keeper_units(app: str) -> tuple[str, str]:
+    return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer"
+
+
+def _node() -> str | None:
+    """Return this machine's name in Slurm; None where it runs no jobs."""
+    if not _has_unit(_SLURMD):
+        return None
+    with contextlib.suppress(OSError):
+        named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", _SLURMD_DEFAULTS.read_text())
+        if named:
+            return named[1]
+    return socket.gethostname().partition(".")[0]
 
 
 def _prepare(plan: Plan) -> bool:
@@ -251,22 +422,63 @@ def _prepare(plan: Plan) -> bool:
 
 def _heal(plan: Plan, state: _State, look: mounts.Result) -> mounts.Result:
     """Start the mount, or start it anew where that can mend it and hurts nobody; return a look at it as it is then."""
-    mountpoint = plan.wish.mountpoint
+    mountpoint, waits = plan.wish.mountpoint, pending(plan)
     here = mounts.at(mountpoint)
-    ours = all(mount.fstype in state.fstypes and mount.source in state.sources for mount in here)
+    hung = health(plan.wish.app).hung if look.state is mounts.State.HUNG else 0.0
+    fuse = any(fstype.startswith("fuse") for fstype in plan.fstypes)
     if look.state is mounts.State.HUNG:
         _check_servers(plan)
-        return look
-    if not ours or (look.state in (mounts.State.RIGHT, mounts.State.WRONG) and mounts.users(mountpoint)):
-        return look
+    remedy = mount_keeper.remedy(
+        look.state,
+        ours=all(mount.fstype in state.fstypes and mount.source in state.sources for mount in here),
+        in_use=bool(mounts.users(mountpoint)),
+        pending=waits,
+        fuse=fuse,
+        hung_s=time.time() - hung if hung else 0.0,
+        servers_answer=True,
+    )
+    if remedy in (mount_keeper.Remedy.NOTHING, mount_keeper.Remedy.PEEL, mount_keeper.Remedy.ABORT):
+        return look  # what is left is the keeper's, which has the time for it
     run(_SYSTEMCTL, "enable", plan.unit)
     if here or systemd.is_active(plan.unit):
-        run(_SYSTEMCTL, "stop", plan.unit, timeout=90, check=False)
+        if look.state is not mounts.State.RIGHT:
+            _clear(state)
+        _stop(plan.unit, _STOP_S)
         _clear(state)
+    run(_SYSTEMCTL, "reset-failed", plan.unit, check=False)
     run(_SYSTEMCTL, "start", "--no-block", plan.unit)
     _check_servers(plan)  # while they are silent it cannot come: it will by itself
-    mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.source, timeout=_SETTLE_S)
+    mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=_SETTLE_S)
     return probe(plan)
+
+
+def _reload(plan: Plan) -> bool:
+    """Have the supervisor start the new program under the mount; tell whether it did, which it does not when busy."""
+    if not systemd.is_active(plan.unit) or not probe(plan):
+        return False
+    run(_SYSTEMCTL, "reload", plan.unit, timeout=30, check=False)
+    end = time.monotonic() + _RELOAD_S
+    while time.monotonic() < end:
+        with contextlib.suppress(CommandError, ValueError, AttributeError):
+            said = json.loads(run("/usr/bin/cat", f"{plan.wish.mountpoint}/.config", timeout=3).stdout)
+            if str(said.get("Version", "")).startswith(plan.version):
+                return True
+        time.sleep(0.5)
+    return False
+
+
+def _stop(unit: str, limit_s: float) -> None:
+    """Stop a unit; leave systemd to it when that takes longer."""
+    with contextlib.suppress(CommandTimeout):
+        run(_SYSTEMCTL, "stop", unit, timeout=limit_s, check=False)
+
+
+def _remove_cache(path: pathlib.Path) -> bool:
+    """Remove a client's folder, unless blocks lie there that were never uploaded; tell whether it is gone."""
+    if any(names for staging in path.glob("*/rawstaging") for _, _, names in os.walk(staging)):
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    return True
 
 
 def _check_servers(plan: Plan) -> None:
@@ -276,7 +488,17 @@ def _check_servers(plan: Plan) -> None:
 
 def _take_down(app: str, state: _State) -> None:
     """Undo everything outside of the application's own folders."""
+    service, timer = _keeper_units(app)
+    for unit in (timer, service):
+        systemd.ensure_no_unit(unit)
+    for name in (mount_keeper.WATCH, mount_keeper.HEALTH):
+        files.ensure_absent(STATE / app / name)
+    files.ensure_absent(mount_keeper.TEXTFILES / mount_keeper.metrics_name(app))
+    if systemd.is_active(state.unit):
+        _stop(state.unit, _UPLOAD_S + _STOP_S if state.caches else _STOP_S)
     systemd.ensure_no_unit(state.unit)
+    for path in state.files:
+        files.ensure_absent(path)
     systemd.ensure_no_dropin(_SLURMD, f"10-{app}.conf")
     files.ensure_absent(ETC / app / "environment")
     _clear(state)

@@ -7,19 +7,35 @@ from fake_mounter import FakeMounter, Site, context
 from ops import testing
 
 import juicefs_mount
+import kernel_mount
+import lustre_client
 import mounter
-from slurm_ddp import juicefs
+from slurm_ddp import juicefs, readiness
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     """Return the charm with its real metadata, on a machine whose mounts are pretended."""
     double = FakeMounter()
-    for name in ("ensure", "probe", "pending", "reason", "remove"):
+    for name in (
+        "ensure",
+        "remount",
+        "probe",
+        "is_mounted",
+        "pending",
+        "reason",
+        "remove",
+        "health",
+        "metrics_port",
+        "fstypes",
+    ):
         monkeypatch.setattr(mounter, name, getattr(double, name))
     monkeypatch.setattr(juicefs_mount, "check_fuse", double.check_fuse)
+    monkeypatch.setattr(kernel_mount, "check", double.check_kernel)
+    monkeypatch.setattr(lustre_client, "remove", double.remove_lustre)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
+    monkeypatch.setattr(readiness, "DIRECTORY", tmp_path / "needs")
     program = tmp_path / "juicefs"
     program.write_bytes(b"a program")
     return Site(context(), double, testing.Resource(name="juicefs", path=program))

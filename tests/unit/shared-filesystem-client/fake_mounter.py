@@ -7,6 +7,8 @@ import typing
 import yaml
 from ops import testing
 
+import kernel_mount
+import mount_keeper
 import mounter
 from charm import SharedFilesystemClientCharm
 from slurm_ddp import mounts
@@ -27,7 +29,13 @@ class FakeMounter:
     waits: bool = False
     changes: int = 0
     fuse_error: Exception | None = None
+    kernel_error: Exception | None = None
     program_error: Exception | None = None
+    seen: mount_keeper.Health = dataclasses.field(default_factory=mount_keeper.Health)
+    kept: str = ""
+    remounts: int = 0
+    others: set[str] = dataclasses.field(default_factory=set[str])  # what other applications mount
+    lustre_removed: int = 0
     resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
 
     def ensure(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
@@ -44,15 +52,39 @@ class FakeMounter:
             return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.wish.mountpoint}")
         return self.look
 
+    def is_mounted(self, plan: mounter.Plan) -> bool:
+        return self.mounted is not None
+
     def pending(self, plan: mounter.Plan) -> bool:
         return self.waits
 
     def reason(self, plan: mounter.Plan) -> str:
         return "the metadata engine refuses the user or password"
 
-    def remove(self, app: str, *, unit: str) -> None:
+    def remount(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
+        self.remounts += 1
+        return self.ensure(plan, unit=unit)
+
+    def remove(self, app: str, *, unit: str) -> str:
         self.units.discard(unit)
         self.mounted = None
+        return self.kept
+
+    def fstypes(self) -> set[str]:
+        return set(self.mounted.fstypes) if self.mounted is not None else self.others
+
+    def remove_lustre(self) -> None:
+        self.lustre_removed += 1
+
+    def health(self, app: str) -> mount_keeper.Health:
+        return self.seen
+
+    def metrics_port(self, app: str, wanted: int) -> int:
+        return wanted or 9567
+
+    def check_kernel(self, kind: kernel_mount.Kind) -> None:
+        if self.kernel_error is not None:
+            raise self.kernel_error
 
     def check_fuse(self) -> None:
         if self.fuse_error is not None:

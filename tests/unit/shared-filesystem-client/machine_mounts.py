@@ -32,7 +32,7 @@ class MachineMounts:
         return self.users_of.get(mountpoint, [])
 
     def probe(
-        self, mountpoint: str, *, fstype: tuple[str, ...], source: str, writable: bool, deadline: float
+        self, mountpoint: str, *, fstype: tuple[str, ...], source: tuple[str, ...], writable: bool, deadline: float
     ) -> mounts.Result:
         self.probes.append({"mountpoint": mountpoint, "writable": writable, "deadline": deadline})
         here = self.at(mountpoint)
@@ -40,15 +40,17 @@ class MachineMounts:
             return self.looks[mountpoint]
         if not here:
             return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {mountpoint}")
+        if here[-1].fstype not in fstype or here[-1].source not in source:
+            return mounts.Result(mounts.State.WRONG, f"{mountpoint} holds {here[-1].source} ({here[-1].fstype})")
         if len(here) > 1:
             return mounts.Result(mounts.State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
-        if here[0].fstype not in fstype or here[0].source != source:
-            return mounts.Result(mounts.State.WRONG, f"{mountpoint} holds {here[0].source} ({here[0].fstype})")
         if writable and here[0].read_only:
             return mounts.Result(mounts.State.WRONG, f"{mountpoint} is mounted read-only")
         return mounts.Result(mounts.State.RIGHT)
 
-    def wait(self, mountpoint: str, *, fstype: tuple[str, ...], source: str, timeout: float) -> mounts.Result:
+    def wait(
+        self, mountpoint: str, *, fstype: tuple[str, ...], source: tuple[str, ...], timeout: float
+    ) -> mounts.Result:
         return self.probe(mountpoint, fstype=fstype, source=source, writable=False, deadline=5)
 
     def clear(self, mountpoint: str, *, fstype: str, source: str) -> int:

@@ -6,9 +6,12 @@ import pytest
 from fake_mounter import Site, context, offer, volume
 from ops import testing
 
+import cephfs_mount
+import kernel_mount
+import lustre_client
+import mount_keeper
 import mounter
-import nfs_mount
-from slurm_ddp import juicefs, mounts
+from slurm_ddp import juicefs, mounts, readiness
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
@@ -94,7 +97,7 @@ def test_the_password_is_followed(site: Site, ready: testing.State, secret: test
 
 
 def test_options_reach_the_mount(site: Site, secret: testing.Secret):
-    config = {"mountpoint": "/data", "read-only": True, "noexec": True, "cache-size": 0, "buffer-size": 1024}
+    config = {"mountpoint": "/data", "read-only": True, "noexec": True, "cache-size": "0", "buffer-size": 1024}
     site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
     plan = site.mounter.mounted
     assert plan is not None
@@ -111,11 +114,115 @@ def test_a_volume_without_credentials(site: Site):
 
 def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
     site.mounter.program_error = AssertionError("nobody needs juicefs here")
-    monkeypatch.setattr(nfs_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    monkeypatch.setattr(kernel_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(fs.Nfs(host="10.0.0.9", path="/srv/data"))))
     assert out.unit_status == testing.ActiveStatus("10.0.0.9:/srv/data is mounted at /mnt/shared")
     assert site.mounter.mounted is not None
     assert site.mounter.mounted.unit == "mnt-shared.mount"
+
+
+KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
+
+
+def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
+    monkeypatch.setattr(cephfs_mount, "run", lambda *argv, **_: Completed(0, "19.2.1-0ubuntu0.24.04.2", ""))
+    monkeypatch.setattr(kernel_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    secret = testing.Secret({"key": KEY})
+    volume = fs.Cephfs(hosts=("10.0.0.1:6789",), user="u", fsid="f", name="n", secret_id=secret.id, auth_rev=1)
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume), secrets=[secret]))
+    assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared")
+    plan = site.mounter.mounted
+    assert plan is not None
+    assert plan.files[0].text == f"{KEY}\n"
+    assert KEY not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
+    changed = dataclasses.replace(secret, latest_content={"key": "AQD" + KEY[3:]})
+    site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(out, secrets={changed}))
+    assert site.mounter.mounted is not None
+    assert site.mounter.mounted.files[0].text == f"AQD{KEY[3:]}\n"
+
+
+def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
+    secret = testing.Secret({"password": "topSecret"})
+    volume = fs.Cephfs(hosts=("10.0.0.1:6789",), user="u", fsid="f", name="n", secret_id=secret.id)
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume), secrets=[secret]))
+    assert out.unit_status == testing.BlockedStatus("proxy offers a secret without the key of Ceph's user")
+
+
+def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
+    asked_for: list[lustre_client.Settings] = []
+    monkeypatch.setattr(lustre_client, "ensure_installed", lambda settings, mgs: asked_for.append(settings))
+    monkeypatch.setattr(lustre_client, "ensure_networks", lambda settings, identifiers, mounted: None)
+    monkeypatch.setattr(kernel_mount, "container", lambda: "")
+    monkeypatch.setattr(kernel_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    config = {"mountpoint": "/mnt/shared", "lustre-repository": "aws", "subdirectory": "team", "drain-on-failure": True}
+    lustre = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(lustre), config=config))
+    assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
+    assert asked_for == [lustre_client.Settings(repository="aws")]
+    assert site.mounter.mounted is not None
+    assert site.mounter.mounted.wish.drain
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "config", "message"),
+    [
+        (fs.Nfs(host="h", path="/v"), {"mount-options": "soft"}, "mount-options: soft is refused: a request that"),
+        (volume(), {"mount-options": "prefetch=many"}, "mount-options: prefetch='many' is not possible"),
+        (volume(), {"mount-options": "hide-internal"}, "mount-options: hide-internal needs juicefs 1.4 or newer, and"),
+        (volume(), {"profile": "fast"}, "profile: 'fast' is none of none, dataset, checkpoint, tokens"),
+        (volume(), {"subdirectory": "../x"}, "subdirectory: a folder of the filesystem, like team/a"),
+        (volume(), {"cache-directories": "nvme0"}, "cache-directories: an absolute path"),
+        (volume(), {"cache-directories": "/n /n"}, "cache-directories: a folder is named twice"),
+        (volume(), {"metrics-port": 80}, "metrics-port: a port from 1024 to 65535"),
+        (volume(), {"lustre-repository": "amazon"}, "lustre-repository: 'amazon' is none of"),
+    ],
+)
+def test_an_option_that_is_not_possible_is_named(
+    site: Site, filesystem: fs.Filesystem, config: dict[str, typing.Any], message: str
+):
+    state = site.state(offer(filesystem), config={"mountpoint": "/mnt/shared"} | config)
+    out = site.ctx.run(site.ctx.on.config_changed(), state)
+    assert isinstance(out.unit_status, testing.BlockedStatus)
+    assert out.unit_status.message.startswith(message)
+    assert site.mounter.mounted is None
+
+
+def test_a_kernel_that_cannot_is_blocked_with_the_reason(site: Site):
+    site.mounter.kernel_error = mounter.MounterError("the kernel 6.8 has no NFS (module nfsv4)")
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(fs.Nfs(host="h", path="/v"))))
+    assert out.unit_status == testing.BlockedStatus("the kernel 6.8 has no NFS (module nfsv4)")
+
+
+def test_what_will_come_by_itself_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
+    cephfs = fs.Cephfs(hosts=("nowhere.invalid",), user="u", fsid="f", name="n", key=KEY)
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(cephfs)))
+    assert isinstance(out.unit_status, testing.WaitingStatus)
+    assert out.unit_status.message.startswith("the Ceph monitor nowhere.invalid has no address (")
+
+
+def test_since_when_a_server_is_away(site: Site, ready: testing.State):
+    site.mounter.seen = mount_keeper.Health(down="10.0.0.5:6379 does not answer", down_since=1_800_000_000.0)
+    site.mounter.error = juicefs.UnreachableError("10.0.0.5:6379 does not answer (connection refused)")
+    out = site.ctx.run(site.ctx.on.update_status(), ready)
+    assert out.unit_status == testing.WaitingStatus(
+        "10.0.0.5:6379 does not answer (connection refused) since 2027-01-15 08:00:00 UTC; the mount waits for it"
+    )
+
+
+@pytest.mark.parametrize(("others", "times"), [(set(), 1), ({"lustre"}, 0)])
+def test_lustres_repository_goes_with_the_last_lustre(site: Site, ready: testing.State, others: set[str], times: int):
+    site.mounter.others = others
+    site.ctx.run(site.ctx.on.stop(), ready)
+    assert site.mounter.lustre_removed == times
+
+
+def test_what_had_to_stay_at_removal_is_logged(site: Site, ready: testing.State):
+    site.mounter.kept = "blocks that were never uploaded are kept in /var/cache/slurm-ddp/x"
+    site.ctx.run(site.ctx.on.stop(), ready)
+    assert any(site.mounter.kept in line.message for line in site.ctx.juju_log)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +264,15 @@ def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPa
         ),
         (
             [offer(volume())],
-            {"mountpoint": "/mnt/shared", "cache-size": -1},
-            testing.BlockedStatus("cache-size: input should be greater than or equal to 0"),
+            {"mountpoint": "/mnt/shared", "cache-size": "-1"},
+            testing.BlockedStatus(
+                "cache-size: auto, or a number of MiB, or one with G or T behind it, like 200G; 0 keeps no copies"
+            ),
         ),
         (
             [offer(volume())],
             {"mountpoint": "/mnt/shared", "buffer-size": 1},
-            testing.BlockedStatus("buffer-size: input should be greater than or equal to 32"),
+            testing.BlockedStatus("buffer-size: 32 MiB at least, or 0 for the profile's"),
         ),
         (
             [offer("gluster://(h)/v")],
@@ -179,21 +288,6 @@ def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPa
             [offer("cephfs://u@(m)/?auth=topSecret")],
             None,
             testing.BlockedStatus("proxy offers what cannot be mounted: cephfs: option fsid is missing"),
-        ),
-        (
-            [offer(fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="x"))],
-            None,
-            testing.BlockedStatus("proxy offers lustre, which this charm cannot mount yet"),
-        ),
-        (
-            [offer("cephfs://u@(m)/?fsid=f&name=n&auth=plain%3AtopSecret")],
-            None,
-            testing.BlockedStatus("proxy offers cephfs, which this charm cannot mount yet"),
-        ),
-        (
-            [offer("juicefs://shared@(h%3A1)/?engine=tikv&uuid=u")],
-            None,
-            testing.BlockedStatus("metadata engine tikv is not supported yet"),
         ),
         (
             [offer("juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&version=0.14.2")],
@@ -275,7 +369,9 @@ AT = "/mnt/shared"
         (
             mounts.Result(mounts.State.RIGHT),
             True,
-            testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared; a change waits until nobody uses it"),
+            testing.ActiveStatus(
+                "JuiceFS:shared is mounted at /mnt/shared; restart pending: a change waits until nobody uses it"
+            ),
         ),
         (
             mounts.Result(mounts.State.ABSENT, "nothing"),
@@ -403,3 +499,22 @@ def test_the_applications_name_names_everything(secret: testing.Secret, site: Si
     assert plan.unit == "juicefs-scratch.service"
     assert "/scratch/" in plan.unit_text
     assert "shared-filesystem-client/" not in plan.unit_text
+
+
+def test_jobs_wait_until_the_mount_was_seen_to_work(site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch):
+    mount = mounts.Mount(1, "0:40", "/mnt/shared", "fuse.juicefs", "JuiceFS:shared", ("rw",))
+    monkeypatch.setattr(mounts, "at", lambda path: [mount] if path == "/mnt/shared" else [])
+    site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
+    site.ctx.run(site.ctx.on.config_changed(), ready)
+    assert readiness.missing() == ["shared-filesystem-client/0 (no answer)"]
+    site.mounter.look = mounts.Result(mounts.State.RIGHT)
+    out = site.ctx.run(site.ctx.on.update_status(), ready)
+    assert readiness.missing() == []
+    site.ctx.run(site.ctx.on.stop(), out)
+    assert not list(readiness.DIRECTORY.iterdir())
+
+
+def test_a_mount_without_a_provider_is_waited_for(site: Site, ready: testing.State):
+    site.ctx.run(site.ctx.on.config_changed(), dataclasses.replace(ready, relations=[]))
+    assert len(readiness.missing()) == 1
+    assert "nothing to mount" in readiness.missing()[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from machine_mounts import MachineMounts, mode_of
 
 import juicefs_mount
+import kernel_mount
 import mounter
 import nfs_mount
 from machine import Machine
@@ -19,6 +20,7 @@ from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
 
 UNIT = "juicefs-client.service"
+TIMER = "mount-keeper-client.timer"
 SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"$(id)`\\', "secret-key": "topSecret"})
 
 
@@ -30,21 +32,24 @@ class Rig:
         self.mounts = MachineMounts()
         self.mounts.install_in(mounts, monkeypatch)
         self.machine = Machine(secrets=set(SECRET.values()))
-        self.machine.take_over(monkeypatch, [mounter, nfs_mount], root / "units")
+        self.machine.take_over(monkeypatch, [mounter, kernel_mount], root / "units")
         self.machine.units.add("slurmd.service")
         self.machine.on_start, self.machine.on_stop = self._started, self._stopped
         self.machine.answers |= {
             "chattr": self._chattr,
             "journalctl": lambda words, _: self.journal,
+            "cat": lambda words, _: self.shown,
             "systemd-escape": self._escape,
         }
         self.journal = ""
+        self.shown = ""  # what the mount's .config holds
         self.immutable: set[str] = set()
         self.version: juicefs.Version = (1, 3, 1)
         self.listener = socket.create_server(("127.0.0.1", 0))
         for name in ("ETC", "LIB", "STATE", "CACHE"):
             monkeypatch.setattr(mounter, name, root / name.lower())
         monkeypatch.setattr(juicefs_mount, "check_fuse", lambda: None)
+        monkeypatch.setattr(kernel_mount, "check", lambda kind: None)
         monkeypatch.setattr(juicefs, "version", lambda program: self.version)
         self.mountpoint = str(root / "shared")
         self.volume = fs.Juicefs(
@@ -62,12 +67,12 @@ class Rig:
         app: str = "client",
         volume: fs.Juicefs | None = None,
         secret: fs.JuicefsSecret = SECRET,
-        cache_mib: int = 4096,
+        cache: str = "4096",
         program_changed: bool = False,
         **wish: typing.Any,
     ) -> mounter.Plan:
         wanted = mounter.Wish(**({"app": app, "mountpoint": self.mountpoint} | wish))  # pyright: ignore[reportArgumentType]
-        tuning = juicefs_mount.Tuning(cache_mib=cache_mib, buffer_mib=300)
+        tuning = juicefs_mount.Tuning(cache=cache)
         return juicefs_mount.plan(wanted, volume or self.volume, secret, tuning, program_changed=program_changed)
 
     def nfs(self, **wish: typing.Any) -> mounter.Plan:
@@ -125,12 +130,26 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> typing.Itera
 def test_the_first_time_it_is_mounted_for_good(rig: Rig):
     assert rig.ensure(rig.plan())
     assert "fuse3" in rig.machine.packages
-    assert rig.machine.active == rig.machine.enabled == {UNIT}
+    assert rig.machine.active == rig.machine.enabled == {UNIT, TIMER}
     assert [mount.source for mount in rig.mounts.at(rig.mountpoint)] == ["JuiceFS:shared"]
     assert rig.immutable == {rig.mountpoint}
     dropin = (systemd.UNIT_DIR / "slurmd.service.d/10-client.conf").read_text()
     assert f"After={UNIT}\nWants={UNIT}\n" in dropin
     assert not mounter.pending(rig.plan())
+
+
+def test_a_pass_of_the_keeper_leaves_a_child_that_hangs_behind(rig: Rig):
+    rig.ensure(rig.plan())
+    values = dict(
+        line.split("=", 1)
+        for line in (systemd.UNIT_DIR / "mount-keeper-client.service").read_text().splitlines()
+        if "=" in line
+    )
+    # Else systemd waits for it before it takes the service for inactive, and the timer starts no further pass
+    assert values["KillMode"] == "process"
+    assert values["ExecStart"].endswith(f"mount_keeper.py {rig.root / 'state/client'}")
+    timer = (systemd.UNIT_DIR / TIMER).read_text()
+    assert "OnUnitInactiveSec=10\n" in timer
 
 
 def test_the_second_time_nothing_is_touched(rig: Rig):
@@ -238,7 +257,7 @@ def test_a_keyless_volume_gets_the_stores_keys(rig: Rig):
 
 def test_a_change_is_applied_at_once_where_nobody_uses_the_mount(rig: Rig):
     rig.ensure(rig.plan())
-    assert rig.ensure(rig.plan(cache_mib=100))
+    assert rig.ensure(rig.plan(cache="100"))
     assert rig.machine.did("stop", UNIT) == 1
     assert "--cache-size=100" in (systemd.UNIT_DIR / UNIT).read_text()
     assert not mounter.pending(rig.plan())
@@ -246,10 +265,11 @@ def test_a_change_is_applied_at_once_where_nobody_uses_the_mount(rig: Rig):
 
 @pytest.mark.parametrize("change", ["option", "password", "program"])
 def test_a_change_waits_while_the_mount_is_used(rig: Rig, change: str):
+    rig.version = (1, 1, 0)
     rig.ensure(rig.plan())
     rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
     new = {
-        "option": lambda: rig.plan(cache_mib=100),
+        "option": lambda: rig.plan(cache="100"),
         "password": lambda: rig.plan(secret=fs.JuicefsSecret.from_content({"meta-password": "new"})),
         "program": lambda: rig.plan(program_changed=True),
     }[change]()
@@ -265,13 +285,45 @@ def test_a_change_waits_while_the_mount_is_used(rig: Rig, change: str):
     assert rig.machine.did("stop", UNIT) == 1
 
 
+def test_a_newer_program_takes_over_a_mount_in_use(rig: Rig):
+    rig.ensure(rig.plan())
+    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
+    rig.shown = '{"Version": "1.3.2+2026-08-07.abc"}'
+    rig.version = (1, 3, 2)
+    assert "ExecReload=/bin/kill -HUP $MAINPID\n" in rig.plan().unit_text
+    assert rig.ensure(rig.plan(program_changed=True))
+    assert rig.machine.did("reload", UNIT) == 1
+    assert rig.machine.did("stop", UNIT) == 0
+    assert not mounter.pending(rig.plan())
+
+
+def test_a_program_that_was_too_busy_to_be_exchanged_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mounter, "_RELOAD_S", 0.0)
+    rig.ensure(rig.plan())
+    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
+    rig.shown = '{"Version": "1.3.1+2025-12-02.abc"}'
+    rig.version = (1, 3, 2)
+    rig.ensure(rig.plan(program_changed=True))
+    assert mounter.pending(rig.plan())
+
+
+def test_the_program_of_before_is_never_asked_for_what_it_cannot(rig: Rig):
+    rig.version = (1, 1, 0)
+    rig.ensure(rig.plan())
+    rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
+    rig.version = (1, 3, 1)  # a SIGHUP would end the old one
+    rig.ensure(rig.plan(program_changed=True))
+    assert rig.machine.did("reload", UNIT) == 0
+    assert mounter.pending(rig.plan())
+
+
 def test_a_reboot_applies_what_waited(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     rig.ensure(rig.plan())
     rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
-    rig.ensure(rig.plan(cache_mib=100))
-    assert mounter.pending(rig.plan(cache_mib=100))
+    rig.ensure(rig.plan(cache="100"))
+    assert mounter.pending(rig.plan(cache="100"))
     monkeypatch.setattr(mounter, "_boot", lambda: "another boot")
-    assert not mounter.pending(rig.plan(cache_mib=100))
+    assert not mounter.pending(rig.plan(cache="100"))
 
 
 def test_another_volume_takes_the_place_of_the_first_once_nobody_uses_it(rig: Rig):
@@ -318,7 +370,7 @@ def test_an_nfs_mount_is_hard_and_honours_no_device(rig: Rig):
 
 
 def test_an_export_that_systemd_cannot_mount(rig: Rig):
-    with pytest.raises(mounter.MounterError, match=r"^the NFS export has a space in its name"):
+    with pytest.raises(mounter.MounterError, match=r"^what NFS should mount has a space in its name"):
         nfs_mount.plan(mounter.Wish("client", rig.mountpoint), fs.Nfs(host="h", path="/a b"))
 
 
@@ -353,7 +405,7 @@ def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
     with pytest.raises(juicefs.UnreachableError, match=r"^127\.0\.0\.1:\d+ does not answer \(connection refused\)$"):
         rig.ensure(rig.plan())
     assert time.monotonic() - begin < 10
-    assert rig.machine.active == rig.machine.enabled == {UNIT}
+    assert rig.machine.active == rig.machine.enabled == {UNIT, TIMER}
 
 
 def test_a_hung_mount_is_not_taken_away(rig: Rig):
@@ -396,10 +448,10 @@ def test_two_applications_give_two_mounts_and_one_can_go(rig: Rig):
     rig.ensure(rig.plan())
     second = str(rig.root / "second")
     rig.ensure(rig.plan(app="other", mountpoint=second), unit="other/0")
-    assert rig.machine.active == {UNIT, "juicefs-other.service"}
+    assert rig.machine.active == {UNIT, TIMER, "juicefs-other.service", "mount-keeper-other.timer"}
     mounter.remove("client", unit="client/0")
     assert [mount.mountpoint for mount in rig.mounts.table] == [second]
-    assert rig.machine.active == {"juicefs-other.service"}
+    assert rig.machine.active == {"juicefs-other.service", "mount-keeper-other.timer"}
 
 
 def test_removal_leaves_nothing(rig: Rig):
@@ -443,7 +495,7 @@ def test_the_reason_is_the_programs_own_without_secrets(rig: Rig, monkeypatch: p
         seen.extend(secrets)
         return Completed(0, "", "")
 
-    monkeypatch.setattr(mounter, "run", run)
+    monkeypatch.setattr(mounter.systemd, "run", run)
     assert mounter.reason(plan) == "its journal says nothing"
     assert set(seen) == set(SECRET.values())
 

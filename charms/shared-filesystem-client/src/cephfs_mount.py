@@ -1,0 +1,84 @@
+"""Draws up the mount of a CephFS directory: one mount unit of systemd's, and a file with the key for root alone.
+
+mount.ceph(8) puts the key into the kernel's keyring: it is in no command line and not among the mount's options.
+Helpers before Ceph 17 know the older way to name a filesystem only; the newer one checks that it is the right cluster.
+"""
+
+import re
+import socket
+
+import kernel_mount
+import mount_tuning
+import mounter
+from slurm_ddp import apt
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import run
+
+PACKAGES = ("ceph-common",)
+_NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
+_MESSENGER_1, _MESSENGER_2 = 6789, 3300  # monitors' ports: the IANA ones of both protocols
+
+
+def plan(wish: mounter.Wish, volume: fs.Cephfs, key: str) -> mounter.Plan:
+    """Return the plan for a directory of a Ceph filesystem; the helper is installed already.
+
+    Raises:
+        mounter.MounterError: this machine cannot mount it, or its description has what the helper would misread.
+        mounter.NotYetError: a monitor's name cannot be resolved.
+    """
+    for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
+            raise mounter.MounterError(f"the Ceph {what} has other characters than letters, digits and ._- in it")
+    if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key):
+        raise mounter.MounterError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
+    kernel_mount.check(kernel_mount.CEPH)
+    monitors = _monitors(volume)
+    path = kernel_mount.below(volume.path, wish.subdirectory)
+    key_file = mounter.ETC / wish.app / "ceph.secret"
+    options = mount_tuning.merge(mount_tuning.CEPHFS, profile=wish.profile, given=wish.mount_options)
+    if all(port == _MESSENGER_2 for _, port in monitors):
+        options = {"ms_mode": "prefer-crc"} | options  # the kernel speaks the first protocol unless it is told
+    by_address = f"{','.join(fs.join_address(*one) for one in monitors)}:{path}"
+    if _version() >= _NAMED_DEVICE:
+        source = f"{volume.user}@{volume.fsid}.{volume.name}={path}"
+        mon_addr = "/".join(fs.join_address(*one) for one in monitors)
+        options = {"mon_addr": mon_addr, "secretfile": str(key_file)} | options
+    else:
+        source = by_address
+        options = {"name": volume.user, "mds_namespace": volume.name, "secretfile": str(key_file)} | options
+    return kernel_mount.plan(
+        wish,
+        kind=kernel_mount.CEPH,
+        source=source,
+        aliases=(by_address,),
+        options=options,
+        servers=(monitors,),
+        files=(mounter.File(key_file, f"{key}\n", 0o600),),
+        secrets=(key,),
+    )
+
+
+def ensure_helper() -> None:
+    """Install mount.ceph. Raises `CommandError`."""
+    apt.ensure_packages(PACKAGES)
+
+
+def _monitors(volume: fs.Cephfs) -> tuple[tuple[str, int], ...]:
+    """Return the monitors' addresses: those of the newer protocol, if it is said where any listens."""
+    found: list[tuple[str, int]] = []
+    for text in volume.hosts:
+        host, port = fs.split_address(text)
+        try:
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as e:
+            raise mounter.NotYetError(f"the Ceph monitor {host} has no address ({e.strerror or e})") from e
+        # One of several, and always the same: another order would look like a change
+        found.append((min(str(answer[4][0]) for answer in answers), port or _MESSENGER_1))
+    newer = [one for one in found if one[1] == _MESSENGER_2]
+    return tuple(newer or found)
+
+
+def _version() -> tuple[int, int]:
+    said = run("/usr/bin/dpkg-query", "-W", "-f", "${Version}", PACKAGES[0], check=False).stdout
+    match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -1,0 +1,147 @@
+"""From what a provider offers to a plan, and from a look at the mount to a verdict."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import pathlib
+import time
+
+import cephfs_mount
+import juicefs_mount
+import kernel_mount
+import lustre_client
+import lustre_mount
+import mount_settings
+import mount_tuning
+import mounter
+import nfs_mount
+from mount_settings import Level, TroubleError, Verdict
+from slurm_ddp import juicefs, mounts
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import CommandError
+
+
+class SecretsError(Exception):
+    """The provider's secret cannot be read (yet)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What there is to mount."""
+
+    provider: str
+    uri: str | None
+    read_secret: collections.abc.Callable[[str], dict[str, str]]  # raises SecretsError
+    fetch_program: collections.abc.Callable[[], pathlib.Path | None]
+
+
+def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> tuple[mounter.Plan, str]:
+    """Return the plan, and the version of the program that mounts where it is ours.
+
+    Raises:
+        TroubleError: what is offered cannot be mounted (yet).
+        juicefs.JuicefsError, mounter.MounterError, mounter.NotYetError, CommandError: see the modules of each kind.
+    """
+    if not offer.uri:
+        raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to offer a filesystem")
+    try:
+        filesystem = fs.parse(offer.uri)
+    except fs.UriError as e:
+        raise TroubleError(Level.BLOCKED, f"{offer.provider} offers what cannot be mounted: {e}") from e
+    match filesystem:
+        case fs.Juicefs():
+            secret = _juicefs_secret(offer, filesystem)
+            program = juicefs_mount.program_path(wish.app)
+            changed = juicefs.ensure_program(program, offer.fetch_program())
+            port = mounter.metrics_port(wish.app, config.metrics_port)
+            tuning = dataclasses.replace(config.tuning, metrics_port=port)
+            plan = juicefs_mount.plan(wish, filesystem, secret, tuning, program_changed=changed)
+            return plan, plan.version
+        case fs.Nfs():
+            return nfs_mount.plan(wish, filesystem), ""
+        case fs.Cephfs():
+            cephfs_mount.ensure_helper()
+            return cephfs_mount.plan(wish, filesystem, _ceph_key(offer, filesystem)), ""
+        case fs.Lustre():
+            return lustre_mount.plan(wish, filesystem, config.lustre), ""
+
+
+def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
+    """Return what a look at the mount means."""
+    waits = mounter.pending(plan)
+    seen = mounter.health(plan.wish.app)
+    match look.state:
+        case mounts.State.RIGHT:
+            text = f"{plan.source} is mounted at {plan.wish.mountpoint}"
+            text += "; restart pending: a change waits until nobody uses it" if waits else ""
+            return Verdict(Level.ACTIVE, text)
+        case mounts.State.WRONG if waits:
+            return Verdict(Level.MAINTENANCE, f"{look.detail}; the change waits until nobody uses it")
+        case mounts.State.WRONG:
+            return Verdict(Level.BLOCKED, f"{look.detail}: unmount it, or choose another mountpoint")
+        case mounts.State.ABSENT:
+            return Verdict(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
+        case mounts.State.FAILED:
+            return Verdict(Level.BLOCKED, look.detail)
+        case mounts.State.HUNG:
+            return Verdict(Level.WAITING, f"{look.detail}{_since(seen.hung)}")
+        case mounts.State.STALE | mounts.State.STACKED:
+            return Verdict(Level.MAINTENANCE, f"{look.detail}; mounting it anew")
+
+
+def remove(app: str, *, unit: str) -> str:
+    """Take away the mount and all that came with it; return what had to stay, as one line."""
+    kept = mounter.remove(app, unit=unit)
+    if kernel_mount.LUSTRE.fstype not in mounter.fstypes():
+        lustre_client.remove()
+    return kept
+
+
+@contextlib.contextmanager
+def explained(app: str) -> collections.abc.Generator[None]:
+    """Turn what fails inside into the verdict that says so: Waiting for what may mend itself, else Blocked.
+
+    Raises:
+        TroubleError: instead of what was raised.
+    """
+    try:
+        yield
+    except juicefs.UnreachableError as e:
+        since = _since(mounter.health(app).down_since)
+        raise TroubleError(Level.WAITING, f"{e}{since}; the mount waits for it") from e
+    except mounter.NotYetError as e:
+        raise TroubleError(Level.WAITING, str(e)) from e
+    except juicefs.JuicefsError as e:
+        raise TroubleError(Level.BLOCKED, juicefs.advice(e, app)) from e
+    except (mounter.MounterError, mount_tuning.OptionError, CommandError) as e:
+        raise TroubleError(Level.BLOCKED, str(e)) from e
+
+
+def _juicefs_secret(offer: Offer, volume: fs.Juicefs) -> fs.JuicefsSecret:
+    if volume.secret_id is None:
+        return fs.JuicefsSecret()
+    content = _read(offer, volume.secret_id)
+    try:
+        return fs.JuicefsSecret.from_content(content)
+    except ValueError as e:
+        raise TroubleError(Level.BLOCKED, f"{offer.provider} offers unusable credentials: {e}") from e
+
+
+def _ceph_key(offer: Offer, volume: fs.Cephfs) -> str:
+    if volume.key is not None:
+        return volume.key
+    content = _read(offer, volume.secret_id or "")
+    if not content.get("key"):
+        raise TroubleError(Level.BLOCKED, f"{offer.provider} offers a secret without the key of Ceph's user")
+    return content["key"]
+
+
+def _read(offer: Offer, identifier: str) -> dict[str, str]:
+    try:
+        return offer.read_secret(identifier)
+    except SecretsError as e:  # not granted (yet), or removed
+        raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to grant its credentials") from e
+
+
+def _since(moment: float) -> str:
+    return f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(moment))} UTC" if moment else ""

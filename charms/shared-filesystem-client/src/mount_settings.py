@@ -1,0 +1,149 @@
+"""What a person and the charm beside ask for, as a wish that makes sense."""
+
+import collections.abc
+import dataclasses
+
+import pydantic
+
+import juicefs_mount
+import lustre_client
+import mount_tuning
+import mounter
+from slurm_ddp.interfaces import mount_info
+
+Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
+
+
+class Level:
+    """What a status means: it works, we are at it, something else has to come first, a person must act."""
+
+    ACTIVE, MAINTENANCE, WAITING, BLOCKED = "active", "maintenance", "waiting", "blocked"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One line for the unit's status."""
+
+    level: str
+    text: str
+
+
+class TroubleError(Exception):
+    """There is no mount, or none that is right; `verdict` says why."""
+
+    def __init__(self, level: str, text: str) -> None:
+        super().__init__(text)
+        self.verdict = Verdict(level, text)
+
+
+class Config(pydantic.BaseModel, frozen=True):
+    """The options."""
+
+    mountpoint: str = ""
+    subdirectory: str = ""
+    read_only: bool
+    noexec: bool
+    profile: str = "none"
+    mount_options: str = ""
+    drain_on_failure: bool = False
+    cache_size: str = "auto"
+    cache_directories: str = ""
+    buffer_size: int = 0
+    metrics_port: int = 0
+    juicefs_writeback: bool = False
+    lustre_repository: str = ""
+    lustre_packages: str = ""
+    lustre_key: str = ""
+    lustre_checksum: str = ""
+    lnet_networks: str = ""
+
+    @property
+    def tuning(self) -> juicefs_mount.Tuning:
+        """Return what is chosen about a JuiceFS client."""
+        return juicefs_mount.Tuning(
+            cache=self.cache_size.strip(),
+            directories=tuple(folder.rstrip("/") for folder in self.cache_directories.split()),
+            buffer_mib=self.buffer_size,
+            metrics_port=self.metrics_port,
+            writeback=self.juicefs_writeback,
+        )
+
+    @property
+    def lustre(self) -> lustre_client.Settings:
+        """Return what is chosen about a Lustre client."""
+        return lustre_client.Settings(
+            repository=self.lustre_repository.strip(),
+            packages=self.lustre_packages,
+            key=self.lustre_key.strip(),
+            checksum=self.lustre_checksum.strip().lower(),
+            networks=self.lnet_networks.strip(),
+        )
+
+
+def wish(app: str, config: Config, requests: Requests) -> mounter.Wish:
+    """Return where and how to mount: as the charm behind `mount` asks, else as the options say.
+
+    Args:
+        app: the application's name.
+        config: the options.
+        requests: of each charm that may ask for a mount, its name and application databag.
+
+    Raises:
+        TroubleError: something is missing, wrong or contradictory.
+    """
+    try:
+        _check(config)
+    except ValueError as e:
+        raise TroubleError(Level.BLOCKED, str(e)) from e
+    wanted = mounter.Wish(
+        app,
+        config.mountpoint,
+        read_only=config.read_only,
+        noexec=config.noexec,
+        subdirectory=config.subdirectory.strip("/"),
+        profile=config.profile,
+        mount_options=config.mount_options,
+        drain=config.drain_on_failure,
+    )
+    for name, databag in requests:
+        try:
+            request = mount_info.load(databag)
+        except ValueError as e:
+            raise TroubleError(Level.BLOCKED, f"{name} asks for a mount in words unknown here: {e}") from e
+        if request is None:
+            raise TroubleError(Level.WAITING, f"waiting for {name} to say where it needs a mount")
+        if wanted.mountpoint and wanted.mountpoint != request.mountpoint:
+            text = f"mountpoint: {wanted.mountpoint} is wanted, and {request.mountpoint} by {name}: reset the option"
+            raise TroubleError(Level.BLOCKED, text)
+        wanted = dataclasses.replace(
+            wanted,
+            mountpoint=request.mountpoint,
+            read_only=wanted.read_only or request.read_only,
+            noexec=wanted.noexec or request.noexec,
+        )
+    if not wanted.mountpoint:
+        text = f"mountpoint: say where to mount: juju config {app} mountpoint=/mnt/shared"
+        raise TroubleError(Level.BLOCKED, text)
+    try:
+        mounter.check_mountpoint(wanted.mountpoint)
+    except ValueError as e:
+        raise TroubleError(Level.BLOCKED, f"mountpoint: {e}") from e
+    return wanted
+
+
+def config_error(error: pydantic.ValidationError) -> TroubleError:
+    """Return what is wrong with the options, as a status."""
+    first = error.errors()[0]
+    return TroubleError(Level.BLOCKED, f"{str(first['loc'][0]).replace('_', '-')}: {first['msg'].lower()}")
+
+
+def _check(config: Config) -> None:
+    if config.profile not in mount_tuning.PROFILES:
+        raise ValueError(f"profile: {config.profile[:40]!r} is none of {', '.join(mount_tuning.PROFILES)}")
+    parts = config.subdirectory.strip("/").split("/")
+    if config.subdirectory and (
+        any(part in ("", ".", "..") for part in parts) or not config.subdirectory.isprintable()
+    ):
+        raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")
+    juicefs_mount.check(config.tuning)
+    lustre_client.check(config.lustre)

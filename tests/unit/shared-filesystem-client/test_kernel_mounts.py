@@ -1,0 +1,516 @@
+"""CephFS, Lustre and NFS: the generated files, the packages, and what is said of a machine that cannot."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import typing
+
+import lustre_indexes
+import pytest
+import strict_mount_lustre
+
+import cephfs_mount
+import kernel_mount
+import lustre_client
+import lustre_mount
+import mount_tuning
+import mounter
+import nfs_mount
+from machine import Machine
+from slurm_ddp import mounts
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import Completed
+
+KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
+FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
+KERNEL = "6.8.0-1015-aws"
+WISH = mounter.Wish("client", "/mnt/shared")
+
+
+def values(plan: mounter.Plan) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in plan.unit_text.splitlines() if "=" in line)
+
+
+def options(plan: mounter.Plan) -> dict[str, str]:
+    return {item.partition("=")[0]: item.partition("=")[2] for item in values(plan)["Options"].split(",")}
+
+
+class Rig:
+    """A machine with a kernel, packages and routes."""
+
+    def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.machine = Machine(secrets={KEY})
+        self.machine.take_over(monkeypatch, [kernel_mount, cephfs_mount, lustre_client], root / "units")
+        self.ceph_version = "19.2.1-0ubuntu0.24.04.2"
+        self.container = ""
+        self.loadable = {"nfsv4", "ceph"}
+        self.installed_kernels: set[str] = set()
+        self.index = ""
+        self.machine.answers |= {
+            "systemd-escape": lambda words, _: "mnt-shared.mount\n",
+            "systemd-detect-virt": lambda words, _: self.container or Completed(1, "none\n", ""),
+            "modprobe": self._modprobe,
+            "modinfo": lambda words, _: "" if words[1] in self.installed_kernels else Completed(1, "", "not found"),
+            "depmod": lambda words, _: "",
+            "dpkg-query": self._dpkg,
+            "apt-get": self._apt,
+            "apt-helper": lambda words, _: self.index,
+            "ip": self._route,
+            "lustre_rmmod": lambda words, _: "",
+        }
+        for name, path in {
+            "SOURCES": root / "sources",
+            "KEYRINGS": root / "keyrings",
+            "MODPROBE": root / "modprobe.conf",
+            "MODULES": root / "modules",
+            "LNET": root / "lnet",
+            "OS_RELEASE": root / "os-release",
+            "FSTAB": root / "fstab",
+            "ESC_CLIENT": root / "esc-client",
+            "FILESYSTEMS": root / "proc/filesystems",
+        }.items():
+            monkeypatch.setattr(lustre_client, name, path)
+        monkeypatch.setattr(kernel_mount, "PROC", root / "proc")
+        (root / "proc/self").mkdir(parents=True)
+        self.set_uid_map("0 0 4294967295")
+        self.set_filesystems("nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tceph")
+        (root / "os-release").write_text('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n')
+        self.fetched: list[str] = []
+        self.content = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
+        monkeypatch.setattr(lustre_client, "_fetch", self._fetch)
+        self.installs: list[tuple[str, ...]] = []
+        monkeypatch.setattr(mounts, "table", list)
+
+    def set_filesystems(self, *lines: str) -> None:
+        (self.root / "proc/filesystems").write_text("\n".join(lines) + "\n")
+
+    def set_uid_map(self, text: str) -> None:
+        (self.root / "proc/self/uid_map").write_text(f"         {text}\n")
+
+    def _modprobe(self, words: tuple[str, ...], _: str | None) -> Completed:
+        known = words[0] in self.loadable
+        return Completed(0 if known else 1, "", "" if known else f"modprobe: FATAL: Module {words[0]} not found.")
+
+    def _dpkg(self, words: tuple[str, ...], _: str | None) -> str:
+        return self.ceph_version if "${Version}" in words else "installed"
+
+    def _apt(self, words: tuple[str, ...], _: str | None) -> str:
+        if "install" in words:
+            packages = words[words.index("install") + 1 :]
+            self.installs.append(packages)
+            self.installed_kernels.add(KERNEL)
+            return ""
+        if "indextargets" in words:
+            return "/var/lib/apt/lists/x_Packages\n"
+        assert words[-1] == "update"
+        assert f"Dir::Etc::sourcelist={self.root / 'sources/slurm-ddp-lustre.list'}" in words
+        return ""
+
+    def _route(self, words: tuple[str, ...], _: str | None) -> str:
+        device = {"10.0.0": "eth0", "10.1.0": "ib0", "10.2.0": "eth1"}[words[-1].rpartition(".")[0]]
+        return json.dumps([{"dst": words[-1], "dev": device}])
+
+    def _fetch(self, url: str, most: int) -> bytes:
+        self.fetched.append(url)
+        return self.content
+
+    def line(self) -> str:
+        return (self.root / "sources/slurm-ddp-lustre.list").read_text().splitlines()[-1]
+
+
+@pytest.fixture
+def bare(rig: "Rig") -> "Rig":
+    """Return a machine whose kernel has no Lustre."""
+    rig.set_filesystems("nodev\tsysfs", "\text4")
+    return rig
+
+
+@pytest.fixture
+def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(tmp_path, monkeypatch)
+
+
+def ceph(**changes: typing.Any) -> fs.Cephfs:
+    fields: dict[str, typing.Any] = {
+        "hosts": ("10.0.0.1:6789", "10.0.0.2:6789"),
+        "user": "fs-client",
+        "fsid": FSID,
+        "name": "cephfs",
+        "path": "/",
+        "key": KEY,
+    }
+    return fs.Cephfs(**(fields | changes))
+
+
+def test_cephfs_by_the_newer_name(rig: Rig):
+    plan = cephfs_mount.plan(WISH, ceph(), KEY)
+    unit = values(plan)
+    assert unit["What"] == plan.source == f"fs-client@{FSID}.cephfs=/"
+    assert (unit["Where"], unit["Type"]) == ("/mnt/shared", "ceph")
+    assert plan.aliases == ("10.0.0.1:6789,10.0.0.2:6789:/",)  # an older kernel shows it so
+    assert options(plan) == {
+        "mon_addr": "10.0.0.1:6789/10.0.0.2:6789",
+        "secretfile": str(mounter.ETC / "client/ceph.secret"),
+        "recover_session": "clean",
+        "noatime": "",
+        "nosuid": "",
+        "nodev": "",
+        "rw": "",
+    }
+    assert plan.servers == ((("10.0.0.1", 6789), ("10.0.0.2", 6789)),)
+
+
+def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
+    rig.ceph_version = "16.2.15+ds-0+deb12u2"
+    plan = cephfs_mount.plan(WISH, ceph(path="/team"), KEY)
+    assert plan.source == "10.0.0.1:6789,10.0.0.2:6789:/team"
+    assert plan.aliases == ()
+    found = options(plan)
+    assert (found["name"], found["mds_namespace"]) == ("fs-client", "cephfs")
+    assert "mon_addr" not in found
+
+
+def test_the_ceph_key_is_in_one_file_and_nowhere_else(rig: Rig):
+    plan = cephfs_mount.plan(WISH, ceph(), KEY)
+    (file,) = plan.files
+    assert (file.text, file.mode) == (f"{KEY}\n", 0o600)
+    assert KEY not in plan.unit_text
+    assert KEY not in repr(plan)
+    assert plan.secrets == (KEY,)
+
+
+def test_monitors_of_the_newer_protocol_are_preferred_and_told_so(rig: Rig):
+    plan = cephfs_mount.plan(WISH, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
+    assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"
+    assert options(plan)["ms_mode"] == "prefer-crc"
+    wish = dataclasses.replace(WISH, mount_options="ms_mode=secure", read_only=True, noexec=True, subdirectory="a/b")
+    plan = cephfs_mount.plan(wish, ceph(hosts=("10.0.0.1:3300",), path="/team"), KEY)
+    assert options(plan)["ms_mode"] == "secure"
+    assert {"ro", "noexec"} <= set(options(plan))
+    assert plan.source.endswith("=/team/a/b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "message"),
+    [
+        ({"user": "a,b"}, KEY, "the Ceph user has other characters than letters, digits and ._- in it"),
+        ({"name": "x=y"}, KEY, "the Ceph filesystem has other characters than letters, digits and ._- in it"),
+        ({}, "top,Secret", "the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints"),
+        ({"path": "/a b"}, KEY, "what CephFS should mount has a space in its name, which systemd cannot mount"),
+    ],
+)
+def test_what_the_ceph_helper_would_misread(rig: Rig, changes: dict[str, str], key: str, message: str):
+    with pytest.raises(mounter.MounterError) as caught:
+        cephfs_mount.plan(WISH, ceph(**changes), key)
+    assert str(caught.value) == message
+
+
+def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
+    with pytest.raises(mounter.NotYetError, match=r"^the Ceph monitor nowhere\.invalid has no address"):
+        cephfs_mount.plan(WISH, ceph(hosts=("nowhere.invalid",)), KEY)
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        (("10.0.0.1@tcp",), "10.0.0.1@tcp:/exafs"),
+        (("10.0.0.1@tcp0", "10.0.0.2@tcp0"), "10.0.0.1@tcp:10.0.0.2@tcp:/exafs"),
+        (("10.0.0.1",), "10.0.0.1@tcp:/exafs"),
+        (
+            ("10.0.0.1@tcp", "10.1.0.1@o2ib", "10.0.0.2@tcp", "10.1.0.2@o2ib"),
+            "10.0.0.1@tcp,10.1.0.1@o2ib:10.0.0.2@tcp,10.1.0.2@o2ib:/exafs",
+        ),
+        (("10.1.0.1@o2ib", "10.1.0.2@o2ib", "10.1.0.3@o2ib"), "10.1.0.1@o2ib:10.1.0.2@o2ib:10.1.0.3@o2ib:/exafs"),
+    ],
+)
+def test_servers_that_take_over_and_those_with_two_networks_are_told_apart(
+    rig: Rig, given: tuple[str, ...], source: str
+):
+    plan = lustre_mount.plan(WISH, fs.Lustre(nids=given, fs_name="exafs"), lustre_client.Settings())
+    assert plan.source == values(plan)["What"] == source
+    code, said = strict_mount_lustre.run(
+        [source, "/mnt/shared", "-o", values(plan)["Options"]], strict_mount_lustre.Site()
+    )
+    assert (code, said) == ((0, "") if "@tcp" in source else (5, said))
+
+
+@pytest.mark.parametrize("profile", mount_tuning.PROFILES)
+def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
+    wish = dataclasses.replace(WISH, profile=profile, noexec=True, subdirectory="/team/a", mount_options="retry=3")
+    plan = lustre_mount.plan(wish, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"), lustre_client.Settings())
+    found = options(plan)
+    assert {"flock", "nosuid", "nodev", "noexec", "rw"} <= set(found)
+    assert plan.source == "10.0.0.1@tcp:/exafs/team/a"
+    assert plan.servers == ((("10.0.0.1", 988),),)
+    site = strict_mount_lustre.Site()
+    argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
+    assert strict_mount_lustre.run(argv, site) == (0, "")
+    assert strict_mount_lustre.run([*argv[:3], argv[3] + ",colour"], site)[0] == 22  # it is strict
+
+
+def test_servers_on_infiniband_alone_cannot_be_asked_over_tcp(rig: Rig):
+    plan = lustre_mount.plan(WISH, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"), lustre_client.Settings())
+    assert plan.servers == ()
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1@token", "@tcp", "a b@tcp", "fe80::1@tcp"])
+def test_what_is_no_identifier_of_a_server(rig: Rig, text: str):
+    with pytest.raises(mounter.MounterError, match=r"^a Lustre server's identifier is ADDRESS@NETWORK"):
+        lustre_client.nids([text])
+
+
+@pytest.mark.parametrize(
+    ("preset", "kernel", "packages"),
+    [
+        ("aws", "6.8.0-1015-aws", ("lustre-client-modules-6.8.0-1015-aws",)),
+        ("gcp", "6.8.0-1021-gcp", ("lustre-client-modules-6.8.0-1021-gcp", "lustre-client-utils")),
+        ("azure", "6.8.0-1021-azure", ("amlfs-lustre-client-2.16.1-14-gbc76088=6.8.0-1021-azure",)),
+        ("azure", "6.8.0-1029-azure", ("amlfs-lustre-client-2.15.7-33-g79ddf99=6.8.0-1029-azure",)),
+        ("whamcloud", "6.8.0-60-generic", ("lustre-client-modules-6.8.0-60-generic", "lustre-client-utils")),
+        (
+            "whamcloud",
+            "6.8.0-71-generic",
+            ("lustre-client-modules-dkms", "lustre-client-utils", "linux-headers-6.8.0-71-generic"),
+        ),
+    ],
+)
+def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: tuple[str, ...]):
+    index = lustre_client.parse_index(lustre_indexes.ALL[preset])
+    assert lustre_client.resolve(lustre_client.PRESETS[preset], index, kernel) == packages
+
+
+@pytest.mark.parametrize(
+    ("preset", "kernel", "message"),
+    [
+        (
+            "aws",
+            "6.8.0-1021-aws",
+            "the repository has no Lustre client for kernel 6.8.0-1021-aws; it has one for 6.8.0-1015-aws: boot that "
+            "kernel",
+        ),
+        (
+            "aws",
+            "6.8.0-60-generic",
+            "the repository has no Lustre client for kernel 6.8.0-60-generic; its newest is for 6.14.0-1007-aws: boot "
+            "that kernel, or choose another repository",
+        ),
+        (
+            "azure",
+            "6.8.0-1030-azure",
+            "the repository has no Lustre client for kernel 6.8.0-1030-azure; it has one for 6.8.0-1029-azure: boot "
+            "that kernel",
+        ),
+    ],
+)
+def test_a_kernel_without_packages_is_said_with_one_that_has_them(preset: str, kernel: str, message: str):
+    index = lustre_client.parse_index(lustre_indexes.ALL[preset])
+    with pytest.raises(lustre_client.NoPackageError) as caught:
+        lustre_client.resolve(lustre_client.PRESETS[preset], index, kernel)
+    assert str(caught.value) == message
+
+
+def test_an_index_is_read_by_its_fields_alone():
+    names = [package.name for package in lustre_client.parse_index(lustre_indexes.AWS)]
+    assert len(names) == 5
+    assert "nothing" not in names
+    assert lustre_client.parse_index("") == []
+
+
+def test_a_client_that_is_there_is_left_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    rig.installed_kernels = {KERNEL}
+    lustre_client.ensure_installed(lustre_client.Settings(repository="aws"), "10.0.0.1", KERNEL)
+    assert not rig.installs
+    assert not rig.fetched
+
+
+def test_a_preset_installs_the_client(bare: Rig):
+    bare.index = lustre_indexes.AWS
+    lustre_client.ensure_installed(lustre_client.Settings(repository="aws"), "10.0.0.1", KERNEL)
+    assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws",)]
+    keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
+    assert bare.line() == (
+        f"deb [signed-by={keyring}] https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu noble main"
+    )
+    assert keyring.read_bytes() == bare.content
+    assert all(url.startswith("https://") for url in bare.fetched)
+
+
+@pytest.mark.parametrize("preset", sorted(lustre_client.PRESETS))
+def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, preset: str):
+    table = lustre_client.PRESETS[preset]
+    assert "https://" in table.line
+    assert ("signed-by={keyring}" in table.line and table.key_url.startswith("https://")) or table.note
+    lustre_client._ensure_source(table, "")  # pyright: ignore[reportPrivateUsage]
+    assert "{" not in rig.line()
+
+
+def test_a_repository_of_ones_own(bare: Rig):
+    settings = lustre_client.Settings(
+        repository="deb https://repo.example.com/lustre noble main",
+        packages="lustre-client-modules-{kernel} lustre-client-utils",
+        key="-----BEGIN PGP PUBLIC KEY BLOCK-----\nmine",
+    )
+    lustre_client.check(settings)
+    bare.index = lustre_indexes.AWS
+    lustre_client.ensure_installed(settings, "10.0.0.1", KERNEL)
+    assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws", "lustre-client-utils")]
+    keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
+    assert bare.line() == f"deb [signed-by={keyring}] https://repo.example.com/lustre noble main"
+    assert keyring.read_text() == settings.key
+    assert not bare.fetched
+
+
+def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mounter, "STATE", bare.root / "state")
+    bare.content = b"#!/bin/sh\n"
+    with pytest.raises(mounter.MounterError, match=r"^lustre-checksum: 10\.0\.0\.1 hands out .* SHA-256 [0-9a-f]{64}$"):
+        lustre_client.ensure_installed(lustre_client.Settings("exascaler", checksum="0" * 64), "10.0.0.1", KERNEL)
+    assert not (bare.root / "esc-client").exists()
+    checksum = hashlib.sha256(bare.content).hexdigest()
+    (bare.root / "fstab").write_text("mine\n")
+
+    def setup(words: tuple[str, ...], _: str | None) -> str:
+        if words[:2] == ("auto", "setup"):
+            (bare.root / "fstab").write_text("mine\n10.0.0.1@tcp:/none /x lustre\n")
+            bare.installed_kernels.add(KERNEL)
+        return ""
+
+    bare.machine.answers["esc-client"] = setup
+    written: dict[str, str] = {}
+    real = lustre_client.files.ensure_file
+
+    def ensure_file(path: pathlib.Path, content: str | bytes, **rest: typing.Any) -> bool:
+        if str(path).startswith("/etc/"):
+            written[str(path)] = str(content)
+            return True
+        return real(path, content, **rest)
+
+    monkeypatch.setattr(lustre_client.files, "ensure_file", ensure_file)
+    lustre_client.ensure_installed(lustre_client.Settings("exascaler", checksum=checksum), "10.0.0.1", KERNEL)
+    assert (
+        json.loads(written["/etc/esc-client.conf"])["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
+    )
+    assert (bare.root / "fstab").read_text() == "mine\n"
+
+
+def test_without_a_client_and_without_a_repository_it_is_said_what_to_do(bare: Rig):
+    (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
+    (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
+    with pytest.raises(mounter.MounterError) as caught:
+        lustre_client.ensure_installed(lustre_client.Settings(), "10.0.0.1", KERNEL)
+    assert str(caught.value) == (
+        f"there is no Lustre client for kernel {KERNEL} here (only for 6.8.0-1012-aws): say where one comes from: "
+        "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repository": "amazon"}, "lustre-repository: 'amazon' is none of aws, gcp, azure, whamcloud, exascaler, nor"),
+        ({"repository": "deb https://x y z"}, "lustre-packages: say what your repository calls the client"),
+        ({"repository": "deb https://x y\ndeb http://evil z", "packages": "a"}, "lustre-repository: one line"),
+        ({"repository": "deb https://x y z", "packages": "-o=x"}, "lustre-packages: '-o=x' is no package's name"),
+        ({"repository": "deb https://x y z", "packages": "a-{codename}"}, "lustre-packages: 'a-{codename}' is no"),
+        ({"repository": "exascaler"}, "lustre-checksum: EXAScaler's servers hand out their client over HTTP"),
+        ({"networks": "tcp1(eth0"}, "lnet-networks: networks with their interfaces, like tcp1(eth0) or"),
+        ({"networks": 'tcp" accept=x'}, "lnet-networks: networks with their interfaces"),
+    ],
+)
+def test_options_about_lustre_that_make_no_sense(settings: dict[str, str], message: str):
+    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")):
+        lustre_client.check(lustre_client.Settings(**settings))
+
+
+@pytest.mark.parametrize("networks", ["tcp", "tcp1(eth0)", "o2ib(ib0),tcp(eth0)", "tcp1(eth0,eth1)", "kfi(hsn0)"])
+def test_networks_of_lnet(networks: str):
+    lustre_client.check(lustre_client.Settings(networks=networks))
+
+
+@pytest.mark.parametrize(
+    ("identifiers", "networks"),
+    [
+        (["10.0.0.1@tcp"], ""),
+        (["10.2.0.1@tcp1"], "tcp1(eth1)"),
+        (["10.0.0.1@tcp", "10.1.0.1@o2ib"], "tcp(eth0),o2ib(ib0)"),
+        (["10.1.0.1@o2ib1", "10.1.0.2@o2ib1"], "o2ib1(ib0)"),
+        (["mgs.example.com@tcp1"], ""),  # which way leads there is not known before its name is
+    ],
+)
+def test_the_interface_that_leads_to_the_servers(rig: Rig, identifiers: list[str], networks: str):
+    assert lustre_client.derive_networks(identifiers) == networks
+
+
+def test_what_was_set_up_for_lustre_can_be_taken_away(bare: Rig):
+    bare.index = lustre_indexes.AWS
+    lustre_client.ensure_installed(lustre_client.Settings(repository="aws"), "10.0.0.1", KERNEL)
+    lustre_client.ensure_networks(lustre_client.Settings(), ["10.2.0.1@tcp1"], mounted=False)
+    lustre_client.remove()
+    assert not [*bare.root.glob("sources/*"), *bare.root.glob("keyrings/*"), *bare.root.glob("modprobe*")]
+
+
+def test_lnet_is_told_its_networks_before_it_starts(rig: Rig):
+    lustre_client.ensure_networks(lustre_client.Settings(), ["10.2.0.1@tcp1"], mounted=False)
+    assert 'options lnet networks="tcp1(eth1)"\n' in (rig.root / "modprobe.conf").read_text()
+    assert not rig.machine.did("/usr/sbin/lustre_rmmod")
+
+
+def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(rig: Rig):
+    (rig.root / "lnet").write_text("tcp(eth0)\n")
+    settings = lustre_client.Settings(networks="tcp1(eth1)")
+    with pytest.raises(mounter.MounterError) as caught:
+        lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
+    assert str(caught.value) == ("LNet runs on tcp(eth0), and tcp1(eth1) is wanted: unmount all Lustre here, or reboot")
+    lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=False)
+    assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
+    (rig.root / "lnet").write_text("tcp1(eth1)\n")
+    lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
+    assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
+
+
+KINDS = [kernel_mount.NFS, kernel_mount.CEPH, kernel_mount.LUSTRE]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_an_unprivileged_container_is_told_so_and_what_would_do(rig: Rig, kind: kernel_mount.Kind):
+    rig.container = "lxc\n"
+    rig.set_uid_map("0 1000000 1000000000")
+    with pytest.raises(mounter.MounterError) as caught:
+        kernel_mount.check(kind)
+    assert str(caught.value) == (
+        f"{kind.name} cannot be mounted in an unprivileged container (lxc): deploy to a virtual machine (--constraints "
+        "virt-type=virtual-machine), or set security.privileged=true on the container"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_privileged_container_mounts_what_its_machine_has_loaded(rig: Rig, kind: kernel_mount.Kind):
+    rig.container = "lxc\n"
+    kernel_mount.check(kind)
+    rig.set_filesystems("nodev\tsysfs")
+    with pytest.raises(mounter.MounterError) as caught:
+        kernel_mount.check(kind)
+    assert str(caught.value) == (
+        f"this container's machine has not loaded {kind.name}, and a container cannot: run modprobe {kind.module} on "
+        "the machine below it"
+    )
+    assert not rig.machine.did("/usr/sbin/modprobe")
+
+
+def test_a_machine_loads_the_module_itself(rig: Rig):
+    rig.set_filesystems("nodev\tsysfs")
+    kernel_mount.check(kernel_mount.NFS)
+    assert rig.machine.did("/usr/sbin/modprobe", "nfsv4") == 1
+    rig.loadable.clear()
+    with pytest.raises(mounter.MounterError, match=r"^the kernel \S+ has no NFS \(module nfsv4\): modprobe exited 1"):
+        kernel_mount.check(kernel_mount.NFS)
+
+
+def test_nfs_over_rdma_is_not_asked_over_tcp(rig: Rig):
+    wish = dataclasses.replace(WISH, mount_options="proto=rdma,port=20049", subdirectory="team/a")
+    plan = nfs_mount.plan(wish, fs.Nfs(host="fe80::1", path="/srv"))
+    assert plan.servers == ()
+    assert plan.source == "[fe80::1]:/srv/team/a"
+    assert (options(plan)["proto"], options(plan)["port"]) == ("rdma", "20049")

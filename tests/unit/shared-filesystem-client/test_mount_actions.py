@@ -1,0 +1,222 @@
+import dataclasses
+import json
+import pathlib
+import typing
+
+import pytest
+import yaml
+from fake_mounter import CHARM_ROOT, Site, offer, volume
+from ops import testing
+
+import juicefs_mount
+import mount_actions
+import mount_keeper
+import mounter
+from machine import Machine
+from slurm_ddp import mounts
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import Completed
+
+HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
+
+
+class Bench:
+    """The charm with a mount that works, and the commands that actions run."""
+
+    def __init__(self, site: Site, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.site = site
+        self.machine = Machine(packages={"fuse3"})
+        self.machine.take_over(monkeypatch, [mount_actions], root / "units")
+        self.machine.active.add("juicefs-shared-filesystem-client.service")
+        self.paths = {"/mnt/shared/datasets", "/mnt/shared"}
+        self.links = {"/mnt/shared/away": "/etc"}
+        self.warmup_failed = False
+        self.fio: list[tuple[str, ...]] = []
+        self.users: list[list[tuple[int, str]]] = []
+        self.machine.answers |= {
+            "realpath": self._realpath,
+            "systemd-run": self._systemd_run,
+            "journalctl": lambda words, _: "warmup cache: 3 files\n",
+            "fio": self._fio,
+            "mkdir": lambda words, _: "",
+            "rm": lambda words, _: "",
+            "rmdir": lambda words, _: "",
+        }
+        (root / "state/shared-filesystem-client/tmp").mkdir(parents=True)
+        monkeypatch.setattr(mounter, "STATE", root / "state")
+        monkeypatch.setattr(mounter, "CACHE", root / "cache")
+        (root / "cache/shared-filesystem-client").mkdir(parents=True)
+        monkeypatch.setattr(mounts, "users", self._users)
+        monkeypatch.setattr(
+            mounts, "at", lambda path: [mounts.Mount(1, "0:1", path, "fuse.juicefs", "x", ("rw", "nosuid"))]
+        )
+        self.state = site.state(offer(volume()))
+        site.ctx.run(site.ctx.on.config_changed(), self.state)
+
+    def run(self, action: str, **params: typing.Any) -> dict[str, str]:
+        self.site.ctx.run(self.site.ctx.on.action(action, params=params), self.state)
+        return typing.cast("dict[str, str]", self.site.ctx.action_results or {})
+
+    def error(self, action: str, **params: typing.Any) -> str:
+        with pytest.raises(testing.ActionFailed) as caught:
+            self.run(action, **params)
+        return caught.value.message
+
+    def _users(self, mountpoint: str) -> list[tuple[int, str]]:
+        return self.users.pop(0) if self.users else []
+
+    def _realpath(self, words: tuple[str, ...], _: str | None) -> str | Completed:
+        path = self.links.get(words[-1], words[-1])
+        return f"{path}\n" if path in self.paths or path == "/etc" else Completed(1, "", "No such file or directory")
+
+    def _systemd_run(self, words: tuple[str, ...], _: str | None) -> str:
+        assert "--property=RuntimeMaxSec=3600" in words
+        assert words[-3:-1] == ("warmup", "--threads=50")
+        return ""
+
+    def _fio(self, words: tuple[str, ...], _: str | None) -> str:
+        self.fio.append(words)
+        side = {"bw_bytes": 100 << 20, "clat_ns": {"mean": 2_500_000.0}}
+        return "fio: a note\n" + json.dumps({"jobs": [{"read": side, "write": side}]})
+
+
+@pytest.fixture
+def bench(site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(site, tmp_path, monkeypatch)
+
+
+def test_status_tells_what_the_keeper_saw(bench: Bench):
+    bench.site.mounter.seen = mount_keeper.Health(
+        state="right",
+        since=1_800_000_000.0,
+        checked=1_800_000_010.0,
+        heals=2,
+        healed="restart: gone",
+        healed_at=1_799_999_000.0,
+    )
+    bench.users = [[(12, "python3"), (34, "bash")]]
+    results = bench.run("status")
+    assert results["state"] == "right"
+    assert results["since"] == "2027-01-15T08:00:00Z"
+    assert results["mended"] == "2 times; last restart: gone at 2027-01-15T07:43:20Z"
+    assert results["users"] == "python3 (12), bash (34)"
+    assert results["restart-pending"] == "false"
+    assert results["metrics"] == "http://127.0.0.1:9567/metrics"
+    assert results["version"] == "1.3.1"
+    assert "GiB free" in results["cache"]
+    bench.site.mounter.look = HUNG
+    assert bench.run("status")["detail"] == HUNG.detail
+
+
+def test_warmup_fetches_a_folder_of_the_mount(bench: Bench):
+    results = bench.run("warmup", path="datasets")
+    assert results["path"] == "/mnt/shared/datasets"
+    assert float(results["seconds"]) >= 0
+    assert bench.run("warmup", path="/mnt/shared/datasets/")["path"] == "/mnt/shared/datasets"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("../etc", "path: it must lie in /mnt/shared: give it relative to that, like datasets/owt"),
+        ("/etc", "path: it must lie in /mnt/shared: give it relative to that, like datasets/owt"),
+        ("/mnt/sharedother", "path: it must lie in /mnt/shared: give it relative to that, like datasets/owt"),
+        ("nothing", "path: /mnt/shared/nothing does not exist"),
+        ("away", "path: /mnt/shared/away leads out of /mnt/shared"),
+    ],
+)
+def test_warmup_stays_on_the_mount(bench: Bench, path: str, message: str):
+    assert bench.error("warmup", path=path) == message
+
+
+def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
+    bench.site.mounter.look = HUNG
+    assert bench.error("warmup", path="datasets") == HUNG.detail
+    bench.site.mounter.look = mounts.Result(mounts.State.RIGHT)
+    bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
+    assert bench.error("warmup", path="datasets").startswith("a warm-up runs already: ")
+
+
+def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kernel_mount.run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    bench.state = bench.site.state(offer(fs.Nfs(host="h", path="/v")))
+    assert bench.error("warmup", path="x") == (
+        "only a JuiceFS mount keeps copies on the local disk that could be fetched ahead"
+    )
+
+
+def test_remount_is_refused_while_somebody_uses_it(bench: Bench):
+    bench.users = [[(12, "python3")]]
+    assert bench.error("remount") == (
+        "/mnt/shared is in use by python3 (12): drain the node and wait (wait=SECONDS), or take it away from them with "
+        "force=true: what they have open then fails"
+    )
+    assert bench.site.mounter.remounts == 0
+
+
+def test_remount_waits_and_may_be_forced(bench: Bench):
+    bench.users = [[(12, "python3")], []]
+    assert bench.run("remount", wait=60)["state"] == "right"
+    assert any("in use by python3 (12)" in line for line in bench.site.ctx.action_logs)
+    bench.users = [[(12, "python3")]]
+    bench.run("remount", force=True)
+    assert bench.site.mounter.remounts == 2
+
+
+def test_a_remount_that_does_not_come_is_told(bench: Bench):
+    bench.site.mounter.look = HUNG
+    assert bench.error("remount") == f"{HUNG.detail}: the metadata engine refuses the user or password"
+
+
+def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
+    results = bench.run("benchmark", size=16)
+    assert "fio" in bench.machine.packages
+    assert results == {
+        "size-mib": "16",
+        **{
+            f"{place}-{test}-mib-s": "100.0"
+            for place in ("mount", "local")
+            for test in ("write", "read", "random-read")
+        },
+        "mount-random-read-ms": "2.50",
+        "local-random-read-ms": "2.50",
+    }
+    assert len(bench.fio) == 6
+    assert any("--end_fsync=1" in words for words in bench.fio)
+    removed = [call[-1] for call in bench.machine.calls if call[0].endswith("/rm")]
+    assert len(removed) == 2
+    assert removed[0].startswith("/mnt/shared/.mount-benchmark/")
+
+
+def test_benchmark_of_what_cannot_be_measured(bench: Bench):
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(mount_actions, "_free_mib", lambda path: 100)
+        assert bench.error("benchmark", size=64) == "size: the local disk has 100 MiB free: 50 at most"
+    bench.machine.answers["fio"] = lambda words, _: Completed(1, "", "fio: no space left")
+    assert bench.error("benchmark", size=16) == "mount: fio: fio exited 1: fio: no space left"
+    bench.site.mounter.look = HUNG
+    assert bench.error("benchmark", size=16) == HUNG.detail
+    bench.state = dataclasses.replace(bench.state, config={"mountpoint": "/mnt/shared", "read-only": True})
+    assert bench.error("benchmark") == "the mount is read-only: nothing can be written there"
+
+
+def test_an_action_without_a_mount_says_what_the_status_says(bench: Bench):
+    bench.state = bench.site.state()
+    assert bench.error("status").startswith("nothing to mount: juju integrate")
+
+
+def test_the_actions_are_those_that_are_declared():
+    declared = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())["actions"]
+    assert set(mount_actions.ACTIONS) == set(declared)
+    for name, (model, _) in mount_actions.ACTIONS.items():
+        assert set(model.model_fields) == set(declared[name].get("params", {})), name
+
+
+@pytest.mark.parametrize(("text", "mib"), [("0", 0), ("512", 512), ("200G", 204800), ("2T", 2097152), ("10GiB", None)])
+def test_sizes_of_the_cache(text: str, mib: int | None):
+    if mib is None:
+        with pytest.raises(ValueError, match=r"^cache-size: auto, or"):
+            juicefs_mount.check(juicefs_mount.Tuning(cache=text))
+    else:
+        juicefs_mount.check(juicefs_mount.Tuning(cache=text))
+        assert juicefs_mount._cache_mib(juicefs_mount.Tuning(cache=text), ()) == mib  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,382 @@
+"""The keeper on a machine whose mounts are pretended. What it does to real ones is seen in tests/storage."""
+
+import dataclasses
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+import typing
+
+import pytest
+from machine_mounts import MachineMounts
+
+import mount_keeper
+from mount_keeper import Remedy
+from slurm_ddp import mounts
+
+MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
+State = mounts.State
+
+
+class Rig:
+    """A node with a mount, systemd and Slurm."""
+
+    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.mounts = MachineMounts()
+        self.mounts.install_in(mounts, monkeypatch)
+        monkeypatch.setattr(mounts, "detach", self._detach)
+        monkeypatch.setattr(mount_keeper, "_run", self._run)
+        monkeypatch.setattr(mount_keeper, "TEXTFILES", folder / "textfiles")
+        monkeypatch.setattr(mount_keeper, "FUSE", folder / "fuse")
+        monkeypatch.setattr(mount_keeper, "unreachable", lambda servers: self.down)
+        monkeypatch.setattr(time, "time", lambda: self.now)
+        self.now = 1_800_000_000.0
+        self.down = ""
+        self.comes_back = True
+        self.unit_state = "active"
+        self.started_us = 100
+        self.node = "State=IDLE Reason="
+        self.calls: list[tuple[str, ...]] = []
+        self.slurm_error = False
+        self.watch = mount_keeper.Watch(
+            app="client",
+            mountpoint=MP,
+            unit=UNIT,
+            fstypes=("fuse.juicefs",),
+            wanted=(SOURCE,),
+            known=("JuiceFS:old",),
+            writable=True,
+            servers=((("10.0.0.5", 6379),),),
+            node="node-1",
+            drain=True,
+        )
+        self.mount()
+
+    def mount(self, source: str = SOURCE, **options: typing.Any) -> None:
+        self.mounts.add(MP, source, "fuse.juicefs", **options)
+
+    def tick(self, passes: int = 1, seconds: float = 10.0) -> mount_keeper.Health:
+        """Let the timer fire."""
+        health = mount_keeper.Health.load(self.folder)
+        for _ in range(passes):
+            self.now += seconds
+            health = mount_keeper.keep(self.watch, mount_keeper.Health.load(self.folder), self.folder)
+        return health
+
+    def did(self, *words: str) -> int:
+        return sum(call[1 : 1 + len(words)] == words for call in self.calls)
+
+    def _detach(self, mountpoint: str) -> None:
+        for index in reversed(range(len(self.mounts.table))):
+            if self.mounts.table[index].mountpoint == mountpoint:
+                del self.mounts.table[index]
+                break
+        if not self.mounts.at(mountpoint) or len(self.mounts.at(mountpoint)) == 1:
+            self.mounts.looks.pop(mountpoint, None)
+
+    def _run(self, *argv: str, timeout: float, check: bool = True) -> str:
+        assert 0 < timeout <= 30
+        self.calls.append(argv)
+        if argv[0] == mount_keeper.SYSTEMCTL:
+            return self._systemctl(*argv[1:])
+        assert argv[0] == mount_keeper.SCONTROL
+        if self.slurm_error:
+            raise mount_keeper.CommandError("scontrol does not answer within 6 s")
+        if argv[1] == "show":
+            return f"NodeName=node-1 {self.node}\n"
+        settings = dict(word.split("=", 1) for word in argv[2:])
+        assert settings["nodename"] == "node-1"
+        if settings["state"] == "drain":
+            self.node = f"State=IDLE+DRAIN Reason={settings['reason']} [root@2026-11-20T10:00:00]"
+        else:
+            self.node = "State=IDLE Reason="
+        return ""
+
+    def _systemctl(self, verb: str, *words: str) -> str:
+        match verb:
+            case "is-active":
+                return self.unit_state + "\n"
+            case "show":
+                return f"{self.started_us}\n"
+            case "restart" | "start":
+                assert "--no-block" in words
+                assert not self.mounts.at(MP)
+                if self.comes_back:
+                    self.mount()
+                    self.started_us = 10_000
+                return ""
+            case "kill" | "reset-failed":
+                return ""
+            case _:
+                raise AssertionError(verb)
+
+
+@pytest.fixture
+def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "remedy"),
+    [
+        (State.RIGHT, {}, Remedy.NOTHING),
+        (State.RIGHT, {"pending": True}, Remedy.RESTART),
+        (State.RIGHT, {"pending": True, "in_use": True}, Remedy.NOTHING),
+        (State.ABSENT, {}, Remedy.START),
+        (State.ABSENT, {"servers_answer": False}, Remedy.NOTHING),
+        (State.STALE, {}, Remedy.RESTART),
+        (State.STALE, {"in_use": True}, Remedy.RESTART),
+        (State.STALE, {"ours": False}, Remedy.NOTHING),
+        (State.STACKED, {}, Remedy.RESTART),
+        (State.STACKED, {"in_use": True}, Remedy.PEEL),
+        (State.STACKED, {"ours": False}, Remedy.NOTHING),
+        (State.WRONG, {}, Remedy.RESTART),
+        (State.WRONG, {"in_use": True}, Remedy.NOTHING),
+        (State.WRONG, {"ours": False}, Remedy.NOTHING),
+        (State.FAILED, {}, Remedy.NOTHING),
+        (State.HUNG, {"hung_s": 5.0, "fuse": True}, Remedy.NOTHING),
+        (State.HUNG, {"hung_s": 25.0, "fuse": True}, Remedy.ABORT),
+        (State.HUNG, {"hung_s": 25.0, "fuse": True, "in_use": True}, Remedy.ABORT),
+        (State.HUNG, {"hung_s": 900.0, "fuse": True, "servers_answer": False}, Remedy.NOTHING),
+        (State.HUNG, {"hung_s": 25.0}, Remedy.NOTHING),
+        (State.HUNG, {"hung_s": 70.0}, Remedy.RESTART),
+        (State.HUNG, {"hung_s": 70.0, "in_use": True}, Remedy.NOTHING),
+        (State.HUNG, {"hung_s": 900.0, "servers_answer": False}, Remedy.NOTHING),
+    ],
+)
+def test_what_mends_a_mount(state: State, facts: dict[str, typing.Any], remedy: Remedy):
+    usual: dict[str, typing.Any] = {
+        "ours": True,
+        "in_use": False,
+        "pending": False,
+        "fuse": False,
+        "hung_s": 0.0,
+        "servers_answer": True,
+    }
+    assert mount_keeper.remedy(state, **(usual | facts)) is remedy
+
+
+def test_a_mount_that_works_is_left_alone_and_seldom_written_to(rig: Rig):
+    health = rig.tick(12)
+    assert (health.state, health.detail, health.heals, health.passes) == ("right", "", 0, 12)
+    assert health.since == 1_800_000_010.0
+    assert not any(call[0] == mount_keeper.SCONTROL or call[1] != "show" for call in rig.calls)
+    written = [probe["writable"] for probe in rig.mounts.probes]
+    assert written.count(True) == 2
+    assert written[0] is True
+
+
+@pytest.mark.parametrize("state", [State.STALE, State.STACKED])
+def test_a_leftover_is_mounted_anew_in_the_same_pass(rig: Rig, state: State):
+    rig.tick()
+    if state is State.STACKED:
+        rig.mount()
+    else:
+        rig.mounts.looks[MP] = mounts.Result(state, "it does not open")
+    health = rig.tick()
+    assert health.state == "right"
+    assert health.heals == 1
+    assert health.healed.startswith("restart: ")
+    assert [mount.source for mount in rig.mounts.table] == [SOURCE]
+
+
+def test_of_stacked_mounts_in_use_the_first_stays(rig: Rig):
+    rig.mount()
+    rig.mounts.users_of[MP] = [(123, "python3")]
+    health = rig.tick()
+    assert (health.state, health.healed[:5]) == ("right", "peel:")
+    assert rig.did("restart") == 0
+
+
+def test_a_foreign_mount_is_nobodys_to_take_away(rig: Rig):
+    rig.mounts.table.clear()
+    rig.mounts.add(MP, "tmpfs", "tmpfs")
+    health = rig.tick(5)
+    assert (health.state, health.heals) == ("wrong", 0)
+    assert [mount.source for mount in rig.mounts.table] == ["tmpfs"]
+
+
+def test_the_mount_of_before_goes_when_nobody_uses_it(rig: Rig):
+    rig.mounts.table.clear()
+    rig.mount("JuiceFS:old")
+    rig.mounts.users_of[MP] = [(123, "python3")]
+    assert rig.tick(3).state == "wrong"
+    rig.mounts.users_of.clear()
+    assert rig.tick().state == "right"
+
+
+def test_a_change_is_applied_when_the_mount_is_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    boot = tmp_path / "boot"
+    boot.write_text("this\n")
+    monkeypatch.setattr(mount_keeper, "BOOT_ID", boot)
+    rig.watch = dataclasses.replace(rig.watch, changed_us=5_000, boot="this")
+    rig.mounts.users_of[MP] = [(123, "python3")]
+    assert rig.tick(3).heals == 0
+    rig.mounts.users_of.clear()
+    assert rig.tick().heals == 1
+    asked = rig.did("show")
+    assert rig.tick(5).heals == 1
+    assert rig.did("show") <= asked + 1  # what is settled is not asked again
+
+
+def test_a_service_that_systemd_is_about_to_start_is_left_to_it(rig: Rig):
+    rig.tick()
+    rig.mounts.table.clear()
+    rig.unit_state = "activating"
+    assert rig.tick(3).heals == 0
+
+
+def test_a_dead_server_is_waited_for_and_named_since_when(rig: Rig):
+    rig.tick()
+    rig.down = "10.0.0.5:6379 does not answer (connection refused)"
+    rig.mounts.looks[MP] = mounts.Result(State.HUNG, "no answer")
+    health = rig.tick(20)
+    assert (health.state, health.heals, health.down) == ("hung", 0, rig.down)
+    assert health.down_since == 1_800_000_020.0
+    assert health.hung == 1_800_000_020.0
+    rig.down = ""
+    rig.mounts.looks.clear()
+    health = rig.tick()
+    assert (health.state, health.down, health.down_since, health.hung) == ("right", "", 0.0, 0.0)
+
+
+def test_a_client_that_hangs_although_its_servers_answer_is_killed(rig: Rig):
+    rig.tick()
+    rig.mounts.looks[MP] = mounts.Result(State.HUNG, "no answer")
+    abort = rig.folder / "fuse" / "1" / "abort"  # the device of the pretended mounts is 0:1
+    abort.parent.mkdir(parents=True)
+    abort.write_text("")
+    assert rig.tick(2).heals == 0
+    health = rig.tick()
+    assert (health.state, health.heals) == ("right", 1)
+    assert abort.read_text() == "1"
+    assert rig.did("kill", "--signal=SIGKILL", UNIT) == 1
+
+
+def test_the_node_is_drained_after_half_a_minute_and_resumed_by_itself(rig: Rig):
+    rig.tick()
+    rig.down = "10.0.0.5:6379 does not answer (connection refused)"
+    rig.mounts.table.clear()
+    assert not rig.tick(3).drained
+    assert rig.tick().drained
+    assert rig.node.startswith("State=IDLE+DRAIN Reason=mount-keeper client: 10.0.0.5:6379 does not answer")
+    rig.tick(5)
+    assert sum(call[1:2] == ("update",) for call in rig.calls) == 1
+    rig.down, rig.mounts.table = "", []
+    assert rig.tick().drained  # it works since this moment: not a blink
+    assert not rig.tick().drained
+    assert rig.node == "State=IDLE Reason="
+
+
+@pytest.mark.parametrize("reason", ["disk is being replaced", "gpu-health: Xid 79", "mount-keeper other: broken"])
+def test_the_drains_of_others_are_left_alone(rig: Rig, reason: str):
+    rig.node = before = f"State=IDLE+DRAIN Reason={reason} [root@2026-11-20T10:00:00]"
+    rig.comes_back = False
+    rig.mounts.table.clear()
+    assert not rig.tick(8).drained
+    rig.comes_back = True
+    rig.tick(3)
+    assert rig.node == before
+
+
+def test_who_resumes_a_node_by_hand_is_not_overruled(rig: Rig):
+    rig.comes_back = False
+    rig.mounts.table.clear()
+    assert rig.tick(6).drained
+    rig.node = "State=IDLE Reason="
+    rig.tick(6)
+    assert rig.node == "State=IDLE Reason="
+
+
+def test_a_drain_of_ours_that_somebody_took_over_stays(rig: Rig):
+    rig.comes_back = False
+    rig.mounts.table.clear()
+    assert rig.tick(6).drained
+    rig.node = "State=IDLE+DRAIN Reason=we look into it [alice@2026-11-20T10:00:00]"
+    rig.comes_back = True
+    assert not rig.tick(4).drained
+    assert "we look into it" in rig.node
+
+
+@pytest.mark.parametrize("change", [{"drain": False}, {"node": ""}])
+def test_slurm_is_told_only_where_that_is_asked_for(rig: Rig, change: dict[str, typing.Any]):
+    rig.watch = dataclasses.replace(rig.watch, **change)
+    rig.comes_back = False
+    rig.mounts.table.clear()
+    assert not rig.tick(8).drained
+    assert not any(call[0] == mount_keeper.SCONTROL for call in rig.calls)
+
+
+def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixture[str]):
+    rig.slurm_error = True
+    rig.comes_back = False
+    rig.mounts.table.clear()
+    assert not rig.tick(8).drained
+    assert "Slurm cannot be told: scontrol does not answer within 6 s" in capsys.readouterr().err
+    rig.slurm_error = False
+    assert rig.tick().drained
+
+
+def test_prometheus_is_told(rig: Rig):
+    (rig.folder / "textfiles").mkdir()
+    rig.tick()
+    text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
+    assert 'shared_filesystem_mount_ok{app="client",mountpoint="/mnt/shared"} 1\n' in text
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "write: no space left on device")
+    rig.tick()
+    text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
+    assert 'shared_filesystem_mount_ok{app="client",mountpoint="/mnt/shared"} 0\n' in text
+
+
+def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig):
+    (rig.folder / mount_keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
+    with mount_keeper.turn(rig.folder) as mine:
+        assert mine
+        assert mount_keeper.main([str(rig.folder)]) == 0
+        assert not (rig.folder / mount_keeper.HEALTH).exists()
+    assert mount_keeper.main([str(rig.folder), "--json"]) == 0
+    assert mount_keeper.Health.load(rig.folder).state == "right"
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
+def test_without_a_watch_there_is_nothing_to_do(
+    tmp_path: pathlib.Path, text: str | None, capsys: pytest.CaptureFixture[str]
+):
+    if text is not None:
+        (tmp_path / mount_keeper.WATCH).write_text(text)
+    assert mount_keeper.main([str(tmp_path)]) == 1
+    assert "nothing to watch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"state": "right", "unknown": 1}', '{"state": [}'])
+def test_a_state_that_cannot_be_read_is_begun_anew(tmp_path: pathlib.Path, text: str):
+    (tmp_path / mount_keeper.HEALTH).write_text(text)
+    assert mount_keeper.Health.load(tmp_path).heals == 0
+
+
+def test_of_a_group_of_servers_one_must_answer():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        alive = ("127.0.0.1", listener.getsockname()[1])
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            dead = ("127.0.0.1", other.getsockname()[1])
+        assert not mount_keeper.unreachable([[dead, alive]])
+        said = mount_keeper.unreachable([[alive], [dead]])
+    assert said == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
+
+
+def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
+    """With the system's Python, its standard library and mounts.py in the folder beside it."""
+    (tmp_path / "slurm_ddp").mkdir()
+    (tmp_path / "slurm_ddp/mounts.py").write_bytes(pathlib.Path(mounts.__file__).read_bytes())
+    (tmp_path / "mount_keeper.py").write_bytes(pathlib.Path(mount_keeper.__file__).read_bytes())
+    state = tmp_path / "state"
+    state.mkdir()
+    watch = mount_keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
+    (state / mount_keeper.WATCH).write_text(json.dumps(dataclasses.asdict(watch)))
+    argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "mount_keeper.py"), str(state), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["state"] == "right"

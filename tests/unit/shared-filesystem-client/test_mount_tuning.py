@@ -1,0 +1,105 @@
+import itertools
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mount_tuning
+from slurm_ddp import juicefs
+
+KINDS = {
+    "nfs": mount_tuning.NFS,
+    "cephfs": mount_tuning.CEPHFS,
+    "lustre": mount_tuning.LUSTRE,
+    "juicefs": mount_tuning.JUICEFS,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_value_of_ours_is_one_that_a_person_could_give(kind: str):
+    table = KINDS[kind]
+    for setting in itertools.chain(table.defaults, *table.profiles.values()):
+        if setting.name in ("hard", "buffer-size"):  # always so; an option of the charm
+            continue
+        text = f"{setting.name}={setting.value}" if setting.value else setting.name
+        assert mount_tuning.merge(table, profile="none", given=text)[setting.name] == setting.value
+        assert setting.why
+    assert set(table.profiles) <= set(mount_tuning.PROFILES)
+    assert not set(table.allowed) & set(mount_tuning.REFUSED)
+
+
+def test_every_flag_of_juicefs_has_the_version_that_brought_it():
+    for flag in mount_tuning.JUICEFS.allowed:
+        assert juicefs.since(flag)
+
+
+@pytest.mark.parametrize("profile", mount_tuning.PROFILES)
+@pytest.mark.parametrize("kind", ["nfs", "cephfs", "lustre"])
+def test_a_profile_never_makes_a_mount_that_gives_up(kind: str, profile: str):
+    options = mount_tuning.merge(KINDS[kind], profile=profile, given="")
+    assert not {"soft", "softerr", "localflock", "noflock", "recover_session=no"} & set(options)
+    assert kind != "nfs" or "hard" in options
+
+
+def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
+    assert mount_tuning.merge(mount_tuning.NFS, profile="none", given="")["nconnect"] == "8"
+    assert "actimeo" not in mount_tuning.merge(mount_tuning.NFS, profile="checkpoint", given="")
+    options = mount_tuning.merge(mount_tuning.NFS, profile="dataset", given=" nconnect=16 , actimeo=30,,nfsvers=4.1")
+    assert (options["nconnect"], options["actimeo"], options["nfsvers"]) == ("16", "30", "4.1")
+    assert "vers" not in options  # the older spelling of the same
+    assert "noatime" not in mount_tuning.merge(mount_tuning.NFS, profile="none", given="relatime")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("nfs", "soft", "mount-options: soft is refused: a request that the server does not answer in time would fail"),
+        ("nfs", "suid", "mount-options: suid is refused: setuid programs are never honoured on a shared filesystem"),
+        ("nfs", "dev", "mount-options: dev is refused: device files are never honoured on a shared filesystem"),
+        ("nfs", "ro", "mount-options: ro is refused: it is an option of the charm: read-only=true"),
+        ("nfs", "nconnect=17", "mount-options: nconnect='17' is not possible; it must match "),
+        ("nfs", "nconnect", "mount-options: nconnect='' is not possible; it must match "),
+        ("nfs", "noac=1", "mount-options: noac takes no value"),
+        ("nfs", "colour=red", "mount-options: 'colour' is not one that this filesystem takes"),
+        ("nfs", "vers=3", "mount-options: vers='3' is not possible; it must match "),
+        ("nfs", "x-systemd.automount", "mount-options: 'x-systemd.automount' is refused: the unit is the charm's"),
+        (
+            "cephfs",
+            "secret=topSecret",
+            "mount-options: secret is refused: the key lies in a file that root alone reads",
+        ),
+        ("cephfs", "recover_session=maybe", "mount-options: recover_session='maybe' is not possible; it must match "),
+        ("lustre", "localflock", "mount-options: localflock is refused: locks would hold on one machine only"),
+        ("juicefs", "writeback", "mount-options: writeback is refused: it is an option of the charm, with its risk"),
+        ("juicefs", "--cache-dir=/x", "mount-options: cache-dir is refused: it is an option of the charm"),
+        ("juicefs", "allow_other", "mount-options: allow_other is refused: it always holds"),
+    ],
+)
+def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(kind: str, given: str, message: str):
+    with pytest.raises(mount_tuning.OptionError) as caught:
+        mount_tuning.merge(KINDS[kind], profile="none", given=given)
+    assert str(caught.value).startswith(message)
+    assert "topSecret" not in str(caught.value)
+
+
+@given(st.text(), st.sampled_from(sorted(KINDS)))
+def test_no_text_gets_anything_else_past_the_table(text: str, kind: str):
+    try:
+        options = mount_tuning.merge(KINDS[kind], profile="none", given=text)
+    except mount_tuning.OptionError as e:
+        assert "\n" not in str(e) or "\n" in text
+        return
+    known = {setting.name for setting in KINDS[kind].defaults} | set(KINDS[kind].allowed)
+    assert set(options) <= known
+    joined = mount_tuning.text(options)
+    assert joined.isprintable()
+    assert " " not in joined
+
+
+def test_the_guide_shows_every_value_with_its_reason():
+    guide = (pathlib.Path(__file__).resolve().parents[3] / "docs/howto/storage.md").read_text()
+    for table in KINDS.values():
+        for setting in itertools.chain(table.defaults, *table.profiles.values()):
+            shown = f"{setting.name}={setting.value}" if setting.value else setting.name
+            assert f"| `{shown}` | {setting.why} |" in guide
