@@ -1,0 +1,46 @@
+"""What the tests on real servers share: the servers, one of each kind for a module, and a juicefs to ask them."""
+
+import collections.abc
+import pathlib
+
+import pytest
+import servers
+
+from scripts import fetch_juicefs
+
+
+@pytest.fixture(scope="session")
+def program() -> pathlib.Path:
+    """Return the juicefs that the repository pins (0.14.2)."""
+    return fetch_juicefs.fetch()
+
+
+@pytest.fixture(scope="session")
+def tls() -> collections.abc.Iterator[servers.Certificates]:
+    """Return certificates by an authority that this machine does not know."""
+    with servers.folder() as directory:
+        yield servers.certificates(directory)
+
+
+@pytest.fixture(scope="module")
+def redis() -> collections.abc.Iterator[servers.Server]:
+    with servers.redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> collections.abc.Iterator[servers.Server]:
+    with servers.mariadb() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres() -> collections.abc.Iterator[servers.Server]:
+    with servers.postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def bucket() -> collections.abc.Iterator[servers.Bucket]:
+    with servers.s3() as found:
+        yield found

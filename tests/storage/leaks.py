@@ -1,0 +1,93 @@
+"""Looks for secrets where others can see them: while a block of code runs, and in what it leaves behind."""
+
+import base64
+import collections.abc
+import contextlib
+import os
+import pathlib
+import threading
+import urllib.parse
+
+_MINE = os.getpid()
+
+
+def forms(secret: str) -> set[bytes]:
+    """Return a secret as it may show: raw, percent-encoded, in base64 at each offset, quoted in JSON."""
+    raw = secret.encode()
+    found = {
+        raw,
+        urllib.parse.quote(secret, safe="").encode(),
+        urllib.parse.quote_plus(secret).encode(),
+        secret.replace("\\", "\\\\").replace('"', '\\"').encode(),
+    }
+    for offset in range(3):  # what stands before it shifts base64's groups; the first and last may differ
+        coded = base64.b64encode(b"x" * offset + raw)
+        found.add(coded[4 if offset else 0 : len(coded) // 4 * 4 - 4])
+    return {form for form in found if len(form) >= 6}
+
+
+def within(data: bytes, secrets: collections.abc.Iterable[str]) -> bool:
+    """Tell whether any form of any of the secrets is in the data."""
+    return any(form in data for secret in secrets for form in forms(secret))
+
+
+class Watch:
+    """Reads all command lines of the machine, again and again, and the environments of other accounts' processes."""
+
+    def __init__(self, secrets: collections.abc.Iterable[str]) -> None:
+        self._forms = {form for secret in secrets for form in forms(secret)}
+        self._over = threading.Event()
+        self.found: list[str] = []
+        self.looks = 0
+        self.programs: set[str] = set()
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._over.is_set():
+            self._look()
+            self.looks += 1
+            self._over.wait(0.002)
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._over.set()
+
+    def _look(self) -> None:
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            if int(process.name) == _MINE:
+                continue
+            with contextlib.suppress(OSError):
+                line = (process / "cmdline").read_bytes()
+                self.programs.add(pathlib.PurePath(line.split(b"\0")[0].decode(errors="replace")).name)
+                if any(form in line for form in self._forms):
+                    self.found.append(f"command line of {line[:60]!r}...")
+                if process.stat().st_uid != 0 and any(
+                    form in (process / "environ").read_bytes() for form in self._forms
+                ):
+                    self.found.append(f"environment of {line[:60]!r}...")
+
+
+@contextlib.contextmanager
+def watched(*secrets: str) -> collections.abc.Generator[Watch]:
+    """Fail unless no process shows one of the secrets while the block runs."""
+    watch = Watch(secrets)
+    thread = threading.Thread(target=watch.run, daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        watch.stop()
+        thread.join(30)
+    assert watch.looks > 5, "nobody looked"
+    assert watch.found == []
+
+
+def in_files(folder: pathlib.Path, *secrets: str) -> list[pathlib.Path]:
+    """Return the files below a folder that hold a secret and that somebody besides root may read."""
+    found: list[pathlib.Path] = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 22:
+            private = path.stat().st_mode & 0o077 == 0
+            if not private and within(path.read_bytes(), secrets):
+                found.append(path)
+    return found

@@ -1,0 +1,45 @@
+# pyright: basic, reportMissingImports=false
+"""Runs in the guest: what the charm does in a hook, without Juju. One JSON object a line in, one out."""
+
+import json
+import sys
+import time
+import traceback
+import typing
+
+sys.path[:0] = ["/opt/charm/src", "/opt/charm/lib", "/opt/python"]
+
+import mount_plans  # noqa: E402
+import mount_settings  # noqa: E402
+import mounter  # noqa: E402
+
+
+def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    """Do what was asked; return the status."""
+    begin = time.monotonic()
+    app = asked.get("app", "client")
+    if asked["do"] == "remove":
+        return {"kept": mounter.remove(app, unit=f"{app}/0")}
+    config = mount_settings.Config(**({"read_only": False, "noexec": False} | asked.get("config", {})))
+    offer = mount_plans.Offer(
+        provider="proxy",
+        uri=asked["uri"],
+        read_secret=lambda identifier: asked.get("secret", {}),
+        fetch_program=lambda: None,
+    )
+    try:
+        with mount_plans.explained(app):
+            wish = mount_settings.wish(app, config, [])
+            plan, _ = mount_plans.draw(offer, wish, config)
+            verdict = mount_plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
+    except mount_settings.TroubleError as e:
+        verdict = e.verdict
+    return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
+
+
+for line in sys.stdin:
+    try:
+        answer = hook(json.loads(line))
+    except Exception:  # the test must hear of it
+        answer = {"level": "error", "text": traceback.format_exc()}
+    print(json.dumps(answer), flush=True)

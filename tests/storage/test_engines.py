@@ -1,0 +1,345 @@
+"""Each metadata engine, asked by the real juicefs with the credentials that the charms give it."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import importlib
+import os
+import pathlib
+import subprocess
+import time
+import typing
+
+import leaks
+import proxies
+import pytest
+import servers
+import yaml
+from ops import testing
+
+from slurm_ddp import juicefs, juicefs_access, mounts
+from slurm_ddp.run import clean_env
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An engine, and how a person names it."""
+
+    server: servers.Server
+    url: str
+    content: dict[str, str]
+
+
+def _redis(redis: servers.Server) -> Case:
+    servers.redis_cli(redis, "-n", "1", "flushdb")
+    return Case(redis, f"redis://{redis.address}/1", {"meta-password": servers.PASSWORD})
+
+
+def _mariadb(mariadb: servers.Server) -> Case:
+    database = servers.mariadb_database(mariadb)
+    return Case(mariadb, f"mysql://{servers.USER}@{mariadb.address}/{database}", {"meta-password": servers.PASSWORD})
+
+
+def _postgres(postgres: servers.Server) -> Case:
+    url = f"postgres://{postgres.address}/{servers.postgres_database(postgres)}?sslmode=disable"
+    return Case(postgres, url, {"meta-user": servers.USER, "meta-password": servers.PASSWORD})
+
+
+@pytest.fixture(params=["redis", "redis-tls", "sentinel", "mariadb", "mariadb-tls", "postgres", "postgres-tls"])
+def case(request: pytest.FixtureRequest, tls: servers.Certificates) -> typing.Iterator[Case]:
+    """Return each engine; those with TLS have a certificate of an authority that this machine does not know."""
+    authority = {"tls-ca": tls.authority.read_text()}
+    login = {"meta-password": servers.PASSWORD}
+    with contextlib.ExitStack() as stack:
+        match request.param:
+            case "redis":
+                yield _redis(request.getfixturevalue("redis"))
+            case "redis-tls":
+                server = stack.enter_context(servers.redis(tls=tls, user=servers.USER))
+                yield Case(server, f"rediss://{servers.USER}@{server.address}/1", login | authority)
+            case "sentinel":
+                master = stack.enter_context(servers.redis())
+                watcher = stack.enter_context(servers.sentinel(master))
+                yield Case(master, f"redis://mymaster,{watcher.address}/1", login)
+            case "mariadb":
+                yield _mariadb(request.getfixturevalue("mariadb"))
+            case "mariadb-tls":
+                server = stack.enter_context(servers.mariadb(tls=tls))
+                yield Case(server, f"mysql://{servers.USER}@{server.address}/jfs", login | authority)
+            case "postgres":
+                yield _postgres(request.getfixturevalue("postgres"))
+            case _:
+                server = stack.enter_context(servers.postgres(tls=tls))
+                yield Case(server, f"postgres://{servers.USER}@{server.address}/jfs", login | authority)
+
+
+@pytest.fixture
+def proxy(
+    program: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> typing.Callable[..., proxies.Proxy]:
+    """Return a function that deploys the charm on an engine and a bucket."""
+    proxies.isolated(monkeypatch, tmp_path)
+
+    def deploy(case: Case, bucket: servers.Bucket, **config: str | int) -> proxies.Proxy:
+        keys = {"access-key": bucket.access_key, "secret-key": bucket.secret_key}
+        # A name of its own for each test: they share the bucket
+        name = f"v{os.urandom(6).hex()}"
+        options: dict[str, typing.Any] = {"metadata-url": case.url, "bucket": bucket.url, "volume-name": name}
+        named = {key.replace("_", "-"): value for key, value in config.items()}
+        return proxies.Proxy(program, tmp_path, options | named, case.content | keys)
+
+    return deploy
+
+
+@contextlib.contextmanager
+def mounted(proxy: proxies.Proxy, folder: pathlib.Path) -> collections.abc.Generator[pathlib.Path]:
+    """Mount what the proxy offers as a client does: by the endpoint, the secret's content, and the shared library."""
+    volume, secret = proxy.offer
+    version = juicefs.version(proxy.program)
+    access = juicefs_access.of(volume, secret, version, directory=folder / "client")
+    access.ensure_files()
+    mountpoint = folder / "mnt"
+    mountpoint.mkdir()
+    flags = juicefs.flags(version, {"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
+    argv = [str(proxy.program), "--no-agent", "mount", *flags, access.url, str(mountpoint)]
+    with (folder / "mount.log").open("w") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env=clean_env(access.environment))
+        try:
+            end = time.monotonic() + 30
+            while not mounts.at(str(mountpoint)):
+                assert process.poll() is None and time.monotonic() < end, (folder / "mount.log").read_text()
+                time.sleep(0.05)
+            yield mountpoint
+        finally:
+            subprocess.run(["umount", str(mountpoint)], check=False, capture_output=True, timeout=30)
+            subprocess.run(["umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30)
+            process.terminate()
+            process.wait(20)
+
+
+def hidden(proxy: proxies.Proxy) -> list[str]:
+    """Return what nobody may see."""
+    return [proxy.content["meta-password"], proxy.content["secret-key"]]
+
+
+def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
+    case: Case, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], tmp_path: pathlib.Path
+):
+    mine = proxy(case, bucket)
+    secrets = hidden(mine)
+    with leaks.watched(*secrets) as watch:
+        out = mine.hook("config_changed")
+        assert out.unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
+        with mounted(mine, tmp_path) as mountpoint:
+            (mountpoint / "checkpoint").write_bytes(b"weights" * 100000)
+            (mountpoint / "checkpoint").rename(mountpoint / "done")
+            assert (mountpoint / "done").read_bytes() == b"weights" * 100000
+            for name in ("status", "fsck", "gc"):
+                mine.steady_action(name)
+            assert mine.action("status")["clients"] == "1"
+    assert "juicefs" in watch.programs
+    assert not leaks.within(mine.shown, secrets)
+    assert leaks.in_files(tmp_path, *secrets) == []
+    # and again: it is there, and stays as it is
+    uuid = mine.action("status")["uuid"]
+    assert mine.hook().unit_status == out.unit_status
+    assert mine.action("status")["uuid"] == uuid
+
+
+def test_a_wrong_password_is_told_and_nothing_is_formatted(
+    case: Case, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
+):
+    mine = proxy(case, bucket)
+    mine.content["meta-password"] = "wrong: " + servers.PASSWORD
+    assert mine.hook("config_changed").unit_status == testing.BlockedStatus(
+        "the metadata engine refuses the user or password"
+    )
+    assert not leaks.within(mine.shown, hidden(mine))
+    out = mine.changed_secret(meta_password=servers.PASSWORD)
+    assert out.unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
+
+
+@pytest.mark.parametrize("kind", [_redis, _mariadb, _postgres], ids=["redis", "mariadb", "postgres"])
+def test_an_engine_that_is_away_is_waited_for_and_its_return_is_noticed(
+    kind: typing.Callable[[servers.Server], Case],
+    bucket: servers.Bucket,
+    proxy: typing.Callable[..., proxies.Proxy],
+    request: pytest.FixtureRequest,
+):
+    case = kind(request.getfixturevalue(kind.__name__[1:]))
+    mine = proxy(case, bucket)
+    case.server.stop()
+    try:
+        began = time.monotonic()
+        out = mine.hook("config_changed")
+        took = time.monotonic() - began
+    finally:
+        case.server.start()
+    assert out.unit_status == testing.WaitingStatus(
+        f"metadata engine: {case.server.address} does not answer (connection refused)"
+    )
+    assert took < 10
+    assert mine.hook().unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
+
+
+# What is true of every engine is tried on one
+
+
+@pytest.fixture
+def mine(redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]) -> proxies.Proxy:
+    """Return a volume that is offered."""
+    found = proxy(_redis(redis), bucket)
+    assert isinstance(found.hook("config_changed").unit_status, testing.ActiveStatus)
+    return found
+
+
+def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, redis: servers.Server):
+    uuid = mine.action("status")["uuid"]
+    servers.redis_cli(redis, "-n", "1", "flushdb")
+    assert mine.hook().unit_status == testing.BlockedStatus(
+        f"the metadata engine lost volume {mine.config['volume-name']} ({uuid}): restore its backup with the action "
+        "restore-metadata; it is not formatted again"
+    )
+    assert servers.redis_cli(redis, "-n", "1", "dbsize") == "0"
+
+
+def test_an_engine_that_holds_another_volume_is_left_alone(
+    mine: proxies.Proxy, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], redis: servers.Server
+):
+    before = servers.redis_cli(redis, "-n", "1", "get", "setting")
+    content = {"meta-password": servers.PASSWORD}
+    other = proxy(Case(redis, str(mine.config["metadata-url"]), content), bucket)
+    assert other.hook("config_changed").unit_status == testing.BlockedStatus(
+        f"the metadata engine holds volume {mine.config['volume-name']}, not {other.config['volume-name']}: "
+        f"set volume-name={mine.config['volume-name']}, or name another database"
+    )
+    assert servers.redis_cli(redis, "-n", "1", "get", "setting") == before
+
+
+def test_a_second_application_does_not_offer_the_same_volume_unasked(mine: proxies.Proxy):
+    uuid = mine.action("status")["uuid"]
+    second = dataclasses.replace(mine, app="second", state=None, logs=[])
+    out = second.hook("config_changed")
+    assert out.unit_status == testing.BlockedStatus(
+        f"the metadata engine holds a volume {mine.config['volume-name']} ({uuid}) that was not made here: if no other "
+        f"application offers it, take it over with adopt={uuid}; else name another database"
+    )
+    assert "endpoint" not in out.get_relation(10).local_app_data
+    out = second.hook("config_changed", config={**out.config, "adopt": uuid})
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert second.offer[0].uuid == uuid
+
+
+def test_one_that_formatted_anew_is_noticed(mine: proxies.Proxy, redis: servers.Server, bucket: servers.Bucket):
+    uuid, name = mine.action("status")["uuid"], str(mine.config["volume-name"])
+    servers.redis_cli(redis, "-n", "1", "flushdb")
+    env = {
+        "REDIS_PASSWORD": servers.PASSWORD,
+        "AWS_ACCESS_KEY_ID": bucket.access_key,
+        "AWS_SECRET_ACCESS_KEY": bucket.secret_key,
+    }
+    argv = [str(mine.program), "format", "--storage", "s3", "--bucket", bucket.url, f"redis://{redis.address}/1", name]
+    subprocess.run(argv, env=clean_env(env), check=True, capture_output=True, timeout=60)
+    out = mine.hook()
+    assert isinstance(out.unit_status, testing.BlockedStatus)
+    assert out.unit_status.message.startswith(f"the metadata engine holds another volume {name} (")
+    assert f"than the one published ({uuid})" in out.unit_status.message
+
+
+def test_wrong_keys_are_told_and_right_ones_are_all_it_takes(
+    redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], tmp_path: pathlib.Path
+):
+    mine = proxy(_redis(redis), bucket)
+    right = mine.content["secret-key"]
+    mine.content["secret-key"] = "wrong/" + right[6:]
+    with leaks.watched(servers.PASSWORD, right, mine.content["secret-key"]):
+        out = mine.hook("config_changed")
+        assert isinstance(out.unit_status, testing.BlockedStatus)
+        assert "SignatureDoesNotMatch" in out.unit_status.message
+        assert servers.redis_cli(redis, "-n", "1", "dbsize") == "0"
+        out = mine.changed_secret(secret_key=right)
+        assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert not leaks.within(mine.shown, [servers.PASSWORD, right, mine.content["secret-key"]])
+
+
+def test_the_keys_of_the_bucket_are_not_in_the_engine(mine: proxies.Proxy, redis: servers.Server):
+    setting = servers.redis_cli(redis, "-n", "1", "get", "setting")
+    assert str(mine.config["volume-name"]) in setting
+    for value in (mine.content["access-key"], mine.content["secret-key"]):
+        assert value not in setting
+
+
+def test_a_wrong_key_on_one_client_fails_there_alone(mine: proxies.Proxy, tmp_path: pathlib.Path):
+    (tmp_path / "right").mkdir()
+    (tmp_path / "wrong").mkdir()
+    spoilt = dataclasses.replace(mine)
+    with mounted(mine, tmp_path / "right") as right:
+        (right / "file").write_bytes(b"x" * 5000000)
+        assert mine.state is not None
+        secrets = {
+            dataclasses.replace(secret, latest_content=dict(secret.latest_content or {}) | {"secret-key": "wrong-key"})
+            for secret in mine.state.secrets
+        }
+        spoilt.state = dataclasses.replace(mine.state, secrets=secrets)
+        with mounted(spoilt, tmp_path / "wrong") as wrong:
+            assert (wrong / "file").stat().st_size == 5000000  # names come from the engine
+        assert (right / "file").read_bytes() == b"x" * 5000000
+
+
+def test_blocks_are_encrypted_when_a_key_is_given(
+    redis: servers.Server, program: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    proxies.isolated(monkeypatch, tmp_path)
+    argv = ["openssl", "genrsa", "-traditional", "-aes256", "-passout", "pass:topSecret1", "2048"]
+    key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
+    case = _redis(redis)
+    folder = tmp_path / "objects"
+    config: dict[str, typing.Any] = {
+        "metadata-url": case.url,
+        "bucket": f"file://{folder}",
+        "storage-type": "file",
+        "block-size": "64K",
+        "capacity": 2,
+    }
+    content = case.content | {"encrypt-key": key, "encrypt-passphrase": "topSecret1"}
+    mine = proxies.Proxy(program, tmp_path, config, content)
+    with leaks.watched(servers.PASSWORD, "topSecret1", key):
+        assert mine.hook("config_changed").unit_status == testing.ActiveStatus("offering volume shared")
+        with mounted(mine, tmp_path) as mountpoint:
+            (mountpoint / "f").write_bytes(b"plaintext" * 20000)
+            assert (mountpoint / "f").read_bytes() == b"plaintext" * 20000
+    blocks = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(blocks) >= 2  # of 64 KiB
+    assert not any(b"plaintext" in path.read_bytes() for path in blocks)
+    status = mine.action("status")
+    assert (status["block-size"], status["capacity-gib"]) == ("64K", "2")
+    assert not leaks.within(mine.shown, [servers.PASSWORD, "topSecret1", key])
+    # the private key stays with the metadata engine and in the person's own secret
+    assert "BEGIN RSA" not in repr(mine.offer[1].content())
+
+
+def test_a_benchmark_leaves_nothing_behind(mine: proxies.Proxy, tmp_path: pathlib.Path):
+    with leaks.watched(*hidden(mine)):
+        found = mine.action("benchmark", **{"big-file-size": 8, "small-files": 5})
+    assert found["write-big-file"].endswith("MiB/s")
+    assert {"read-big-file", "write-small-file", "stat-file"} <= set(found)
+    assert not any(str(tmp_path) in line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines())
+    assert list((tmp_path / "state").glob("*/benchmark-*")) == []
+    assert mine.action("gc")["mode"].startswith("dry run")
+
+
+def test_the_export_is_valid_kubernetes(mine: proxies.Proxy):
+    kubernetes_validate: typing.Any = importlib.import_module("kubernetes_validate")  # this lane's alone
+    found = mine.action("export-kubernetes")
+    documents = list(yaml.safe_load_all(pathlib.Path(found["file"]).read_text()))
+    assert [document["kind"] for document in documents] == [
+        "Secret",
+        "StorageClass",
+        "PersistentVolume",
+        "PersistentVolumeClaim",
+    ]
+    for document in documents:
+        kubernetes_validate.validate(document, "1.31", strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):  # the check is one
+        kubernetes_validate.validate(documents[2] | {"spec": {"capacty": {}}}, "1.31", strict=True)
+    assert not leaks.within(repr(found).encode(), hidden(mine))
