@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
 """slurm-gpu: GPUs that are right in Slurm by themselves. One charm, two seats: compute nodes and the controller."""
 
-import functools
-
 import ops
 
 import compute_seat
 import controller_seat
-import gpu_monitor
+import gpu_actions
+import gpu_base
+import gpu_settings
+import gpu_work
 import registration
 from slurm_ddp.interfaces import slurm_gres
 
 COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
 _STATUSES = {
-    compute_seat.Level.ACTIVE: ops.ActiveStatus,
-    compute_seat.Level.WAITING: ops.WaitingStatus,
-    compute_seat.Level.BLOCKED: ops.BlockedStatus,
+    gpu_base.Level.ACTIVE: ops.ActiveStatus,
+    gpu_base.Level.WAITING: ops.WaitingStatus,
+    gpu_base.Level.BLOCKED: ops.BlockedStatus,
 }
 
 
@@ -24,6 +25,7 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
+        self._machine: compute_seat.Machine | None = None
         self._progress: registration.Progress | None = None
         self._view: controller_seat.View | None = None
         on = self.on
@@ -41,27 +43,34 @@ class SlurmGpuCharm(ops.CharmBase):
             )
         )
         for event in (*lifecycle, *joined):
-            framework.observe(event, self._reconcile)
+            framework.observe(event, self.reconcile)
         framework.observe(on.remove, self._on_remove)
-        framework.observe(on.detect_action, self._on_detect)
-        framework.observe(on.show_gres_action, self._on_show_gres)
-        framework.observe(on.accept_gpus_action, self._on_accept_gpus)
-        framework.observe(on.health_check_action, self._on_health_check)
         framework.observe(on.collect_unit_status, self._on_collect_status)
+        self._actions = gpu_actions.Actions(self, self)  # held, or ops lets go of it
 
-    def _reconcile(self, event: ops.EventBase) -> None:
+    def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
-        if self._has(COMPUTE) and not self._is_leaving(event):
-            self._reconcile_compute()
-        if self._has(CONTROLLER) and self.unit.is_leader():
+        if self.is_compute() and not self._is_leaving(event):
+            self._reconcile_compute(may_reboot=not isinstance(event, ops.ActionEvent))
+        if self.is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
 
-    def _reconcile_compute(self) -> None:
-        answer = self._answer()
-        offer = compute_seat.offer(self._machine, answer)
+    def _reconcile_compute(self, *, may_reboot: bool) -> None:
+        turn = gpu_work.before()
+        if turn is gpu_work.Turn.REBOOT and may_reboot:
+            gpu_work.rebooting()
+            self.unit.reboot()
+        if turn in {gpu_work.Turn.HOLD, gpu_work.Turn.REBOOT}:
+            return
+        if turn is gpu_work.Turn.REGISTER:
+            self.look_again()
+        answer = self.answer()
+        offer = compute_seat.offer(self.machine, answer)
         for relation in self._relations(NODE_GRES) if offer else ():
             relation.save(offer, self.unit)
-        self._progress = compute_seat.ensure(self._machine, answer, owner=self.unit.name)
+        self._progress = compute_seat.ensure(self.machine, answer, owner=self.unit.name)
+        if gpu_work.after(self.machine.node, self.config, self._progress):
+            self._reconcile_compute(may_reboot=may_reboot)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
         gone = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
@@ -80,77 +89,55 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _on_remove(self, _: ops.RemoveEvent) -> None:
         """Leave the machine as Slurm can use it without this charm."""
-        compute_seat.release(owner=self.unit.name, aliases=self._aliases)
+        if self.is_compute() or compute_seat.OWNER.exists():
+            gpu_work.release()
+        compute_seat.release(owner=self.unit.name, wishes=self._settings)
         if controller_seat.is_keeper(self.unit.name):
             controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._has(COMPUTE):
-            verdict = compute_seat.verdict(
-                self._machine, self._answer(), related=self._has(NODE_GRES), progress=self._progress
-            )
-            event.add_status(_STATUSES[verdict.level](verdict.text))
-        if self._has(CONTROLLER):
-            event.add_status(self._controller_status())
-        if not self._has(COMPUTE) and not self._has(CONTROLLER):
+        if self.is_compute():
+            event.add_status(_status(gpu_work.verdict(self.config, self._compute_verdict)))
+        if self.is_controller():
+            keeps = self._view or controller_seat.view() if self.unit.is_leader() else None
+            event.add_status(_status(controller_seat.verdict(keeps, related=self._has(GRES))))
+        if not self.is_compute() and not self.is_controller():
             event.add_status(
                 ops.BlockedStatus("integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
             )
 
-    def _controller_status(self) -> ops.StatusBase:
-        if not self.unit.is_leader():
-            return ops.ActiveStatus("standby: the leader keeps gres.conf")
-        now = self._view or controller_seat.view()
-        if not now.configured:
-            return ops.WaitingStatus("waiting for slurmctld to be set up")
-        if now.problem:
-            return ops.BlockedStatus(now.problem)
-        if not self._has(GRES):
-            return ops.BlockedStatus("integrate gres with node-gres of the slurm-gpu on slurmd")
-        if not now.live:
-            return ops.WaitingStatus(
-                f"waiting for slurmctld to read gres.conf{f' ({now.silent})' if now.silent else ''}"
-            )
-        num_nodes, num_devices = controller_seat.counts(now.book)
-        return ops.ActiveStatus(f"gres.conf has {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}")
+    def _compute_verdict(self) -> gpu_base.Verdict:
+        related = self._has(NODE_GRES)
+        return compute_seat.verdict(self.machine, self.answer(), related=related, progress=self._progress)
 
-    def _on_detect(self, event: ops.ActionEvent) -> None:
-        event.set_results(compute_seat.detected(self._machine))
-
-    def _on_show_gres(self, event: ops.ActionEvent) -> None:
-        if self._has(CONTROLLER) and not self._has(COMPUTE):
-            event.set_results(controller_seat.summary())
-        else:
-            event.set_results(compute_seat.summary(self._machine, self._answer()))
-
-    def _on_health_check(self, event: ops.ActionEvent) -> None:
-        try:
-            event.set_results(gpu_monitor.check(self._machine.node))
-        except gpu_monitor.MonitorError as e:
-            event.fail(str(e))
-
-    def _on_accept_gpus(self, event: ops.ActionEvent) -> None:
-        try:
-            compute_seat.accept(self._machine)
-        except compute_seat.MachineError as e:
-            event.fail(str(e))
-            return
-        self._reconcile(event)
-        event.set_results(compute_seat.summary(self._machine, self._answer()))
-
-    def _answer(self) -> slurm_gres.ControllerGres | None:
+    def answer(self) -> slurm_gres.ControllerGres | None:
         """Return what the controller seat said, None when there is none or it said nothing that can be read."""
         for relation in self._relations(NODE_GRES):
             return _load_answer(relation, relation.app)
         return None
 
-    @functools.cached_property
-    def _machine(self) -> compute_seat.Machine:
-        return compute_seat.look(self._aliases, str(self.config["health-check"]))
+    @property
+    def machine(self) -> compute_seat.Machine:
+        """This machine as it was when first looked at."""
+        if self._machine is None:
+            self._machine = compute_seat.look(self._settings)
+        return self._machine
 
     @property
-    def _aliases(self) -> str:
-        return str(self.config["gpu-type-alias"])
+    def _settings(self) -> gpu_settings.Settings:
+        return gpu_settings.Settings.of(self.config)
+
+    def is_compute(self) -> bool:
+        """Whether this unit sits on a compute node."""
+        return self._has(COMPUTE)
+
+    def is_controller(self) -> bool:
+        """Whether this unit sits on the controller."""
+        return self._has(CONTROLLER)
+
+    def look_again(self) -> None:
+        """Forget what `machine` was, after something changed it."""
+        self._machine = None
 
     def _is_leaving(self, event: ops.EventBase) -> bool:
         """Whether this machine is being left, when the controller may have dropped its lines already."""
@@ -182,8 +169,8 @@ def _load_answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.Con
         return slurm_gres.ControllerGres()
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _status(verdict: gpu_base.Verdict) -> ops.StatusBase:
+    return _STATUSES[verdict.level](verdict.text)
 
 
 if __name__ == "__main__":  # pragma: no cover

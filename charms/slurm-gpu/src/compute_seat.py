@@ -3,33 +3,35 @@
 import dataclasses
 import functools
 import json
+import logging
 import pathlib
 import socket
 
+import bring_up
 import gpu_detect
 import gpu_monitor
+import gpu_settings
 import gres
 import gres_check
 import gres_conf
 import registration
 import slurmd_options
-from slurm_ddp import files
+from gpu_base import Level, Verdict
+from slurm_ddp import files, readiness
 from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
+
+logger = logging.getLogger(__name__)
 
 STATE_DIR = registration.STATE_DIR
 OWNER = STATE_DIR / "compute"  # the unit that registers this machine's GPUs
 CARDS = STATE_DIR / "cards.json"  # the bus ids of the cards that the node was registered with last
+SHARED = STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = gpu_detect.Roots()
 _LOCAL_UNIT = "local/0"  # the one entry of a node's own gres.conf
-
-
-class Level:
-    """What a status means to a reader: ACTIVE, WAITING for something else, or BLOCKED until a person acts."""
-
-    ACTIVE, WAITING, BLOCKED = "active", "waiting", "blocked"
 
 
 _TEXTS = {
@@ -47,14 +49,6 @@ _TEXTS = {
 }  # REGISTERED and AWAITS_LINES depend on more than the stage
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """One line for the unit's status."""
-
-    level: str
-    text: str
-
-
 class MachineError(Exception):
     """What was asked of this machine cannot be done. `str()` is one line."""
 
@@ -68,7 +62,7 @@ class Machine:
     version: tuple[int, int] | None  # slurmd's
     node: str | None
     local: bool  # slurmd reads this machine's own files
-    health: str = "auto"  # the option health-check
+    settings: gpu_settings.Settings = dataclasses.field(default_factory=gpu_settings.Settings)
     plan: gres.Plan | None = None  # None without usable GPUs
     problem: str | None = None  # what a person must mend before anything is changed
 
@@ -82,8 +76,9 @@ class Machine:
         return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres, lines=self.plan.lines)
 
 
-def look(aliases: str = "", health: str = "auto") -> Machine:
-    """Return this machine as it is. The arguments are the options gpu-type-alias and health-check."""
+def look(wishes: gpu_settings.Settings | None = None) -> Machine:
+    """Return this machine as it is, under these options."""
+    wishes = wishes or gpu_settings.Settings()
     detection = gpu_detect.detect(ROOTS)
     version = registration.slurm_version()
     try:
@@ -96,19 +91,21 @@ def look(aliases: str = "", health: str = "auto") -> Machine:
     node = options.node if options else None
     if options is not None and node is None and (local or options.conf_server):
         node = socket.gethostname().partition(".")[0]
-    problem = gpu_monitor.problem(health) or detection.problem
-    machine = Machine(detection, options, version, node, local, health, problem=problem)
-    if machine.problem or not detection.gpus:
-        return machine
+    problem = gpu_monitor.problem(wishes.health) or detection.problem
+    machine = Machine(detection, options, version, node, local, wishes, problem=problem)
     settings = options.settings if options else {}
     try:
-        names = gres.parse_aliases(aliases)
-    except gres.GresError as e:
-        return dataclasses.replace(machine, problem=f"gpu-type-alias: {e}")
-    try:
-        plan = gres.plan(detection, settings, gres.read_topology(ROOTS.sys), ROOTS.dev, names)
-    except gres.GresError as e:
+        names = wishes.check()
+        if machine.problem or not detection.gpus:
+            return machine
+        topology = gres.read_topology(ROOTS.sys)
+        plan = gres.plan(detection, settings, topology, ROOTS.dev, names, shares=wishes.shares)
+    except (gpu_settings.SettingsError, gres.GresError) as e:
         return dataclasses.replace(machine, problem=str(e))
+    if wishes.shares is not None and node is not None:
+        problem = _unknown_to_slurm(wishes.shares.name)
+        if problem:
+            return dataclasses.replace(machine, problem=problem)
     if version is None or node is None or not all(file.exists() for file in plan.device_files):
         return dataclasses.replace(machine, plan=plan)
     problem = gres_check.difference(node, plan.gres, plan.lines, settings, version)
@@ -167,47 +164,67 @@ def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bo
 
 def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
-    if machine.health in gpu_monitor.SETTINGS:
-        gpu_monitor.ensure(machine.node, machine.health, has_gpus=bool(machine.detection.gpus))
+    if machine.settings.health in gpu_settings.HEALTH:
+        gpu_monitor.ensure(
+            machine.node,
+            machine.settings.health,
+            has_gpus=bool(machine.detection.gpus),
+            dcgm=machine.settings.dcgm,
+            xids=machine.settings.xids,
+        )
     loss = lost(machine)
     if loss and machine.node is not None:
         return registration.keep_away(machine.node, loss)
-    if machine.problem or machine.plan is None or machine.options is None or machine.node is None:
+    if machine.problem or machine.options is None or machine.node is None:
         return None
+    if machine.plan is None:
+        return _let_work(machine, machine.node) if _has_joined(machine) and not _registers_gpus(machine) else None
     files.ensure_file(OWNER, owner + "\n")
     registration.ensure_dropin(machine.plan.device_files)
     if gpu_detect.ensure_device_files(machine.plan.device_files, ROOTS.proc):
         return None
     live = lines_live(machine, answer)
     if machine.local:
-        live = _ensure_local_lines(machine)
+        try:
+            live = _ensure_local_lines(machine)
+        except (gres_conf.GresConfError, nodes.NodeError, CommandError) as e:
+            return registration.Progress(registration.Stage.FAILED, str(e))
     progress = registration.advance(machine.options, machine.node, _wanted(machine), lines_live=live)
     if progress.stage is registration.Stage.REGISTERED:
         cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
         files.ensure_file(CARDS, json.dumps(cards) + "\n")
+        _note_shares(machine)
+        return _let_work(machine, machine.node)
     return progress
 
 
-def release(*, owner: str, aliases: str = "") -> None:
+def release(*, owner: str, wishes: gpu_settings.Settings | None = None) -> None:
     """Leave a machine that Slurm can go on using, without this charm and without lines on the controller.
 
     Where slurmd finds the GPUs by itself they stay registered.
     """
-    if not OWNER.exists() or OWNER.read_text().strip() != owner:
+    if not OWNER.exists():  # no GPU was ever registered here; the health check may have been set up all the same
+        gpu_monitor.ensure_absent()
         return
-    machine = look(aliases)
+    if OWNER.read_text().strip() != owner:
+        return
+    machine = look(wishes)
     if machine.options is not None and machine.node is not None and awaits_lines(machine, None):
-        rest = slurmd_options.merged_gres(machine.options.gres, None)
+        rest = slurmd_options.merged_gres(machine.options.gres, None, _shared_before())
         registration.leave(machine.options, machine.node, rest)
     if machine.local:
-        book = gres_conf.read()
-        if book is not None and gres_conf.write(book.with_entries({})):
-            registration.restart_if_active()
+        try:
+            book = gres_conf.read()
+            if book is not None and gres_conf.write(book.with_entries({})):
+                registration.restart_if_active()
+        except (gres_conf.GresConfError, CommandError) as e:
+            logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
     gpu_monitor.ensure_absent()
     registration.ensure_no_dropin()
     files.ensure_absent(registration.HELD_ENV)
     files.ensure_absent(gres_check.ACCEPTED)
     files.ensure_absent(CARDS)
+    files.ensure_absent(SHARED)
     files.ensure_absent(OWNER)
 
 
@@ -273,14 +290,14 @@ def verdict(
     if loss:
         return Verdict(Level.BLOCKED, f"{loss}: bring back what is missing, or run accept-gpus")
     if machine.plan is None:
-        return _without_gpus(machine)
+        return _without_gpus(machine, progress)
     if machine.node is None:
         return Verdict(Level.WAITING, "waiting for slurmd to be set up")
     missing = [str(file) for file in machine.plan.device_files if not file.exists()]
     if missing:
         return Verdict(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
     if progress is None or progress.stage is registration.Stage.REGISTERED:
-        progress = registration.inspect(machine.node, _wanted(machine))
+        progress = registration.inspect(machine.node, _wanted(machine), machine.settings.policy)
     return _by_stage(machine, answer, related, progress)
 
 
@@ -294,6 +311,8 @@ def _by_stage(
         return Verdict(Level.BLOCKED, f"{node} is unfit: {unfit}")
     if stage is registration.Stage.REGISTERED:
         return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({_how(machine, answer)})")
+    if progress.held is not None:
+        return _kept(machine, progress.held)
     if waits and not related:
         version = ".".join(f"{number:02}" for number in machine.version or ()) or "this version"
         return Verdict(
@@ -306,11 +325,54 @@ def _by_stage(
     return Verdict(level, text.format(node=node, detail=detail, gres=_plan(machine).gres))
 
 
-def _without_gpus(machine: Machine) -> Verdict:
-    had = nodes.plain_gres(machine.options.gres) if machine.options else None
-    if had and any(item.partition(":")[0] == "gpu" for item in had.split(",")):
+def _kept(machine: Machine, held: bring_up.Held) -> Verdict:
+    lacks = f": waiting for {', '.join(held.lacks)}" if held.lacks else ""
+    return Verdict(Level.WAITING, f"{machine.node} {held.why} and takes no jobs yet{lacks}")
+
+
+def _without_gpus(machine: Machine, progress: registration.Progress | None) -> Verdict:
+    if _registers_gpus(machine):
+        had = nodes.plain_gres(machine.options.gres) if machine.options else None
         return Verdict(Level.BLOCKED, f"{machine.node} registers {had}, but this machine shows no NVIDIA GPU")
+    if progress is None and machine.node is not None and _has_joined(machine):
+        progress = registration.inspect(machine.node, None, machine.settings.policy)
+    if progress is not None and progress.held is not None:
+        return _kept(machine, progress.held)
     return Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+
+
+def _registers_gpus(machine: Machine) -> bool:
+    had = nodes.plain_gres(_configured(machine))
+    return had is not None and any(item.partition(":")[0] == "gpu" for item in had.split(","))
+
+
+def _has_joined(machine: Machine) -> bool:
+    return machine.options is not None and (machine.local or machine.options.conf_server is not None)
+
+
+def _let_work(machine: Machine, node: str) -> registration.Progress:
+    return registration.let_work(node, machine.settings.policy, lambda: _lacks(machine))
+
+
+def _lacks(machine: Machine) -> list[str]:
+    """Return what jobs on this machine would miss, besides its registration."""
+    wishes = machine.settings
+    if not machine.detection.gpus or wishes.health == "off":
+        return readiness.missing()
+    return [*readiness.missing(), *gpu_monitor.unfit(machine.node, dcgm=wishes.dcgm, xids=wishes.xids)]
+
+
+def _unknown_to_slurm(name: str) -> str | None:
+    """Return what to do before the controller takes Gres of this name. A name it does not know costs a node all."""
+    try:
+        types = nodes.gres_types()
+    except nodes.NodeError:
+        return None  # nothing is registered without a controller, and the next event asks again
+    if name in types:
+        return None
+    setting = ",".join(sorted({"gpu", *types, name}))
+    typed = f"juju config slurmctld slurm-conf-parameters='GresTypes={setting}', beside what that option holds already"
+    return f"{gpu_settings.SHARES[name]}: slurm.conf has no {name} among its GresTypes: {typed}"
 
 
 def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:
@@ -333,7 +395,27 @@ def _registered_cards() -> set[str]:
 
 def _wanted(machine: Machine) -> str | None:
     """Return the Gres to register: our GPUs, and what else an administrator put into `--conf`."""
-    return slurmd_options.merged_gres(machine.options.gres if machine.options else None, _plan(machine).gres)
+    return slurmd_options.merged_gres(_configured(machine), _plan(machine).gres, _shared_before())
+
+
+def _note_shares(machine: Machine) -> None:
+    """Remember which shares are ours, until a hook finds none of them configured."""
+    if machine.settings.shares:
+        files.ensure_file(SHARED, f"{machine.settings.shares.name}\n")
+    elif not set(_shared_before()) & {item.partition(":")[0] for item in (_configured(machine) or "").split(",")}:
+        files.ensure_absent(SHARED)
+
+
+def _configured(machine: Machine) -> str | None:
+    return machine.options.gres if machine.options else None
+
+
+def _shared_before() -> list[str]:
+    """Return the name of the shares that we registered, which go when the option does."""
+    try:
+        return SHARED.read_text().split()
+    except OSError:
+        return []
 
 
 def _plan(machine: Machine) -> gres.Plan:

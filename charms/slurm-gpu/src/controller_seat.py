@@ -12,6 +12,8 @@ import pathlib
 import time
 
 import gres_conf
+import registration
+from gpu_base import Level, Verdict, count
 from slurm_ddp import files, systemd
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
@@ -23,6 +25,9 @@ SLURMCTLD = "slurmctld.service"
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that keeps gres.conf on this machine
 LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
+SLURMCTLD_PROGRAM = "/usr/sbin/slurmctld"
+_STARTS_ANEW_SINCE = (23, 11)
+_ANSWERS_S = 30.0
 _LOOKAHEAD = 8  # units without news in a row before looking further is given up
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
@@ -101,6 +106,28 @@ def summary() -> dict[str, str]:
     }
 
 
+def verdict(now: View | None, *, related: bool) -> Verdict:
+    """Return the controller's status.
+
+    Args:
+        now: its side, None on a unit that does not lead.
+        related: whether there is a slurm-gpu on compute nodes.
+    """
+    if now is None:
+        return Verdict(Level.ACTIVE, "standby: the leader keeps gres.conf")
+    if not now.configured:
+        return Verdict(Level.WAITING, "waiting for slurmctld to be set up")
+    if now.problem:
+        return Verdict(Level.BLOCKED, now.problem)
+    if not related:
+        return Verdict(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
+    if not now.live:
+        why = f" ({now.silent})" if now.silent else ""
+        return Verdict(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
+    num_nodes, num_devices = counts(now.book)
+    return Verdict(Level.ACTIVE, f"gres.conf has {count(num_devices, 'GPU')} on {count(num_nodes, 'node')}")
+
+
 def rotating(units: collections.abc.Collection[str]) -> str | None:
     """Return the unit to look at first when none woke this hook: all of a few, and a window that moves over many."""
     if len(units) <= _ALL_AT_ONCE:
@@ -155,7 +182,11 @@ def answer(
 
 def counts(book: gres_conf.Book | None) -> tuple[int, int]:
     """Return how many nodes have lines, and how many devices they describe."""
-    sizes = [len(entry.lines) for entry in (book.entries.values() if book else ()) if entry.lines]
+    sizes = [
+        sum(line.startswith("Name=gpu ") for line in entry.lines)
+        for entry in (book.entries.values() if book else ())
+        if entry.lines
+    ]
     return len(sizes), sum(sizes)
 
 
@@ -198,11 +229,26 @@ def _reload(book: gres_conf.Book) -> str | None:
     if _is_live(book):
         return None
     try:
-        nodes.reconfigure()
-    except nodes.NodeError as e:
+        _reread()
+    except (nodes.NodeError, CommandError) as e:
         return str(e)
     files.ensure_file(LIVE, book.digest + "\n")
     return None
+
+
+def _reread() -> None:
+    """Make slurmctld read its files.
+
+    Before 23.11, where it does that by starting anew, a reconfigure counts the jobs of dynamic nodes twice: such a node
+    is ALLOCATED for good when they have ended, and can neither take whole-node jobs nor be deleted (seen on 22.05.8). A
+    restart of slurmctld counts them right, and costs no job.
+    """
+    version = registration.slurm_version(SLURMCTLD_PROGRAM)
+    if version is None or version >= _STARTS_ANEW_SINCE:
+        nodes.reconfigure()
+        return
+    systemd.restart(SLURMCTLD)
+    nodes.wait_for_controller(_ANSWERS_S)
 
 
 def _is_live(book: gres_conf.Book | None) -> bool:

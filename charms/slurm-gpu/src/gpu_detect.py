@@ -13,6 +13,7 @@ import sys
 
 import pydantic
 
+import driver_state
 import nvml_probe
 from slurm_ddp.run import CommandError, run
 
@@ -61,6 +62,7 @@ class Gpu:
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
     links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     memory_bytes: int | None = None
+    vendor: str = "nvidia"  # a key of gres.VENDORS
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML told
 
@@ -119,6 +121,12 @@ def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
     listed = _from_proc(roots)
     if not on_bus and not listed:
         return Detection("none")
+    found = _ask(roots, on_bus, listed, probe)
+    wrong = driver_state.explain(roots.proc, roots.sys, answers=found.source != "pci")
+    return dataclasses.replace(found, problem=wrong) if wrong else found
+
+
+def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...], probe: Probe | None) -> Detection:
     answer = (probe or run_probe)()
     if answer.gpus is not None:
         return _as_nvml_told(answer, answer.gpus, roots)
@@ -153,11 +161,16 @@ def ensure_device_files(
         caps = {number: name for name, number in _mig_minors(proc).items()}
         for file in files:
             number = re.sub(r"\D", "", file.name) or "0"
-            if not file.name.startswith(_CAP):
-                run(NVIDIA_MODPROBE, "-u", "-c", number, check=False)
-            elif int(number) in caps:  # gpu0/gi1/access -> gpu0/mig/gi1/access
-                name = caps[int(number)].replace("/", "/mig/", 1)
-                run(NVIDIA_MODPROBE, "-f", f"/proc/driver/nvidia/capabilities/{name}", check=False)
+            words = ("-u", "-c", number)
+            if file.name.startswith(_CAP):
+                if int(number) not in caps:
+                    continue
+                name = caps[int(number)].replace("/", "/mig/", 1)  # gpu0/gi1/access -> gpu0/mig/gi1/access
+                words = ("-f", f"/proc/driver/nvidia/capabilities/{name}")
+            try:
+                run(NVIDIA_MODPROBE, *words, check=False)
+            except CommandError:  # a driver that hangs: what is missing is told
+                break
     return [file for file in files if not file.exists()]
 
 

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """gpu-health: are this machine's GPUs fit for jobs? One pass of nvidia-smi and the kernel's log, never over a minute.
 
-    gpu-health check [--json] [--act] [--node NAME]
+    gpu-health check [--json] [--act] [--node NAME] [--dcgm] [--xids "+109 -74"]
+    gpu-health              as Slurm's HealthCheckProgram: check --act --node $SLURMD_NODENAME
 
 Exits 0 when all is well, 2 when there is something to look at, 1 when jobs should stay away. With --act it drains the
 node with a reason that begins with `gpu-health: `, and resumes a node that carries such a reason after two passes
-without a complaint. It runs alone, with Python's standard library only: the slurm-gpu charm copies it to each node.
+without a complaint. --dcgm adds NVIDIA's short diagnosis (dcgmi diag -r 1) while no job runs; --xids says of which Xids
+to drain besides those of the table, and which of the table to ignore. It runs alone, with Python's standard library
+only: the slurm-gpu charm copies it to each node.
 
 What a card does not support is no fault; a query that fails or hangs is one.
 """
@@ -29,15 +32,21 @@ NVIDIA_SMI = "/usr/bin/nvidia-smi"
 JOURNALCTL = "/usr/bin/journalctl"
 SCONTROL = "/usr/bin/scontrol"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
+OPTIONS = pathlib.Path("/var/lib/slurm-gpu/health-options")  # further arguments, one a line, where Slurm gives none
 TEXTFILES = pathlib.Path("/var/lib/prometheus/node-exporter")  # where Debian's and Ubuntu's node exporter reads
+METRICS = "gpu_health.prom"
 PCI = pathlib.Path("/sys/bus/pci/devices")
+SYSTEMCTL = "/usr/bin/systemctl"
+DCGMI = ("/usr/bin/dcgmi", "/snap/bin/dcgmi", "/snap/bin/dcgm.dcgmi")
 UPTIME = pathlib.Path("/proc/uptime")
 
 REASON = "gpu-health: "
 _MOST_REASON = 200
 PASSES_TO_RESUME = 2
-# Together under the 60 s after which Slurm kills a HealthCheckProgram (slurm.conf(5)).
-_SMI_S, _LOG_S, _SCONTROL_S = 30.0, 8.0, 6.0
+# All of it ends before the 60 s after which Slurm kills a HealthCheckProgram (slurm.conf(5)): each query gets what it
+# should need at most, and no more than what is left of the whole but what the last order to Slurm takes.
+_WHOLE_S = 54.0
+_SMI_S, _LOG_S, _SCONTROL_S, _SYSTEMCTL_S, _DCGM_S = 30.0, 8.0, 6.0, 4.0, 30.0
 _REAP_S = 1.0  # a process that hangs inside the driver may not die
 _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
 
@@ -69,10 +78,13 @@ XIDS: dict[int, tuple[str, str]] = {
     156: (DRAIN, "resource retirement: reset it"),
     158: (DRAIN, "GPU fatal timeout: reset it"),
     167: (DRAIN, "PCIe fatal timeout: reset it"),
-    168: (DRAIN, "ECC must be switched on: reboot"),
+    168: (DRAIN, "errors in protected memory: reboot, and switch ECC on if it is off"),
 }
+_LOGGED = r"NVRM: Xid|nvidia-nvswitch\d*: SXid"
 _NVLINK5_XIDS = range(144, 151)  # NVLink 5: the line itself says whether it is fatal
 _RECOVERY_XID = 154  # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+
+_SXID = "SXid"  # of an NVSwitch; where it harms a card, an Xid 74 comes with it
 
 # nvidia-smi(1), RETURN VALUE; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
 SMI_EXITS: dict[int, tuple[str, str]] = {
@@ -92,16 +104,34 @@ class Rule:
     path: str  # below <gpu>
     level: str
     text: str  # with the field's value as {}
-    good: tuple[str, ...] = ()  # the values that are fine; empty: a number that must be 0
+    good: tuple[str, ...] = ()  # the values that are fine; empty: a number
+    most: int = 0  # the greatest number that is fine
 
 
 # Elements as in nvsmi_device_v12.dtd. Thresholds: NVIDIA's "GPU Memory Error Management" (row remapping, SRAM
-# threshold) and "GPU Debug Guidelines" (a volatile uncorrectable error asks for a reset).
+# threshold), "Dynamic Page Retirement" (a card may be returned from 60 retired pages on) and "GPU Debug Guidelines" (a
+# volatile uncorrectable error asks for a reset). Correctable errors are mended; Azure's node checks count so many.
 RULES = (
     Rule("recovery", "gpu_recovery_action", DRAIN, "recovery action {}", ("None",)),
     Rule("row-remap", "remapped_rows/remapped_row_failure", DRAIN, "row remapping failed: replace it", ("No",)),
     Rule("row-remap", "remapped_rows/remapped_row_pending", DRAIN, "row remapping pending: reset it", ("No",)),
     Rule("retired", "retired_pages/pending_retirement", DRAIN, "page retirement pending: reset it", ("No",)),
+    Rule(
+        "retired",
+        "retired_pages/double_bit_retirement/retired_count",
+        DRAIN,
+        "{} pages retired for double-bit errors: replace it",
+        most=60,
+    ),
+    Rule(
+        "retired",
+        "retired_pages/multiple_single_bit_retirement/retired_count",
+        DRAIN,
+        "{} pages retired for single-bit errors: replace it",
+        most=60,
+    ),
+    Rule("ecc", "ecc_errors/volatile/dram_correctable", WARN, "{} correctable DRAM errors", most=20_000_000),
+    Rule("ecc", "ecc_errors/volatile/sram_correctable", WARN, "{} correctable SRAM errors", most=10_000),
     Rule("ecc", "ecc_errors/volatile/dram_uncorrectable", DRAIN, "{} uncorrectable DRAM errors: reset it"),
     Rule("ecc", "ecc_errors/volatile/sram_uncorrectable", DRAIN, "{} uncorrectable SRAM errors: reset it"),
     Rule("ecc", "ecc_errors/volatile/sram_uncorrectable_parity", DRAIN, "{} SRAM parity errors: reset it"),
@@ -124,6 +154,7 @@ RULES = (
         ("Not Active",),
     ),
 )
+_FABRIC_MANAGER = "nvidia-fabricmanager.service"
 _FABRIC = (("fabric/state", "Completed"), ("fabric/status", "Success"))
 _UNKNOWN = frozenset({"", "N/A", "[N/A]", "Unknown Error", "Not Supported", "[Not Supported]", "Unknown"})
 
@@ -152,6 +183,8 @@ class Node:
     num_gpus: int
     drained: bool
     reason: str
+    busy: bool = False  # jobs run here
+    began: str = ""  # when its slurmd started, in Slurm's words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,14 +195,18 @@ class State:
     passes: int = 0  # checks without a complaint in a row
     drained: bool = False  # by us
     reason: str = ""  # why jobs should stay away, at the last check
+    resets: dict[str, float] = dataclasses.field(default_factory=dict[str, float])  # Xids of a card before its are, too
+    began: str = ""  # of the node's slurmd, at the last check
 
     @classmethod
     def load(cls) -> "State":
         """Return it, or a fresh one where there is none that can be read."""
         try:
             raw = json.loads(STATE.read_text())
-            return cls(float(raw["since"]), int(raw["passes"]), bool(raw["drained"]), str(raw["reason"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            resets = {str(gpu): float(at) for gpu, at in raw.get("resets", {}).items()}
+            told = (float(raw["since"]), int(raw["passes"]), bool(raw["drained"]), str(raw["reason"]))
+            return cls(*told, resets, str(raw.get("began", "")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
 
     def save(self) -> None:
@@ -177,21 +214,63 @@ class State:
         _write(STATE, json.dumps(dataclasses.asdict(self)) + "\n")
 
 
+@dataclasses.dataclass(frozen=True)
+class Also:
+    """What to look at besides, by option."""
+
+    dcgm: bool = False
+    drain_xids: frozenset[int] = frozenset()
+    ignore_xids: frozenset[int] = frozenset()
+    resets: collections.abc.Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])  # as in State
+
+
+def parse_xids(text: str) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the Xids to drain for and those to ignore, in a text such as "+109 -74".
+
+    Raises:
+        ValueError: it is no such text; the message names the word.
+    """
+    wanted: dict[str, set[int]] = {"+": set(), "-": set()}
+    for word in text.replace(",", " ").split():
+        match = re.fullmatch(r"([+-])(\d{1,3})", word)
+        if match is None:
+            raise ValueError(f"{word!r} is neither +XID (drain for it) nor -XID (ignore it), such as +109 or -74")
+        wanted[match[1]].add(int(match[2]))
+    both = wanted["+"] & wanted["-"]
+    if both:
+        raise ValueError(f"Xid {min(both)} is both to drain for and to ignore")
+    return frozenset(wanted["+"]), frozenset(wanted["-"])
+
+
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    _deadline.begin()
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if not words and os.environ.get("SLURMD_NODENAME"):  # Slurm gives a HealthCheckProgram no arguments
+        words = ["check", "--act", "--node", os.environ["SLURMD_NODENAME"], *_read(OPTIONS).splitlines()]
     parser = argparse.ArgumentParser(prog="gpu-health", description="Check this machine's NVIDIA GPUs.")
     commands = parser.add_subparsers(required=True)
     check = commands.add_parser("check", help="look once, and say what is wrong")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--act", action="store_true", help="drain or resume the node")
     check.add_argument("--node", help="this machine's node name in Slurm")
-    options = parser.parse_args(arguments)
+    check.add_argument("--dcgm", action="store_true", help="let dcgmi look as well")
+    check.add_argument("--xids", default="", help="Xids to drain for and to ignore besides the table: '+109 -74'")
+    options = parser.parse_args(words)
+    try:
+        also = Also(options.dcgm, *parse_xids(options.xids))
+    except ValueError as e:
+        parser.error(f"--xids: {e}")
     started = time.time()
     state = State.load()
+    also = dataclasses.replace(also, resets=state.resets)
     node, silent = _node(options.node)
     if state.drained and node is not None and not (node.drained and node.reason.startswith(REASON)):
-        state = dataclasses.replace(state, since=started, drained=False)  # somebody overruled us
-    findings = examine(node, state.since)
+        # Somebody overruled us; but a record that was deleted, as upstream's set-node-config does, loses its drain too,
+        # and comes back with a new slurmd.
+        overruled = node.began == state.began
+        state = dataclasses.replace(state, since=started if overruled else state.since, drained=False)
+    findings = examine(node, state.since, also)
     did = ""
     if options.act:
         did = act(options.node, node, findings, state, started)
@@ -206,8 +285,9 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     return {"ok": 0, DRAIN: 1, WARN: 2}[level]
 
 
-def examine(node: Node | None, since: float) -> list[Finding]:
+def examine(node: Node | None, since: float, also: Also | None = None) -> list[Finding]:
     """Return all complaints: of nvidia-smi, of the counts, of each card, of the kernel's log after `since`."""
+    also = also or Also()
     on_bus = _gpus_on_bus()
     if not on_bus and (node is None or node.num_gpus == 0):
         return []
@@ -220,7 +300,11 @@ def examine(node: Node | None, since: float) -> list[Finding]:
         findings += [trouble] if trouble else []
         findings += _counts(root, on_bus, node)
         findings += [finding for gpu in root.iter("gpu") for finding in judge(gpu)]
-    return [*findings, *_xids(since)]
+        findings += _fabric_manager(root)
+    findings += _xids(since, also)
+    if also.dcgm and not (node is not None and node.busy) and not any(one.level == DRAIN for one in findings):
+        findings += _diagnosis()
+    return findings
 
 
 def judge(gpu: ET.Element) -> list[Finding]:
@@ -231,7 +315,7 @@ def judge(gpu: ET.Element) -> list[Finding]:
         told = (gpu.findtext(rule.path) or "").strip()
         if told in _UNKNOWN:
             continue
-        is_bad = told not in rule.good if rule.good else told.isdigit() and int(told) > 0
+        is_bad = told not in rule.good if rule.good else told.isdigit() and int(told) > rule.most
         if is_bad:
             findings.append(Finding(rule.level, rule.check, rule.text.format(told), bus_id))
     for path, good in _FABRIC:
@@ -242,12 +326,23 @@ def judge(gpu: ET.Element) -> list[Finding]:
     return findings
 
 
-def xid_finding(line: str) -> Finding | None:
+def xid_finding(line: str, also: Also | None = None) -> Finding | None:
     """Return the complaint in one line of the kernel's log, None when there is none to act on."""
+    also = also or Also()
+    switch = re.search(r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)?", line)
+    if switch is not None:
+        kind = "fatal " if switch[4] == "Fatal" else ""
+        return Finding(WARN, "sxid", f"SXid {switch[3]}: {kind}error of {switch[1]}", bus(switch[2]))
     match = re.search(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)", line)
     if match is None:
         return None
     where, code, rest = bus(match[1]), int(match[2]), match[3]
+    if code in also.ignore_xids:
+        return None
+    if code in also.drain_xids:
+        return Finding(
+            DRAIN, "xid", f"Xid {code}: {XIDS[code][1] if code in XIDS else 'to drain for by option'}", where
+        )
     if code == _RECOVERY_XID:
         action = re.search(r"to 0x[0-9a-fA-F]+ \((?!None\))([^)]*)\)", rest)
         return Finding(DRAIN, "xid", f"Xid {code}: {action[1]}", where) if action else None
@@ -279,7 +374,7 @@ def act(name: str | None, node: Node | None, findings: list[Finding], state: Sta
         did = str(e)
     if not bad and not drained:
         since = now
-    State(since, passes, drained, reason).save()
+    State(since, passes, drained, reason, state.resets, node.began if node is not None else state.began).save()
     return did
 
 
@@ -322,10 +417,63 @@ def _ask_driver() -> tuple[ET.Element, Finding | None]:
         raise QueryError(f"nvidia-smi answers nonsense ({e})") from e
 
 
-def _xids(since: float) -> list[Finding]:
+def _fabric_manager(root: ET.Element) -> list[Finding]:
+    """Return a complaint where there are NVSwitches, no card says how its fabric is (A100), and nothing manages it."""
+    told = {(gpu.findtext("fabric/state") or "").strip() for gpu in root.iter("gpu")}
+    if told - _UNKNOWN or not _on_bus("0x0680") or _uptime() <= _FABRIC_SETTLES_S:
+        return []
+    try:
+        done = _run(SYSTEMCTL, "is-active", "--quiet", _FABRIC_MANAGER, timeout=_SYSTEMCTL_S)
+    except QueryError as e:
+        return [Finding(WARN, "fabric", str(e))]
+    return [Finding(DRAIN, "fabric", f"{_FABRIC_MANAGER} does not run")] if done.returncode else []
+
+
+def _diagnosis() -> list[Finding]:
+    """Return what NVIDIA's short diagnosis complains of. One that cannot be made is only a warning."""
+    program = next((path for path in DCGMI if pathlib.Path(path).exists()), None)
+    if program is None:
+        return [Finding(WARN, "dcgm", "there is no dcgmi on this machine")]
+    try:
+        done = _run(program, "diag", "-r", "1", "-j", timeout=_DCGM_S)
+    except QueryError as e:
+        return [Finding(WARN, "dcgm", str(e))]
+    begin = done.stdout.find("{")
+    answer: object = None
+    with contextlib.suppress(ValueError):
+        answer = json.loads(done.stdout[begin:]) if begin >= 0 else None
+    if not isinstance(answer, dict):
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        return [Finding(WARN, "dcgm", f"dcgmi exited {done.returncode}: {(said[-1] if said else 'no word')[:120]}")]
+    failed = _failed_tests(typing.cast("object", answer))
+    return [Finding(DRAIN, "dcgm", f"dcgmi: {name} failed{where}") for name, where in failed]
+
+
+def _failed_tests(answer: object, name: str = "") -> list[tuple[str, str]]:
+    """Return the tests that failed and on which card, from DCGM's JSON.
+
+    Both DCGM 3 and 4 have `tests` with a `name`, and results with a `status` and the card: `gpu_ids` or `entity_id`.
+    """
+    if isinstance(answer, list):
+        items = typing.cast("list[object]", answer)
+        return list(dict.fromkeys(found for item in items for found in _failed_tests(item, name)))
+    if not isinstance(answer, dict):
+        return []
+    fields = typing.cast("dict[str, object]", answer)
+    name = str(fields.get("name", name))
+    if str(fields.get("status", "")).lower() == "fail":
+        where = fields.get("gpu_ids", fields.get("entity_id"))
+        return [(name, f" on GPU {where}" if where is not None else "")]
+    found = [one for key, value in fields.items() if key != "test_summary" for one in _failed_tests(value, name)]
+    if not found and "test_summary" in fields:
+        found = _failed_tests(fields["test_summary"], name)
+    return list(dict.fromkeys(found))
+
+
+def _xids(since: float, also: Also) -> list[Finding]:
     """Return what the kernel logged in this boot and after `since`, once for each card and Xid."""
     try:
-        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", "NVRM: Xid", timeout=_LOG_S)
+        done = _run(JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-g", _LOGGED, timeout=_LOG_S)
     except QueryError as e:
         return [Finding(WARN, "log", str(e))]
     if done.returncode not in {0, 1} or done.stderr.strip():  # 1: no such line
@@ -333,8 +481,10 @@ def _xids(since: float) -> list[Finding]:
     found: dict[Finding, None] = {}
     for line in done.stdout.splitlines():
         stamp = line.partition(" ")[0]
-        finding = xid_finding(line)
-        if finding is not None and re.fullmatch(r"\d+(\.\d+)?", stamp) and float(stamp) > since:
+        finding = xid_finding(line, also)
+        if finding is None or not re.fullmatch(r"\d+(\.\d+)?", stamp):
+            continue
+        if float(stamp) > max(since, also.resets.get(finding.gpu, 0.0)):
             found[finding] = None
     return list(found)
 
@@ -353,14 +503,21 @@ def _node(name: str | None) -> tuple[Node | None, str]:
     gpus = re.sub(r"\([^()]*\)", "", gres[1] if gres else "").split(",")
     counts = [item.rpartition(":")[2] for item in gpus if item.partition(":")[0] == "gpu"]
     num_gpus = sum(int(count) if count.isdigit() else 1 for count in counts)
-    return Node(num_gpus, "DRAIN" in (state[1].split("+") if state else ()), reason[1] if reason else ""), ""
+    states = state[1].split("+") if state else []
+    busy = bool(states) and (states[0].rstrip("*~#%!$@^-") in {"ALLOCATED", "MIXED"} or "COMPLETING" in states)
+    began = re.search(r" SlurmdStartTime=(\S+)", done)
+    return Node(num_gpus, "DRAIN" in states, reason[1] if reason else "", busy, began[1] if began else ""), ""
 
 
 def _gpus_on_bus() -> list[str]:
+    return _on_bus("0x0300", "0x0302")
+
+
+def _on_bus(*classes: str) -> list[str]:
+    """Return the bus ids of NVIDIA's devices of these PCI classes: 0x0680 is an NVSwitch up to NVLink 4."""
     found: list[str] = []
     for device in PCI.glob("*"):
-        vendor, kind = _read(device / "vendor"), _read(device / "class")
-        if vendor == "0x10de" and kind.startswith(("0x0300", "0x0302")):
+        if _read(device / "vendor") == "0x10de" and _read(device / "class").startswith(classes):
             found.append(device.name)
     return sorted(found)
 
@@ -393,7 +550,7 @@ def _write_metrics(findings: list[Finding], now: float) -> None:
             for (level, check, gpu), count in sorted(counts.items())
         ),
     ]
-    _write(TEXTFILES / "gpu_health.prom", "\n".join(rows) + "\n", mode=0o644)
+    _write(TEXTFILES / METRICS, "\n".join(rows) + "\n", mode=0o644)
 
 
 def _scontrol(*arguments: str) -> str:
@@ -407,6 +564,7 @@ def _scontrol(*arguments: str) -> str:
 def _run(*argv: str, timeout: float) -> subprocess.CompletedProcess[str]:
     """Run a program, and give up on it after `timeout` seconds even where it cannot be killed."""
     name = pathlib.Path(argv[0]).name
+    timeout = _deadline.at_most(timeout, spare=0.0 if argv[0] == SCONTROL else _SCONTROL_S)
     try:
         process = subprocess.Popen(
             argv,
@@ -429,6 +587,24 @@ def _run(*argv: str, timeout: float) -> subprocess.CompletedProcess[str]:
             process.wait(timeout=_REAP_S)
         raise QueryError(f"{name} does not answer within {timeout:g} s") from e
     return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
+
+
+class _Deadline:
+    """The end of the whole check."""
+
+    def __init__(self) -> None:
+        self._end = float("inf")
+
+    def begin(self) -> None:
+        """Count from now."""
+        self._end = time.monotonic() + _WHOLE_S
+
+    def at_most(self, timeout: float, spare: float) -> float:
+        """Return `timeout`, or less where less is left; `spare` is kept for what comes last."""
+        return max(0.1, min(timeout, self._end - time.monotonic() - spare))
+
+
+_deadline = _Deadline()
 
 
 def _write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:

@@ -1,16 +1,19 @@
 """The health check on this machine: the program, its timer, and what it said last."""
 
+import collections.abc
+import dataclasses
 import json
 import pathlib
+import time
 
 import gpu_health
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import nodes
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
 NVIDIA_SMI = pathlib.Path(gpu_health.NVIDIA_SMI)
 SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
-SETTINGS = ("auto", "on", "off")
 PYTHON = "/usr/bin/python3"
 _TIMEOUT_S = 70.0  # the program itself ends within 60 s
 
@@ -21,7 +24,7 @@ Description=Check the GPUs of Slurm node {node}
 
 [Service]
 Type=oneshot
-ExecStart={python} -I {program} check --act --json --node {node}
+ExecStart={python} -I {program} check --act --json --node {node}{also}
 # 1: drained, 2: something to look at. Both are answers.
 SuccessExitStatus=1 2
 TimeoutStartSec=60
@@ -47,13 +50,31 @@ class MonitorError(Exception):
     """The health check cannot be set up or run. `str()` is one line and says what to do."""
 
 
-def ensure(node: str | None, setting: str, *, has_gpus: bool) -> None:
-    """Let the timer run where the option asks for it: with `auto`, where there are GPUs and nvidia-smi."""
+def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False, xids: str = "") -> None:
+    """Let the timer run where the option asks for it: with `auto`, where there are GPUs and nvidia-smi.
+
+    Never beside Slurm's own HealthCheckProgram: where that is this check, there is the program and no timer. It is then
+    on machines without GPUs, too, since Slurm runs it everywhere.
+
+    Args:
+        node: the node's name, None while it has none.
+        setting: the option health-check.
+        has_gpus: whether the timer has something to look at.
+        dcgm: whether NVIDIA's short diagnosis is part of it.
+        xids: the option health-xids.
+    """
+    if node is not None and (setting == "slurm" or (setting == "auto" and is_slurms())):
+        _ensure_no_timer()
+        files.ensure_file(gpu_health.OPTIONS, "".join(f"{word}\n" for word in _arguments(dcgm, xids)))
+        _ensure_program()
+        return
     if node is None or not has_gpus or setting == "off" or not NVIDIA_SMI.exists():
         ensure_absent()
         return
+    files.ensure_absent(gpu_health.OPTIONS)
+    also = "".join(f' "{word}"' for word in _arguments(dcgm, xids))
     changed = _ensure_program()
-    changed |= systemd.ensure_unit(SERVICE, _SERVICE.format(python=PYTHON, program=PROGRAM, node=node))
+    changed |= systemd.ensure_unit(SERVICE, _SERVICE.format(python=PYTHON, program=PROGRAM, node=node, also=also))
     changed |= systemd.ensure_unit(TIMER, _TIMER)
     if changed or not systemd.is_active(TIMER):
         systemd.enable_now(TIMER)
@@ -61,16 +82,41 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool) -> None:
 
 def ensure_absent() -> None:
     """Take the timer and the program away. A node that it drained stays drained, with its reason."""
-    for unit in (TIMER, SERVICE):
-        systemd.ensure_no_unit(unit)
+    _ensure_no_timer()
     files.ensure_absent(PROGRAM)
     files.ensure_absent(gpu_health.STATE)
+    files.ensure_absent(gpu_health.OPTIONS)
+    files.ensure_absent(gpu_health.TEXTFILES / gpu_health.METRICS)
+
+
+def note_reset(gpus: collections.abc.Iterable[str]) -> None:
+    """Let the health check forget the Xids that these cards had before they were reset, which the log still holds."""
+    state = gpu_health.State.load()
+    dataclasses.replace(state, resets=state.resets | dict.fromkeys(gpus, time.time())).save()
+
+
+def is_slurms() -> bool:
+    """Whether Slurm itself runs this check, as its HealthCheckProgram. A controller that does not answer runs none."""
+    try:
+        return _is_slurms()
+    except nodes.NodeError:
+        return False
 
 
 def problem(setting: str) -> str | None:
     """Return what is wrong with the option health-check on this machine."""
-    if setting not in SETTINGS:
-        return f"health-check: {setting!r} is none of {', '.join(SETTINGS)}"
+    if setting == "on" and is_slurms():
+        return (
+            f"health-check=on contradicts HealthCheckProgram={PROGRAM} of slurm.conf: set it to slurm, or take that out"
+        )
+    try:
+        lacks = setting == "slurm" and not _is_slurms()
+    except nodes.NodeError:
+        lacks = False  # not known before the controller answers
+    if lacks:
+        wanted = f"HealthCheckProgram={PROGRAM} HealthCheckInterval=300"
+        typed = f"juju config slurmctld slurm-conf-parameters='{wanted}'"
+        return f"health-check=slurm needs it in Slurm: {typed}, beside what that option holds already"
     if setting == "on" and not NVIDIA_SMI.exists():
         return f"health-check=on needs {NVIDIA_SMI}: install nvidia-utils of the driver's branch"
     return None
@@ -81,7 +127,20 @@ def complaint() -> str | None:
     return gpu_health.State.load().reason or None
 
 
-def check(node: str | None) -> dict[str, str]:
+def unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> list[str]:
+    """Look now; return what should keep jobs away. Where there is no nvidia-smi there is nothing to look with."""
+    if not NVIDIA_SMI.exists():
+        return []
+    try:
+        results = check(node, dcgm=dcgm, xids=xids)
+    except MonitorError as e:
+        return [str(e)]
+    return [
+        line.removeprefix("drain: ") for line in results.get("findings", "").splitlines() if line.startswith("drain: ")
+    ]
+
+
+def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, str]:
     """Look now, and change nothing in Slurm. Works without the timer.
 
     Raises:
@@ -90,6 +149,7 @@ def check(node: str | None) -> dict[str, str]:
     if not NVIDIA_SMI.exists():
         raise MonitorError(f"there is no {NVIDIA_SMI} on this machine")
     arguments = ["check", "--json", *(("--node", node) if node else ())]
+    arguments += _arguments(dcgm, xids)
     try:
         done = run(PYTHON, "-I", gpu_health.__file__, *arguments, timeout=_TIMEOUT_S, check=False)
         answer = json.loads(done.stdout)
@@ -98,6 +158,21 @@ def check(node: str | None) -> dict[str, str]:
     except (CommandError, ValueError, KeyError, TypeError) as e:
         raise MonitorError(f"gpu-health: {e}") from e
     return {key: text for key, text in results.items() if text}
+
+
+def _arguments(dcgm: bool, xids: str) -> list[str]:
+    """Return what makes the program look at more. `xids` was checked, so that no quoting is needed in a unit file."""
+    words = " ".join(xids.replace(",", " ").split())
+    return [*(("--dcgm",) if dcgm else ()), *((f"--xids={words}",) if words else ())]
+
+
+def _is_slurms() -> bool:
+    return nodes.setting("HealthCheckProgram") == str(PROGRAM)
+
+
+def _ensure_no_timer() -> None:
+    for unit in (TIMER, SERVICE):
+        systemd.ensure_no_unit(unit)
 
 
 def _ensure_program() -> bool:

@@ -12,7 +12,7 @@ import re
 
 import gpu_detect
 
-NVIDIA_ENV = "nvidia_gpu_env"  # without a flag a line sets the variables of all four vendors
+SHARED = ("shard", "mps")  # kinds of Gres that are parts of a card
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
 _TYPE = re.compile(r"[^a-z0-9_.+-]")
 AUTODETECT_NVIDIA_SINCE = (24, 11)  # gpu_nvidia.so; it also began to refuse Cores that cut a socket
@@ -20,6 +20,25 @@ AUTODETECT_NVIDIA_SINCE = (24, 11)  # gpu_nvidia.so; it also began to refuse Cor
 
 class GresError(Exception):
     """These GPUs cannot be given to jobs as they are. `str()` is one line and says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vendor:
+    """How the cards of one make reach jobs. Other makes would be further rows of `VENDORS`."""
+
+    device: str  # the file of a card in /dev, by its minor
+    flags: str  # without a flag a line sets the variables of all four vendors
+
+
+VENDORS = {"nvidia": Vendor(device="nvidia{minor}", flags="nvidia_gpu_env")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """The parts in which each card may be given to jobs, besides whole."""
+
+    name: str  # of SHARED
+    count: int  # of each card
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +70,8 @@ def plan(
     topology: Topology | None,
     dev: pathlib.Path = pathlib.Path("/dev"),
     aliases: collections.abc.Mapping[str, str] | None = None,
+    *,
+    shares: Shares | None = None,
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
@@ -60,6 +81,7 @@ def plan(
         topology: this machine's cores; without it no Cores are written.
         dev: where the device files are.
         aliases: other names for types, by the type that Slurm's own detection gives.
+        shares: the parts of each card; None for whole cards only.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.
@@ -70,6 +92,10 @@ def plan(
             raise GresError(f"GPU {gpu.bus_id or '?'}: {gpu_detect.SOURCES[detection.source]} gives no model")
         if gpu.mig and not gpu.instances:
             raise GresError(_without_instances(gpu, detection.source))
+        if gpu.mig and shares:
+            raise GresError(
+                f"no {shares.name} can be had: GPU {gpu.bus_id} is cut into MIG instances, which have no {shares.name}"
+            )
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
     cores, notes = _cores(gpus, settings, topology)
     links = _links(gpus)
@@ -81,15 +107,19 @@ def plan(
         words = ["Name=gpu", f"Type={kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
         words += [f"Cores={cores[device.gpu]}"] if cores else []
         words += [f"Links={links[device.gpu]}"] if links else []
-        lines.append(" ".join((*words, f"Flags={NVIDIA_ENV}")))
+        lines.append(" ".join((*words, f"Flags={VENDORS[gpus[device.gpu].vendor].flags}")))
+    if shares:
+        lines += [f"Name={shares.name} Count={shares.count} File={device.files[0]}" for device in devices]
     counts: dict[str, int] = {}
     for kind in types:
         counts[kind] = counts.get(kind, 0) + 1
+    items = [f"gpu:{kind}:{count}" for kind, count in counts.items()]
+    items += [f"{shares.name}:{shares.count * len(devices)}"] if shares else []
     return Plan(
-        gres=",".join(f"gpu:{kind}:{count}" for kind, count in counts.items()),
+        gres=",".join(items),
         lines=tuple(lines),
         device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
-        explicit=_needs_lines(types, devices),
+        explicit=shares is not None or _needs_lines(types, devices),
         notes=(*notes, *_unused(names, devices)),
     )
 
@@ -167,7 +197,7 @@ class _Device:
 
 
 def _devices(index: int, gpu: gpu_detect.Gpu, dev: pathlib.Path) -> list[_Device]:
-    name, card = gpu.name or "", dev / f"nvidia{gpu.minor}"
+    name, card = gpu.name or "", dev / VENDORS[gpu.vendor].device.format(minor=gpu.minor)
     if not gpu.instances:
         return [_Device(index, slurm_type(name), _as_slurm_detects(name), (card,))]
     model = _as_slurm_detects(name).partition("-")[0]  # cut as src/plugins/gpu/nvml/gpu_nvml.c does

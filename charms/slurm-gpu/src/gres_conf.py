@@ -3,6 +3,9 @@
 The block is also the controller seat's memory: which unit speaks for which node, and the digest of what it last said.
 So an event about one node reads one databag, not those of all nodes. What stands outside the markers is never
 changed.
+
+slurmutils' models cannot keep it: they put keys into lower case, drop the comments that are the block's memory, and
+parse no record that begins with `NodeName=`. So the text is made here, and `gres_check` lets slurmd itself read it.
 """
 
 import collections.abc

@@ -16,6 +16,7 @@ import logging
 import pathlib
 import re
 
+import bring_up
 import slurmd_options
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
@@ -31,6 +32,7 @@ SLURMD_PROGRAM = "/usr/sbin/slurmd"
 
 REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
+_PUT_BACK = "put back by slurm-gpu"  # of a state that had no reason
 _MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
@@ -39,7 +41,7 @@ _DEVICE_WAIT_S = 60
 # Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c
 # (22.05: src/ common/gres.c). The drain they come with stays after the cause is gone.
 _GRES_REASONS = re.compile(
-    r"gres/gpu(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
+    r"gres/(?:gpu|shard|mps)(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
     r"|gres/gpu type \(\S*\) reported but not configured"
     r"|gres/gpu GRES (core specification|autodetected core affinity)"
     r"|Invalid GRES Links value"
@@ -58,6 +60,7 @@ class Stage(enum.Enum):
     INVALID = "invalid"  # the controller refuses what the node reports
     DIFFERS = "differs"  # the controller has another Gres, and it is for the next event to change it
     STATIC = "static"  # the node stands in slurm.conf, with another Gres
+    KEPT = "kept"  # registered, and down since it is new or was rebooted and something is not ready yet
     LOST = "lost"  # GPUs that the node had are gone, and jobs are kept away
     FAILED = "failed"  # a command or slurmd did not do what it should
 
@@ -68,6 +71,7 @@ class Progress:
 
     stage: Stage
     detail: str = ""
+    held: bring_up.Held | None = None  # for KEPT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +140,18 @@ def keep_away(name: str, loss: str) -> Progress:
     return Progress(Stage.LOST, loss)
 
 
-def inspect(name: str, gres: str | None) -> Progress:
+def let_work(name: str, policy: bring_up.Policy, checks: bring_up.Checks) -> Progress:
+    """Let a registered node take jobs if only its newness or its reboot keeps them away."""
+    try:
+        held = bring_up.ensure(name, policy, checks)
+    except nodes.ControllerSilent as e:
+        return Progress(Stage.SILENT, str(e))
+    except nodes.NodeError as e:
+        return Progress(Stage.FAILED, str(e))
+    return Progress(Stage.KEPT, held=held) if held else Progress(Stage.REGISTERED)
+
+
+def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) -> Progress:
     """Return where the node is, without changing anything."""
     try:
         node = nodes.show(name)
@@ -148,13 +163,17 @@ def inspect(name: str, gres: str | None) -> Progress:
         return Progress(Stage.UNREGISTERED)
     if not nodes.same_gres(node.gres, gres):
         if Found.load() is not None and node.is_busy:
-            return _awaits_jobs(name)
+            try:
+                return _awaits_jobs(name)
+            except nodes.NodeError as e:
+                return Progress(Stage.SILENT, str(e))
         return Progress(Stage.DIFFERS, node.gres or "(none)")
     if not node.is_valid:
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if not systemd.is_active(SLURMD):
         return Progress(Stage.STOPPED)
-    return Progress(Stage.REGISTERED, node.state_text)
+    held = bring_up.held(node, policy) if policy else None
+    return Progress(Stage.KEPT, held=held) if held else Progress(Stage.REGISTERED, node.state_text)
 
 
 def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
@@ -167,7 +186,7 @@ def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
         if node is not None and (node.is_busy or not node.is_dynamic):
             found = Found.load()
             if found is not None:
-                _put_back(node, found)
+                put_back(node, found)
             slurmd_options.ensure_gres(gres)
         else:
             _advance(options, name, gres, lines_live=True)
@@ -206,10 +225,10 @@ def ensure_no_dropin() -> bool:
     return systemd.ensure_no_dropin(SLURMD, DROPIN)
 
 
-def slurm_version() -> tuple[int, int] | None:
-    """Return slurmd's major version, (25, 11), or None where it is not installed."""
+def slurm_version(program: str = SLURMD_PROGRAM) -> tuple[int, int] | None:
+    """Return the major version of slurmd or another of Slurm's daemons, (25, 11), or None where it is not installed."""
     try:
-        text = run(SLURMD_PROGRAM, "-V").stdout
+        text = run(program, "-V").stdout
     except CommandError:
         return None
     match = re.search(r"(\d+)\.(\d+)", text)
@@ -222,6 +241,9 @@ def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, li
     if found is not None and found.node != name:
         Found.clear()
         found = None
+    if found is not None and node is not None and is_anothers(node, found.reason):  # set while we waited
+        found = as_found(node)
+        found.save()
     if node is not None and nodes.same_gres(node.gres, gres):
         return _settle(node, found, gres, options, lines_live=lines_live)
     if not lines_live:
@@ -231,7 +253,7 @@ def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, li
     if not node.is_dynamic or options.conf is None:
         return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
     if found is None:
-        found = _as_found(node)
+        found = as_found(node)
         found.save()
     if not node.is_drained and not (node.is_down and not node.is_busy):
         nodes.drain(name, REASON)
@@ -280,15 +302,15 @@ def _settle(
             return Progress(Stage.AWAITS_LINES)
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if found is not None:
-        return _put_back(node, found)
+        return put_back(node, found)
     if node.is_drained and _is_ours(node.reason):
         nodes.resume(node.name)
     return Progress(Stage.REGISTERED)
 
 
-def _put_back(node: nodes.Node, found: Found) -> Progress:
+def put_back(node: nodes.Node, found: Found) -> Progress:
     """Give the node the state and reason in which it was found."""
-    reason = found.reason or "put back by slurm-gpu"
+    reason = found.reason or _PUT_BACK
     if "down" in found.states:
         if node.is_busy:  # marking it down now would end a job
             return _awaits_jobs(node.name)
@@ -305,13 +327,23 @@ def _put_back(node: nodes.Node, found: Found) -> Progress:
     return Progress(Stage.REGISTERED)
 
 
-def _as_found(node: nodes.Node) -> Found:
+def as_found(node: nodes.Node) -> Found:
     """Return what to put back later: what an administrator or upstream set, not what we or a missing GPU did."""
     if _is_ours(node.reason):
         return Found(node.name)
     flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
     states = tuple(state for state, is_set in flags if is_set)
     return Found(node.name, states, node.reason if states else None)
+
+
+def is_anothers(node: nodes.Node, found: str | None) -> bool:
+    """Whether somebody keeps jobs away since the node was found with the reason `found`.
+
+    Neither we, who may have put that back half, nor Slurm, for a missing GPU or for a slurmd that was away.
+    """
+    is_kept_away = node.is_drained or node.is_down or "FAIL" in node.flags
+    known = {None, found, _PUT_BACK, bring_up.REBOOTED, bring_up.NOT_RESPONDING}
+    return is_kept_away and node.reason not in known and not _is_ours(node.reason)
 
 
 def _is_ours(reason: str | None) -> bool:

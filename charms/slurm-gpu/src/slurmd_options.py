@@ -5,6 +5,7 @@ Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... feature
 events. Of all that only `gres=` inside `--conf '...'` is ours; every other byte of the file stays as it is.
 """
 
+import collections.abc
 import dataclasses
 import pathlib
 import re
@@ -124,9 +125,16 @@ def held(text: str) -> str:
     return f"SLURMD_OPTIONS={shlex.join(values)}\n"
 
 
-def merged_gres(current: str | None, gpus: str | None) -> str | None:
-    """Return a Gres with the GPUs of `gpus` and whatever else `current` holds."""
-    others = [item for item in (current or "").split(",") if item and item.partition(":")[0] != _GPU]
+def merged_gres(current: str | None, gpus: str | None, owned: collections.abc.Iterable[str] = ()) -> str | None:
+    """Return a Gres with the GPUs of `gpus` and whatever else `current` holds.
+
+    Args:
+        current: what is configured.
+        gpus: what this machine's cards call for.
+        owned: names of Gres that are ours besides `gpu`, so that those of `current` go.
+    """
+    ours = {_GPU, *owned, *(item.partition(":")[0] for item in (gpus or "").split(","))}
+    others = [item for item in (current or "").split(",") if item and item.partition(":")[0] not in ours]
     return ",".join([*([gpus] if gpus else []), *others]) or None
 
 

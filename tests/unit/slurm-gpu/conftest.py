@@ -3,18 +3,25 @@
 import pathlib
 
 import pytest
+from machine_double import MachineDouble
 from slurm_double import SlurmDouble
 
 import compute_seat
 import controller_seat
+import driver_install
+import driver_state
+import driver_upgrade
 import gpu_detect
 import gpu_health
+import gpu_mig
 import gpu_monitor
+import gpu_tasks
 import gres_check
 import gres_conf
 import registration
 import slurmd_options
-from slurm_ddp import systemd
+from slurm_ddp import apt, files, readiness, systemd
+from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
 CONF = "cpus=2 boards=1 socketsperboard=1 corespersocket=2 threadspercore=1 realmemory=4000  memspeclimit=1024 features=slurmd"
@@ -32,9 +39,26 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
         registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "run/slurm-gpu/slurmd"},
+        driver_install: {
+            "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
+            "HELD": "var/slurm-gpu/held-packages",
+            "UNATTENDED": "etc/apt/apt.conf.d/51-slurm-gpu",
+            "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced",
+            "NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe",
+            "PASSWD": "etc/passwd",
+            "PROC_MODULES": "proc/modules",
+            "UPDATE_INITRAMFS": "usr/sbin/update-initramfs",
+        },
+        driver_state: {
+            "BOOT": "boot",
+            "OS_RELEASE": "etc/os-release",
+            "FABRIC_PROGRAM": "usr/bin/nv-fabricmanager",
+            "RUNFILE": "usr/bin/nvidia-uninstall",
+        },
         compute_seat: {
             "OWNER": "var/slurm-gpu/compute",
             "CARDS": "var/slurm-gpu/cards.json",
+            "SHARED": "var/slurm-gpu/shared",
             "PUSHED": "run/slurm/conf/gres.conf",
         },
         controller_seat: {
@@ -42,11 +66,18 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
-        gpu_health: {"STATE": "var/slurm-gpu/health.json"},
+        gpu_health: {
+            "OPTIONS": "var/slurm-gpu/health-options",
+            "STATE": "var/slurm-gpu/health.json",
+            "TEXTFILES": "var/textfiles",
+        },
         gpu_monitor: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
+        gpu_tasks: {"NVIDIA_SMI": "usr/bin/nvidia-smi", "PROGRAM": "usr/local/sbin/gpu-mig"},
+        gpu_mig: {"LAYOUTS": "var/slurm-gpu/mig.json"},
         gres_check: {"ACCEPTED": "var/slurm-gpu/accepted"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
+        readiness: {"DIRECTORY": "var/needs"},
         gpu_detect: {"NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe"},
     }
     for module, names in moved.items():
@@ -55,7 +86,9 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     monkeypatch.setattr(compute_seat, "STATE_DIR", state)
     monkeypatch.setattr(compute_seat, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    monkeypatch.setattr(compute_seat, "ROOTS", roots)
+    for module in (compute_seat, driver_upgrade, gpu_tasks):
+        monkeypatch.setattr(module, "ROOTS", roots)
+    monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
     monkeypatch.setattr(gres_conf, "_OWNER", owner)
     return tmp_path
@@ -74,6 +107,22 @@ def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
 
 
 @pytest.fixture(autouse=True)
+def no_driver_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks this machine's kernel for NVIDIA's module."""
+
+    def missing(*argv: object, **_: object) -> Completed:
+        raise CommandError(f"{argv[0]}: No such file or directory")
+
+    monkeypatch.setattr(driver_state, "run", missing)
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits for the disk."""
+    monkeypatch.setattr(files.os, "fsync", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+
+@pytest.fixture(autouse=True)
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks this machine's driver."""
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: gpu_detect.NvmlAnswer(error="NVML Shared Library Not Found"))
@@ -88,3 +137,15 @@ def mock_gpu(paths: pathlib.Path) -> pathlib.Path:
     device = paths / "dev/nvidia0"
     device.touch()
     return device
+
+
+@pytest.fixture
+def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
+    """Return the machine under this test's commands: Ubuntu 24.04 with one H100 and no driver."""
+    (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
+    double = MachineDouble(paths, slurm)
+    double.add_card()
+    for module in (apt, driver_install, driver_state, gpu_tasks, systemd):
+        monkeypatch.setattr(module, "run", double.run)
+    monkeypatch.setattr(gpu_mig, "run", double.run_smi)
+    return double

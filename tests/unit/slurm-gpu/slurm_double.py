@@ -4,7 +4,8 @@ What it keeps to, each observed on real daemons: a restarted slurmd whose node r
 Gres; `delete` is refused while jobs hold the node; a re-registered node comes up IDLE, or IDLE+DRAIN when `--conf`
 says `state=drain`; fewer devices than Gres make the node INVALID_REG and drain it with Slurm's reason; when the
 devices are back the next registration clears INVALID_REG but neither drain nor reason; a waiting job starts as soon
-as a node may take it; drain and fail take each other's place; marking a node down ends its jobs.
+as a node may take it; drain and fail take each other's place; marking a node down ends its jobs; a node that was
+rebooted without Slurm's order is down as soon as it registers (ReturnToService=0), unless it was drained.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ class Record:
     base: str = "IDLE"
     flags: set[str] = dataclasses.field(default_factory=lambda: {"DYNAMIC_NORM"})
     reason: str = ""
+    author: str = "root@2026-11-20T18:51:55"
 
 
 class SlurmDouble:
@@ -51,7 +53,13 @@ class SlurmDouble:
         self.log: list[str] = []  # orders that change something
         self.lives: int | None = None  # the number of commands after which the hook is killed
         self.version = "slurm-wlm 22.05.8"
+        self.controller_version = "slurm 25.11.7"
         self.reconfigured = 0
+        self.restarted = 0  # slurmctld
+        self.boot_time = "None"  # as slurmd said when it registered last
+        self.booted = "None"  # as it will say
+        self.types = "gpu"
+        self.health_program = "(null)"
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
 
     def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object) -> Completed:
@@ -88,7 +96,17 @@ class SlurmDouble:
             self.record.reason = self.record.reason or SHORT_OF_GPUS.format(found=self.devices, wanted=wanted)
         else:
             self.record.flags.discard("INVALID_REG")
+        if self.boot_time not in {"None", self.booted} and not self.record.flags & {"DRAIN"}:
+            self.set_down("Node unexpectedly rebooted")
+        self.boot_time = self.booted
         self.schedule()
+
+    def set_down(self, reason: str, author: str = "slurm@2026-11-20T21:55:49") -> None:
+        """The controller, or whoever else, marks the node down."""
+        assert self.record is not None
+        self.record.base, self.record.reason, self.record.author = "DOWN", reason, author
+        self.ended += self.jobs
+        self.jobs = []
 
     def schedule(self) -> None:
         """Start waiting jobs where that is possible."""
@@ -112,6 +130,8 @@ class SlurmDouble:
     def _answer(self, command: str) -> Completed:
         if command == "/usr/sbin/slurmd -V":
             return Completed(0, f"{self.version}\n", "")
+        if command == "/usr/sbin/slurmctld -V":
+            return Completed(0, f"{self.controller_version}\n", "")
         if command.startswith("/usr/sbin/slurmd -G -f "):
             return Completed(0, "", self._print_gres(pathlib.Path(command.rpartition(" ")[2])))
         if command.startswith("/usr/bin/systemctl "):
@@ -120,8 +140,13 @@ class SlurmDouble:
             return Completed(1, "", "slurm_x error: Unable to contact slurm controller (connect failure)\n")
         if command == f"/usr/bin/squeue --noheader --nodelist {self.name} --format %i":
             return Completed(0, "".join(f"{job}\n" for job in self.jobs), "")
+        if command == "/usr/bin/scontrol show config":
+            settings = f"GresTypes               = {self.types}\nHealthCheckProgram      = {self.health_program}\n"
+            return Completed(0, settings, "")
         if command == f"/usr/bin/scontrol show node {self.name} -o":
             return self._show()
+        if command == "/usr/bin/scontrol show nodes -o":
+            return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
         self.log.append(command)
         if command == "/usr/bin/scontrol reconfigure":
             self.reconfigured += 1
@@ -139,12 +164,14 @@ class SlurmDouble:
         if self.printed is not None:
             return self.printed
         text = ""
+        kind = ""
         for i, line in enumerate((conf.parent / "gres.conf").read_text().splitlines()):
             fields = dict(word.split("=", 1) for word in line.split())
+            kind = fields.get("Type", kind)  # shares get that of their card
             cores = f" Cores={fields['Cores']}" if "Cores" in fields else ""
             for file in fields.get("File", fields.get("MultipleFiles", "")).split(","):
                 text += (
-                    f"slurmd-{self.name}: Gres Name=gpu Type={fields['Type']} Count=1 Index={i} ID=7696487 "
+                    f"slurmd-{self.name}: Gres Name={fields['Name']} Type={kind} Count={fields.get('Count', '1')} Index={i} ID=7696487 "
                     f"File={file}{cores} CoreCnt=2 Links={fields.get('Links', '(null)')}\n"
                 )
         return text
@@ -160,6 +187,9 @@ class SlurmDouble:
             if self.registers and self.answering:
                 self.register()
             return Completed(0, "", "")
+        if command == "restart slurmctld.service":
+            self.restarted += 1
+            return Completed(0, "", "")
         assert command == "daemon-reload", f"nobody expected systemctl {command}"
         return Completed(0, "", "")
 
@@ -172,9 +202,9 @@ class SlurmDouble:
             f"AvailableFeatures=slurmd ActiveFeatures=slurmd Gres={self.record.gres or '(null)'} NodeAddr=10.0.0.1 "
             f"NodeHostName={self.name} Version=22.05.8 OS=Linux 6.1.0 #1 SMP  RealMemory=4000 AllocMem=0 FreeMem=22793 "
             f"Sockets=1 Boards=1 State={self.state()} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
-            f"Partitions=slurmd  BootTime=None SlurmdStartTime=None LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
+            f"Partitions=slurmd  BootTime={self.boot_time} SlurmdStartTime=None LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
         )
-        reason = f" Reason={self.record.reason} [root@2026-11-20T18:51:55]" if self.record.reason else ""
+        reason = f" Reason={self.record.reason} [{self.record.author}]" if self.record.reason else ""
         return Completed(0, f"{text}{reason}\n", "")
 
     def _delete(self) -> Completed:

@@ -19,6 +19,8 @@ HEALTHY = {  # a card with everything that a data-centre card reports
     "ecc_errors/channel_repair_pending": "No",
     "ecc_errors/tpc_repair_pending": "No",
     "retired_pages/pending_retirement": "N/A",
+    "retired_pages/double_bit_retirement/retired_count": "60",
+    "retired_pages/multiple_single_bit_retirement/retired_count": "3",
     "remapped_rows/remapped_row_corr": "0",
     "remapped_rows/remapped_row_unc": "1",
     "remapped_rows/remapped_row_pending": "No",

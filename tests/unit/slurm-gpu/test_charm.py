@@ -365,7 +365,7 @@ def test_detect(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDoub
     assert ctx.action_results == {
         "source": "/proc/driver/nvidia",
         "count": "1",
-        "gpus": '[{"name": "Mock GPU", "bus_id": "0000:01:00.0", "minor": 0, "mig": false}]',
+        "gpus": '[{"name": "Mock GPU", "bus_id": "0000:01:00.0", "minor": 0, "vendor": "nvidia", "mig": false}]',
         "note": "NVML Shared Library Not Found",
     }
     assert registered.log == []
@@ -432,4 +432,4 @@ def test_a_health_setting_that_is_none_is_refused_by_name(
     ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble
 ):
     out = run_compute(ctx, "config_changed", node_gres(), config={"health-check": "always"})
-    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off")
+    assert out.unit_status == ops.BlockedStatus("health-check: 'always' is none of auto, on, off, slurm")

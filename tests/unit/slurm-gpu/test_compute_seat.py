@@ -15,6 +15,7 @@ import slurmd_options
 from compute_seat import Level, Verdict
 from gpu_detect import NvmlAnswer
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
+from slurm_ddp.run import CommandError
 
 LINE = "Name=gpu Type=mock_gpu File={} Flags=nvidia_gpu_env"
 ACTIVE = "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; {})"
@@ -225,7 +226,7 @@ def test_a_status_without_a_reconcile_says_what_follows(registered: SlurmDouble)
 def test_cards_without_a_driver(slurm: SlurmDouble, paths: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
     add_pci(paths, "0000:01:00.0")
-    text = "1 NVIDIA GPU has no driver: install one and reboot this machine"
+    text = "1 NVIDIA GPU has no driver: set driver=580 (or another branch), or install one and reboot this machine"
     assert hook() == Verdict(Level.BLOCKED, text)
     assert offer() is None
     assert slurm.log == []
@@ -361,3 +362,48 @@ def test_the_drop_in_names_this_machines_devices(registered: SlurmDouble, paths:
     hook(live())
     text = (paths / "etc/systemd/system/slurmd.service.d" / registration.DROPIN).read_text()
     assert f"until test -e {mock_gpu}; do" in text
+
+
+def test_a_local_slurmd_that_does_not_start_is_told(
+    slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    slurmd_options.SLURM_CONF.touch()
+    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
+
+    def fails() -> None:
+        raise CommandError("systemctl exited 1: Job for slurmd.service failed")
+
+    monkeypatch.setattr(registration, "restart_if_active", fails)
+    progress = compute_seat.ensure(compute_seat.look(), None, owner="slurm-gpu/0")
+    assert progress == registration.Progress(
+        registration.Stage.FAILED, "systemctl exited 1: Job for slurmd.service failed"
+    )
+    compute_seat.release(owner="slurm-gpu/0")  # as in the remove hook
+    assert not compute_seat.OWNER.exists()
+
+
+def test_a_damaged_local_file_is_told(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+    slurmd_options.SLURM_CONF.touch()
+    slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
+    gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")
+    progress = compute_seat.ensure(compute_seat.look(), None, owner="slurm-gpu/0")
+    assert progress is not None
+    assert progress.stage is registration.Stage.FAILED
+    assert "do not pair up" in progress.detail
+    compute_seat.release(owner="slurm-gpu/0")
+    assert gres_conf.PATH.read_text() == "# BEGIN slurm-gpu\n"
+
+
+def test_a_driver_that_hangs_while_files_are_made(mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    gpu_detect.NVIDIA_MODPROBE.parent.mkdir(parents=True, exist_ok=True)
+    gpu_detect.NVIDIA_MODPROBE.touch()
+    asked: list[str] = []
+
+    def hangs(*argv: str | pathlib.Path, **_: object) -> None:
+        asked.append(str(argv[-1]))
+        raise CommandError("nvidia-modprobe: no answer within 60 s")
+
+    monkeypatch.setattr(gpu_detect, "run", hangs)
+    missing = [mock_gpu.with_name("nvidia7"), mock_gpu.with_name("nvidia8")]
+    assert gpu_detect.ensure_device_files((mock_gpu, *missing)) == missing
+    assert asked == ["0"]

@@ -74,7 +74,10 @@ def test_cards_without_a_driver(roots: gpu_detect.Roots, paths: pathlib.Path):
     add_pci(paths, "0000:05:00.0", kind="0x068000")  # an NVSwitch
     found = gpu_detect.detect(roots, absent)
     assert (found.source, [gpu.bus_id for gpu in found.gpus]) == ("pci", ["0000:1b:00.0", "0000:1c:00.0"])
-    assert found.problem == "2 NVIDIA GPUs have no driver: install one and reboot this machine"
+    assert (
+        found.problem
+        == "2 NVIDIA GPUs have no driver: set driver=580 (or another branch), or install one and reboot this machine"
+    )
     assert not found.is_usable
 
 

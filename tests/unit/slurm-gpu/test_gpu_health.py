@@ -1,5 +1,6 @@
 """gpu-health on samples of nvidia-smi's and the kernel's words, with programs in the places of the real ones."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ from gpu_health import DRAIN, WARN, Finding
 
 BUS = "0000:01:00.0"
 OURS = "gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
-real_sleep = time.sleep
+REAL = {"sleep": time.sleep, "monotonic": time.monotonic}
 
 
 class Scene:
@@ -45,9 +46,16 @@ class Scene:
         (self.root / "log").write_text(printed)
         self.program("journalctl", f"cat {self.root}/log; exit {code}")
 
-    def node(self, state: str = "IDLE+DYNAMIC_NORM", reason: str = "", gres: str = "gpu:h100:1(S:0)") -> None:
+    def node(
+        self,
+        state: str = "IDLE+DYNAMIC_NORM",
+        reason: str = "",
+        gres: str = "gpu:h100:1(S:0)",
+        began: str = "2026-11-20T18:00:00",
+    ) -> None:
         reason = f" Reason={reason} [root@2026-11-20T18:51:55]" if reason else ""
-        record = f"NodeName=n0 Arch=x86_64 CPUAlloc=0 Gres={gres} NodeAddr=n0 State={state} ThreadsPerCore=1{reason}"
+        record = f"NodeName=n0 Arch=x86_64 CPUAlloc=0 Gres={gres} NodeAddr=n0 State={state} ThreadsPerCore=1"
+        record += f" SlurmdStartTime={began}{reason}"
         (self.root / "record").write_text(f"{record}\n")
         show = f'if [ "$1" = show ]; then cat {self.root}/record; else echo "$*" >> {self.orders}; fi'
         self.program("scontrol", show)
@@ -63,8 +71,17 @@ class Scene:
 
 @pytest.fixture
 def scene(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    for name, program in (("NVIDIA_SMI", "nvidia-smi"), ("JOURNALCTL", "journalctl"), ("SCONTROL", "scontrol")):
+    programs = {
+        "NVIDIA_SMI": "nvidia-smi",
+        "JOURNALCTL": "journalctl",
+        "SCONTROL": "scontrol",
+        "SYSTEMCTL": "systemctl",
+    }
+    monkeypatch.setattr(gpu_health, "DCGMI", (str(paths / "bin/dcgmi"),))
+    for name, program in programs.items():
         monkeypatch.setattr(gpu_health, name, str(paths / "bin" / program))
+    for name, function in REAL.items():  # programs run here, and take their time
+        monkeypatch.setattr(gpu_health.time, name, function)
     (paths / "uptime").write_text("1000.0 1.0\n")
     moved = {"STATE": "var/slurm-gpu/health.json", "TEXTFILES": "var/textfiles", "PCI": "sys/bus/pci/devices"}
     for name, path in (moved | {"UPTIME": "uptime"}).items():
@@ -96,6 +113,20 @@ def test_what_is_not_known_is_no_fault(scene: Scene, path: str, told: str):
         ("remapped_rows/remapped_row_failure", "Yes", DRAIN, "row remapping failed: replace it"),
         ("remapped_rows/remapped_row_pending", "Yes", DRAIN, "row remapping pending: reset it"),
         ("retired_pages/pending_retirement", "Yes", DRAIN, "page retirement pending: reset it"),
+        (
+            "retired_pages/double_bit_retirement/retired_count",
+            "61",
+            DRAIN,
+            "61 pages retired for double-bit errors: replace it",
+        ),
+        (
+            "retired_pages/multiple_single_bit_retirement/retired_count",
+            "61",
+            DRAIN,
+            "61 pages retired for single-bit errors: replace it",
+        ),
+        ("ecc_errors/volatile/dram_correctable", "20000001", WARN, "20000001 correctable DRAM errors"),
+        ("ecc_errors/volatile/sram_correctable", "10001", WARN, "10001 correctable SRAM errors"),
         ("ecc_errors/volatile/dram_uncorrectable", "1", DRAIN, "1 uncorrectable DRAM errors: reset it"),
         ("ecc_errors/volatile/sram_uncorrectable", "2", DRAIN, "2 uncorrectable SRAM errors: reset it"),
         ("ecc_errors/volatile/sram_uncorrectable_parity", "4", DRAIN, "4 SRAM parity errors: reset it"),
@@ -118,7 +149,7 @@ def test_every_rule(scene: Scene, path: str, told: str, level: str, text: str):
 
 
 def test_every_rule_is_tested():
-    assert len(gpu_health.RULES) == 13
+    assert len(gpu_health.RULES) == 17
     assert {rule.path for rule in gpu_health.RULES} <= {*HEALTHY, "ecc_errors/volatile/sram_uncorrectable"}
 
 
@@ -230,6 +261,37 @@ def test_somebody_who_resumes_the_node_is_believed_about_old_xids(scene: Scene):
     assert len(scene.told) == 1
 
 
+def test_a_drain_that_went_with_the_nodes_record_is_ordered_again(scene: Scene):
+    """As upstream's set-node-config does: the record is deleted, and slurmd registers anew."""
+    scene.log(xid(79, time.time() - 1))
+    assert scene.check() == 1
+    scene.node("IDLE", began="2026-11-20T18:10:00")
+    assert scene.check() == 1
+    assert scene.told == [scene.told[0]] * 2
+    scene.node("IDLE+DRAIN", OURS, began="2026-11-20T18:10:00")
+    assert scene.check() == 1
+    scene.node("IDLE", began="2026-11-20T18:10:00")  # now by an administrator
+    assert scene.check() == 0
+    assert len(scene.told) == 2
+
+
+def test_xids_of_a_card_from_before_its_reset_are_done_with(scene: Scene):
+    scene.log(xid(79, time.time()))
+    assert scene.check() == 1
+    found = scene.told[0].partition("reason=")[2]
+    state = gpu_health.State.load()
+    dataclasses.replace(state, resets={"0000:9d:00.0": time.time() + 60}).save()  # another card
+    scene.node("IDLE+DRAIN", OURS)
+    assert scene.check() == 1
+    card = found.split()[-1]
+    dataclasses.replace(gpu_health.State.load(), resets={card: time.time() + 1}).save()
+    assert [scene.check() for _ in range(2)] == [0, 0]
+    assert scene.told[1:] == ["update nodename=n0 state=resume"]
+    assert list(gpu_health.State.load().resets) == [card]
+    scene.log(xid(79, time.time() + 60))
+    assert scene.check() == 1
+
+
 def test_xids_from_before_the_last_pass_are_done_with(scene: Scene):
     scene.check()
     scene.log(xid(79, time.time() - 60) + xid(48, time.time() + 60))
@@ -306,9 +368,24 @@ def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.Mo
     assert "nvidia-smi does not answer within 0.3 s" in scene.told[0]
 
 
-def test_the_limits_together_stay_under_a_minute():
-    # nvidia-smi, the log, and scontrol twice; each may be killed and reaped
-    assert gpu_health._SMI_S + gpu_health._LOG_S + 2 * gpu_health._SCONTROL_S + 4 * gpu_health._REAP_S < 60
+def test_where_everything_hangs_it_ends_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """Each program would take all that it may; together they get less, and the order to Slurm is still given."""
+    limits = {"_WHOLE_S": 3.0, "_SMI_S": 2.0, "_LOG_S": 2.0, "_SCONTROL_S": 1.0, "_SYSTEMCTL_S": 2.0, "_REAP_S": 0.1}
+    for name, limit in limits.items():
+        monkeypatch.setattr(gpu_health, name, limit)
+    for name in ("nvidia-smi", "journalctl", "systemctl"):
+        scene.program(name, "exec sleep 100")
+    started = time.monotonic()
+    assert scene.check("--dcgm") == 1
+    assert time.monotonic() - started < 4
+    assert len(scene.told) == 1
+    assert "nvidia-smi does not answer" in scene.told[0]
+
+
+def test_the_whole_stays_under_slurms_minute():
+    queries = 5  # each may have to be killed
+    assert gpu_health._WHOLE_S + queries * gpu_health._REAP_S < 60
+    assert gpu_health._SMI_S + gpu_health._SCONTROL_S < gpu_health._WHOLE_S
 
 
 def test_a_silent_controller_is_said_and_changes_nothing(scene: Scene, capsys: pytest.CaptureFixture[str]):
@@ -375,3 +452,171 @@ def test_the_program_runs_alone(scene: Scene, paths: pathlib.Path):
     )
     assert done.stderr == ""
     assert json.loads(done.stdout)["result"] in {"ok", "warn", "drain"}
+
+
+def sxid(code: int, kind: str) -> str:
+    return (
+        f"{time.time()} vm kernel: nvidia-nvswitch3: SXid (PCI:0000:c3:00.0): {code}, {kind}, Link 32 egress "
+        "non-posted PRIV error (First)\n"
+    )
+
+
+def test_errors_of_a_switch_are_warned_of_and_drained_for_where_they_harm_a_card(scene: Scene):
+    scene.log(sxid(12028, "Non-fatal") + sxid(20034, "Fatal"))
+    assert scene.check() == 2
+    assert scene.told == []
+    found = gpu_health.xid_finding(sxid(20034, "Fatal"))
+    assert found == Finding(WARN, "sxid", "SXid 20034: fatal error of nvidia-nvswitch3", "0000:c3:00.0")
+    scene.log(sxid(20034, "Fatal") + xid(74, time.time()))
+    assert scene.check() == 1
+
+
+@pytest.mark.parametrize(
+    ("cards", "numbers", "findings"),
+    [
+        (BARE, (1, 3, 1000), 1),  # an A100 tells nothing of its fabric
+        (BARE, (1, 0, 1000), 0),
+        (BARE, (0, 3, 1000), 0),
+        (BARE, (1, 3, 100), 0),
+        (HEALTHY, (1, 3, 1000), 0),  # the cards know better
+    ],
+)
+def test_a_fabric_that_no_card_tells_of(
+    scene: Scene, paths: pathlib.Path, cards: dict[str, str], numbers: tuple[int, int, int], findings: int
+):
+    switches, code, uptime = numbers
+    gpu_health.UPTIME.write_text(f"{uptime}.0 1.0\n")
+    scene.program("systemctl", f'[ "$*" = "is-active --quiet nvidia-fabricmanager.service" ] && exit {code}')
+    for i in range(switches):
+        add_pci(paths, f"0000:c{i}:00.0", kind="0x068000")
+    scene.smi(answer(cards))
+    assert scene.check() == min(findings, 1)
+    reason = "gpu-health: nvidia-fabricmanager.service does not run"
+    assert scene.told == [f"update nodename=n0 state=drain reason={reason}"] * findings
+
+
+def test_xids_to_drain_for_and_to_ignore_by_option(scene: Scene):
+    scene.log(xid(109, time.time()) + xid(74, time.time()) + xid(13, time.time()))
+    assert scene.check("--xids", "-109 -74") == 0
+    assert scene.told == []
+    scene.log(xid(109, time.time() + 1) + xid(13, time.time() + 1))
+    assert scene.check("--xids=+109,+13") == 1
+    assert "Xid 109: context switch timed out" in scene.told[0]
+    assert "Xid 13: to drain for by option" in scene.told[0]
+
+
+@pytest.mark.parametrize("text", ["109", "+x", "+1234", "+-1", "+74 -74", "$(id)"])
+def test_what_is_no_list_of_xids(text: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match=r"^('.*' is neither \+XID|Xid 74 is both)"):
+        gpu_health.parse_xids(text)
+    with pytest.raises(SystemExit):
+        gpu_health.main(["check", f"--xids={text}"])
+    assert "--xids: " in capsys.readouterr().err
+
+
+# The shapes are those of DCGM 3.3 and 4.4 (dcgmi diag -j), written for this test.
+DCGM3 = {
+    "DCGM GPU Diagnostic": {
+        "test_categories": [
+            {
+                "category": "Deployment",
+                "tests": [
+                    {"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "Pass"}]},
+                    {"name": "Inforom", "results": [{"gpu_ids": "1", "status": "Fail", "warnings": "checksum"}]},
+                    {"name": "Page Retirement", "results": [{"gpu_ids": "0", "status": "Skip"}]},
+                ],
+            }
+        ]
+    }
+}
+DCGM4 = {
+    "DCGM Diagnostic": {
+        "test_categories": [
+            {
+                "category": "Deployment",
+                "tests": [
+                    {
+                        "name": "software",
+                        "results": [
+                            {"entity_group": "GPU", "entity_id": 0, "status": "Pass"},
+                            {"entity_group": "GPU", "entity_id": 1, "status": "Fail"},
+                        ],
+                        "test_summary": {"status": "Fail"},
+                    }
+                ],
+            }
+        ]
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (DCGM3, "gpu-health: dcgmi: Inforom failed on GPU 1"),
+        (DCGM4, "gpu-health: dcgmi: software failed on GPU 1"),
+        ({"tests": [{"name": "software", "test_summary": {"status": "FAIL"}}]}, "gpu-health: dcgmi: software failed"),
+        ({"tests": [{"name": "software", "results": [{"status": "Pass"}]}]}, None),
+    ],
+    ids=["3", "4", "summary", "pass"],
+)
+def test_nvidias_short_diagnosis(scene: Scene, told: object, reason: str | None):
+    (scene.root / "dcgm.json").write_text(json.dumps(told))
+    scene.program(
+        "dcgmi", f'[ "$*" = "diag -r 1 -j" ] || exit 9; echo Successfully; cat {scene.root}/dcgm.json; exit 0'
+    )
+    assert scene.check("--dcgm") == (1 if reason else 0)
+    assert scene.told == ([f"update nodename=n0 state=drain reason={reason}"] if reason else [])
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (None, "there is no dcgmi on this machine"),
+        (
+            "echo 'Error: unable to establish a connection' >&2; exit 255",
+            "dcgmi exited 255: Error: unable to establish",
+        ),
+        ("echo '{'; exit 1", "dcgmi exited 1: {"),
+        ("exec sleep 100", "dcgmi does not answer within 0.3 s"),
+    ],
+)
+def test_a_diagnosis_that_cannot_be_made_drains_nobody(
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str | None,
+    text: str,
+):
+    monkeypatch.setattr(gpu_health, "_DCGM_S", 0.3 if program and "sleep" in program else 5)
+    if program is not None:
+        scene.program("dcgmi", program)
+    assert scene.check("--dcgm") == 2
+    assert text in capsys.readouterr().out
+    assert scene.told == []
+
+
+@pytest.mark.parametrize("state", ["MIXED", "ALLOCATED+DRAIN", "IDLE+COMPLETING"])
+def test_no_diagnosis_beside_jobs(scene: Scene, state: str):
+    scene.program("dcgmi", f"touch {scene.root}/asked; echo '{{}}'")
+    scene.node(state)
+    assert scene.check("--dcgm") == 0
+    assert not (scene.root / "asked").exists()
+    scene.node("IDLE")
+    assert scene.check("--dcgm") == 0
+    assert (scene.root / "asked").exists()
+
+
+def test_as_slurms_own_program(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    """slurmd gives it no arguments, and the node's name in the environment."""
+    monkeypatch.setenv("SLURMD_NODENAME", "n0")
+    monkeypatch.setattr(sys, "argv", ["/usr/local/sbin/gpu-health"])
+    monkeypatch.setattr(gpu_health, "OPTIONS", scene.root / "options")
+    scene.smi("", 9)
+    assert gpu_health.main() == 1
+    assert len(scene.told) == 1
+    scene.smi(answer(HEALTHY))
+    scene.log(xid(109, time.time() + 60))
+    gpu_health.OPTIONS.write_text("--xids=+109 -74\n")
+    assert gpu_health.main() == 1
+    assert "Xid 109" in scene.told[-1]

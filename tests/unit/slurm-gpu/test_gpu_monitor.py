@@ -10,6 +10,7 @@ from slurm_double import SlurmDouble
 import compute_seat
 import gpu_health
 import gpu_monitor
+import gpu_settings
 import slurmd_options
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout, Completed
@@ -70,8 +71,7 @@ def test_where_there_is_no_timer(orders: list[str], node: str | None, setting: s
 
 
 def test_a_setting_that_is_none_or_cannot_be(smi: pathlib.Path):
-    assert gpu_monitor.problem("yes") == "health-check: 'yes' is none of auto, on, off"
-    assert [gpu_monitor.problem(setting) for setting in gpu_monitor.SETTINGS] == [None, None, None]
+    assert [gpu_monitor.problem(setting) for setting in ("auto", "on", "off")] == [None, None, None]
     smi.unlink()
     assert gpu_monitor.problem("auto") is None
     assert gpu_monitor.problem("on") == f"health-check=on needs {smi}: install nvidia-utils of the driver's branch"
@@ -125,7 +125,88 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
 def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
-    machine = compute_seat.look(health="sometimes")
-    assert machine.problem == "health-check: 'sometimes' is none of auto, on, off"
+    machine = compute_seat.look(gpu_settings.Settings(health="sometimes"))
+    assert machine.problem == "health-check: 'sometimes' is none of auto, on, off, slurm"
     assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
     assert slurm.log == []
+
+
+def test_more_to_look_at_is_in_the_unit(orders: list[str], smi: pathlib.Path):
+    gpu_monitor.ensure("n0", "on", has_gpus=True, dcgm=True, xids=" +109,-74 ")
+    unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
+    assert unit.count(' check --act --json --node n0 "--dcgm" "--xids=+109 -74"\n') == 1
+
+
+@pytest.mark.parametrize("has_gpus", [True, False])
+@pytest.mark.parametrize("setting", ["auto", "slurm"])
+def test_where_slurm_runs_the_check_there_is_no_timer(
+    orders: list[str], smi: pathlib.Path, slurm: SlurmDouble, setting: str, has_gpus: bool
+):
+    gpu_monitor.ensure("n0", "auto", has_gpus=True)
+    assert orders[-1] == "enable --now gpu-health.timer"
+    slurm.health_program = str(gpu_monitor.PROGRAM)
+    gpu_monitor.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
+    assert "disable --now gpu-health.timer" in orders
+    assert gpu_monitor.PROGRAM.stat().st_mode & 0o777 == 0o755
+    assert gpu_health.OPTIONS.read_text() == "--xids=+109\n"
+    count = len(orders)
+    gpu_monitor.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
+    assert len(orders) == count
+    assert gpu_monitor.problem(setting) is None
+    gpu_monitor.ensure_absent()
+    assert not gpu_health.OPTIONS.exists()
+
+
+def test_never_both(smi: pathlib.Path, slurm: SlurmDouble):
+    wanted = f"HealthCheckProgram={gpu_monitor.PROGRAM} HealthCheckInterval=300"
+    assert gpu_monitor.problem("slurm") == (
+        f"health-check=slurm needs it in Slurm: juju config slurmctld slurm-conf-parameters='{wanted}', "
+        "beside what that option holds already"
+    )
+    slurm.health_program = str(gpu_monitor.PROGRAM)
+    assert gpu_monitor.problem("slurm") is None
+    problem = gpu_monitor.problem("on")
+    assert problem is not None
+    assert problem.startswith("health-check=on contradicts HealthCheckProgram=")
+    slurm.answering = False  # nobody knows
+    assert gpu_monitor.problem("slurm") is None
+    slurm.answering = True
+    slurm.health_program = "/usr/sbin/nhc"  # somebody else's check goes well with the timer
+    assert gpu_monitor.problem("on") is None
+
+
+@pytest.mark.parametrize("text", ["109", "+x", "+74 -74"])
+def test_xids_that_are_none_are_refused_by_name(text: str):
+    with pytest.raises(gpu_settings.SettingsError, match=r"^health-xids: "):
+        gpu_settings.Settings(xids=text).check()
+
+
+def test_a_card_that_is_unfit_is_told_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
+    def run(*argv: str, **_: object) -> Completed:
+        assert argv[-1] == "--dcgm"
+        findings = [
+            {"level": "drain", "text": "recovery action Reset", "gpu": "0000:01:00.0"},
+            {"level": "warn", "text": "hot", "gpu": ""},
+        ]
+        return Completed(1, json.dumps({"result": "drain", "findings": findings, "seconds": 1}), "")
+
+    monkeypatch.setattr(gpu_monitor, "run", run)
+    assert gpu_monitor.unfit("n0", dcgm=True) == ["recovery action Reset 0000:01:00.0"]
+
+    def hangs(*argv: str, **_: object) -> Completed:
+        raise CommandTimeout("python3: no answer within 70 s")
+
+    monkeypatch.setattr(gpu_monitor, "run", hangs)
+    assert gpu_monitor.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
+    smi.unlink()
+    assert gpu_monitor.unfit("n0") == []
+
+
+def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
+    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    gpu_health.TEXTFILES.mkdir()
+    (gpu_health.TEXTFILES / "gpu_health.prom").touch()
+    compute_seat.release(owner="slurm-gpu/0")  # no card was ever registered here
+    assert not gpu_monitor.PROGRAM.exists()
+    assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()
+    assert not list(gpu_health.TEXTFILES.iterdir())

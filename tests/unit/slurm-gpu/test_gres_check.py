@@ -7,6 +7,7 @@ from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
 import compute_seat
+import gpu_settings
 import gres_check
 import slurmd_options
 from slurm_ddp.run import CommandTimeout
@@ -128,7 +129,7 @@ def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, m
 
 def test_an_alias_that_is_none_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
-    machine = compute_seat.look("mock_gpu=Mock GPU")
+    machine = compute_seat.look(gpu_settings.Settings(aliases="mock_gpu=Mock GPU"))
     assert machine.problem == "gpu-type-alias: 'Mock GPU' is no type: small letters, digits and _ . + - only"
     assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
     assert slurm.log == []

@@ -10,6 +10,7 @@ from slurm_double import Killed, Record, SlurmDouble
 import registration
 import slurmd_options
 from registration import Progress, Stage
+from slurm_ddp.slurm import nodes
 
 GRES = "gpu:mock_gpu:1"
 
@@ -400,3 +401,37 @@ def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
 def test_the_version(slurm: SlurmDouble, said: str, version: tuple[int, int] | None):
     slurm.version = said
     assert registration.slurm_version() == version
+
+
+@pytest.mark.parametrize("first", [Record(""), Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")])
+def test_a_drain_that_somebody_orders_while_jobs_are_waited_for(slurm: SlurmDouble, first: Record):
+    slurm.record = dataclasses.replace(first, flags=set(first.flags))
+    slurm.jobs, slurm.waiting = ["7"], ["9"]
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    nodes.drain("slurmd-0", "bad fan")
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    slurm.end_jobs()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    assert (slurm.ended, slurm.waiting) == ([], ["9"])
+
+
+def test_a_drain_that_somebody_orders_before_nothing_is_to_be_done_any_more(slurm: SlurmDouble):
+    slurm.record = Record("")
+    slurm.jobs = ["7"]
+    advance()
+    nodes.drain("slurmd-0", "bad fan")
+    assert advance(gres=None) == Progress(Stage.REGISTERED)
+    assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+
+
+def test_a_controller_that_falls_silent_during_the_status(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    slurm.record = Record("")
+    slurm.jobs = ["7"]
+    advance()
+
+    def silent(_: str) -> list[str]:
+        raise nodes.ControllerSilent("list jobs on slurmd-0: Unable to contact slurm controller")
+
+    monkeypatch.setattr(nodes, "job_ids", silent)
+    assert registration.inspect("slurmd-0", GRES).stage is Stage.SILENT

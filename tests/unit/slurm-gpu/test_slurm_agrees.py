@@ -274,6 +274,11 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
         assert [re.search(r"Cores=(\S+)", line)[1] for line in detected] == ["24-47", "120-143"]  # type: ignore[index]
         assert not any("Cores=" in line for line in plan.lines)
         assert "numa_node_as_socket" in plan.notes[0]
+        settings = conf(bench.machine.sockets, bench.machine.cores, bench.machine.threads)
+        assert gres_check.refusal("n0", detected, settings) == (
+            "gres/gpu GRES core specification 24-47 for node n0 doesn't match socket boundaries. (Socket 0 is cores 0-95)"
+        )
+        assert gres_check.refusal("n0", plan.lines, settings) is None
         detected = [re.sub(r"(Cores|CoreCnt)=\S+ ", "", line) for line in detected]
         ours = [re.sub(r"(Cores|CoreCnt)=\S+ ", "", line) for line in ours]
     if bench.machine.caps:  # 22.05 gives MIG instances Links, which 25.11 does not
@@ -311,3 +316,22 @@ def test_the_check_before_slurm_is_touched(monkeypatch: pytest.MonkeyPatch, line
     said = gres_check.difference("slurmd-0", "gpu:mock_gpu:1", [line], conf(1, 2, 1), (22, 5))
     assert said == problem
     assert gres_check.ACCEPTED.exists() == (problem is None)
+
+
+@pytest.mark.parametrize("name", ["shard", "mps"])
+def test_the_check_of_shared_cards(monkeypatch: pytest.MonkeyPatch, name: str):
+    missing = why_not()
+    if missing:
+        pytest.skip(missing)
+    monkeypatch.setattr(gres_check, "run", run.run)
+    lines = [
+        "Name=gpu Type=mock_gpu File=/dev/null Flags=nvidia_gpu_env",
+        "Name=gpu Type=mock_gpu File=/dev/zero Flags=nvidia_gpu_env",
+        f"Name={name} Count=4 File=/dev/null",
+        f"Name={name} Count=4 File=/dev/zero",
+    ]
+    settings = conf(1, 2, 1)
+    assert gres_check.difference("slurmd-0", f"gpu:mock_gpu:2,{name}:8", lines, settings, (22, 5)) is None
+    said = gres_check.difference("slurmd-0", "gpu:mock_gpu:2", lines, settings, (22, 5))
+    assert said is not None
+    assert f"it finds no {name} of /dev/null" in said

@@ -1,0 +1,284 @@
+"""The driver's packages and settings on this machine. Every step may be repeated, and may be the last before a reboot.
+
+Installing is one transaction of apt; what would take anything but another driver away is refused before it begins.
+"""
+
+import collections.abc
+import contextlib
+import pathlib
+import re
+
+import driver_packages
+import driver_plan
+import driver_state
+from slurm_ddp import apt, files, systemd
+from slurm_ddp.run import CommandError, run
+
+PERSISTENCED = "nvidia-persistenced.service"
+_PERSIST_DROPIN = "10-slurm-gpu.conf"
+NOUVEAU = pathlib.Path("/etc/modprobe.d/slurm-gpu-nouveau.conf")
+HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by us, and not by anybody before
+UNATTENDED = pathlib.Path("/etc/apt/apt.conf.d/51-slurm-gpu")
+PERSISTENCED_PROGRAM = pathlib.Path("/usr/bin/nvidia-persistenced")
+NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
+PROC_MODULES = pathlib.Path("/proc/modules")
+PASSWD = pathlib.Path("/etc/passwd")
+UPDATE_INITRAMFS = pathlib.Path("/usr/sbin/update-initramfs")
+_ACCOUNTS = ("nvidia-persistenced", "nvpd")  # Ubuntu's and Debian's
+_STOP_S, _UNLOAD_S = 120.0, 60.0
+
+# What keeps the driver's devices open on a node without jobs, in the order in which it is stopped. Upstream's slurmd
+# charm brings DCGM as a snap.
+HOLDERS = (
+    "gpu-health.timer",
+    "gpu-health.service",
+    "nvidia-dcgm.service",
+    "dcgm-exporter.service",
+    "snap.dcgm.dcgm-exporter.service",
+    "snap.dcgm.nv-hostengine.service",
+    PERSISTENCED,
+    driver_state.FABRIC,
+)
+# Modules in the order in which they can be unloaded (gpu.md 2.6; nvidia-peermem and gdrdrv use nvidia too).
+_MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
+
+_UNATTENDED = """\
+// Written by the slurm-gpu charm: a driver that changes under a running node breaks it ("Driver/library version
+// mismatch"). The action upgrade-driver moves it.
+Unattended-Upgrade::Package-Blacklist {
+    "nvidia-";
+    "libnvidia-";
+    "linux-modules-nvidia-";
+    "libcuda1";
+    "cuda-drivers";
+    "firmware-nvidia-";
+};
+"""
+_NOUVEAU = """\
+# Written by the slurm-gpu charm.
+blacklist nouveau
+options nouveau modeset=0
+"""
+
+
+class InstallError(Exception):
+    """A step failed. `str()` is one line and says what to do."""
+
+
+def resolve(facts: driver_state.Facts, wanted: driver_plan.Wish, *, fresh: bool = True) -> driver_plan.Plan:
+    """Return the set of packages to install, after reading the archives anew.
+
+    Raises:
+        PlanError: there is none that fits.
+        InstallError: apt does not work, or would take something else away.
+    """
+    driver_plan.check(facts, wanted)
+    try:
+        if fresh:
+            apt.update()
+        plan = driver_plan.resolve(facts, wanted, _Index())
+        gone = apt.removed_by(plan.exact)
+    except (CommandError, apt.AptError) as e:
+        raise InstallError(f"apt: {e}") from e
+    foreign = [name for name in gone if not name.startswith(driver_packages.MAY_GO)]
+    if foreign:
+        raise InstallError(f"driver {plan.version}: apt would remove {', '.join(foreign)}: see what conflicts first")
+    return plan
+
+
+def is_installed(plan: driver_plan.Plan) -> bool:
+    """Whether exactly these packages are here."""
+    there = apt.installed(*plan.exact)
+    return all(there.get(name) == number for name, number in plan.packages)
+
+
+def repair() -> None:
+    """Finish what an interrupted transaction left half done; apt answers nothing before that.
+
+    Raises:
+        InstallError: it cannot be finished.
+    """
+    try:
+        apt.repair()
+    except apt.AptError as e:
+        raise InstallError(f"dpkg --configure -a: {e}") from e
+
+
+def install(plan: driver_plan.Plan) -> None:
+    """Install the set in one transaction, after finishing what an interrupted one left.
+
+    Raises:
+        InstallError: it did not work; nothing or all of it is installed, or dpkg stopped in between and says where.
+    """
+    repair()
+    try:
+        if not is_installed(plan):
+            apt.install_exact(plan.exact)
+    except apt.AptError as e:
+        raise InstallError(f"driver {plan.version}: {e}") from e
+
+
+def ensure_settings(*, persistence: bool, hold: bool) -> None:
+    """Write down what belongs to an installed driver: nouveau stays away, cards stay awake, apt keeps its hands off.
+
+    Raises:
+        InstallError: a command failed.
+    """
+    try:
+        if files.ensure_file(NOUVEAU, _NOUVEAU) and UPDATE_INITRAMFS.exists():
+            run(UPDATE_INITRAMFS, "-u", "-k", "all", timeout=600, check=False)
+        ensure_persistence(on=persistence)
+        ensure_hold(on=hold)
+    except CommandError as e:
+        raise InstallError(str(e)) from e
+
+
+def ensure_hold(*, on: bool) -> None:
+    """Keep apt and unattended-upgrades from moving the driver, or let them.
+
+    Raises:
+        CommandError: it cannot be changed now, as while another dpkg runs.
+    """
+    names = [
+        name for name in apt.installed(*driver_packages.HOLD_PATTERNS) if not name.startswith(driver_packages.NOT_HELD)
+    ]
+    if on:
+        files.ensure_file(UNATTENDED, _UNATTENDED)
+        ours = set(_text(HELD).split()) | (set(names) - apt.held())
+        files.ensure_file(HELD, "".join(f"{name}\n" for name in sorted(ours)))
+        apt.ensure_held(names)
+    elif UNATTENDED.exists():  # what an administrator or an image held before stays held
+        apt.ensure_not_held(_text(HELD).split())
+        files.ensure_absent(HELD)
+        files.ensure_absent(UNATTENDED)  # last, or a failure would leave them held for good
+
+
+def ensure_persistence(*, on: bool) -> bool:
+    """Keep the driver's state on idle cards; return whether anything changed, for which its daemon must be restarted.
+
+    Ubuntu's unit runs without persistence mode and stops when nothing needs it.
+    """
+    if not on or not PERSISTENCED_PROGRAM.exists():
+        return systemd.ensure_no_dropin(PERSISTENCED, _PERSIST_DROPIN)
+    account = next((name for name in _ACCOUNTS if re.search(rf"^{name}:", _text(PASSWD), re.MULTILINE)), None)
+    user = f" --user {account}" if account else ""
+    return systemd.ensure_dropin(
+        PERSISTENCED,
+        _PERSIST_DROPIN,
+        "# Written by the slurm-gpu charm.\n[Unit]\nStopWhenUnneeded=false\n\n[Service]\nExecStart=\n"
+        f"ExecStart={PERSISTENCED_PROGRAM}{user} --persistence-mode --verbose\n",
+    )
+
+
+def check_next_kernel(plan: driver_plan.Plan, running: str) -> None:
+    """Make sure that the kernel which boots next has the driver.
+
+    Raises:
+        InstallError: it has not, so the machine must not be rebooted.
+    """
+    kernel = driver_state.newest_kernel(running)
+    module = driver_state.on_disk(kernel)
+    if module is None:
+        raise InstallError(f"no reboot: kernel {kernel}, which boots next, has no nvidia module; see dkms status")
+    if module.version != plan.version:
+        raise InstallError(
+            f"no reboot: kernel {kernel}, which boots next, has driver {module.version}, not {plan.version}"
+        )
+
+
+def stop_holders() -> None:
+    """Stop what keeps the driver's devices open. Jobs are not among it: ask first.
+
+    Raises:
+        InstallError: one does not stop.
+    """
+    for unit in HOLDERS:
+        if systemd.is_active(unit):
+            try:
+                systemd.stop(unit, timeout=_STOP_S)
+            except CommandError as e:
+                raise InstallError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
+
+
+def start_services(*, fabric: bool) -> None:
+    """Start what belongs to a loaded driver.
+
+    Raises:
+        InstallError: the fabric manager does not start.
+    """
+    if PERSISTENCED_PROGRAM.exists():
+        try:
+            systemd.restart(PERSISTENCED)
+        except CommandError as e:
+            raise InstallError(f"{PERSISTENCED}: {e}; see journalctl -u {PERSISTENCED}") from e
+    if fabric:
+        try:
+            systemd.enable_now(driver_state.FABRIC, timeout=300)
+        except CommandError as e:
+            raise InstallError(f"{driver_state.FABRIC}: {e}; see journalctl -u {driver_state.FABRIC}") from e
+
+
+def ensure_services() -> None:
+    """Start those that are installed and do not run; what fails says so itself, in the status."""
+    for program, unit in ((PERSISTENCED_PROGRAM, PERSISTENCED), (driver_state.FABRIC_PROGRAM, driver_state.FABRIC)):
+        if program.exists() and not systemd.is_active(unit):
+            with contextlib.suppress(CommandError):
+                systemd.restart(unit)
+
+
+def load(version: str, facts: driver_state.Facts) -> bool:
+    """Let this version of the driver run now; return False where only a reboot can.
+
+    Nothing may use the cards: call `stop_holders` first, on a node without jobs.
+    """
+    if facts.nouveau:
+        return False
+    if facts.loaded is not None and facts.loaded != version:
+        if not _unload():
+            return False
+    elif facts.loaded == version:
+        return True
+    module = driver_state.on_disk(facts.kernel)
+    if module is None or module.version != version:
+        return False
+    try:
+        run("/usr/sbin/modprobe", "nvidia", timeout=_UNLOAD_S)
+        run("/usr/sbin/modprobe", "nvidia-uvm", timeout=_UNLOAD_S)
+        if NVIDIA_MODPROBE.exists():
+            run(NVIDIA_MODPROBE, "-u", "-c", "0", check=False)
+    except CommandError:
+        return False
+    return True
+
+
+def _unload() -> bool:
+    present = [line.partition(" ")[0] for line in _text(PROC_MODULES).splitlines()]
+    for name in _MODULES:
+        if name not in present:
+            continue
+        try:
+            run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)
+        except CommandError:  # somebody has it open: a reboot takes it
+            return False
+    return True
+
+
+class _Index:
+    """What the archives offer, each package asked for once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[apt.Version, ...]] = {}
+
+    def __call__(self, names: collections.abc.Iterable[str]) -> dict[str, tuple[apt.Version, ...]]:
+        names = set(names)
+        unknown = names - set(self._known)
+        told = apt.versions(unknown)
+        self._known |= {name: told.get(name, ()) for name in unknown}
+        return {name: self._known[name] for name in sorted(names) if self._known[name]}
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

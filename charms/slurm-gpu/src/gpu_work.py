@@ -1,0 +1,100 @@
+"""What is done to a node's GPUs beside registering them: drivers, resets, MIG layouts, as one hook sees it.
+
+A hook asks `before` what it may do, registers the node, and tells `after` how far that came. All of it may be
+interrupted: the journals of `driver_upgrade` and `gpu_hold` say what is to be finished.
+"""
+
+import collections.abc
+import contextlib
+
+import driver_install
+import driver_plan
+import driver_upgrade
+import gpu_hold
+import gpu_mig
+import gpu_tasks
+import registration
+from driver_upgrade import Turn
+from gpu_base import Level, Verdict
+from slurm_ddp.slurm import nodes
+
+Options = collections.abc.Mapping[str, object]
+
+
+def before() -> Turn:
+    """Go on with what is under way, and return what the hook may do."""
+    hold = gpu_hold.Hold.load()
+    if hold is not None and hold.kind != gpu_hold.DRIVER:
+        if hold.boot_id and hold.boot_id == driver_upgrade.boot_id():
+            return _before_reboot(hold)
+        with contextlib.suppress(gpu_mig.MigError):  # what an interrupted one left; the registration sees the rest
+            gpu_mig.apply_all()
+        driver_install.ensure_services()
+        return Turn.REGISTER
+    return driver_upgrade.advance()
+
+
+def _before_reboot(hold: gpu_hold.Hold) -> Turn:
+    """Reboot for a MIG mode only while the node is still held and free; else the mode changes with a later boot."""
+    try:
+        node = nodes.show(hold.node)
+        if node is not None and not gpu_hold.is_ours(node, hold.kind):
+            gpu_hold.forget()
+            return driver_upgrade.advance()
+        return Turn.REBOOT if gpu_hold.in_the_way(node) is None else Turn.HOLD
+    except nodes.NodeError:
+        return Turn.HOLD
+
+
+def after(node: str | None, options: Options, progress: registration.Progress | None) -> bool:
+    """Take in how far the registration came; return whether something began that the hook should go on with."""
+    hold = gpu_hold.Hold.load()
+    if hold is not None and hold.kind != gpu_hold.DRIVER:
+        if progress is not None and progress.stage in driver_upgrade.REGISTERED:
+            try:
+                gpu_hold.give_back()
+            except nodes.NodeError:
+                return False  # the next hook tries again
+        return False
+    driver_upgrade.finish(progress)
+    try:
+        wanted = driver_plan.wish(options)
+    except driver_plan.PlanError:
+        return False  # the status tells
+    if driver_upgrade.Upgrade.load() is None:
+        driver_upgrade.ensure_settings(wanted)
+    return driver_upgrade.ensure_wanted(node, wanted)
+
+
+def rebooting() -> None:
+    """Take note that a reboot was asked for."""
+    driver_upgrade.rebooting()
+
+
+def release() -> None:
+    """Leave the machine to Slurm and its administrators; the driver stays."""
+    with contextlib.suppress(nodes.NodeError):
+        gpu_hold.give_back()
+    driver_upgrade.release()
+    gpu_tasks.ensure_no_layouts()
+
+
+def verdict(options: Options, otherwise: collections.abc.Callable[[], Verdict]) -> Verdict:
+    """Return the status of the node: what is under way, what a person must do, else what `otherwise` says."""
+    try:
+        wanted = driver_plan.wish(options)
+    except driver_plan.PlanError as e:
+        return Verdict(Level.BLOCKED, str(e))
+    upgrade = driver_upgrade.Upgrade.load()
+    if upgrade is not None:
+        return Verdict(Level.BLOCKED if upgrade.failed else Level.WAITING, upgrade.text)
+    note = driver_upgrade.note(wanted)
+    if note is not None:
+        return Verdict(Level.BLOCKED, note)
+    said = otherwise()
+    hold = gpu_hold.Hold.load()
+    if hold is None or said.level != Level.ACTIVE:
+        return said
+    reboots = hold.boot_id and hold.boot_id == driver_upgrade.boot_id()
+    then = "this machine reboots" if reboots else "it is given back"
+    return Verdict(Level.WAITING, f"{hold.node} is drained for {hold.kind}: {then} with the next event")

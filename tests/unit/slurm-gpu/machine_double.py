@@ -1,0 +1,494 @@
+"""A machine with apt, kernels, NVIDIA's driver and systemd, for tests that install drivers. It fails on any other command.
+
+What it keeps to, each seen on real machines: apt takes the newest version of what is not named and then finds that it
+does not fit; the user space changes at once, the loaded module only by unloading it or with a reboot; modules exist
+for the kernels that packages brought them for; another branch's packages go when one branch comes; a fabric manager
+of another version than the driver does not start.
+"""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+import shutil
+
+from slurm_double import Killed, SlurmDouble
+
+import driver_plan
+import driver_state
+from slurm_ddp import apt
+from slurm_ddp.run import CommandError, Completed
+
+INDEXES = pathlib.Path(__file__).with_name("indexes")
+_APT = "/usr/bin/apt-get -o DPkg::Lock::Timeout=600 -y "
+_EXACT = "--no-install-recommends --allow-downgrades --allow-change-held-packages install "
+
+
+def index(name: str) -> dict[str, tuple[apt.Version, ...]]:
+    """Return a recorded package index."""
+    packages = json.loads((INDEXES / f"{name}.json").read_text())["packages"]
+    return {
+        package: tuple(apt.Version(number, _clauses(depends)) for number, depends in offers)
+        for package, offers in packages.items()
+    }
+
+
+def lookup(name: str) -> driver_plan.Lookup:
+    """Return what asks that index."""
+    offers = index(name)
+
+    def ask(names: collections.abc.Iterable[str]) -> dict[str, tuple[apt.Version, ...]]:
+        return {package: offers[package] for package in names if package in offers}
+
+    return ask
+
+
+class MachineDouble:
+    """One compute node."""
+
+    def __init__(self, root: pathlib.Path, slurm: SlurmDouble, distribution: str = "noble") -> None:
+        self.root = root
+        self.slurm = slurm
+        self.offers = index(distribution)
+        self.installed: dict[str, str] = {}
+        self.held: set[str] = set()
+        self.loaded: str | None = None
+        self.signer = "Canonical Ltd. Kernel Module Signing"
+        self.dkms_signer = ""
+        self.broken = False  # dpkg was interrupted
+        self.in_use = False  # the module cannot be unloaded
+        self.refuses_modules = False  # Secure Boot
+        self.also_removes: list[str] = []
+        self.active: set[str] = set()
+        self.enabled: set[str] = set()
+        self.smi = SmiDouble()
+        self.boots = 1
+        self.booted_at = ""
+        self.log: list[str] = []  # what changed something
+        self.hanging: set[str] = set()  # programs that never answer
+        self.kernel = ""
+        self.boot("6.8.0-134-generic")
+
+    # What tests arrange.
+
+    def add_kernel(self, release: str) -> None:
+        """Put a kernel into /boot."""
+        (self.root / "boot").mkdir(exist_ok=True)
+        (self.root / "boot" / f"vmlinuz-{release}").touch()
+
+    def boot(self, release: str | None = None) -> None:
+        """Boot the newest kernel, or this one."""
+        if release:
+            self.add_kernel(release)
+        self.kernel = release or driver_state.newest_kernel(self.kernel)
+        (self.root / "proc/sys/kernel").mkdir(parents=True, exist_ok=True)
+        (self.root / "proc/sys/kernel/osrelease").write_text(f"{self.kernel}\n")
+        (self.root / "proc/sys/kernel/random").mkdir(parents=True, exist_ok=True)
+        (self.root / "proc/sys/kernel/random/boot_id").write_text(f"boot-{self.boots}\n")
+        nouveau = self.root / "sys/module/nouveau"
+        if nouveau.exists() and (self.root / "etc/modprobe.d/slurm-gpu-nouveau.conf").exists():
+            nouveau.rmdir()
+        self.active = {"slurmd.service"} & self.active
+        self._load(None)
+        if not nouveau.exists() and not self.refuses_modules:
+            self._load(self.module_version(self.kernel))
+        if "nvidia-fabricmanager" in self.active or self.fabric_version() == self.loaded is not None:
+            self.active.add(driver_state.FABRIC)
+        self._show_fabric()
+
+    def reboot(self) -> None:
+        """Reboot the machine."""
+        self.boots += 1
+        self.log.append("reboot")
+        if self.slurm.record is not None:  # as 22.05 was seen to; a reason that is there stays
+            self.slurm.record.base = "DOWN"
+            self.slurm.record.reason = self.slurm.record.reason or "Node unexpectedly rebooted"
+        self.boot()
+
+    def add_card(self, bus_id: str = "0000:1b:00.0", device: int = 0x2330, *, kind: str = "0x030200") -> pathlib.Path:
+        """Put a card on the bus."""
+        path = self.root / "sys/bus/pci/devices" / bus_id
+        path.mkdir(parents=True)
+        for name, text in (("vendor", "0x10de"), ("device", f"{device:#06x}"), ("class", kind), ("config", "config")):
+            (path / name).write_text(f"{text}\n")
+        return path
+
+    def add_nouveau(self) -> None:
+        """Let nouveau have the cards."""
+        (self.root / "sys/module/nouveau").mkdir(parents=True)
+
+    def add_packages(self, *names: str, version: str) -> None:
+        """Install these from the index, as somebody did before."""
+        for name in names:
+            self.installed[name] = next(o.number for o in self.offers[name] if o.upstream == version)
+        self._show_library()
+
+    def install_driver(self, branch: str, version: str, *, load: bool = True) -> None:
+        """Have the driver of Ubuntu's archive, as an image brings it."""
+        names = [f"{name}-{branch}-server" for name in ("nvidia-kernel-common", "libnvidia-compute", "nvidia-utils")]
+        self.add_packages(*names, version=version)
+        modules = f"linux-modules-nvidia-{branch}-server-open-{self.kernel}"
+        self.installed[modules] = self.offers[modules][0].number
+        if load:
+            self._load(version)
+
+    # What the machine has.
+
+    def module_version(self, kernel: str) -> str | None:
+        """Return the version of the modules that this kernel has."""
+        for name in self.installed:
+            if re.fullmatch(rf"linux-modules-nvidia-(\d+)(-server)?(-open)?-{re.escape(kernel)}", name):
+                common = re.sub(r"linux-modules-nvidia-(\d+(?:-server)?).*", r"nvidia-kernel-common-\1", name)
+                return apt.upstream(self.installed[common])
+        for name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms", *self.installed):
+            if re.fullmatch(r"nvidia-(open-kernel-|kernel-)?dkms.*", name) and name in self.installed:
+                return apt.upstream(self.installed[name]) if f"linux-headers-{kernel}" in self.installed else None
+        return None
+
+    def library_version(self) -> str | None:
+        """Return the version of the user space."""
+        for name in self.installed:
+            if re.fullmatch(r"libnvidia-compute-\d+(-server)?|libnvidia-ml1", name):
+                return apt.upstream(self.installed[name])
+        return None
+
+    def fabric_version(self) -> str | None:
+        """Return the version of the fabric manager."""
+        return next((apt.upstream(v) for n, v in self.installed.items() if n.startswith("nvidia-fabricmanager-")), None)
+
+    # The boundary.
+
+    def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **more: object) -> Completed:
+        assert timeout > 0
+        words = [str(word) for word in argv]
+        if words[0] in {"/usr/bin/scontrol", "/usr/bin/squeue", "/usr/sbin/slurmd"}:
+            return self.slurm.run(*argv, timeout=timeout, check=check)
+        if self.slurm.lives is not None:
+            if self.slurm.lives == 0:
+                self.slurm.lives = None
+                self._half_install(shlex.join(words))
+                raise Killed
+            self.slurm.lives -= 1
+        if pathlib.Path(words[0]).name in self.hanging:
+            raise CommandError(f"{words[0]}: no answer within {timeout:g} s")
+        answer = self._answer(shlex.join(words), words)
+        if check and answer.returncode:
+            said = answer.stderr.strip() or answer.stdout.strip()
+            raise CommandError(f"{words[0]} exited {answer.returncode}: {said}", returncode=answer.returncode,
+                               stdout=answer.stdout, stderr=answer.stderr)  # fmt: skip
+        return answer
+
+    def run_smi(self, *argv: str, timeout: float) -> tuple[int | None, str]:
+        """What gpu_mig runs programs with."""
+        try:
+            answer = self.run(*argv, timeout=timeout, check=False)
+        except CommandError as e:
+            return None, str(e)
+        return answer.returncode, answer.stdout + answer.stderr
+
+    def _answer(self, command: str, words: list[str]) -> Completed:
+        if command.startswith(_APT):
+            return self._apt_get(command.removeprefix(_APT))
+        match words:
+            case ["/usr/bin/apt-cache", "show", *names]:
+                return self._show(names)
+            case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n", *patterns]:
+                rows = [f"installed {n} {v}\n" for n, v in self.installed.items() if _matches(n, patterns)]
+                return Completed(0 if rows else 1, "".join(rows), "")
+            case ["/usr/bin/apt-mark", "showhold"]:
+                return Completed(0, "".join(f"{name}\n" for name in sorted(self.held)), "")
+            case ["/usr/bin/apt-mark", "hold", *names]:
+                self.held |= set(names)
+                return Completed(0, "", "")
+            case ["/usr/bin/apt-mark", "unhold", *names]:
+                self.held -= set(names)
+                return Completed(0, "", "")
+            case ["/usr/bin/dpkg", "--configure", "-a", "--force-confdef", "--force-confold"]:
+                self.broken = False
+                return Completed(0, "", "")
+            case ["/usr/sbin/modinfo", "-k", kernel, name]:
+                return self._modinfo(kernel, name)
+            case ["/usr/bin/od", "-An", "-tx1", "-N4", path]:
+                lost = pathlib.Path(path).read_text() == "lost"
+                return Completed(0, " ff ff ff ff\n" if lost else " de 10 30 23\n", "")
+            case ["/usr/bin/grep", "-qa", "SW_MNG", path]:
+                return Completed(0 if "SW_MNG" in pathlib.Path(path).read_text() else 1, "", "")
+            case [program, "--version"] if program.endswith("nv-fabricmanager"):
+                return Completed(0, f"Fabric Manager version is : {self.fabric_version()}\n", "")
+            case ["/usr/sbin/rmmod", name]:
+                return self._rmmod(name)
+            case ["/usr/sbin/modprobe", "nvidia" | "nvidia-uvm"]:
+                if self.refuses_modules:
+                    return Completed(1, "", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n")
+                self._load(self.module_version(self.kernel))
+                return Completed(0, "", "")
+            case [program, *order] if program.endswith("nvidia-smi"):
+                code, said = self.smi.answer(order)
+                return Completed(code, said, "")
+            case [program, *_] if program.endswith("nvidia-modprobe"):
+                return Completed(0, "", "")
+            case ["/usr/bin/systemctl", *order]:
+                return self._systemctl(order)
+            case _:
+                raise AssertionError(f"nobody expected {command}")
+
+    def _apt_get(self, command: str) -> Completed:
+        if command == "update":
+            return Completed(0, "", "")
+        simulated = command.startswith("--simulate ")
+        command = command.removeprefix("--simulate ")
+        assert command.startswith(_EXACT), f"nobody expected apt-get {command}"
+        wanted = dict(word.split("=", 1) for word in shlex.split(command.removeprefix(_EXACT)))
+        if self.broken:
+            return Completed(100, "", "E: dpkg was interrupted, you must manually run 'dpkg --configure -a'\n")
+        unmet = self._unmet(wanted)
+        if unmet.startswith("E: "):
+            return Completed(100, "", f"{unmet}\n")
+        if unmet:
+            said = f"The following packages have unmet dependencies:\n {unmet}\n"
+            return Completed(100, said, "E: Unable to correct problems, you have held broken packages.\n")
+        branches = {m[1] for name in wanted if (m := re.fullmatch(r"nvidia-kernel-common-(\d+)-server", name))}
+        other = [n for n in self.installed if (m := re.search(r"nvidia-.*?(\d{3})(-|$)", n)) and m[1] not in branches]
+        gone: list[str] = sorted([*(other if branches else []), *self.also_removes])
+        if simulated:
+            return Completed(0, "".join(f"Remv {name} [1]\n" for name in gone), "")
+        self.log.append("install " + " ".join(f"{n}={v}" for n, v in sorted(wanted.items())))
+        for name in gone:
+            self.installed.pop(name, None)
+        self.installed |= wanted
+        self._show_library()
+        self._show_fabric()
+        return Completed(0, "", "")
+
+    def _half_install(self, command: str) -> None:
+        """The power goes while apt installs."""
+        if command.startswith(_APT + _EXACT):
+            wanted = [word.split("=", 1) for word in shlex.split(command.removeprefix(_APT + _EXACT))]
+            self.installed |= dict(wanted[: len(wanted) // 2])
+            self.broken = True
+            self._show_library()
+
+    def _unmet(self, wanted: dict[str, str]) -> str:
+        after = self.installed | wanted
+        for name, number in wanted.items():
+            offer = next((o for o in self.offers.get(name, ()) if o.number == number), None)
+            if offer is None:
+                return f"E: Version '{number}' for '{name}' was not found"
+            for clause in offer.depends:
+                for choice in clause:
+                    match = re.fullmatch(r"(\S+) \((=|<=|>=) (\S+)\)", choice)
+                    if match is None or match[1] not in self.offers or len(clause) > 1:
+                        continue
+                    found = after.get(match[1], self.offers[match[1]][0].number)
+                    version = match[3]
+                    if found != version and apt.upstream(found) != version.removesuffix("-1") and match[2] != ">=":
+                        return f"{name} : Depends: {choice} but {found} is to be installed"
+        return ""
+
+    def _show(self, names: list[str]) -> Completed:
+        stanzas = [
+            f"Package: {name}\nVersion: {offer.number}\nArchitecture: amd64\n"
+            + (f"Depends: {', '.join(' | '.join(clause) for clause in offer.depends)}\n" if offer.depends else "")
+            for name in names
+            for offer in self.offers.get(name, ())
+        ]
+        return Completed(0, "\n".join(stanzas), "") if stanzas else Completed(100, "", "E: No packages found\n")
+
+    def _modinfo(self, kernel: str, name: str) -> Completed:
+        assert name in driver_state.MODULES
+        version = self.module_version(kernel)
+        if version is None or name != "nvidia":
+            return Completed(1, "", f"modinfo: ERROR: Module {name} not found.\n")
+        dkms = any("dkms" in package for package in self.installed)
+        signer = self.dkms_signer if dkms else self.signer
+        return Completed(
+            0, f"filename: /lib/modules/{kernel}/nvidia.ko\nversion:        {version}\nsigner:         {signer}\n", ""
+        )
+
+    def _rmmod(self, name: str) -> Completed:
+        if self.in_use or "nvidia-persistenced.service" in self.active:
+            return Completed(1, "", f"rmmod: ERROR: Module {name} is in use\n")
+        if name == "nvidia":
+            self._load(None)
+        return Completed(0, "", "")
+
+    def _systemctl(self, order: list[str]) -> Completed:
+        match order:
+            case ["is-active", "--quiet", "slurmd.service" | "slurmctld.service"]:
+                return self.slurm.run("/usr/bin/systemctl", *order, check=False)
+            case ["is-active", "--quiet", unit]:
+                return Completed(0 if unit in self.active else 3, "", "")
+            case ["is-active", unit]:
+                return Completed(*((0, "active\n") if unit in self.active else (3, "inactive\n")), "")
+            case ["enable", unit]:
+                self.enabled.add(unit)
+            case ["stop", unit]:
+                self.active.discard(unit)
+            case ["restart", "slurmd.service"]:
+                return self.slurm.run("/usr/bin/systemctl", *order, check=False)
+            case ["restart", unit] | ["enable", "--now", unit]:
+                if unit == driver_state.FABRIC and self.fabric_version() != self.loaded:
+                    return Completed(1, "", "Job for nvidia-fabricmanager.service failed\n")
+                self.active.add(unit)
+            case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _]:
+                pass
+            case _:
+                raise AssertionError(f"nobody expected systemctl {order}")
+        return Completed(0, "", "")
+
+    def _load(self, version: str | None) -> None:
+        self.loaded = version
+        module = self.root / "sys/module/nvidia"
+        modules = self.root / "proc/modules"
+        told = self.root / "proc/driver/nvidia/version"
+        shutil.rmtree(self.root / "proc/driver/nvidia/gpus", ignore_errors=True)
+        if version is None:
+            for path in (module / "version", told):
+                path.unlink(missing_ok=True)
+            modules.write_text("")
+            return
+        module.mkdir(parents=True, exist_ok=True)
+        told.parent.mkdir(parents=True, exist_ok=True)
+        (module / "version").write_text(f"{version}\n")
+        (self.root / "dev").mkdir(exist_ok=True)
+        cards = [path for path in sorted((self.root / "sys/bus/pci/devices").glob("*")) if _is_gpu(path)]
+        for minor, card in enumerate(cards):
+            if (card / "config").read_text() == "lost":
+                continue
+            directory = self.root / "proc/driver/nvidia/gpus" / card.name
+            directory.mkdir(parents=True)
+            (directory / "information").write_text(f"Model: \t NVIDIA H100 80GB HBM3\nDevice Minor: \t {minor}\n")
+            (self.root / f"dev/nvidia{minor}").touch()
+        modules.write_text("nvidia_uvm 1 0 - Live 0x0\nnvidia 1 1 nvidia_uvm, Live 0x0\n")
+        kind = (
+            "Open Kernel Module for x86_64"
+            if any("-open" in name for name in self.installed)
+            else "x86_64 Kernel Module"
+        )
+        told.write_text(f"NVRM version: NVIDIA UNIX {kind}  {version}  Release Build\n")
+
+    def _show_library(self) -> None:
+        directory = self.root / "lib"
+        directory.mkdir(exist_ok=True)
+        for path in directory.glob("libnvidia-ml.so*"):
+            path.unlink()
+        version = self.library_version()
+        if version:
+            (directory / f"libnvidia-ml.so.{version}").touch()
+            (directory / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+
+    def _show_fabric(self) -> None:
+        program = self.root / "usr/bin/nv-fabricmanager"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.unlink(missing_ok=True)
+        if self.fabric_version():
+            program.touch()
+
+
+@dataclasses.dataclass
+class MigCard:
+    """A card as nvidia-smi shows it."""
+
+    name: str
+    enabled: bool | None = False
+    pending: bool | None = False
+    instances: list[str] = dataclasses.field(default_factory=list)
+    compute: bool = True  # whether the instances have compute instances
+
+
+class SmiDouble:
+    """nvidia-smi of driver 580, as far as MIG and resets go; it fails on anything else.
+
+    Seen on real cards: an A100 in use takes the mode only after a reset; a reset and a reboot take the instances away;
+    instances that do not fit are refused and those before them stay.
+    """
+
+    def __init__(self) -> None:
+        self.cards: dict[str, MigCard] = {}
+        self.log: list[str] = []
+        self.needs_reset = False
+        self.needs_reboot = False
+        self.refuses: set[str] = set()  # profiles
+        self.broken = ""  # what a reset says
+        self.most = 7
+
+    def answer(self, order: list[str]) -> tuple[int, str]:
+        match order:
+            case ["--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader"]:
+                words = {True: "Enabled", False: "Disabled", None: "[N/A]"}
+                rows = [
+                    f"0000{bus_id.upper()}, {card.name}, {words[card.enabled]}, {words[card.pending]}\n"
+                    for bus_id, card in sorted(self.cards.items())
+                ]
+                return 0, "".join(rows)
+            case ["mig", "-i", bus_id, "-lgi"]:
+                return self._list(self.cards[bus_id])
+            case _:
+                self.log.append(" ".join(order))
+        match order:
+            case ["mig", "-i", bus_id, "-dci"]:
+                card = self.cards[bus_id]
+                if not card.compute:
+                    return 6, "No compute instances found: Not Found\n"
+                card.compute = False
+            case ["mig", "-i", bus_id, "-dgi"]:
+                if self.cards[bus_id].compute:
+                    return 19, "Unable to destroy GPU instance: In use by another client\n"
+                self.cards[bus_id].instances = []
+            case ["-i", bus_id, "-mig", mode]:
+                self._switch(self.cards[bus_id], on=mode == "1")
+            case ["-r", "-i", bus_id]:
+                return self._reset([self.cards[bus_id]])
+            case ["-r"]:
+                return self._reset(list(self.cards.values()))
+            case ["mig", "-i", bus_id, "-cgi", profiles, "-C"]:
+                return self._create(self.cards[bus_id], profiles.split(","))
+            case _:
+                raise AssertionError(f"nobody expected nvidia-smi {order}")
+        return 0, "All done.\n"
+
+    def _list(self, card: MigCard) -> tuple[int, str]:
+        if not card.instances:
+            return 6, "No GPU instances found: Not Found\n"
+        rows = [
+            f"|   0  MIG {name:<16} {9:>4} {i + 1:>8} {4 * i:>10}:4     |\n" for i, name in enumerate(card.instances)
+        ]
+        return 0, "+----------------+\n| GPU instances: |\n" + "".join(rows)
+
+    def _switch(self, card: MigCard, *, on: bool) -> None:
+        card.pending = on
+        if not self.needs_reset:
+            card.enabled = on
+
+    def _reset(self, cards: list[MigCard]) -> tuple[int, str]:
+        if self.broken:
+            return 255, f"{self.broken}\n"
+        for card in cards:
+            if not self.needs_reboot:
+                card.enabled = card.pending
+            card.instances = []
+        return 0, "GPU was successfully reset.\nAll done.\n"
+
+    def _create(self, card: MigCard, profiles: list[str]) -> tuple[int, str]:
+        if not card.enabled:
+            return 6, "No MIG-enabled devices found.\n"
+        card.compute = True
+        for profile in profiles:
+            if profile in self.refuses or len(card.instances) >= self.most:
+                return 4, f"Unable to create a GPU instance on GPU 0 using profile {profile}: Insufficient Resources\n"
+            card.instances.append(profile)
+        return 0, "".join(f"Successfully created GPU instance ID {i}\n" for i, _ in enumerate(profiles))
+
+
+def _is_gpu(path: pathlib.Path) -> bool:
+    return (path / "class").read_text().startswith("0x0302")
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(pathlib.PurePath(name).match(pattern) for pattern in patterns)
+
+
+def _clauses(text: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(choice.strip() for choice in clause.split("|")) for clause in text.split(",") if clause.strip())

@@ -1,0 +1,247 @@
+"""Which nodes are let take jobs: new ones and rebooted ones whose checks pass, and no other."""
+
+import pathlib
+import time
+
+import pytest
+from conftest import OPTIONS, WITH_GPU
+from slurm_double import Record, SlurmDouble
+
+import bring_up
+import compute_seat
+import gpu_monitor
+import gpu_settings
+import registration
+import slurmd_options
+from gpu_base import Level, Verdict
+from slurm_ddp import readiness
+from slurm_ddp.interfaces.slurm_gres import ControllerGres
+from slurm_ddp.slurm import nodes
+
+UPSTREAM = ControllerGres(autodetect="nvidia")
+ACTIVE = Verdict(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
+CLIENT = "shared-filesystem-client/0"
+
+
+@pytest.fixture(autouse=True)
+def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """This machine was booted a day ago."""
+    file = paths / "proc/uptime"
+    file.write_text("86400.00 100.00\n")
+    monkeypatch.setattr(bring_up, "UPTIME", file)
+    return file
+
+
+@pytest.fixture
+def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
+    """A registered node of Slurm 25.11 that works since long ago."""
+    slurm.version = "slurm-wlm 25.11.7"
+    slurmd_options.PATH.write_text(WITH_GPU)
+    slurm.booted = stamp(-86400)
+    slurm.register()
+    assert hook() == ACTIVE
+    slurm.log.clear()
+    return slurm
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def reboot(node: SlurmDouble) -> None:
+    bring_up.UPTIME.write_text("60.00 100.00\n")
+    node.booted = stamp(-60)
+    node.register()
+
+
+def hook(**options: object) -> Verdict:
+    settings = gpu_settings.Settings(policy=bring_up.Policy(**options))  # pyright: ignore[reportArgumentType]
+    machine = compute_seat.look(settings)
+    progress = compute_seat.ensure(machine, UPSTREAM, owner="slurm-gpu/0")
+    return compute_seat.verdict(machine, UPSTREAM, related=True, progress=progress)
+
+
+def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
+    reboot(node)
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+    assert hook() == ACTIVE
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+    assert node.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
+    node.log.clear()
+    assert hook() == ACTIVE
+    assert node.log == []
+
+
+def test_the_option_leaves_it_to_people(node: SlurmDouble):
+    reboot(node)
+    node.log.clear()
+    hook(rebooted=False)
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+    assert node.log == []
+
+
+def test_a_node_without_gpus_takes_jobs_again_too(slurm: SlurmDouble):
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.booted = stamp(-86400)
+    slurm.register()
+    reboot(slurm)
+    assert hook() == Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+    assert slurm.state() == "IDLE+DYNAMIC_NORM"
+
+
+def test_a_node_whose_gpus_are_gone_stays_down(node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path):
+    information = next((paths / "proc/driver/nvidia/gpus").glob("*/information"))
+    information.unlink()
+    information.parent.rmdir()
+    mock_gpu.unlink()
+    node.devices = 0
+    node.register()
+    node.record = Record("gpu:mock_gpu:1")
+    node.set_down("Node unexpectedly rebooted")
+    assert hook().level == Level.BLOCKED
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("down", "bad memory"),
+        ("down", "Node unexpectedly rebooted, says who"),
+        ("down", "New node."),
+        ("down", "slurmctld restarted"),
+        ("drain", "Node unexpectedly rebooted"),
+        ("fail", "Node unexpectedly rebooted"),
+    ],
+)
+def test_what_people_ordered_stays(node: SlurmDouble, state: str, reason: str):
+    node.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", f"reason={reason}")
+    before = node.state()
+    node.log.clear()
+    hook()
+    assert node.state() == before
+    assert node.log == []
+
+
+def test_a_drained_node_that_was_down_as_well_stays(node: SlurmDouble):
+    reboot(node)
+    assert node.record is not None
+    node.record.flags.add("DRAIN")
+    node.log.clear()
+    hook(new=True)
+    assert node.log == []
+
+
+def test_jobs_wait_for_the_mounts_of_a_rebooted_machine(node: SlurmDouble):
+    readiness.tell(CLIENT, ready=False, detail="waiting for redis")
+    reboot(node)
+    text = f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT} (waiting for redis)"
+    assert hook() == Verdict(Level.WAITING, text)
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+    readiness.tell(CLIENT, ready=True)
+    assert hook() == ACTIVE
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+
+
+def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    reboot(node)
+    monkeypatch.setattr(gpu_monitor, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
+    assert hook().text.endswith("waiting for recovery action Reboot on slurmd-0")
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+    settings = gpu_settings.Settings(health="off")
+    assert compute_seat.ensure(compute_seat.look(settings), UPSTREAM, owner="slurm-gpu/0") is not None
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+
+
+def test_a_long_boot_looks_like_a_node_that_does_not_answer(node: SlurmDouble):
+    reboot(node)
+    node.set_down("Not responding", f"slurm@{stamp(-200)}")
+    assert hook() == ACTIVE
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+
+
+def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
+    node.set_down("Not responding", f"slurm@{stamp(-200)}")
+    hook()
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+
+
+def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: SlurmDouble):
+    bring_up.UPTIME.write_text("60.00 100.00\n")
+    text = "slurmd-0 was rebooted and takes no jobs yet: waiting for slurmd to register it"
+    assert hook() == Verdict(Level.WAITING, text)  # the machine is up for a minute, the controller thinks a day
+    assert node.log == []
+    reboot(node)
+    assert hook() == ACTIVE
+
+
+def test_a_new_node_is_let_work_only_where_that_is_asked_for(node: SlurmDouble):
+    node.set_down("New node.", "root@2026-11-20T18:51:55")
+    assert hook() == ACTIVE
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+    readiness.tell(CLIENT, ready=False)
+    assert hook(new=True) == Verdict(Level.WAITING, f"slurmd-0 is new and takes no jobs yet: waiting for {CLIENT}")
+    readiness.tell(CLIENT, ready=True)
+    assert hook(new=True) == ACTIVE
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+    assert node.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
+
+
+def test_a_new_node_waits_for_its_gpus(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+    """Upstream registers it down and without its GPUs; it is registered anew, still down, and only then let work."""
+    slurm.version = "slurm-wlm 25.11.7"
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    slurm.set_down("New node.", "root@2026-11-20T18:51:55")
+    slurm.waiting = ["7"]
+    assert hook(new=True) == ACTIVE
+    assert slurm.record is not None
+    assert slurm.record.gres == "gpu:mock_gpu:1"
+    assert slurm.jobs == ["7"]
+    assert [order.split()[1:] for order in slurm.log if "state=resume" in order] == [
+        ["update", "nodename=slurmd-0", "state=resume"]
+    ]
+
+
+def test_a_reason_that_changed_during_the_checks_counts(node: SlurmDouble):
+    reboot(node)
+
+    def checks() -> list[str]:
+        node.set_down("smoke in the rack", "root@2026-11-20T18:51:55")
+        return []
+
+    node.log.clear()
+    assert bring_up.ensure("slurmd-0", bring_up.Policy(), checks) is None
+    assert node.log == []
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+
+
+def test_a_refused_registration_is_not_resumed(node: SlurmDouble):
+    reboot(node)
+    assert node.record is not None
+    node.record.flags.add("INVALID_REG")
+    node.log.clear()
+    found = bring_up.ensure("slurmd-0", bring_up.Policy(), list)
+    assert found == bring_up.Held("was rebooted", ("slurmd to register it",))
+    assert node.log == []
+
+
+def test_a_controller_that_does_not_answer_is_waited_for(node: SlurmDouble):
+    reboot(node)
+    node.answering = False
+    progress = registration.let_work("slurmd-0", bring_up.Policy(), list)
+    assert progress.stage is registration.Stage.SILENT
+
+
+def test_an_action_says_the_same_without_looking(node: SlurmDouble):
+    reboot(node)
+    machine = compute_seat.look()
+    text = "slurmd-0 was rebooted and takes no jobs yet"
+    assert compute_seat.verdict(machine, UPSTREAM, related=True, progress=None) == Verdict(Level.WAITING, text)
+
+
+def test_times_as_slurm_prints_them():
+    assert nodes.parse("NodeName=a State=IDLE BootTime=None")[0].boot_time is None
+    node = nodes.parse("NodeName=a State=DOWN BootTime=2026-11-20T21:55:47 Reason=x [slurm@2026-11-20T21:55:49]")[0]
+    assert node.boot_time is not None
+    assert node.reason_time == node.boot_time + 2
+    assert Record("").author.startswith("root@")

@@ -1,0 +1,172 @@
+"""Drivers on a machine: one transaction, held afterwards, and nothing else taken away."""
+
+import pathlib
+
+import pytest
+from machine_double import MachineDouble
+
+import driver_install
+import driver_plan
+import driver_state
+from driver_install import InstallError
+from driver_plan import Wish
+from slurm_ddp import apt
+
+
+def facts(paths: pathlib.Path) -> driver_state.Facts:
+    return driver_state.look(paths / "proc", paths / "sys")
+
+
+def plan(paths: pathlib.Path, wanted: Wish | None = None) -> driver_plan.Plan:
+    return driver_install.resolve(facts(paths), wanted or Wish("580"))
+
+
+def test_one_transaction(paths: pathlib.Path, node: MachineDouble):
+    got = plan(paths)
+    assert not driver_install.is_installed(got)
+    driver_install.install(got)
+    assert [line.partition(" ")[0] for line in node.log] == ["install"]
+    assert node.installed == got.exact
+    assert driver_install.is_installed(got)
+    driver_install.install(got)  # again: nothing to do
+    assert len(node.log) == 1
+
+
+def test_another_branch_gives_way(paths: pathlib.Path, node: MachineDouble):
+    node.install_driver("535", "535.288.01")
+    driver_install.install(plan(paths))
+    assert not any("535" in name for name in node.installed)
+    assert node.library_version() == "580.173.02"
+    assert node.loaded == "535.288.01"
+
+
+def test_nothing_else_is_taken_away(paths: pathlib.Path, node: MachineDouble):
+    node.also_removes = ["slurmd"]
+    with pytest.raises(InstallError, match=r"driver 580\.173\.02: apt would remove slurmd"):
+        plan(paths)
+    assert node.log == []
+
+
+def test_what_apt_says_is_told(paths: pathlib.Path, node: MachineDouble):
+    name = "libnvidia-cfg1-580-server"
+    got = plan(paths)
+    node.offers[name] = (apt.Version("999"),)
+    with pytest.raises(
+        apt.AptError, match=r"Version '580\.173\.02-0ubuntu0\.24\.04\.1' for 'libnvidia-cfg1-580-server' was not found"
+    ):
+        apt.removed_by(got.exact)
+    with pytest.raises(InstallError, match="driver"):
+        driver_install.install(got)
+
+
+def test_an_interrupted_dpkg_is_finished_first(paths: pathlib.Path, node: MachineDouble):
+    got = plan(paths)
+    node.broken = True
+    driver_install.install(got)
+    assert driver_install.is_installed(got)
+
+
+def test_debian(paths: pathlib.Path, node: MachineDouble):
+    (paths / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+    node.offers = MachineDouble(paths, node.slurm, "bookworm").offers
+    for kernel in list((paths / "boot").iterdir()):
+        kernel.unlink()
+    node.boot("6.1.0-56-amd64")
+    got = plan(paths, Wish("535"))
+    driver_install.install(got)
+    driver_install.check_next_kernel(got, node.kernel)
+    assert driver_install.load(got.version, facts(paths))
+    assert node.loaded == "535.309.01"
+
+
+def test_settings(paths: pathlib.Path, node: MachineDouble):
+    (paths / "usr/bin/nvidia-persistenced").parent.mkdir(parents=True, exist_ok=True)
+    (paths / "usr/bin/nvidia-persistenced").touch()
+    (paths / "etc/passwd").write_text("root:x:0:0::/root:/bin/bash\nnvidia-persistenced:x:990:990::/nonexistent:/x\n")
+    driver_install.install(plan(paths))
+    node.installed |= {"nvidia-container-toolkit": "1", "nvidia-cuda-toolkit": "12"}
+    driver_install.ensure_settings(persistence=True, hold=True)
+    assert "nvidia-utils-580-server" in node.held
+    assert "linux-modules-nvidia-580-server-open-6.8.0-134-generic" in node.held
+    assert not {"nvidia-container-toolkit", "nvidia-cuda-toolkit"} & node.held
+    assert "blacklist nouveau" in driver_install.NOUVEAU.read_text()
+    assert '"linux-modules-nvidia-";' in driver_install.UNATTENDED.read_text()
+    dropin = (paths / "etc/systemd/system/nvidia-persistenced.service.d/10-slurm-gpu.conf").read_text()
+    assert "StopWhenUnneeded=false" in dropin
+    assert "--user nvidia-persistenced --persistence-mode" in dropin
+    driver_install.ensure_settings(persistence=False, hold=False)
+    assert node.held == set()
+    assert not driver_install.UNATTENDED.exists()
+    assert not (paths / "etc/systemd/system/nvidia-persistenced.service.d").exists()
+
+
+def test_what_an_administrator_holds_stays_held(paths: pathlib.Path, node: MachineDouble):
+    node.install_driver("580", "580.173.02")
+    node.held = {"nvidia-utils-580-server"}
+    driver_install.ensure_hold(on=False)
+    assert node.held == {"nvidia-utils-580-server"}
+    for _ in range(2):
+        driver_install.ensure_hold(on=True)
+    assert len(node.held) > 1
+    driver_install.ensure_hold(on=False)
+    assert node.held == {"nvidia-utils-580-server"}
+    assert not driver_install.HELD.exists()
+
+
+def test_a_driver_that_nobody_uses_is_exchanged_in_place(paths: pathlib.Path, node: MachineDouble):
+    node.install_driver("535", "535.288.01")
+    got = plan(paths)
+    driver_install.install(got)
+    assert driver_install.load(got.version, facts(paths))
+    assert node.loaded == "580.173.02"
+    assert driver_install.load(got.version, facts(paths))  # again
+
+
+def test_what_asks_for_a_reboot(paths: pathlib.Path, node: MachineDouble):
+    node.install_driver("535", "535.288.01")
+    got = plan(paths)
+    driver_install.install(got)
+    node.in_use = True
+    assert not driver_install.load(got.version, facts(paths))
+    assert node.loaded == "535.288.01"
+
+
+def test_nouveau_asks_for_a_reboot(paths: pathlib.Path, node: MachineDouble):
+    node.add_nouveau()
+    got = plan(paths)
+    driver_install.install(got)
+    driver_install.ensure_settings(persistence=True, hold=True)
+    assert not driver_install.load(got.version, facts(paths))
+    node.reboot()
+    assert node.loaded == got.version
+
+
+def test_no_reboot_into_a_kernel_without_the_driver(paths: pathlib.Path, node: MachineDouble):
+    got = plan(paths)
+    driver_install.install(got)
+    driver_install.check_next_kernel(got, node.kernel)
+    node.add_kernel("6.8.0-139-generic")
+    with pytest.raises(
+        InstallError, match=r"no reboot: kernel 6\.8\.0-139-generic, which boots next, has no nvidia module"
+    ):
+        driver_install.check_next_kernel(got, node.kernel)
+
+
+def test_services(paths: pathlib.Path, node: MachineDouble):
+    node.active |= {"nvidia-persistenced.service", "snap.dcgm.dcgm-exporter.service", "slurmd.service"}
+    driver_install.stop_holders()
+    assert node.active == {"slurmd.service"}
+    node.add_card("0000:02:00.0", 0x22A3, kind="0x068000")
+    got = plan(paths)
+    driver_install.install(got)
+    driver_install.load(got.version, facts(paths))
+    driver_install.start_services(fabric=True)
+    assert "nvidia-fabricmanager.service" in node.active
+    node.loaded = "1"
+    with pytest.raises(InstallError, match="journalctl -u nvidia-fabricmanager"):
+        driver_install.start_services(fabric=True)
+
+
+def test_an_unknown_command_is_noticed(node: MachineDouble):
+    with pytest.raises(AssertionError, match="nobody expected"):
+        apt.run("/usr/bin/apt-get", "autoremove")

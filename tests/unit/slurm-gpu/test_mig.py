@@ -1,0 +1,394 @@
+"""MIG layouts: what fits, what is refused by name, and cards that end up as asked or as they were."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from machine_double import MachineDouble, MigCard
+from slurm_double import Killed, Record, SlurmDouble
+
+import driver_upgrade
+import gpu_hold
+import gpu_mig
+import gpu_tasks
+import gpu_work
+import registration
+from gpu_base import Level, Verdict
+from gpu_mig import MigError, RebootNeeded, check, parse
+from slurm_ddp.slurm import nodes
+
+BUS = "0000:1b:00.0"
+A100 = "NVIDIA A100-SXM4-40GB"
+NAME = "slurmd-0"
+ACTIVE = Verdict(Level.ACTIVE, "all well")
+DONE = registration.Progress(registration.Stage.REGISTERED)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+
+@pytest.fixture
+def mig(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
+    """A registered node with one A100, whole."""
+    node.smi.cards = {BUS: MigCard(A100)}
+    gpu_mig.LAYOUTS.parent.mkdir(parents=True, exist_ok=True)
+    (paths / "usr/bin").mkdir(parents=True, exist_ok=True)
+    (paths / "usr/bin/nvidia-smi").touch()
+    node.slurm.record = Record("")
+    return node
+
+
+def asked(log: list[str] | None = None, wait_s: float = 60) -> gpu_tasks.Asked:
+    return gpu_tasks.Asked(wait_s, log.append if log is not None else lambda _: None)
+
+
+def set_mig(profiles: str, gpu: str = BUS, **more: object) -> dict[str, str]:
+    return gpu_tasks.set_mig(gpu, profiles, NAME, asked(**more))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("off", ()),
+        ("3g.20gb,3g.20gb", ("3g.20gb", "3g.20gb")),
+        (" 3g.20gb , 1g.5gb x2 ", ("3g.20gb", "1g.5gb", "1g.5gb")),
+        ("1g.5gb*7", ("1g.5gb",) * 7),
+        ("1g.5gbx7", ("1g.5gb",) * 7),
+        ("1g.5gb+me", ("1g.5gb+me",)),
+    ],
+)
+def test_layouts(text: str, layout: tuple[str, ...]):
+    assert parse(text) == layout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "on",
+        "3g",
+        "3g.20",
+        "3g.20gb;rm",
+        "0g.5gb",
+        "3g.20gb x0",
+        "3g.20gb,,",
+        "1g.5gb x9",
+        "1g.5gb x7,1g.5gb x7",
+        "-i",
+    ],
+)
+def test_what_is_no_layout(text: str):
+    with pytest.raises(MigError, match=r"^profiles: "):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "words"),
+    [
+        (A100, "3g.20gb,3g.20gb", None),
+        (A100, "4g.20gb,3g.20gb", None),
+        (A100, "4g.20gb,2g.10gb,1g.5gb", None),
+        (A100, "3g.20gb,2g.10gb,1g.5gb,1g.5gb", None),
+        (A100, "1g.5gb x7", None),
+        (A100, "1g.5gb x6,1g.5gb+me", None),
+        (A100, "1g.10gb x4", None),
+        (A100, "7g.40gb", None),
+        (A100, "3g.20gb,3g.20gb,1g.5gb", "do not fit beside each other"),
+        (A100, "4g.20gb,4g.20gb", "8 compute slices do not fit"),
+        (A100, "7g.40gb,1g.5gb", "8 compute slices"),
+        (A100, "2g.10gb x4", "8 compute slices"),
+        (A100, "3g.20gb,2g.10gb,2g.10gb", None),
+        (A100, "1g.10gb x5", "do not fit beside"),
+        (A100, "1g.5gb+me,1g.5gb+me", "media engines for one"),
+        (A100, "3g.40gb", "has no 3g.40gb, only 1g.5gb"),
+        ("NVIDIA A100-SXM4-80GB", "3g.40gb x2", None),
+        ("NVIDIA A100 80GB PCIe", "3g.20gb", "has no 3g.20gb"),
+        ("NVIDIA H100 80GB HBM3", "1g.10gb x7", None),
+        ("NVIDIA H100 NVL", "3g.47gb x2", None),
+        ("NVIDIA H200", "3g.71gb x2", None),
+        ("NVIDIA B200", "7g.180gb", None),
+        ("NVIDIA A30", "2g.12gb x2", None),
+        ("NVIDIA A30", "1g.6gb x5", "5 compute slices"),
+        ("NVIDIA A30", "4g.24gb,1g.6gb", "5 compute slices"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "1g.24gb x4", None),
+        ("NVIDIA Next 9000", "3g.999gb", None),  # the card has the last word
+    ],
+)
+def test_what_fits(name: str, fits: str, words: str | None):
+    if words is None:
+        check(name, parse(fits))
+        return
+    with pytest.raises(MigError) as caught:
+        check(name, parse(fits))
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("profiles: ")
+
+
+def test_every_kind_takes_its_largest_and_its_smallest():
+    for kind in gpu_mig.KINDS:
+        names = list(kind.profiles)
+        assert gpu_mig._fits([kind.profiles[names[-1]]], frozenset(range(kind.memory)))
+        assert gpu_mig._fits([kind.profiles[names[0]]] * kind.slices, frozenset(range(kind.memory)))
+
+
+def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
+    log: list[str] = []
+    assert set_mig("1g.5gb,3g.20gb", log=log) == {"result": "done", "layout": "1g.5gb, 3g.20gb", "gpus": BUS}
+    assert mig.smi.cards[BUS] == MigCard(A100, True, True, ["3g.20gb", "1g.5gb"])  # the largest first
+    assert log == [f"{BUS}: 1g.5gb, 3g.20gb"]
+    assert json.loads(gpu_mig.LAYOUTS.read_text()) == {BUS: ["1g.5gb", "3g.20gb"]}
+    assert (paths / "usr/local/sbin/gpu-mig").stat().st_mode & 0o777 == 0o755
+    unit = (paths / "etc/systemd/system/slurm-gpu-mig.service").read_text()
+    assert "Before=slurmd.service" in unit
+    assert "slurm-gpu-mig.service" in mig.enabled
+    assert "DRAIN" in mig.slurm.state()  # until it is registered anew
+    assert gpu_work.before() is gpu_work.Turn.REGISTER
+    gpu_work.after(NAME, {}, DONE)
+    assert mig.slurm.record == Record("")
+    mig.smi.log.clear()
+    assert set_mig("3g.20gb,1g.5gb")["result"] in {"unchanged", "done"}
+    assert not any("-dgi" in line for line in mig.smi.log)
+
+
+def test_a_card_is_cut_otherwise_and_made_whole(mig: MachineDouble, paths: pathlib.Path):
+    set_mig("3g.20gb x2")
+    gpu_work.after(NAME, {}, DONE)
+    set_mig("7g.40gb")
+    gpu_work.after(NAME, {}, DONE)
+    assert mig.smi.cards[BUS].instances == ["7g.40gb"]
+    set_mig("off")
+    assert (mig.smi.cards[BUS].enabled, mig.smi.cards[BUS].instances) == (False, [])
+    assert gpu_mig.load() == {BUS: ()}  # a boot keeps it whole
+
+
+def test_a_card_that_wants_a_reset(mig: MachineDouble):
+    mig.smi.needs_reset = True
+    set_mig("3g.20gb x2")
+    assert f"-r -i {BUS}" in mig.smi.log
+    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
+
+
+def test_a_card_that_wants_a_reboot(mig: MachineDouble):
+    mig.smi.needs_reset = mig.smi.needs_reboot = True
+    assert set_mig("3g.20gb x2") == {
+        "result": "reboot",
+        "detail": f"{BUS} switches MIG on only with a reboot, which comes with the next event",
+    }
+    text = "slurmd-0 is drained for gpu-mig: this machine reboots with the next event"
+    assert gpu_work.verdict({}, lambda: ACTIVE) == Verdict(Level.WAITING, text)
+    assert gpu_work.before() is gpu_work.Turn.REBOOT
+    assert "DRAIN" in mig.slurm.state()
+    mig.reboot()
+    text = "slurmd-0 is drained for gpu-mig: it is given back with the next event"
+    assert gpu_work.verdict({}, lambda: ACTIVE) == Verdict(Level.WAITING, text)
+    worse = Verdict(Level.BLOCKED, "x")
+    assert gpu_work.verdict({}, lambda: worse) is worse
+    mig.smi.cards[BUS].enabled = True
+    mig.smi.needs_reset = mig.smi.needs_reboot = False
+    assert gpu_mig.main(["apply"]) == 0  # the unit
+    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
+    assert gpu_work.before() is gpu_work.Turn.REGISTER
+    gpu_work.after(NAME, {}, DONE)
+    assert mig.slurm.record == Record("")
+    assert gpu_work.verdict({}, lambda: ACTIVE) is ACTIVE
+
+
+@pytest.mark.parametrize("order", ["resume", "drain"])
+def test_no_reboot_of_a_node_that_somebody_took_back(mig: MachineDouble, order: str):
+    mig.smi.needs_reset = mig.smi.needs_reboot = True
+    set_mig("3g.20gb x2")
+    if order == "resume":
+        nodes.resume(NAME)
+    else:
+        nodes.drain(NAME, "bad fan")
+    mig.slurm.jobs = ["7"]
+    assert gpu_work.before() is gpu_work.Turn.NONE
+    assert gpu_hold.Hold.load() is None
+    assert mig.slurm.record is not None
+    assert (mig.slurm.jobs, mig.slurm.record.reason) == (["7"], "" if order == "resume" else "bad fan")
+
+
+def test_no_reboot_while_jobs_run_or_slurm_is_silent(mig: MachineDouble):
+    mig.smi.needs_reset = mig.smi.needs_reboot = True
+    set_mig("3g.20gb x2")
+    mig.slurm.jobs = ["7"]
+    assert gpu_work.before() is gpu_work.Turn.HOLD
+    mig.slurm.answering = False
+    assert gpu_work.before() is gpu_work.Turn.HOLD
+    mig.slurm.answering, mig.slurm.jobs = True, []
+    assert gpu_work.before() is gpu_work.Turn.REBOOT
+
+
+def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
+    set_mig("3g.20gb x2")
+    gpu_work.after(NAME, {}, DONE)
+    mig.smi.refuses = {"2g.10gb"}
+    with pytest.raises(gpu_tasks.TaskError, match=r"profiles: .*Insufficient Resources"):
+        set_mig("4g.20gb,2g.10gb")
+    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
+    assert gpu_mig.load() == {BUS: ("3g.20gb", "3g.20gb")}
+
+
+def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
+    other = "0000:9d:00.0"
+    node.smi.cards[other] = MigCard(A100)
+    assert set_mig("1g.5gb x7", "all")["gpus"] == f"{BUS}, {other}"
+    assert [len(card.instances) for card in node.smi.cards.values()] == [7, 7]
+    gpu_work.after(NAME, {}, DONE)
+    node.smi.cards[other].instances = []
+    node.smi.cards[other].enabled = node.smi.cards[other].pending = False
+    node.smi.refuses = {"3g.20gb"}
+    with pytest.raises(gpu_tasks.TaskError):
+        set_mig("3g.20gb x2", "all")
+    assert node.smi.cards[BUS].instances == ["1g.5gb"] * 7
+    assert node.smi.cards[other].instances == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "profiles", "words"),
+    [
+        (BUS, "3g.40gb", "profiles: NVIDIA A100-SXM4-40GB has no 3g.40gb"),
+        (BUS, "3g.20gb x3", "profiles: 9 compute slices"),
+        (BUS, "half", "profiles: 'half' is not a profile"),
+        ("0000:ff:00.0", "3g.20gb", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
+        ("0", "3g.20gb", "gpu: '0' is not a bus id such as 0000:1b:00.0"),
+        ("../../etc", "off", "gpu: '../../etc' is not a bus id"),
+    ],
+)
+def test_what_is_refused_changes_nothing(mig: MachineDouble, gpu: str, profiles: str, words: str):
+    with pytest.raises(gpu_tasks.TaskError) as caught:
+        set_mig(profiles, gpu)
+    assert str(caught.value).startswith(words)
+    assert (mig.smi.log, mig.slurm.log) == ([], [])
+    assert not gpu_mig.LAYOUTS.exists()
+
+
+def test_cards_without_mig(mig: MachineDouble):
+    mig.smi.cards[BUS] = MigCard("NVIDIA L40S", None, None)
+    with pytest.raises(gpu_tasks.TaskError, match=rf"gpu: NVIDIA L40S at {BUS} has no MIG"):
+        set_mig("3g.20gb")
+    with pytest.raises(MigError, match="has no MIG"):
+        gpu_mig.apply(gpu_mig.cards()[0], ("3g.20gb",))
+    assert not gpu_mig.apply(gpu_mig.cards()[0], ())
+
+
+def test_without_nvidia_smi(mig: MachineDouble, paths: pathlib.Path):
+    (paths / "usr/bin/nvidia-smi").unlink()
+    with pytest.raises(gpu_tasks.TaskError, match="install nvidia-utils"):
+        set_mig("off")
+
+
+def test_a_driver_that_hangs(mig: MachineDouble):
+    mig.hanging.add("nvidia-smi")
+    with pytest.raises(gpu_tasks.TaskError, match="no answer within"):
+        set_mig("off")
+
+
+def test_jobs_that_stay_keep_their_node(mig: MachineDouble):
+    mig.slurm.jobs = ["7"]
+    log: list[str] = []
+    with pytest.raises(gpu_tasks.TaskError, match="1 job still ran on slurmd-0 after 60 s, so nothing was done"):
+        set_mig("3g.20gb x2", log=log)
+    assert log == ["slurmd-0 is drained: waiting for 1 job"]
+    assert mig.slurm.state() == "MIXED+DYNAMIC_NORM"
+    assert mig.slurm.ended == []
+    assert mig.smi.log == []
+    assert gpu_hold.Hold.load() is None
+
+
+def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm: SlurmDouble):
+    for lives in range(100):
+        mig.smi.cards = {BUS: MigCard(A100, True, True, ["3g.20gb", "3g.20gb"])}
+        gpu_mig.LAYOUTS.unlink(missing_ok=True)
+        slurm.record, slurm.log, slurm.jobs, slurm.ended = Record(""), [], [], []
+        slurm.lives = lives
+        try:
+            set_mig("4g.20gb,1g.5gb x3")
+            died = False
+        except Killed:
+            died = True
+        slurm.lives = None
+        for _ in range(3):
+            assert gpu_work.before() in {gpu_work.Turn.REGISTER, gpu_work.Turn.NONE}
+            gpu_work.after(NAME, {}, DONE)
+        assert slurm.record == Record("")
+        now = sorted(mig.smi.cards[BUS].instances)
+        wanted = gpu_mig.load().get(BUS)
+        assert now == (sorted(wanted) if wanted else ["3g.20gb", "3g.20gb"]), lives
+        if not died:
+            assert now == ["1g.5gb"] * 3 + ["4g.20gb"]
+            assert lives > 8
+            break
+    else:
+        pytest.fail("it never got through")
+
+
+def test_an_upgrade_goes_first(mig: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(driver_upgrade.Upgrade, "load", object)
+    with pytest.raises(gpu_tasks.TaskError, match="a driver upgrade is under way"):
+        set_mig("3g.20gb x2")
+    assert mig.slurm.log == []
+
+
+def test_no_slurmd_no_drain(mig: MachineDouble):
+    mig.slurm.answering = False
+    assert gpu_tasks.set_mig(BUS, "3g.20gb x2", None, asked())["result"] == "done"
+
+
+# The program.
+
+
+def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.CaptureFixture[str]):
+    assert gpu_mig.main(["apply"]) == 0  # there is none
+    gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb", "3g.20gb"], "0000:ee:00.0": ["1g.5gb"]}))
+    assert gpu_mig.main(["apply"]) == 1
+    assert "no card at 0000:ee:00.0" in capsys.readouterr().err
+    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]  # one that is gone keeps nobody else back
+    assert gpu_mig.main(["show"]) == 0
+    assert capsys.readouterr().out == f"{BUS} {A100}: 3g.20gb, 3g.20gb\n"
+    mig.smi.log.clear()
+    gpu_mig.main(["apply"])
+    assert mig.smi.log == []  # as it should be
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"0000:1b:00.0": ["nonsense"]}'])
+def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]):
+    gpu_mig.LAYOUTS.write_text(text)
+    assert gpu_mig.main(["apply"]) == 1
+    assert capsys.readouterr().err.startswith("gpu-mig: ")
+    assert mig.smi.log == []
+
+
+def test_an_interrupted_destruction_is_finished(mig: MachineDouble):
+    mig.smi.cards[BUS] = MigCard(A100, True, True, ["3g.20gb"], compute=False)
+    gpu_mig.apply(gpu_mig.cards()[0], ("7g.40gb",))
+    assert mig.smi.cards[BUS].instances == ["7g.40gb"]
+
+
+def test_a_card_that_only_a_reboot_switches_is_told(mig: MachineDouble):
+    mig.smi.needs_reset = mig.smi.needs_reboot = True
+    gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb"]}))
+    with pytest.raises(RebootNeeded):
+        gpu_mig.apply_all()
+
+
+def test_it_runs_alone(tmp_path: pathlib.Path):
+    """As on a node: nothing but Python's standard library, and no nvidia-smi."""
+    argv = [sys.executable, "-I", "-S", gpu_mig.__file__, "show"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "nvidia-smi" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_program_that_hangs_is_given_up():
+    code, said = gpu_mig.run("/bin/sleep", "30", timeout=0.2)
+    assert (code, said) == (None, "no answer within 0.2 s")
+    assert gpu_mig.run("/bin/echo", "hello", timeout=5) == (0, "hello\n")
+    assert gpu_mig.run("/no/such/program", timeout=5)[0] is None

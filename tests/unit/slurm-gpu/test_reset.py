@@ -1,0 +1,197 @@
+"""Resetting a card: the node free of jobs, everything started again, and the state that was found."""
+
+import pathlib
+
+import pytest
+from machine_double import MachineDouble, MigCard
+from slurm_double import Killed, Record
+
+import driver_install
+import gpu_health
+import gpu_hold
+import gpu_mig
+import gpu_monitor
+import gpu_tasks
+import gpu_work
+import registration
+from slurm_ddp import systemd
+from slurm_ddp.run import CommandTimeout
+from slurm_ddp.slurm import nodes
+
+BUS = "0000:1b:00.0"
+NAME = "slurmd-0"
+DONE = registration.Progress(registration.Stage.REGISTERED)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+
+@pytest.fixture(autouse=True)
+def resettable(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
+    node.smi.cards = {BUS: MigCard("NVIDIA H100 80GB HBM3")}
+    (paths / "usr/bin").mkdir(parents=True, exist_ok=True)
+    for program in ("nvidia-smi", "nvidia-persistenced"):
+        (paths / "usr/bin" / program).touch()
+    node.active = {"nvidia-persistenced.service", "gpu-health.timer"}
+    node.slurm.record = Record("")
+    return node
+
+
+def reset(gpu: str = BUS, wait_s: float = 60, log: list[str] | None = None) -> dict[str, str]:
+    return gpu_tasks.reset(gpu, NAME, gpu_tasks.Asked(wait_s, log.append if log is not None else lambda _: None))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Record(""),
+        Record(
+            "", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "gpu-health: Xid 119: GSP does not answer: reset it 0000:1b:00.0"
+        ),
+        Record("", "DOWN", {"DYNAMIC_NORM"}, "New node."),
+    ],
+)
+def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Record):
+    node.slurm.record = Record(found.gres, found.base, set(found.flags), found.reason)
+    log: list[str] = []
+    assert reset(log=log) == {"result": "reset", "gpus": BUS}
+    assert node.smi.log == [f"-r -i {BUS}"]
+    assert log == [f"resetting GPU {BUS}"]
+    assert node.slurm.record.reason == f"gpu-reset: {BUS}"
+    assert "nvidia-persistenced.service" in node.active
+    assert gpu_work.before() is gpu_work.Turn.REGISTER
+    gpu_work.after(NAME, {}, DONE)
+    assert node.slurm.record == found
+
+
+def test_nvmls_spelling_will_do(node: MachineDouble):
+    assert reset("00000000:1B:00.0")["gpus"] == BUS
+
+
+def test_its_layout_is_made_again(node: MachineDouble):
+    node.smi.cards[BUS] = MigCard("NVIDIA H100 80GB HBM3", True, True, ["3g.40gb", "3g.40gb"])
+    gpu_mig.LAYOUTS.parent.mkdir(parents=True, exist_ok=True)
+    gpu_mig.LAYOUTS.write_text('{"0000:1b:00.0": ["3g.40gb", "3g.40gb"]}')
+    reset()
+    assert node.smi.cards[BUS].instances == ["3g.40gb", "3g.40gb"]
+
+
+def test_jobs_are_waited_for(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+    node.slurm.jobs = ["7"]
+    sleep = gpu_tasks.time.sleep
+
+    def ends(seconds: float) -> None:
+        node.slurm.jobs = []
+        sleep(seconds)
+
+    monkeypatch.setattr(gpu_tasks.time, "sleep", ends)
+    assert reset()["result"] == "reset"
+    assert node.slurm.ended == []
+
+
+def test_jobs_that_stay_keep_their_node(node: MachineDouble):
+    node.slurm.jobs = ["7", "8"]
+    with pytest.raises(
+        gpu_tasks.TaskError, match="2 jobs still ran on slurmd-0 after 60 s, so nothing was done: try later"
+    ):
+        reset()
+    assert node.smi.log == []
+    assert node.slurm.jobs == ["7", "8"]
+    assert node.slurm.ended == []
+    assert node.slurm.state() == "MIXED+DYNAMIC_NORM"
+    assert gpu_hold.Hold.load() is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ("0000:ff:00.0", f"gpu: no card at 0000:ff:00.0; there is {BUS}"),
+        ("GPU-1234", "gpu: 'GPU-1234' is not a bus id such as"),
+        ("", "gpu: '' is not a bus id"),
+        ("0000:1b:00.0; reboot", "gpu: '0000:1b:00.0; reboot' is not"),
+    ],
+)
+def test_a_card_that_is_not_there(node: MachineDouble, gpu: str, words: str):
+    with pytest.raises(gpu_tasks.TaskError) as caught:
+        reset(gpu)
+    assert str(caught.value).startswith(words)
+    assert (node.smi.log, node.slurm.log) == ([], [])
+
+
+def test_boards_that_reset_all_cards_together(node: MachineDouble):
+    for number in range(6):
+        node.add_card(f"0000:0{number}:00.0", 0x1AF1, kind="0x068000")
+    with pytest.raises(gpu_tasks.TaskError, match="reset all GPUs together: gpu=all"):
+        reset()
+    assert node.slurm.log == []
+    assert reset("all") == {"result": "reset", "gpus": BUS}
+    assert node.smi.log == ["-r"]
+
+
+def test_what_the_driver_refuses(node: MachineDouble):
+    node.smi.broken = "GPU 00000000:1B:00.0 is currently in use by another process."
+    with pytest.raises(gpu_tasks.TaskError, match=rf"GPU {BUS} could not be reset: .*in use by another process"):
+        reset()
+    assert "nvidia-persistenced.service" in node.active  # everything runs again
+    gpu_work.before()
+    gpu_work.after(NAME, {}, DONE)
+    assert node.slurm.record == Record("")
+
+
+@pytest.mark.parametrize("lives", range(14))
+def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
+    node.slurm.lives = lives
+    try:
+        reset()
+    except Killed:
+        node.slurm.lives = None
+    node.slurm.lives = None
+    for _ in range(2):
+        gpu_work.before()
+        gpu_work.after(NAME, {}, DONE)
+    assert node.slurm.record == Record("")
+    assert "nvidia-persistenced.service" in node.active
+    assert gpu_hold.Hold.load() is None
+
+
+@pytest.mark.parametrize("number", [-1, 3601, "x", None])
+def test_seconds_out_of_range(number: object):
+    with pytest.raises(gpu_tasks.TaskError, match=r"wait: .* is not between 0 and 3600 seconds"):
+        gpu_tasks.seconds("wait", number, 3600)
+
+
+def test_a_node_that_somebody_resumes_while_its_jobs_are_waited_for(
+    node: MachineDouble, monkeypatch: pytest.MonkeyPatch
+):
+    node.slurm.jobs = ["7"]
+    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda _: nodes.resume(NAME))
+    with pytest.raises(
+        gpu_tasks.TaskError, match=r"somebody else changed the state of slurmd-0 .*, so nothing was done"
+    ):
+        reset()
+    assert (node.smi.log, node.slurm.jobs, node.slurm.ended) == ([], ["7"], [])
+    assert gpu_hold.Hold.load() is None
+
+
+def test_xids_from_before_are_done_with(node: MachineDouble):
+    gpu_health.State(since=1.0, drained=True, reason="gpu-health: Xid 119").save()
+    reset()
+    state = gpu_health.State.load()
+    assert list(state.resets) == [BUS]
+    assert state.resets[BUS] > state.since == 1.0
+    gpu_monitor.note_reset([BUS, "0000:9d:00.0"])
+    assert sorted(gpu_health.State.load().resets) == [BUS, "0000:9d:00.0"]
+
+
+def test_a_service_that_does_not_stop(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
+    def stuck(name: str, **_: object) -> None:
+        raise CommandTimeout(f"systemctl: no answer within 120 s ({name})")
+
+    monkeypatch.setattr(systemd, "stop", stuck)
+    with pytest.raises(driver_install.InstallError, match=r"gpu-health\.timer does not stop: .*; see journalctl -u"):
+        reset()
+    assert node.smi.log == []
