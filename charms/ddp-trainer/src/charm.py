@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 """Trainer: from an action to a finished training run on Slurm."""
 
-import collections.abc
+import contextlib
+import dataclasses
 import logging
-import typing
+import pathlib
 
 import ops
 
 import trainer_actions
 import trainer_params
 import trainer_status
-from trainer_base import Log, ParameterError, Results, Settings, TrainerError
+import trainer_token
+from trainer_base import ParameterError, Settings, TrainerError
 
 logger = logging.getLogger(__name__)
-
-Params = typing.TypeVar("Params", bound=trainer_params.Parsed)
 
 
 class DdpTrainerCharm(ops.CharmBase):
@@ -30,18 +30,15 @@ class DdpTrainerCharm(ops.CharmBase):
             self.on.config_changed,
             self.on.upgrade_charm,
             self.on.update_status,
+            self.on.secret_changed,
             joined.relation_joined,
             joined.relation_changed,
         ):
             framework.observe(event, self._reconcile)
+        framework.observe(self.on.remove, self._on_remove)
         framework.observe(self.on.collect_unit_status, self._on_collect_status)
-        framework.observe(self.on.install_environment_action, self._on_install_environment)
-        framework.observe(self.on.prepare_dataset_action, self._on_prepare_dataset)
-        framework.observe(self.on.submit_ddp_action, self._on_submit_ddp)
-        framework.observe(self.on.list_jobs_action, self._on_list_jobs)
-        framework.observe(self.on.show_job_action, self._on_show_job)
-        framework.observe(self.on.job_log_action, self._on_job_log)
-        framework.observe(self.on.cancel_job_action, self._on_cancel_job)
+        for name in trainer_actions.ACTIONS:
+            framework.observe(self.on[name.replace("-", "_")].action, self._on_action)
 
     def _reconcile(self, _: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
@@ -59,41 +56,21 @@ class DdpTrainerCharm(ops.CharmBase):
         found = trainer_status.check(desired)
         event.add_status(ops.StatusBase.from_name(found.level, found.text))
 
-    def _on_install_environment(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.InstallEnvironment, trainer_actions.install_environment)
+    def _on_remove(self, _: ops.RemoveEvent) -> None:
+        desired = self._desired()
+        if isinstance(desired, Settings):
+            trainer_token.withdraw(desired)
 
-    def _on_prepare_dataset(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.PrepareDataset, trainer_actions.prepare_dataset)
-
-    def _on_submit_ddp(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.SubmitDdp, trainer_actions.submit_ddp)
-
-    def _on_list_jobs(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.ListJobs, trainer_actions.list_jobs)
-
-    def _on_show_job(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.ShowJob, trainer_actions.show_job)
-
-    def _on_job_log(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.JobLog, trainer_actions.job_log)
-
-    def _on_cancel_job(self, event: ops.ActionEvent) -> None:
-        self._act(event, trainer_params.CancelJob, trainer_actions.cancel_job)
-
-    def _act(
-        self,
-        event: ops.ActionEvent,
-        model: type[Params],
-        action: collections.abc.Callable[[Settings, Params, Log], Results],
-    ) -> None:
+    def _on_action(self, event: ops.ActionEvent) -> None:
         """Run an action on its parsed parameters; what a person can mend fails it with one line."""
+        action = trainer_actions.ACTIONS[event.handle.kind.removesuffix("_action").replace("_", "-")]
         try:
-            params = trainer_params.parse(model, event.params)
+            params = trainer_params.parse(action.params, event.params)
             desired = self._desired()
             if isinstance(desired, ops.StatusBase):
                 raise TrainerError(desired.message)
             trainer_status.require(desired, event.log)
-            event.set_results(action(desired, params, event.log))
+            event.set_results(action.do(desired, params, event.log))
         except TrainerError as e:
             logger.info("%s: %s", event.id, e)
             event.set_results(e.results)
@@ -103,9 +80,23 @@ class DdpTrainerCharm(ops.CharmBase):
         """Return the settings this unit should work with, or the status that says why it has none."""
         try:
             config = trainer_params.parse(trainer_params.Config, self.config)
-            return trainer_status.settings(config, self.charm_dir, self.unit.name)
+            token = trainer_token.parse(self._content(config.hf_token), self.app.name) if config.hf_token else ""
+            found = trainer_status.settings(config, self.charm_dir, self.unit.name, token)
+            return dataclasses.replace(found, attached=self._fetch_wheelhouse)
         except ParameterError as e:
             return ops.BlockedStatus(f"fix config: {e}")
+
+    def _content(self, identifier: str) -> dict[str, str] | None:
+        """Return a secret's newest content, or None where this application cannot read it."""
+        try:
+            return self.model.get_secret(id=identifier).get_content(refresh=True)
+        except ops.ModelError:
+            return None
+
+    def _fetch_wheelhouse(self) -> pathlib.Path | None:
+        with contextlib.suppress(ops.ModelError):  # none was attached
+            return self.model.resources.fetch("wheelhouse")
+        return None
 
 
 if __name__ == "__main__":

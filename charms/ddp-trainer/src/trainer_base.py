@@ -44,6 +44,17 @@ class Settings:
     payload: pathlib.Path  # the payload inside the charm
     torch_build: str  # auto, cpu or cuda
     torch_index: str  # an additional package index for torch; may be empty
+    mlflow_uri: str = ""  # a server's URI, or a path; empty: no MLflow
+    tensorboard: bool = False
+    attached: collections.abc.Callable[[], pathlib.Path | None] = dataclasses.field(
+        default=lambda: None, repr=False, compare=False
+    )  # fetches the resource wheelhouse; None where there is none
+    token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
+
+    @property
+    def tracks(self) -> bool:
+        """Return whether the environment needs the packages that track runs."""
+        return bool(self.mlflow_uri) or self.tensorboard
 
     @property
     def user_to_be(self) -> str | None:
@@ -64,6 +75,11 @@ class Settings:
     def environments(self) -> pathlib.Path:
         """Return the folder of the environments' archives."""
         return self.workspace / "environments"
+
+    @property
+    def baselines(self) -> pathlib.Path:
+        """Return the folder of what was measured on this cluster."""
+        return self.workspace / "baselines"
 
     @property
     def node_cache(self) -> pathlib.Path:

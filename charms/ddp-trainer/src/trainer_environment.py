@@ -1,9 +1,12 @@
 """The Python environment of all jobs: made once on this host, kept as one archive in the workspace.
 
 What goes in decides its key: the interpreter's version, the machine, the build of torch, the payload and its locked
-requirements. An environment with the right key is used; another one is made as soon as any of these differs.
+requirements, and the wheelhouse where one was named. An environment with the right key is used; another one is made as
+soon as any of these differs.
 """
 
+import collections.abc
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -11,17 +14,21 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import time
 
+import trainer_checks
+import trainer_params_runs
 import trainer_workspace
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import jobs
-from trainer_base import Log, Settings, TrainerError, one_line, with_progress
+from trainer_base import Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
 
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
 STAGING = pathlib.Path("/var/lib/ddp-trainer/payload")  # root's; the submit user reads the payload there
+_TRACKING = "tracking/requirements.txt"  # in the payload: MLflow and TensorBoard
 _FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
 _PIP_TIMEOUT_S = 5400.0
 _BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
@@ -47,6 +54,24 @@ class Environment:
     archive: str  # path in the workspace
 
 
+NOT_INSTALLED = Environment(
+    trainer_workspace.Manifest(
+        key="0" * 16, hash="0" * 16, sha256="0" * 64, size_bytes=1, unpacked_bytes=1, python="3.0",
+        torch="none", build="cpu", created="-",
+    ),
+    "/not-installed.tar.zst",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Wheelhouse:
+    """Wheels that a person put into the workspace or attached, from which alone an environment is made."""
+
+    path: str  # a folder or an archive, which the submit user can read
+    sha256: str
+    resource: pathlib.Path | None = None  # what was attached, which root alone can read; is put to `path` for a while
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """Which build of torch the cluster needs."""
@@ -56,13 +81,36 @@ class Choice:
     why: str
 
 
-def find(settings: Settings, contents: trainer_workspace.Contents, build: str) -> Environment | None:
-    """Return the newest installed environment that was made from what would go in now, for this build of torch."""
-    key = _key(settings, build)
+def install_environment(settings: Settings, params: trainer_params_runs.InstallEnvironment, log: Log) -> Results:
+    """Make the environment, or say that it is there."""
+    wheels = _wheelhouse(settings, params.wheelhouse, log) if params.wheelhouse else None
+    partitions = trainer_checks.partitions()
+    found = install(settings, partitions, log, build=params.torch, force=params.force, wheels=wheels)
+    return describe(found)
+
+
+def find(
+    settings: Settings, contents: trainer_workspace.Contents, build: str, *, wheels: Wheelhouse | None = None
+) -> Environment | None:
+    """Return the newest installed environment that was made from what would go in now, for this build of torch.
+
+    Whether its packages came from an index or a wheelhouse is one, unless these `wheels` are asked for.
+    """
+    keys: dict[str, str] = {}
     for manifest in contents.environments:
-        if manifest.key == key and manifest.build == build:
+        wheelhouse = manifest.wheelhouse
+        if manifest.build != build or (wheels is not None and wheelhouse != wheels.sha256):
+            continue
+        if wheelhouse not in keys:
+            keys[wheelhouse] = _key(settings, build, wheelhouse)
+        if manifest.key == keys[wheelhouse]:
             return Environment(manifest, str(settings.environments / f"{manifest.hash}.tar.zst"))
     return None
+
+
+def is_current(settings: Settings, manifest: trainer_workspace.Manifest) -> bool:
+    """Return whether an environment was made from what would go in now."""
+    return manifest.key == _key(settings, manifest.build, manifest.wheelhouse)
 
 
 def ensure(
@@ -87,16 +135,31 @@ def install(
     *,
     build: str | None = None,
     force: bool = False,
+    wheels: Wheelhouse | None = None,
 ) -> Environment:
     """Make the environment and store its archive; with one there already, only where `force`. Raises TrainerError."""
     wanted = build or settings.torch_build
     choice = choose_build(settings, partitions, log) if wanted == "auto" else Choice(wanted, False, "as configured")
-    found = find(settings, trainer_workspace.look(settings), choice.build)
+    wheels = wheels or _attached(settings, log)
+    found = find(settings, trainer_workspace.look(settings), choice.build, wheels=wheels)
     if found is not None and not force:
         log(f"environment {found.manifest.hash} with torch {found.manifest.torch} is there already")
         return _noted(settings, found) if choice.driverless and not found.manifest.driverless else found
     log(f"making the environment: torch {TORCH} for {choice.build.upper()} ({choice.why})")
-    return _make(settings, choice, log)
+    return _make(settings, choice, wheels, log)
+
+
+def prune(settings: Settings, log: Log, *, keep: str) -> None:
+    """Remove archives that no job uses: of each build the newest three stay, and those of jobs in the queue."""
+    try:
+        active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
+    except jobs.SlurmError:
+        return  # not knowing what is in use, remove nothing
+    removed = trainer_workspace.ask(
+        settings, "prune_environments", timeout_s=120, workspace=str(settings.workspace), keep=[keep], runs=active
+    )["removed"]
+    if removed:
+        log(f"{len(removed)} older environments removed: {', '.join(removed[:5])}")
 
 
 def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log) -> Choice:
@@ -126,6 +189,17 @@ def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log
     return Choice("cpu", True, f"{node.name} has no CUDA driver")
 
 
+def payload_folder(settings: Settings) -> str:
+    """Return where in the workspace the payload lies for containers, which bring torch and numpy themselves."""
+    return str(settings.environments / f"payload-{_payload_digest(settings.payload)[:16]}")
+
+
+def store_payload(settings: Settings) -> None:
+    """Put the payload into the workspace, unless it is there."""
+    source = str(_stage_payload(settings))
+    trainer_workspace.ask(settings, "store_payload", source=source, target=payload_folder(settings))
+
+
 def describe(environment: Environment) -> dict[str, str]:
     """Return the environment's figures as an action's results."""
     manifest = environment.manifest
@@ -135,10 +209,11 @@ def describe(environment: Environment) -> dict[str, str]:
         "python": manifest.python,
         "size-mb": str(manifest.size_bytes >> 20),
         "unpacked-mb": str(manifest.unpacked_bytes >> 20),
+        **({"wheelhouse": manifest.wheelhouse[:16]} if manifest.wheelhouse else {}),
     }
 
 
-def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
+def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log) -> Environment:
     began = time.monotonic()
     payload = _stage_payload(settings)
     opened = trainer_workspace.ask(
@@ -148,11 +223,12 @@ def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
     try:
         _require_space(settings.node_cache, opened["free_bytes"], _BUILD_BYTES[choice.build])
         _require_space(settings.environments, opened["store_free_bytes"], _STORE_BYTES[choice.build])
-        _install_packages(settings, payload, build, choice.build, log)
+        _install_packages(settings, payload, build, choice.build, log, wheels=wheels)
         size = with_progress(log, "taking out what no run reads", lambda: _finish(settings, build, payload))
         version = with_progress(log, "checking it", lambda: _check(settings, build))
         manifest = {
-            "key": _key(settings, choice.build),
+            "key": _key(settings, choice.build, wheels.sha256 if wheels else ""),
+            "wheelhouse": wheels.sha256 if wheels else "",
             "unpacked_bytes": size["size_bytes"],
             "files": size["files"],
             "python": _python_version(),
@@ -176,6 +252,7 @@ def _make(settings: Settings, choice: Choice, log: Log) -> Environment:
     finally:
         trainer_workspace.ask(settings, "remove_build", timeout_s=300, build=str(build))
     made = trainer_workspace.Manifest.model_validate(stored)
+    prune(settings, log, keep=made.hash)
     log(f"environment {made.hash} is stored: {made.size_bytes >> 20} MiB, {time.monotonic() - began:.0f} s in all")
     return Environment(made, str(settings.environments / f"{made.hash}.tar.zst"))
 
@@ -188,7 +265,61 @@ def _noted(settings: Settings, found: Environment) -> Environment:
     return Environment(manifest, found.archive)
 
 
-def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log) -> None:
+def _wheelhouse(settings: Settings, path: str, log: Log) -> Wheelhouse:
+    """Return what a person put there. Raises ParameterError."""
+    trainer_checks.check_inside(settings, "wheelhouse", path, kinds=("file", "folder"))
+    is_file = trainer_workspace.locate(settings, path).kind == "file"
+    if is_file and not path.endswith((".tar", ".tar.zst", ".zip")):
+        raise ParameterError("wheelhouse", f"{path} is no folder, and no .tar, .tar.zst or .zip")
+    return Wheelhouse(
+        path,
+        with_progress(log, f"reading {path}", lambda: _of_wheels(settings, "digest_wheelhouse", path=path)["sha256"]),
+    )
+
+
+def _attached(settings: Settings, log: Log) -> Wheelhouse | None:
+    """Return the wheels that are the charm's resource; None without one, or where its file is empty."""
+    resource = settings.attached()
+    if resource is None or not resource.stat().st_size:
+        return None
+
+    def digest() -> str:
+        with resource.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return Wheelhouse(
+        str(STAGING.parent / "wheelhouse"), with_progress(log, "reading the attached wheelhouse", digest), resource
+    )
+
+
+@contextlib.contextmanager
+def _staged(wheels: Wheelhouse) -> collections.abc.Generator[None]:
+    """Let the submit user read an attached wheelhouse for a while."""
+    if wheels.resource is None:
+        yield
+        return
+    path = pathlib.Path(wheels.path)
+    try:
+        shutil.copyfile(wheels.resource, path)
+        path.chmod(0o644)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _of_wheels(settings: Settings, operation: str, **arguments: object) -> trainer_workspace.Json:
+    """Ask about a wheelhouse. Raises ParameterError where it cannot be."""
+    try:
+        return trainer_workspace.ask(settings, operation, timeout_s=3600, as_root=False, **arguments)
+    except trainer_workspace.HangingError:
+        raise
+    except trainer_workspace.WorkspaceError as e:
+        raise ParameterError("wheelhouse", str(e)) from e
+
+
+def _install_packages(
+    settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log, *, wheels: Wheelhouse | None
+) -> None:
     python = build / "env" / "bin" / "python"
     user = settings.user_to_be
     with_progress(
@@ -208,11 +339,26 @@ def _install_packages(settings: Settings, payload: pathlib.Path, build: pathlib.
         f"--log={pip_log}",
     )
 
+    if wheels is not None:
+        with _staged(wheels):
+            opened = with_progress(
+                log,
+                f"opening {wheels.path}",
+                lambda: _of_wheels(settings, "open_wheelhouse", path=wheels.path, target=str(build / "wheels")),
+            )
+        log(f"{opened['wheels']} wheels are there; no package index is asked")
+        pip = (*pip, "--no-index", f"--find-links={opened['folder']}", "--only-binary=:all:")
+
     def install(text: str, *arguments: str | pathlib.Path) -> None:
         with_progress(log, text, lambda: _run(*pip, *arguments, user=user), lambda: _last_step(settings, pip_log))
 
     install("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
+    if settings.tracks:
+        install("installing the packages that track runs", "--require-hashes", "-r", payload / _TRACKING)
     index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
+    if wheels is not None:
+        install(f"installing torch {TORCH} for {kind.upper()}", f"torch=={TORCH}" + ("+cpu" if kind == "cpu" else ""))
+        return
     if kind == "cuda":
         install(f"installing torch {TORCH} for CUDA", *index, f"torch=={TORCH}")
         return
@@ -242,10 +388,12 @@ def _check(settings: Settings, build: pathlib.Path) -> str:
     return _run(python, "-c", code, user=settings.user_to_be, timeout=300).strip()
 
 
-def _key(settings: Settings, build: str) -> str:
+def _key(settings: Settings, build: str, wheelhouse: str = "") -> str:
     """Return what the environment that would be made now is known by."""
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, _python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
+    inputs += ["tracking"] if settings.tracks else []
+    inputs += [f"wheelhouse {wheelhouse}"] if wheelhouse else []
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
 
 
@@ -270,7 +418,8 @@ def _payload_files(payload: pathlib.Path) -> list[pathlib.Path]:
     locked = payload / "requirements.txt"
     if not package or not locked.is_file():
         raise TrainerError(f"this charm carries no payload in {payload}; pack it with: make pack")
-    return [*package, locked]
+    tracking = payload / _TRACKING
+    return [*package, locked, *([tracking] if tracking.is_file() else [])]
 
 
 def _stage_payload(settings: Settings) -> pathlib.Path:
@@ -306,8 +455,13 @@ def _run(*argv: str | pathlib.Path, user: str | None = None, timeout: float = _P
     try:
         return run(*argv, user=user, cwd="/", timeout=timeout, env=_proxies()).stdout
     except CommandTimeout as e:
+        if "--no-index" in argv:
+            raise TrainerError(f"{e}; is the filesystem of the wheelhouse slow?") from e
         raise TrainerError(f"{e}; is the package index reachable from this host?") from e
     except CommandError as e:
+        if "--no-index" in argv and (missing := re.search(r"No matching distribution found for (\S+)", e.stderr)):
+            what = f"no wheel of {missing[1]} for Python {_python_version()} on {platform.machine()} is in it; add it"
+            raise ParameterError("wheelhouse", what) from e
         raise TrainerError(f"{_what(argv)}: {_cause(e)}") from e
 
 

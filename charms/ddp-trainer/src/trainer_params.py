@@ -11,21 +11,24 @@ import typing
 
 import pydantic
 
+import trainer_fabric
 from slurm_ddp.slurm import jobs
 from trainer_base import ParameterError, shown
 
 MAX_NODES, MAX_GPUS, MAX_CPUS = 4096, 64, 4096
 MAX_LINES = 1000
+MAX_SWEEP = 256  # runs of one sweep
+MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 _RESERVED = re.compile(
-    r"(SLURM|SBATCH|SRUN|RUN|TORCHELASTIC|PET|ENVIRONMENT)_.*|(MASTER|HEAD)_(ADDR|PORT|IP)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)"
-    r"|NODE_RANK|STOP_FILE|OUTCOME|PY|PYTHON.*|NPROC|LD_PRELOAD|BASH.*|ENV|IFS|PATH|HOME|USER|LOGNAME|SHELL|UID|EUID|PPID"
+    r"(SLURM|SBATCH|SRUN|RUN|JOB|TORCHELASTIC|PET|ENVIRONMENT|FABRIC|PROFILE)_.*|(MASTER|HEAD)_(ADDR|PORT|IP)|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)"
+    r"|NODE_RANK|STOP_FILE|OUTCOME|LAUNCHER|CONTAINER|PAYLOAD|PROFILE|FABRIC|PY|PYTHON.*|NPROC|LD_PRELOAD|BASH.*|ENV|IFS|PATH|HOME|USER|LOGNAME|SHELL|UID|EUID|PPID"
 )
 
 
-_STRICT = pydantic.Strict()
+STRICT = pydantic.Strict()
 
 
-def _matches(pattern: str, limit: int, allowed: str) -> pydantic.AfterValidator:
+def matches(pattern: str, limit: int, allowed: str) -> pydantic.AfterValidator:
     """Hold a text to at most `limit` characters and to a pattern; `allowed` says to a person what that is."""
     compiled = re.compile(pattern, re.ASCII)
 
@@ -39,7 +42,7 @@ def _matches(pattern: str, limit: int, allowed: str) -> pydantic.AfterValidator:
     return pydantic.AfterValidator(check)
 
 
-def _between(least: int, most: int) -> pydantic.AfterValidator:
+def between(least: int, most: int) -> pydantic.AfterValidator:
     """Hold a whole number between two bounds."""
 
     def check(value: int) -> int:
@@ -50,7 +53,7 @@ def _between(least: int, most: int) -> pydantic.AfterValidator:
     return pydantic.AfterValidator(check)
 
 
-def _among(*choices: str) -> pydantic.AfterValidator:
+def among(*choices: str) -> pydantic.AfterValidator:
     """Hold a text to a few choices."""
 
     def check(value: str) -> str:
@@ -75,6 +78,20 @@ def _check_time(value: str) -> str:
     return value
 
 
+def _check_grid(value: str) -> str:
+    names = [word.partition("=")[0] for word in value.split()]
+    if again := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{again[0]} is given twice")
+    return value
+
+
+def _check_steps(value: str) -> str:
+    first, last = (int(part) for part in value.split("-"))
+    if not 1 <= first <= last or last - first >= MAX_PROFILED_STEPS:
+        raise ValueError(f"{shown(value)} is not allowed; first and last step, at most {MAX_PROFILED_STEPS} of them")
+    return value
+
+
 def _check_env(value: str) -> str:
     names: set[str] = set()
     for word in value.split():
@@ -83,48 +100,68 @@ def _check_env(value: str) -> str:
             raise ValueError(f"{shown(word)} is not NAME=value; separate several by blanks")
         if _RESERVED.fullmatch(name):
             raise ValueError(f"{name} is set by the job itself; choose another variable")
+        if name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            raise ValueError(f"{name} would be in the job's script for others to read; set the option hf-token")
         if name in names:
             raise ValueError(f"{name} is given twice")
         names.add(name)
     return value
 
 
-_NAME = "only letters, digits and . _ -, beginning with a letter or digit"
+NAME_RULE = "only letters, digits and . _ -, beginning with a letter or digit"
 _TIME = "minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days"
-Name = typing.Annotated[str, _STRICT, _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 64, _NAME)]
-_PATH = r"/[A-Za-z0-9._/+@=-]*"
-_PATH_TEXT = "an absolute path of letters, digits and . _ / + @ = -"
-_checked_path = pydantic.AfterValidator(_check_path)
+Name = typing.Annotated[str, STRICT, matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 64, NAME_RULE)]
+PATH = r"/[A-Za-z0-9._/+@=-]*"
+PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
+checked_path = pydantic.AfterValidator(_check_path)
 Workload = typing.Annotated[
-    str, _STRICT, _matches(rf"gpt|smoke|{_PATH}", 1024, f"gpt, smoke or {_PATH_TEXT}"), _checked_path
+    str, STRICT, matches(rf"gpt|smoke|{PATH}", 1024, f"gpt, smoke or {PATH_RULE}"), checked_path
 ]
 Source = typing.Annotated[
-    str, _STRICT, _matches(rf"python-stdlib|{_PATH}", 1024, f"python-stdlib or {_PATH_TEXT}"), _checked_path
+    str, STRICT, matches(rf"python-stdlib|{PATH}", 1024, f"python-stdlib or {PATH_RULE}"), checked_path
 ]
 Dataset = typing.Annotated[
     str,
-    _STRICT,
-    _matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{_PATH}", 1024, f"a dataset's name or {_PATH_TEXT}"),
-    _checked_path,
+    STRICT,
+    matches(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}|{PATH}", 1024, f"a dataset's name or {PATH_RULE}"),
+    checked_path,
 ]
 Words = typing.Annotated[
-    str, _STRICT, _matches(r"[A-Za-z0-9 ._+=/:,@%^-]*", 4096, "only letters, digits, blanks and . _ + = / : , @ % ^ -")
+    str, STRICT, matches(r"[A-Za-z0-9 ._+=/:,@%^-]*", 4096, "only letters, digits, blanks and . _ + = / : , @ % ^ -")
 ]
 Env = typing.Annotated[Words, pydantic.AfterValidator(_check_env)]
+_GRID_RULE = "options with their values, such as: lr=0.001,0.003 batch=8,16"
+Grid = typing.Annotated[
+    str,
+    STRICT,
+    matches(r"( *[a-z][a-z0-9-]*=[A-Za-z0-9._+/:@%^-]+(,[A-Za-z0-9._+/:@%^-]+)* *)*", 4096, _GRID_RULE),
+    pydantic.AfterValidator(_check_grid),
+]
 Constraint = typing.Annotated[
     str,
-    _STRICT,
-    _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*([&|][A-Za-z0-9][A-Za-z0-9._-]*)*", 256, "names of features joined by & or |"),
+    STRICT,
+    matches(r"[A-Za-z0-9][A-Za-z0-9._-]*([&|][A-Za-z0-9][A-Za-z0-9._-]*)*", 256, "names of features joined by & or |"),
 ]
-Time = typing.Annotated[str, _STRICT, _matches(r"[0-9:-]+", 24, _TIME), pydantic.AfterValidator(_check_time)]
+Time = typing.Annotated[str, STRICT, matches(r"[0-9:-]+", 24, _TIME), pydantic.AfterValidator(_check_time)]
 Memory = typing.Annotated[
-    str, _STRICT, _matches(r"[1-9][0-9]{0,8}[MGT]?", 10, "a whole number with M, G or T behind it, such as 8G")
+    str, STRICT, matches(r"[1-9][0-9]{0,8}[MGT]?", 10, "a whole number with M, G or T behind it, such as 8G")
 ]
-Flag = typing.Annotated[bool, _STRICT]
-Lines = typing.Annotated[int, _STRICT, _between(1, MAX_LINES)]
-Seconds = typing.Annotated[int, _STRICT, _between(1, 30 * 86400)]
-JobId = typing.Annotated[int, _STRICT, _between(1, 2**31)]
-TorchBuild = typing.Annotated[str, _STRICT, _among("auto", "cpu", "cuda")]
+_IMAGE = (
+    r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]+)?([#/][A-Za-z0-9][A-Za-z0-9._-]*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[0-9a-f]{64})"
+)
+_IMAGE_RULE = "an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or the path of an image file"
+Image = typing.Annotated[str, STRICT, matches(rf"{_IMAGE}|{PATH}", 512, _IMAGE_RULE), checked_path]
+Ranks = typing.Annotated[str, STRICT, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
+Flag = typing.Annotated[bool, STRICT]
+Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
+Seconds = typing.Annotated[int, STRICT, between(1, 30 * 86400)]
+JobId = typing.Annotated[int, STRICT, between(1, 2**31)]
+_STEPS_RULE = "first and last step, such as 10-12"
+Steps = typing.Annotated[
+    str, STRICT, matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, _STEPS_RULE), pydantic.AfterValidator(_check_steps)
+]
+TorchBuild = typing.Annotated[str, STRICT, among("auto", "cpu", "cuda")]
 
 
 class Parsed(pydantic.BaseModel):
@@ -138,17 +175,30 @@ class Config(Parsed):
 
     workspace: typing.Annotated[
         str,
-        _STRICT,
-        _matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -"),
-        _checked_path,
+        STRICT,
+        matches(r"/[A-Za-z0-9._/-]+", 200, "an absolute path of letters, digits and . _ / -"),
+        checked_path,
     ] = "/mnt/shared"
-    submit_user: typing.Annotated[str, _STRICT, _matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")] = "ubuntu"
+    submit_user: typing.Annotated[str, STRICT, matches(r"[a-z_][a-z0-9_-]*", 32, "the name of an account")] = "ubuntu"
     torch_build: TorchBuild = "auto"
     torch_index: typing.Annotated[
         str,
-        _STRICT,
-        _matches(r"(https?://[A-Za-z0-9._:/+-]+)?", 500, "the URL of a package index without credentials, or nothing"),
+        STRICT,
+        matches(r"(https?://[A-Za-z0-9._:/+-]+)?", 500, "the URL of a package index without credentials, or nothing"),
     ] = ""
+    mlflow_tracking_uri: typing.Annotated[
+        str,
+        STRICT,
+        matches(
+            rf"(https?://[A-Za-z0-9._:/+-]+|{PATH})?",
+            500,
+            "a server's http(s) URI without credentials, or a path, or nothing",
+        ),
+    ] = ""
+    tensorboard: Flag = False
+    hf_token: typing.Annotated[str, STRICT, matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju secret")] = (
+        ""
+    )
 
 
 class Resources(Parsed):
@@ -161,38 +211,45 @@ class Resources(Parsed):
     reservation: Name | None = None
 
 
-class InstallEnvironment(Parsed):
-    """Parameters of install-environment."""
-
-    torch: TorchBuild | None = None
-    force: Flag = False
-
-
-class PrepareDataset(Resources):
-    """Parameters of prepare-dataset."""
-
-    name: typing.Annotated[str, _STRICT, _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 56, _NAME)] | None = None
-    source: Source = "python-stdlib"
-    tokenizer: typing.Annotated[str, _STRICT, _among("auto", "byte", "gpt2")] = "auto"
-    wait: Flag = True
-    wait_timeout: Seconds = 86400
-
-
-class SubmitDdp(Resources):
-    """Parameters of submit-ddp."""
+class Training(Resources):
+    """The parameters that describe a training, one or many."""
 
     workload: Workload = "gpt"
-    nodes: typing.Annotated[int, _STRICT, _between(1, MAX_NODES)] | None = None
-    gpus_per_node: typing.Annotated[int, _STRICT, _between(0, MAX_GPUS)] | None = None
-    cpus_per_task: typing.Annotated[int, _STRICT, _between(1, MAX_CPUS)] | None = None
+    nodes: typing.Annotated[int, STRICT, between(1, MAX_NODES)] | None = None
+    gpus_per_node: typing.Annotated[int, STRICT, between(0, MAX_GPUS)] | None = None
+    cpus_per_task: typing.Annotated[int, STRICT, between(1, MAX_CPUS)] | None = None
     memory: Memory | None = None
     constraint: Constraint | None = None
     args: Words = ""
     env: Env = ""
-    run: Name | None = None
     dataset: Dataset | None = None
+    launcher: typing.Annotated[str, STRICT, among("torchrun", "srun")] = "torchrun"
+    fabric: typing.Annotated[str, STRICT, among(*trainer_fabric.NAMES)] = "auto"
+    container_image: Image | None = None
+    profile: typing.Annotated[str, STRICT, among("nsys", "torch")] | None = None
+    profile_ranks: Ranks = "0"
+    profile_steps: Steps | None = None
+    max_requeues: typing.Annotated[int, STRICT, between(0, 1000)] = 16
+    max_restarts: typing.Annotated[int, STRICT, between(0, 100)] = 0
+
+
+class SubmitDdp(Training):
+    """Parameters of submit-ddp."""
+
+    run: Name | None = None
     resume: Name = "auto"
-    max_requeues: typing.Annotated[int, _STRICT, _between(0, 1000)] = 16
+    dry_run: Flag = False
+    wait: Flag = False
+    wait_timeout: Seconds = 86400
+
+
+class SubmitSweep(Training):
+    """Parameters of submit-sweep."""
+
+    name: typing.Annotated[str, STRICT, matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 56, NAME_RULE)] | None = None
+    grid: Grid = ""
+    file: typing.Annotated[str, STRICT, matches(PATH, 1024, PATH_RULE), checked_path] | None = None
+    parallel: typing.Annotated[int, STRICT, between(1, MAX_SWEEP)] | None = None
     dry_run: Flag = False
     wait: Flag = False
     wait_timeout: Seconds = 86400
@@ -216,8 +273,17 @@ class JobLog(Parsed):
 
     job_id: JobId | None = None
     run: Name | None = None
-    rank: typing.Annotated[int, _STRICT, _between(0, MAX_NODES * MAX_GPUS)] | None = None
+    rank: typing.Annotated[int, STRICT, between(0, MAX_NODES * MAX_GPUS)] | None = None
     lines: Lines = 50
+    follow: Flag = False
+    follow_timeout: typing.Annotated[int, STRICT, between(1, 86400)] = 60
+
+
+class ResumeNow(Parsed):
+    """Parameters of resume-now."""
+
+    job_id: JobId | None = None
+    run: Name | None = None
 
 
 class CancelJob(Parsed):

@@ -1,6 +1,7 @@
 """What to ask Slurm for: the parameters where they are given, and the partition's own figures where they are not."""
 
 import dataclasses
+import re
 
 import trainer_params
 from slurm_ddp.slurm import jobs
@@ -28,13 +29,15 @@ class Request:
         return self.gpus_per_node or 1
 
 
-def training(params: trainer_params.SubmitDdp, partitions: tuple[jobs.Partition, ...]) -> Request:
+def training(params: trainer_params.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
     """Return what a training job asks for. Without parameters: all usable nodes of the default partition, whole.
 
     Where some of the nodes have GPUs, only those count, with as many GPUs as each of them has.
     Raises ParameterError where the cluster cannot give what was asked for.
     """
     partition = choose_partition(params.partition, partitions)
+    if params.constraint is not None:
+        partition = _with_features(params.constraint, partition)
     candidates = _with_gpus(params.gpus_per_node, partition)
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
     candidates = _with_cpus(params.cpus_per_task, candidates, partition)
@@ -88,6 +91,21 @@ def choose_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -
     if not found.usable:
         raise ParameterError("partition", f"{found.name} has no usable node{_describe_unusable(found)}; see: sinfo -R")
     return found
+
+
+def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition:
+    """Return the partition as if it held only the nodes that the constraint allows; one of both & and | is Slurm's."""
+    if "&" in constraint and "|" in constraint:
+        return partition
+    wanted = set(re.split(r"[&|]", constraint))
+    least = 1 if "|" in constraint else len(wanted)
+    found = tuple(node for node in partition.nodes if len(wanted & node.features) >= least)
+    if not any(node.is_usable for node in found):
+        known = ", ".join(sorted({name for node in partition.usable for name in node.features})[:12]) or "none"
+        raise ParameterError(
+            "constraint", f"no usable node of partition {partition.name} has {constraint}; its features are: {known}"
+        )
+    return dataclasses.replace(partition, nodes=found)
 
 
 def _with_gpus(wanted: int | None, partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:

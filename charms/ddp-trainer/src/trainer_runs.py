@@ -1,399 +1,297 @@
-"""Runs and their jobs: submitted, followed, explained, cancelled. Each run is a folder of the workspace."""
+"""What runs left behind: listed, shown, compared. Slurm is asked only for what the files do not say."""
 
 import collections.abc
 import dataclasses
-import datetime
-import json
-import time
 import typing
 
+import trainer_jobs
+import trainer_params_runs
 import trainer_workspace
 from slurm_ddp.slurm import jobs
-from trainer_base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
+from trainer_base import Log, ParameterError, Results, Settings, TrainerError, one_line
 
-FAILURE_LINES = 5
-_SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
-_CANCEL_S = 60.0
-_ENDED_WELL = "COMPLETED"
+Json = dict[str, typing.Any]
+
+_CURVE_ROWS, _CURVE_COLUMNS = 12, 64
+_OUTCOMES = {"done": "COMPLETED", "preempted": "PREEMPTED", "failed": "FAILED", "cancelled": "CANCELLED"}
+# Of summary.json, in the order in which people look at it; the sign says whether more or less is better.
+_FIGURES = {
+    "last_loss": -1, "best_loss": -1, "first_loss": 0, "tokens_per_second": 1, "samples_per_second": 1, "mfu": 1,
+    "steps": 0, "tokens": 0, "samples": 0, "elapsed_s": -1, "world_size": 0, "nodes": 0,
+}  # fmt: skip
+_NOT_SETTINGS = {"run_dir", "data", "report_json", "job_id", "run", "submitted", "summary_before", "format"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Submitted:
-    """A run that Slurm has taken."""
+class State:
+    """How a run stands."""
 
-    job_id: int
-    run: str
-    run_dir: str
-    script: str
-    log: str
-
-    def as_results(self) -> Results:
-        """Return the results that every submission gives."""
-        return {
-            "job-id": str(self.job_id),
-            "run": self.run,
-            "run-dir": self.run_dir,
-            "log": self.log,
-            "script": self.script,
-        }
+    word: str  # one of Slurm's states, PREEMPTED for saved and stopped, or UNKNOWN
+    why: str = ""
 
 
-def new_name(settings: Settings, kind: str) -> str:
-    """Return the name for a run that was given none: its kind and the time."""
-    stamp = now().strftime("%Y%m%d-%H%M%S")
-    for number in range(1, 100):
-        name = f"{kind}-{stamp}" if number == 1 else f"{kind}-{stamp}-{number}"
-        if trainer_workspace.locate(settings, str(settings.runs / name)).kind == "absent":
-            return name
-    raise TrainerError(f"{settings.runs} holds too many runs of this second; try again")
-
-
-def refuse_if_active(settings: Settings, run: str) -> None:
-    """Raise ParameterError when a job of this run is pending or running."""
-    for known in jobs.jobs(user=settings.user, name=run):
-        if known.is_active:
-            raise ParameterError(
-                "run", f"{run} is at work as job {known.job_id} ({known.state}); wait for it or cancel it"
-            )
-
-
-def submit(settings: Settings, run: str, texts: dict[str, str], facts: dict[str, object], *, again: bool) -> Submitted:
-    """Write a run's files and hand its script to Slurm, both as the submit user. Raises TrainerError."""
-    folder = settings.runs / run
-    record = {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
-    if again:  # so that the summary of an earlier job is not taken for this one's
-        record["summary_before"] = _read(settings, run, None)["summary_written"]
-    texts = {**texts, "job.json": _dump(record)}
-    trainer_workspace.ask(settings, "create_run", workspace=str(settings.workspace), run=run, texts=texts, again=again)
-    script = folder / "job.sbatch"
-    try:
-        job_id = jobs.submit(str(script), user=settings.user_to_be)
-    except jobs.SlurmError as e:
-        if not again:
-            trainer_workspace.ask(settings, "remove_run", workspace=str(settings.workspace), run=run)
-        raise refused(str(e)) from e
-    trainer_workspace.ask(settings, "write", path=str(folder / "job.json"), text=_dump({**record, "job_id": job_id}))
-    return Submitted(job_id, run, str(folder), str(script), str(folder / "logs" / f"{job_id}.out"))
-
-
-def refused(said: str) -> TrainerError:
-    """Return the error for what sbatch said, with the parameter's name where Slurm's words tell which it is."""
-    culprits = {
-        "ccount": "account", "artition": "partition", "QOS": "qos", "qos": "qos", "eservation": "reservation",
-        "eature": "constraint", "ime limit": "time-limit", "emory": "memory",
-    }  # fmt: skip
-    for word, name in culprits.items():
-        if word in said:
-            return ParameterError(name, f"Slurm refuses the job: {said}")
-    return TrainerError(f"Slurm refuses the job: {said}")
-
-
-def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
-    """Wait for a job, telling of its progress, and return its results. Raises TrainerError unless it ended well."""
-    deadline = time.monotonic() + timeout_s
-    asked_last = told_last = 0.0
-    answered = time.monotonic()
-    told = ""
-    patience_s = 5.0
-    while True:
-        try:
-            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=patience_s)
-            answered = time.monotonic()
-            patience_s = 5.0
-        except jobs.SlurmError as e:
-            if time.monotonic() - answered > _SILENCE_S:
-                raise TrainerError(
-                    f"job {submitted.job_id}: no word from Slurm: {e}", results=submitted.as_results()
-                ) from e
-            known = None
-            patience_s = min(60.0, patience_s * 2)  # a large cluster's controller may take its time
-            text = f"job {submitted.job_id}: {e}; asking again"
-        else:
-            if known is None or not known.is_active:
-                return conclude(settings, submitted, known)
-            text = f"job {known.job_id} {known.state}"
-            if known.state == "PENDING":
-                text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
-        if text != told or time.monotonic() - told_last >= REPORT_S:
-            told, told_last = text, time.monotonic()
-            log(text + (_progress(settings, submitted.run) if known and known.state == "RUNNING" else ""))
-        if time.monotonic() >= deadline:
-            hint = f"juju run {settings.unit} job-log job-id={submitted.job_id}"
-            results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
-            raise TrainerError(f"no end after {timeout_s:g} s: {text}; it goes on, see: {hint}", results=results)
-        asked_last = asked_last or time.monotonic()
-        pause(1.0 if time.monotonic() - asked_last < 120 else 3.0)
-
-
-def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
-    """Return the results of a job that ended well. Raises TrainerError with the reason why another did not."""
-    results, trouble = _explain(settings, submitted, known)
-    if trouble:
-        raise TrainerError(trouble, results=results)
-    return results
-
-
-def show(settings: Settings, *, job_id: int | None, run: str | None) -> Results:
-    """Return all that is known of a job, of the newest run's when nothing is named. Raises TrainerError."""
-    submitted = find(settings, job_id=job_id, run=run)
-    known = _known(settings, submitted.job_id)
-    if known is None or not known.is_active:
-        results, trouble = _explain(settings, submitted, known)
-        return results | ({"reason": trouble} if trouble else {})
-    told = _read(settings, submitted.run, None)
-    metric = _dict(told["metric"]) if known.state == "RUNNING" else {}
-    results = {**submitted.as_results(), "state": known.state, "elapsed": known.elapsed, "nodes": known.nodes}
-    results |= {"reason": known.reason, "requeued": str(known.restarts)}
-    results |= {name: _figure(metric[name]) for name in ("step", "loss") if metric.get(name) is not None}
-    return {name: value for name, value in results.items() if value not in ("", "None", "0")}
-
-
-def _explain(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> tuple[Results, str]:
-    """Return the results of a job that ended, and in one line why unless it ended well.
-
-    A job that neither the controller nor an accounting remembers is judged by the outcome that it wrote.
-    """
-    told = _read(settings, submitted.run, submitted.job_id)
-    outcome = _dict(told["outcome"])
-    if known is not None:
-        state, exit_code = known.state, known.exit_code
-    else:
-        state = _ENDED_WELL if outcome.get("outcome") == "done" else "FAILED" if outcome else "UNKNOWN"
-        exit_code = 0 if state == _ENDED_WELL else 1
-    results = {**submitted.as_results(), "state": state, "exit-code": str(exit_code)}
-    record = _dict(told["job"])
-    is_latest = record.get("job_id") in (None, submitted.job_id)
-    if is_latest and told["summary_written"] != record.get("summary_before", 0.0):
-        results |= figures(_dict(told["summary"]))
-    if state == _ENDED_WELL:
-        return results, ""
-    text = f"job {submitted.job_id} {state}, exit code {exit_code}"
-    if outcome.get("outcome") == "preempted":
-        step = outcome.get("step")
-        text += (
-            f"; it saved at step {step}, and submit-ddp run={submitted.run} with the same parameters goes on from there"
-        )
-        return results, text
-    if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
-        return results, text
-    found, words = _failure(settings, submitted, known)
-    return results | found, text + words
-
-
-def _failure(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> tuple[Results, str]:
-    """Return the first failing rank and its last lines, and the same in a few words."""
-    results: Results = {}
-    words = ""
-    failure = trainer_workspace.ask(
-        settings,
-        "find_failure",
-        workspace=str(settings.workspace),
-        run=submitted.run,
-        job_id=submitted.job_id,
-        lines=FAILURE_LINES,
+def list_runs(settings: Settings, params: trainer_params_runs.ListRuns, _: Log) -> Results:
+    """Return the runs, the newest first, each with its state and last figures."""
+    found = trainer_workspace.ask(
+        settings, "list_results", timeout_s=60, workspace=str(settings.workspace), limit=params.lines
     )
-    lines = [printable(line) for line in failure["lines"]]
-    if failure["rank"] is not None:
-        results["failed-rank"] = str(failure["rank"])
-        host = _host(known, int(failure["node"]))
-        words += f"; rank {failure['rank']}" + (f" on {host}" if host else "")
-    elif known is not None and known.reason not in ("None", "NonZeroExitCode", ""):
-        words += f" ({known.reason})"
-    if lines:
-        results["failure"] = "\n".join(lines)
-        words += f": {one_line(lines[-1], 300)}"
-    return results, words
+    runs: list[Json] = found["runs"]
+    states, silence = _states(settings, runs)
+    rows = [["RUN", "KIND", "STATE", "JOB", "RANKS", "STEP", "LOSS", "BEST", "PER-SECOND", "SUBMITTED"]]
+    for run in runs:
+        job, summary, metric = _dict(run["job"]), _dict(run["summary"]), _dict(run["metric"])
+        rate = summary.get("tokens_per_second") or summary.get("samples_per_second") or metric.get("tokens_per_second")
+        unit = " tokens" if summary.get("tokens_per_second") or metric.get("tokens_per_second") else " samples"
+        rows.append(
+            [
+                trainer_jobs.printable(str(run["name"]))[:64],
+                _cell(job.get("kind") or summary.get("workload")),
+                states[str(run["name"])].word,
+                _cell(job.get("job_id")),
+                _cell(summary.get("world_size")),
+                _cell(metric.get("step") or summary.get("steps")),
+                _cell(metric.get("loss") if metric.get("loss") is not None else summary.get("last_loss")),
+                _cell(summary.get("best_loss")),
+                _cell(rate) + (unit if rate else ""),
+                _cell(job.get("submitted")),
+            ]
+        )
+    results = {"count": str(found["count"]), "runs": _table(rows)}
+    if found["foreign"]:
+        results["foreign"] = f"{found['foreign']} folders in {settings.runs} are no runs and left out"
+    return results | ({"slurm": silence} if silence else {})
 
 
-def figures(summary: dict[str, object]) -> Results:
-    """Return a run's figures from its summary.json; what it does not hold is left out."""
-    ranks = _list(summary.get("ranks"))
-    names = {
-        "loss": "last_loss",
-        "first-loss": "first_loss",
-        "best-loss": "best_loss",
-        "tokens-per-second": "tokens_per_second",
-        "samples-per-second": "samples_per_second",
-        "steps": "steps",
-        "nodes": "nodes",
-        "ranks": "world_size",
-        "checkpoint": "checkpoint",
-        "curve": "loss_png",
+def show_run(settings: Settings, params: trainer_params_runs.ShowRun, _: Log) -> Results:
+    """Return a run's settings, figures, checkpoints and curve; the newest run's when none is named."""
+    run = params.run or trainer_jobs.find(settings, job_id=None, run=None).run
+    read = _read(settings, run)
+    states, silence = _states(settings, [read])
+    job, summary = _dict(read["job"]), _dict(read["summary"])
+    state = states[run]
+    results: Results = {
+        "run": run,
+        "run-dir": str(settings.runs / run),
+        "state": state.word + (f" ({state.why})" if state.why else ""),
+        "job-id": _cell(job.get("job_id")),
+        "submitted": _cell(job.get("submitted")),
     }
-    found = {name: _figure(summary[key]) for name, key in names.items() if summary.get(key) is not None}
-    if devices := sorted({str(_dict(rank).get("device", "")) for rank in ranks} - {""}):
-        found["device"] = printable(", ".join(devices))[:200]
+    results |= trainer_jobs.figures(summary)
+    results["settings"] = "\n".join(f"{name}: {value}" for name, value in sorted(_settings(read).items()))
+    results["metrics"] = _told_metrics(read)
+    results["best"] = _best(read)
+    results["checkpoints"] = "\n".join(
+        f"{c['name']}  step {c['step']}{' (latest)' if c['name'] == read['latest'] else ''}"
+        f"{' (best)' if c['name'] == read['best'] else ''}"
+        for c in read["checkpoints"]
+    )
+    results["attempts"] = "\n".join(f"{a['attempt']}: {a['outcome']}, step {a['step']}" for a in read["attempts"])
+    results["curve-text"] = text_curve(_points(read["steps"]), _points(read["evals"]))
+    results["curve"] = str(read["png"] or "")
+    results["tracking"] = _cell(_dict(read["tracking"]).get("url"))
+    results["slurm"] = silence
+    return {name: value for name, value in results.items() if value not in ("", "-")}
+
+
+def compare_runs(settings: Settings, params: trainer_params_runs.CompareRuns, _: Log) -> Results:
+    """Return in which settings runs differ, and their results side by side."""
+    names = params.runs.replace(",", " ").split() if params.runs else _newest_two(settings)
+    names = list(dict.fromkeys(names))
+    if not 2 <= len(names) <= 8:
+        raise ParameterError("runs", f"{len(names)} named; two to eight different ones, separated by commas")
+    read = {name: _read(settings, name) for name in names}
+    states, silence = _states(settings, list(read.values()))
+    all_settings = {name: _settings(found) for name, found in read.items()}
+    keys = sorted({key for found in all_settings.values() for key in found})
+    differing = [key for key in keys if len({found.get(key, "-") for found in all_settings.values()}) > 1]
+    header = ["", *names]
+    rows = [header, *([key, *(all_settings[name].get(key, "-")[:60] for name in names)] for key in differing)]
+    results: Results = {
+        "runs": ", ".join(names),
+        "settings": _table(rows) if differing else "the same",
+        "same-settings": str(len(keys) - len(differing)),
+        "results": _table([header, ["state", *(states[name].word for name in names)], *_figure_rows(read)]),
+    }
+    if losses := _loss_rows(read):
+        results["losses"] = _table([["step", *names], *losses])
+    curves = [str(read[name]["png"]) for name in names if read[name]["png"]]
+    return results | ({"curves": "\n".join(curves)} if curves else {}) | ({"slurm": silence} if silence else {})
+
+
+def text_curve(
+    steps: collections.abc.Sequence[tuple[int, float]], evals: collections.abc.Sequence[tuple[int, float]] = ()
+) -> str:
+    """Return a loss curve of characters: `*` the training loss (mean of each column), `o` the validation loss."""
+    if not steps:
+        return ""
+    first, last = steps[0][0], steps[-1][0]
+    columns = min(_CURVE_COLUMNS, len(steps))
+
+    def column(step: int) -> int:
+        return min(columns - 1, max(0, (step - first) * columns // max(1, last - first + 1)))
+
+    sums = [[0.0, 0] for _ in range(columns)]
+    for step, loss in steps:
+        cell = sums[column(step)]
+        cell[0], cell[1] = cell[0] + loss, cell[1] + 1
+    means = {index: total / count for index, (total, count) in enumerate(sums) if count}
+    marks = {column(step): loss for step, loss in evals}
+    values = [*means.values(), *marks.values()]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+
+    def row(value: float) -> int:
+        return round((high - value) / span * (_CURVE_ROWS - 1))
+
+    canvas = [[" "] * columns for _ in range(_CURVE_ROWS)]
+    for index, value in means.items():
+        canvas[row(value)][index] = "*"
+    for index, value in marks.items():
+        canvas[row(value)][index] = "o"
+    lines = [
+        f"{high - span * number / (_CURVE_ROWS - 1):9.4f} |{''.join(cells)}".rstrip()
+        for number, cells in enumerate(canvas)
+    ]
+    lines.append(" " * 10 + "+" + "-" * columns)
+    lines.append(" " * 11 + str(first).ljust(max(1, columns - len(str(last)))) + f"{last}  step")
+    return "\n".join(lines)
+
+
+def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str]:
+    """Return the state of each run, and why Slurm could not be asked or nothing.
+
+    A job at work decides; then what the job itself wrote; then what the controller and, at last, the accounting know.
+    """
+    silence = ""
+    known: dict[str, jobs.Job] = {}
+    try:
+        for job in reversed(jobs.jobs(user=settings.user)):
+            if job.name not in known or job.is_active or not known[job.name].is_active:
+                known[job.name] = job
+    except jobs.SlurmError as e:
+        silence = f"Slurm gave no answer, so states are those that the runs wrote: {e}"
+    found: dict[str, State] = {}
+    forgotten: dict[int, str] = {}
+    for run in runs:
+        name, job, outcome = str(run["name"]), _dict(run["job"]), _dict(run["outcome"])
+        at_work = known.get(name)
+        number = job.get("job_id")
+        if at_work is not None and at_work.is_active:
+            found[name] = State(at_work.state, at_work.reason if at_work.state == "PENDING" else "")
+        elif outcome:
+            word = _OUTCOMES.get(str(outcome.get("outcome")), "UNKNOWN")
+            why = f"saved at step {outcome.get('step')}" if word == "PREEMPTED" else str(outcome.get("error") or "")
+            found[name] = State(word, one_line(why, 200))
+        elif at_work is not None and at_work.job_id == number:
+            found[name] = State(at_work.state, at_work.reason if at_work.reason not in ("None", "") else "")
+        else:
+            found[name] = State("UNKNOWN", "it wrote no outcome, and Slurm has forgotten its job")
+            if isinstance(number, int):
+                forgotten[number] = name
+    if forgotten and not silence:
+        for number, job in jobs.accounted(tuple(forgotten), user=settings.user).items():
+            found[forgotten[number]] = State(job.state)
+    return found, silence
+
+
+def _read(settings: Settings, run: str) -> Json:
+    try:
+        return trainer_workspace.ask(settings, "read_result", timeout_s=60, workspace=str(settings.workspace), run=run)
+    except trainer_workspace.MissingError as e:
+        text = f"there is no run {run!r} in {settings.runs}; see: juju run {settings.unit} list-runs"
+        raise ParameterError("run", text) from e
+
+
+def _newest_two(settings: Settings) -> list[str]:
+    found = trainer_workspace.ask(settings, "list_results", timeout_s=60, workspace=str(settings.workspace), limit=100)
+    names = [str(run["name"]) for run in found["runs"] if run["summary"]]
+    if len(names) < 2:
+        raise TrainerError(f"{settings.runs} holds {len(names)} runs with results; two are needed to compare")
+    return names[:2]
+
+
+def _settings(read: Json) -> dict[str, str]:
+    """Return what was asked for and what the payload made of it, as texts under one name each."""
+    found: dict[str, str] = {}
+    for source in (_dict(read["job"]), _dict(read["config"])):
+        for name, value in _flat(source):
+            if name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS and value is not None:
+                found[name.removeprefix("request.")] = _cell(value)
     return found
 
 
-def table(settings: Settings, lines: int) -> Results:
-    """Return the submit user's jobs that Slurm still knows."""
-    known = jobs.jobs(user=settings.user)
-    rows = [("JOB-ID", "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE")]
-    for job in known[:lines]:
-        where = job.nodes or (f"({job.reason})" if job.is_active else "")
-        rows.append(
-            (
-                str(job.job_id),
-                printable(job.name)[:64],
-                job.state,
-                str(job.num_nodes),
-                job.elapsed,
-                job.time_limit,
-                job.submitted,
-                where,
-            )
-        )
+def _flat(record: Json, prefix: str = "") -> collections.abc.Iterator[tuple[str, object]]:
+    for key, value in list(record.items())[:500]:
+        name = trainer_jobs.printable(str(key))[:80]
+        if isinstance(value, dict) and prefix.count(".") < 4:
+            yield from _flat(typing.cast(Json, value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _figure_rows(read: dict[str, Json]) -> list[list[str]]:
+    """Return a row for each figure that any of the runs has; the best is marked, of two the ratio is told."""
+    rows: list[list[str]] = []
+    for key, sign in _FIGURES.items():
+        values = [_dict(found["summary"]).get(key) for found in read.values()]
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        if not numbers:
+            continue
+        best = None if not sign or len(set(numbers)) < 2 else max(numbers, key=lambda number: sign * number)
+        cells = [_cell(value) + (" *" if best is not None and value == best else "") for value in values]
+        if len(values) == 2 and len(numbers) == 2 and sign and numbers[0]:
+            cells[1] += f"  ({numbers[1] / numbers[0]:.3f}x)"
+        rows.append([key.replace("_", "-"), *cells])
+    return rows
+
+
+def _loss_rows(read: dict[str, Json]) -> list[list[str]]:
+    """Return the losses at five steps that all runs have reached."""
+    curves = [dict(_points(found["steps"])) for found in read.values()]
+    if not all(curves):
+        return []
+    least, most = max(min(curve) for curve in curves), min(max(curve) for curve in curves)
+    if most <= least:
+        return []
+    rows: list[list[str]] = []
+    for part in range(5):
+        step = least + (most - least) * part // 4
+        nearest = [min(curve, key=lambda known: abs(known - step)) for curve in curves]
+        rows.append([str(step), *(f"{curve[at]:.4f}" for curve, at in zip(curves, nearest, strict=True))])
+    return rows
+
+
+def _told_metrics(read: Json) -> str:
+    steps = _points(read["steps"])
+    if not steps:
+        return "none yet"
+    text = f"{read['lines']} records, the last at step {steps[-1][0]} with loss {steps[-1][1]:.4f}"
+    return text + (f"; validation loss {read['evals'][-1][1]:.4f}" if read["evals"] else "")
+
+
+def _best(read: Json) -> str:
+    evals = _points(read["evals"])
+    if not evals:
+        return ""
+    step, loss = min(evals, key=lambda point: point[1])
+    return f"validation loss {loss:.4f} at step {step}"
+
+
+def _points(found: object) -> list[tuple[int, float]]:
+    pairs = typing.cast(list[list[float]], found)
+    return [(int(step), float(loss)) for step, loss in pairs]
+
+
+def _table(rows: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    text = "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-    return {"count": str(len(known)), "jobs": text}
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def read_log(settings: Settings, *, job_id: int | None, run: str | None, rank: int | None, lines: int) -> Results:
-    """Return the last lines of a job's log, of the newest run when nothing is named. Raises TrainerError."""
-    submitted = find(settings, job_id=job_id, run=run)
-    results = {"job-id": str(submitted.job_id), "run": submitted.run}
-    known = _known(settings, submitted.job_id)
-    if known is not None:
-        results["state"] = known.state
-    try:
-        found = trainer_workspace.ask(
-            settings,
-            "read_log",
-            workspace=str(settings.workspace),
-            run=submitted.run,
-            job_id=submitted.job_id,
-            lines=lines,
-            rank=rank,
-        )
-    except trainer_workspace.MissingError as e:
-        where = f" ({known.reason})" if known is not None and known.state == "PENDING" else ""
-        state = f"job {submitted.job_id} is {known.state}{where}" if known is not None else f"job {submitted.job_id}"
-        of_rank = "" if rank is None else f" of rank {rank}"
-        raise TrainerError(f"{state}; there is no output{of_rank} yet", results=results) from e
-    return {
-        **results,
-        "log": found["path"],
-        "lines": str(len(found["lines"])),
-        "text": "\n".join(map(printable, found["lines"])),
-    }
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 200)
 
 
-def find(settings: Settings, *, job_id: int | None, run: str | None) -> Submitted:
-    """Return a run's job by either's name, or the newest run's. Raises ParameterError where there is none."""
-    workspace = str(settings.workspace)
-    if job_id is not None and run is not None:
-        raise ParameterError("run", "give either job-id or run")
-    if job_id is not None:
-        run = trainer_workspace.ask(settings, "find_run", workspace=workspace, job_id=job_id)["run"]
-        if run is None:
-            raise ParameterError(
-                "job-id", f"{job_id} is no job of a run in {settings.runs}; see: juju run {settings.unit} list-jobs"
-            )
-    elif run is None:
-        runs = trainer_workspace.ask(settings, "list_runs", workspace=workspace)["runs"]
-        if not runs:
-            raise TrainerError(
-                f"there is no run in {settings.runs} yet; start one: juju run {settings.unit} submit-ddp"
-            )
-        run = str(runs[0])
-    record = _dict(_read(settings, run, None)["job"])
-    number = job_id if job_id is not None else record.get("job_id")
-    if not isinstance(number, int):
-        raise ParameterError("run", f"{run} is no run with a job in {settings.runs}")
-    folder = settings.runs / run
-    return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
-
-
-def cancel(settings: Settings, job_id: int, log: Log) -> Results:
-    """Cancel a job of the submit user and return its state once it has left the nodes. Raises TrainerError."""
-    known = _known(settings, job_id)
-    if known is None:
-        raise ParameterError(
-            "job-id", f"{job_id} is no job of {settings.user} that Slurm knows; see: juju run {settings.unit} list-jobs"
-        )
-    if not known.is_active:
-        raise ParameterError("job-id", f"{job_id} has ended already: {known.state}")
-    try:
-        jobs.cancel(job_id, user=settings.user_to_be)
-    except jobs.SlurmError as e:
-        raise TrainerError(f"job {job_id} could not be cancelled: {e}") from e
-    log(f"job {job_id} was {known.state}; cancelling, its ranks may save first")
-    began = told = time.monotonic()
-    while known is not None and known.is_active and time.monotonic() - began < _CANCEL_S:
-        pause(0.5)
-        known = _known(settings, job_id)
-        if time.monotonic() - told >= REPORT_S:
-            told = time.monotonic()
-            log(f"job {job_id} is {known.state if known else 'gone'}, {told - began:.0f} s")
-    state = known.state if known is not None else "CANCELLED"
-    results = {"job-id": str(job_id), "state": state}
-    return results if known is None else {**results, "run": printable(known.name)}
-
-
-def printable(text: str) -> str:
-    """Return a line without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\t" else "?" for c in text)[:4000]
-
-
-def pause(seconds: float) -> None:
-    """Sleep; tests replace it."""
-    time.sleep(seconds)
-
-
-def now() -> datetime.datetime:
-    """Return the time; tests replace it."""
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _known(settings: Settings, job_id: int) -> jobs.Job | None:
-    try:
-        return jobs.job(job_id, user=settings.user)
-    except jobs.SlurmError as e:
-        raise TrainerError(f"Slurm: {e}") from e
-
-
-def _read(settings: Settings, run: str, job_id: int | None, *, timeout_s: float = 30) -> trainer_workspace.Json:
-    return trainer_workspace.ask(
-        settings, "read_run", timeout_s=timeout_s, workspace=str(settings.workspace), run=run, job_id=job_id
-    )
-
-
-def _progress(settings: Settings, run: str) -> str:
-    """Return how far a run is, from its metrics."""
-    try:
-        told = _read(settings, run, None, timeout_s=3)
-    except trainer_workspace.WorkspaceError:
-        return ""
-    metric = _dict(told["metric"])
-    step, loss = metric.get("step"), metric.get("loss")
-    text = f", step {step}" if isinstance(step, int) else ""
-    return text + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
-
-
-def _host(known: jobs.Job | None, index: int) -> str:
-    if known is None or not known.nodes:
-        return ""
-    try:
-        names = jobs.hostnames(known.nodes)
-    except jobs.SlurmError:
-        return ""
-    return names[index] if 0 <= index < len(names) else ""
-
-
-def _figure(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
-
-
-def _dump(record: collections.abc.Mapping[str, object]) -> str:
-    return json.dumps(record, indent=1, sort_keys=True) + "\n"
-
-
-def _dict(value: object) -> dict[str, object]:
-    return typing.cast(dict[str, object], value) if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return typing.cast(list[object], value) if isinstance(value, list) else []
+def _dict(value: object) -> Json:
+    return typing.cast(Json, value) if isinstance(value, dict) else {}

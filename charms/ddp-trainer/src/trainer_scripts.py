@@ -1,64 +1,156 @@
 """The texts of a run: what sbatch gets and what runs on the nodes, rendered from templates with every value quoted."""
 
 import collections.abc
+import dataclasses
 import functools
 import pathlib
 import shlex
 
 import jinja2
 
+import trainer_fabric
 import trainer_params
+import trainer_params_runs
+import trainer_token
 from trainer_base import Settings
 from trainer_environment import Environment
 from trainer_plan import Request
 
-_TEMPLATES = pathlib.Path(__file__).with_name("templates")
+_HERE = pathlib.Path(__file__)
+_TEMPLATES = _HERE.with_name("templates")
+_EXPLAIN = _HERE.with_name("trainer_child.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A word of a command that the job's script knows: `RUN_DIR` or `resume`."""
+
+    name: str
+
+
+Word = str | Variable
+RUN_DIR, RESUME = Variable("RUN_DIR"), Variable("resume")
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What is recorded of which ranks."""
+
+    kind: str  # nsys or torch
+    ranks: str  # comma-separated
+    has_window: bool  # the program itself starts and stops the recording
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """An array of runs."""
+
+    last: int  # the last task's number
+    parallel: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """Elements that share work."""
+
+    elements: int
+    parallel: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What each rank runs."""
+
+    command: tuple[Word, ...]
+    leaves_outcome: bool  # it is the payload, which tells in a file how it ended
+    resume: str = "auto"  # what `RESUME` is in a run without a checkpoint of its own
+    payload: str = ""  # in a container: the folder that holds the payload's package
 
 
 def training(
     settings: Settings,
     request: Request,
-    params: trainer_params.SubmitDdp,
+    params: trainer_params.Training,
     environment: Environment,
     *,
     run: str,
-    command: collections.abc.Sequence[str],
-    leaves_outcome: bool,
+    program: Program,
+    sweep: Sweep | None = None,
 ) -> dict[str, str]:
-    """Return the files of a training run by name. `command` is what torchrun starts."""
+    """Return the files of a training run, or of a sweep of them, by name."""
     directives = _directives(params)
     if params.constraint:
         directives.append(("constraint", params.constraint))
+    by_rank = params.launcher == "srun"
+    given = trainer_params.variables(params.env)
+    has_token = trainer_token.is_wanted(settings, params)
+    token = ((trainer_token.VARIABLE, trainer_token.path(settings, run)),) if has_token else ()
+    variables = (*_tracking(settings, {name for name, _ in given}), *token, *given)
+    has_window = program.leaves_outcome and params.profile_steps is not None
+    common = _common(settings, request, environment, run) | {
+        "tasks_per_node": request.ranks_per_node if by_rank else 1,
+        "cpus_per_task": max(1, request.cpus_per_task // request.ranks_per_node) if by_rank else request.cpus_per_task,
+    }
     script = _render(
         "job.sbatch.j2",
-        **_common(settings, request, environment, run),
+        **common,
         directives=directives,
-        command=command,
-        variables=trainer_params.variables(params.env),
-        leaves_outcome=leaves_outcome,
+        command=program.command,
+        resume=program.resume,
+        payload=program.payload,
+        leaves_outcome=program.leaves_outcome,
+        variables=variables,
+        launcher=params.launcher,
+        container=params.container_image,
+        container_env=",".join(["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]),
+        profile=Profile(params.profile, params.profile_ranks, has_window) if params.profile else None,
         max_requeues=params.max_requeues,
+        max_restarts=params.max_restarts,
+        workspace=str(settings.workspace),
+        sweep=sweep,
+        has_token=has_token,
     )
-    helper = _render("environment.sh.j2", unit=settings.unit)
-    return {"job.sbatch": script, "node.sh": _render("node.sh.j2"), "environment.sh": helper}
+    fabric = _render(
+        "fabric.sh.j2",
+        wanted=params.fabric,
+        fabrics=trainer_fabric.FABRICS,
+        variables=variables,
+        container=params.container_image,
+    )
+    return {
+        "job.sbatch": script,
+        "node.sh": _render("node.sh.j2"),
+        "rank.sh": _render("rank.sh.j2"),
+        "fabric.sh": fabric,
+        "environment.sh": _render("environment.sh.j2", unit=settings.unit),
+        "explain.py": _EXPLAIN.read_text(),
+    }
 
 
 def preparation(
     settings: Settings,
     request: Request,
-    params: trainer_params.PrepareDataset,
+    params: trainer_params_runs.PrepareDataset,
     environment: Environment,
     *,
     run: str,
     dataset: str,
-    command: collections.abc.Sequence[str],
+    commands: collections.abc.Sequence[collections.abc.Sequence[str]],
+    array: Array | None = None,
+    follows: bool = False,
 ) -> dict[str, str]:
-    """Return the files of a job that prepares a dataset by name. `command` is what `python -m` starts."""
+    """Return the files of a job that prepares a dataset by name. `commands` are what `python -m` does, in turn.
+
+    With `follows` it waits until all earlier jobs of its name have ended.
+    """
     script = _render(
         "prepare.sbatch.j2",
         **_common(settings, request, environment, run),
         directives=_directives(params),
-        command=command,
+        commands=commands,
         dataset=dataset,
+        array=array,
+        follows=follows,
     )
     return {"job.sbatch": script, "environment.sh": _render("environment.sh.j2", unit=settings.unit)}
 
@@ -67,6 +159,7 @@ def _common(settings: Settings, request: Request, environment: Environment, run:
     return {
         "run": run,
         "run_dir": str(settings.runs / run),
+        "job_dir": str(settings.runs / run),
         "partition": request.partition,
         "num_nodes": request.num_nodes,
         "gpus_per_node": request.gpus_per_node,
@@ -79,6 +172,12 @@ def _common(settings: Settings, request: Request, environment: Environment, run:
         "archive": environment.archive,
         "node_cache": str(settings.node_cache),
     }
+
+
+def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
+    """Return the variables that tell the payload where to track; what the user gives in `env` counts."""
+    wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri, "DDPTRAIN_TENSORBOARD": "1" if settings.tensorboard else ""}
+    return [(name, value) for name, value in wanted.items() if value and name not in given]
 
 
 def _directives(params: trainer_params.Resources) -> list[tuple[str, str]]:
@@ -96,8 +195,13 @@ def _engine() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     engine.filters["quoted"] = shlex.quote
+    engine.filters["word"] = _word
     return engine
 
 
 def _render(name: str, **values: object) -> str:
     return _engine().get_template(name).render(values)
+
+
+def _word(word: Word) -> str:
+    return f'"${word.name}"' if isinstance(word, Variable) else shlex.quote(word)

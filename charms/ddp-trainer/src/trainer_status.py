@@ -5,6 +5,7 @@ import pathlib
 import typing
 
 import trainer_params
+import trainer_token
 import trainer_workspace
 from slurm_ddp import apt, mounts
 from slurm_ddp.run import CommandError
@@ -22,7 +23,7 @@ class Readiness:
     text: str
 
 
-def settings(config: trainer_params.Config, charm_dir: pathlib.Path, unit: str) -> Settings:
+def settings(config: trainer_params.Config, charm_dir: pathlib.Path, unit: str, token: str = "") -> Settings:
     """Return the settings that the options mean. Raises ParameterError for an account that cannot be."""
     who = account(config.submit_user)
     return Settings(
@@ -34,6 +35,9 @@ def settings(config: trainer_params.Config, charm_dir: pathlib.Path, unit: str) 
         payload=charm_dir / "payload",
         torch_build=config.torch_build,
         torch_index=config.torch_index,
+        mlflow_uri=config.mlflow_tracking_uri,
+        tensorboard=config.tensorboard,
+        token=token,
     )
 
 
@@ -46,6 +50,7 @@ def ensure(options: Settings) -> str:
     if mounted(options) is None:
         try:
             trainer_workspace.ensure_folders(options)
+            trainer_token.sync(options)
         except trainer_workspace.WorkspaceError as e:
             return str(e)
     return ""
@@ -73,7 +78,8 @@ def check(options: Settings) -> Readiness:
         folder = options.workspace / "runs"
         return Readiness("blocked", f"{options.user} cannot write {folder}; chown {options.user} {folder}")
     if not contents.environments:
-        return Readiness("active", "ready; submit-ddp installs the Python environment first")
+        how = f"juju run {options.unit} install-environment, or submit-ddp does it"
+        return Readiness("active", f"no environment yet: {how}")
     return Readiness("active", f"ready; environment installed: torch {contents.environments[0].torch}")
 
 

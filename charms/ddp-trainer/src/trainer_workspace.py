@@ -11,7 +11,7 @@ from slurm_ddp.run import CommandError, CommandTimeout, run
 from trainer_base import Settings, TrainerError
 
 PYTHON = "/usr/bin/python3"
-FOLDERS = ("runs", "datasets", "environments")
+FOLDERS = ("runs", "datasets", "environments", "baselines")
 _CHILD = pathlib.Path(__file__).with_name("trainer_child.py")
 
 Json = dict[str, typing.Any]
@@ -41,6 +41,7 @@ class Manifest(pydantic.BaseModel, frozen=True):
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
     build: typing.Literal["cpu", "cuda"]
     driverless: bool = False  # a node with GPUs was asked and has no CUDA driver, so `cpu` is right for it
+    wheelhouse: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # of the wheels it is made of
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
 
 
@@ -51,6 +52,8 @@ class Contents:
     environments: tuple[Manifest, ...]  # the newest first
     datasets: tuple[str, ...]
     is_writable: bool
+    free_bytes: int = 0
+    free_files: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +86,10 @@ def ask(
     return answer["ok"]
 
 
-def ensure_folders(settings: Settings) -> None:
+def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None:
     """Make the workspace's folders, which belong to the submit user. Raises WorkspaceError with what to do about it."""
     place = str(settings.workspace)
-    denied = ask(settings, "make_folders", workspace=place, names=FOLDERS)["denied"]
+    denied = ask(settings, "make_folders", workspace=place, names=names)["denied"]
     if not denied:
         return
     hint = f"as root, on the filesystem's server or here: chown {settings.user}"
@@ -96,7 +99,7 @@ def ensure_folders(settings: Settings) -> None:
         raise WorkspaceError(
             f"{settings.user} cannot write {place}/{denied[0]}: {e}; {hint} {place}/{denied[0]}"
         ) from e
-    still = ask(settings, "make_folders", workspace=place, names=FOLDERS)["denied"]
+    still = ask(settings, "make_folders", workspace=place, names=names)["denied"]
     if still:
         raise WorkspaceError(f"{settings.user} cannot write {place}/{still[0]}; {hint} {place}/{still[0]}")
 
@@ -111,7 +114,8 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
         except pydantic.ValidationError:
             continue  # not one of ours
     manifests.sort(key=lambda manifest: manifest.created, reverse=True)
-    return Contents(tuple(manifests), tuple(answer["datasets"]), bool(answer["writable"]))
+    free = answer["free_bytes"], answer["free_files"]
+    return Contents(tuple(manifests), tuple(answer["datasets"]), bool(answer["writable"]), *free)
 
 
 def locate(settings: Settings, path: str) -> Place:

@@ -9,7 +9,7 @@ from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 QUEUE_FORMAT = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,Name:|"
+    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayTaskID:|,Name:|"
 )
 UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified"
 
@@ -49,16 +49,28 @@ class Job:
     text: str
     states: list[tuple[str, int]]  # state, wait status
     cancelled: bool = False
+    reason: str = ""  # why it waits
+    restarts: int = 0
+    task: str = "N/A"
 
     def line(self) -> str:
         """Return the job as `squeue -O` prints it."""
         state, status = self.states[0] if len(self.states) == 1 else self.states.pop(0)
-        reason = "Resources" if state == "PENDING" else "NonZeroExitCode" if state == "FAILED" else "None"
+        reason = (
+            self.reason or "Resources" if state == "PENDING" else "NonZeroExitCode" if state == "FAILED" else "None"
+        )
         nodes = "" if state == "PENDING" else "slurmd-[0-1]"
         return (
-            f"{self.job_id}|{self.user}|{state}|{status}|0|2|slurmd|0:07|UNLIMITED|2026-11-20T18:48:22|"
-            f"2026-11-20T18:48:22|{reason}|{nodes}|{self.name}|\n"
+            f"{self.job_id}|{self.user}|{state}|{status}|{self.restarts}|2|slurmd|0:07|UNLIMITED|2026-11-20T18:48:22|"
+            f"2026-11-20T18:48:22|{reason}|{nodes}|{self.task}|{self.name}|\n"
         )
+
+
+def changes(call: tuple[str, ...]) -> bool:
+    """Return whether a command changes something."""
+    if call[0] == "scontrol":
+        return call[1] not in ("ping", "show")
+    return call[0] in ("sbatch", "scancel") and "--test-only" not in call
 
 
 class Cluster:
@@ -80,13 +92,19 @@ class Cluster:
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
         self.driver = "driver 0\n"
+        self.config = (
+            "Configuration data as of 2026-11-20T18:48:42\nAccountingStorageType   = accounting_storage/slurmdbd\n"
+            "JobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
+            "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 22.05.8\n"
+            "SelectType              = select/cons_tres\n"
+        )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
         self.calls: list[tuple[str, ...]] = []
 
     @property
     def changes(self) -> list[tuple[str, ...]]:
         """Return the commands that change something."""
-        return [call for call in self.calls if call[0] in ("sbatch", "scancel") and "--test-only" not in call]
+        return [call for call in self.calls if changes(call)]
 
     def run(
         self,
@@ -109,7 +127,10 @@ class Cluster:
             self.silent -= 1
             answer = Completed(1, "", f"{call[0]}: error: Unable to contact slurm controller (connect failure)")
         else:
-            if call[0] in ("sbatch", "scancel", "srun"):
+            if call[0] in ("sbatch", "scancel", "srun") or call[:2] in (
+                ("scontrol", "update"),
+                ("scontrol", "release"),
+            ):
                 assert user in (self.user, None)
                 assert cwd == "/"
             answer = getattr(self, f"_{call[0]}")(call[1:], stdin)
@@ -143,6 +164,16 @@ class Cluster:
                 )
             case ("show", "nodes", "-o"):
                 return Completed(0, "".join(machine.line("slurmd") for machine in self.machines), "")
+            case ("show", "config"):
+                return Completed(0, self.config, "")
+            case ("show", "hostnames", names) if "," in names or "[" not in names:
+                return Completed(0, names.replace(",", "\n") + "\n", "")
+            case ("update", job, "StartTime=now"):
+                self.job(int(job.removeprefix("JobId="))).reason = "Resources"
+                return Completed(0, "", "")
+            case ("release", number):
+                self.job(int(number)).reason = "None"
+                return Completed(0, "", "")
             case ("show", "hostnames", _):
                 return Completed(0, "".join(f"{machine.name}\n" for machine in self.machines), "")
             case _:
@@ -164,11 +195,19 @@ class Cluster:
         if self.submit_refusal:
             return Completed(1, "", self.submit_refusal)
         script = pathlib.Path(path)
-        assert (script.parent / "logs").is_dir(), "Slurm would lose the job: its log's folder is not there"
+        array = re.search(r"^#SBATCH --array=0-(\d+)%\d+$", script.read_text(), re.MULTILINE)
+        last = int(array[1]) if array else -1
+        swept = "-%a/logs/" in script.read_text()  # each task has a folder of its own
+        folders = [f"{script.parent}-{number}" for number in range(last + 1)] if swept else [str(script.parent)]
+        assert all(pathlib.Path(folder, "logs").is_dir() for folder in folders), (
+            "Slurm would lose the job: its log's folder is not there"
+        )
         text = script.read_text()
         name = re.search(r"^#SBATCH --job-name=(\S+)$", text, re.MULTILINE)
         assert name is not None
         job = Job(40 + len(self.jobs), self.user, name[1], script, text, list(self.states))
+        if array:
+            job.task = f"0-{last}%2"
         self.jobs.append(job)
         self.submitted(job)
         return Completed(0, f"{job.job_id}\n", "")
@@ -194,8 +233,15 @@ class Cluster:
         job.states = [("COMPLETING", 0), ("CANCELLED", 15)]
         return Completed(0, "", "")
 
+    def examination(self, arguments: tuple[str, ...]) -> Completed:
+        """Return what the doctor's step prints; its tests replace it."""
+        assert arguments
+        return Completed(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy")
+
     def _srun(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[0] == "--quiet"
+        if "--job-name=trainer-doctor" in arguments:
+            return self.examination(arguments)
         assert "--gpus-per-node=1" in arguments
         return (
             Completed(0, self.driver, "")

@@ -12,7 +12,7 @@ from cluster import Cluster
 
 import trainer_child
 import trainer_environment
-import trainer_runs
+import trainer_jobs
 import trainer_status
 import trainer_workspace
 from slurm_ddp import mounts, run
@@ -98,12 +98,14 @@ def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     (folder / "payload" / "ddptrain").mkdir(parents=True)
     (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
     (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
+    (folder / "payload" / "tracking").mkdir()
+    (folder / "payload" / "tracking" / "requirements.txt").write_text("mlflow-skinny==3.17 --hash=sha256:0\n")
     return folder
 
 
 @pytest.fixture
 def settings(workspace: pathlib.Path, charm_dir: pathlib.Path) -> Settings:
-    for name in ("runs", "datasets", "environments"):
+    for name in ("runs", "datasets", "environments", "baselines"):
         (workspace / name).mkdir()
     about = pwd.getpwnam(USER)
     return Settings("trainer/0", workspace, USER, about.pw_uid, about.pw_gid, charm_dir / "payload", "auto", "")
@@ -115,7 +117,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(jobs, "run", double.run)
     monkeypatch.setattr(nodes, "run", double.run)
     monkeypatch.setattr(jobs, "is_installed", lambda: True)
-    monkeypatch.setattr(trainer_runs, "pause", lambda _: None)
+    monkeypatch.setattr(trainer_jobs, "pause", lambda _: None)
     return double
 
 

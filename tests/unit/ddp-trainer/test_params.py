@@ -6,21 +6,14 @@ import typing
 import pytest
 import yaml
 
+import trainer_actions
 import trainer_params
 from trainer_base import ParameterError
 
 DECLARED = yaml.safe_load(
     (pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text()
 )
-MODELS: dict[str, type[trainer_params.Parsed]] = {
-    "install-environment": trainer_params.InstallEnvironment,
-    "prepare-dataset": trainer_params.PrepareDataset,
-    "submit-ddp": trainer_params.SubmitDdp,
-    "list-jobs": trainer_params.ListJobs,
-    "show-job": trainer_params.ShowJob,
-    "job-log": trainer_params.JobLog,
-    "cancel-job": trainer_params.CancelJob,
-}
+MODELS = {name: action.params for name, action in trainer_actions.ACTIONS.items()}
 TEXTS = [
     (action, name)
     for action, about in DECLARED["actions"].items()
@@ -111,7 +104,7 @@ def test_parameters_are_declared_as_they_are_parsed(action: str):
 def test_options_are_declared_as_they_are_parsed():
     options = DECLARED["config"]["options"]
     assert {str(f.alias): f.default for f in trainer_params.Config.model_fields.values()} == {
-        name: about["default"] for name, about in options.items()
+        name: about.get("default", "") for name, about in options.items()
     }
 
 

@@ -1,8 +1,11 @@
 """What a job asks for, from the parameters and from what the cluster has."""
 
+import dataclasses
+
 import pytest
 
 import trainer_params
+import trainer_params_runs
 import trainer_plan
 from slurm_ddp.slurm.jobs import Capacity, Partition
 from trainer_base import ParameterError, TrainerError
@@ -32,6 +35,37 @@ def test_without_parameters_all_usable_nodes_are_taken_whole():
     request = training(partition(node("n0"), node("n1"), node("n2", usable=False)))
     assert request == trainer_plan.Request("main", 2, 0, 8, 16000, None, 180)
     assert request.ranks_per_node == 1
+
+
+def featured(name: str, *features: str, gpus: int = 0) -> Capacity:
+    return dataclasses.replace(node(name, gpus=gpus), features=frozenset(features))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nodes"), [("a100", 2), ("a100&ib", 1), ("ib|a100", 3), ("h100", 1), ("a100&ib|h100", 4)]
+)
+def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
+    cluster = partition(
+        featured("n0", "a100", "ib"), featured("n1", "a100"), featured("n2", "ib"), featured("n3", "h100", gpus=8)
+    )
+    request = training(cluster, constraint=constraint, gpus_per_node=0)
+    assert request.num_nodes == nodes, "what both & and | mean is left to Slurm"
+
+
+def test_a_constraint_that_no_node_meets_names_the_features():
+    cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
+    assert refusal(cluster, constraint="h100&ib") == (
+        "constraint: no usable node of partition main has h100&ib; its features are: a100, h100, ib"
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 16, 64])
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_one_node_or_64_with_one_gpu_or_8(nodes: int, gpus: int):
+    cluster = partition(*(node(f"n{i}", cpus=96, memory_mb=960000, gpus=gpus) for i in range(nodes)))
+    request = training(cluster)
+    assert (request.num_nodes, request.gpus_per_node, request.ranks_per_node) == (nodes, gpus, gpus or 1)
+    assert (request.cpus_per_task, request.memory_mb) == (96, 960000)
 
 
 def test_the_smallest_node_decides():
@@ -139,7 +173,7 @@ def test_without_a_default_partition_the_only_one_is_taken_or_one_must_be_named(
 
 
 def test_preparing_a_dataset_takes_half_of_the_largest_node():
-    params = trainer_params.parse(trainer_params.PrepareDataset, {})
+    params = trainer_params.parse(trainer_params_runs.PrepareDataset, {})
     cluster = (partition(node("s", cpus=2, memory_mb=2000), node("b", cpus=16, memory_mb=64000)),)
     request = trainer_plan.preparation(params, cluster)
     assert request == trainer_plan.Request("main", 1, 0, 8, 32000, None, 180)

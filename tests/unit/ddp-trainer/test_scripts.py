@@ -1,7 +1,9 @@
 """The scripts of a run: rendered, and run by a real bash with doubles of Slurm's commands around them."""
 
+import dataclasses
 import hashlib
 import io
+import json
 import os
 import pathlib
 import shlex
@@ -12,9 +14,11 @@ import subprocess
 import sys
 import tarfile
 import time
+import typing
 
 import pytest
 
+import trainer_fabric
 import trainer_params
 import trainer_plan
 import trainer_scripts
@@ -30,13 +34,13 @@ REQUEST = trainer_plan.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
 
 
 def texts(
-    settings: Settings, request: trainer_plan.Request = REQUEST, *, outcome: bool = True, **given: object
+    settings: Settings, request: trainer_plan.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
 ) -> dict[str, str]:
     params = trainer_params.parse(trainer_params.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
     archive = str(settings.environments / "abababababababab.tar.zst")
     return trainer_scripts.training(
         settings, request, params, Environment(MANIFEST, archive), run="first",
-        command=("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome,
+        program=trainer_scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
     )  # fmt: skip
 
 
@@ -67,26 +71,12 @@ def test_directives_come_before_the_first_command(settings: Settings):
     assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
 
 
-@pytest.mark.parametrize("name", ["job.sbatch", "node.sh", "environment.sh"])
+@pytest.mark.parametrize("name", ["job.sbatch", "node.sh", "rank.sh", "fabric.sh", "environment.sh"])
 def test_bash_understands_the_scripts(settings: Settings, name: str):
     done = subprocess.run(
         ["bash", "-n"], input=texts(settings, env="A=b")[name], text=True, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, tmp_path: pathlib.Path):
-    evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
-    params = trainer_params.SubmitDdp.model_construct(
-        env="", account=None, qos=None, reservation=None, constraint=None, max_requeues=1
-    )
-    script = trainer_scripts.training(
-        settings, REQUEST, params, Environment(MANIFEST, evil), run="first", command=("x", evil), leaves_outcome=True
-    )["job.sbatch"]
-    shown = script.split("restarts=")[0] + 'printf "%s\\n" "$ENVIRONMENT_ARCHIVE" "${command[1]}"\n'
-    done = subprocess.run(["bash"], input=shown, text=True, capture_output=True, check=True)
-    assert done.stdout.splitlines() == [evil, evil]
-    assert not (tmp_path / "pwned").exists()
 
 
 class Node:
@@ -114,23 +104,30 @@ class Node:
     def env(self, **more: str) -> dict[str, str]:
         slurm = {
             "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4",
-            "SLURMD_NODENAME": "slurmd-0", "HOSTS": self.hosts,
+            "SLURMD_NODENAME": "slurmd-0", "HOSTS": self.hosts, "SLURM_JOB_PARTITION": "main",
         }  # fmt: skip
         return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "NOTES": str(self.notes), **slurm, **more}
 
-    def start(self, script: str, **more: str) -> subprocess.Popen[str]:
+    def start(self, files: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
         for name in ("logs", "control"):
             (self.run_dir / name).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (self.run_dir / name).write_text(text)
         path = self.run_dir / "job.sbatch"
-        path.write_text(script)
-        return subprocess.Popen(
-            ["/bin/bash", path], env=self.env(**more), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        log = self.run_dir / "logs" / "12.out"  # as Slurm does it, with the script's --open-mode=append
+        self.said_before = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            argv = ["/bin/bash", path]
+            return subprocess.Popen(argv, env=self.env(**more), stdout=output, stderr=subprocess.STDOUT)
 
-    def run(self, script: str, **more: str) -> tuple[int, str]:
-        process = self.start(script, **more)
-        output, _ = process.communicate(timeout=30)
-        return process.returncode, output
+    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        """Return the script's exit code and what it said."""
+        process.wait(timeout=30)
+        text = (self.run_dir / "logs" / "12.out").read_text()
+        return process.returncode, text[self.said_before :]
+
+    def run(self, files: dict[str, str], **more: str) -> tuple[int, str]:
+        return self.finish(self.start(files, **more))
 
     def requeued(self) -> bool:
         notes = self.notes / "scontrol"
@@ -146,9 +143,27 @@ ENDS = 'echo "{\\"outcome\\": \\"%s\\", \\"step\\": 5}" > "$RUN_DIR/control/$RUN
 WAITS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$STOP_FILE" ] && break; /bin/sleep 0.05; done; '
 
 
+def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
+    evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
+    params = trainer_params.SubmitDdp.model_construct()
+    files = trainer_scripts.training(
+        settings,
+        REQUEST,
+        params,
+        Environment(MANIFEST, evil),
+        run="first",
+        program=trainer_scripts.Program(("x", evil), leaves_outcome=True),
+    )
+    node.add("srun", 'printf "%s\\n" "$ENVIRONMENT_ARCHIVE" "${!#}"; ' + ENDS % "done")
+    code, output = node.run(files)
+    assert code == 0, output
+    assert output.splitlines()[1:3] == [evil, evil]
+    assert not (tmp_path / "pwned").exists()
+
+
 def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     node.add("srun", 'printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done")
-    code, output = node.run(texts(settings)["job.sbatch"])
+    code, output = node.run(texts(settings))
     assert code == 0, output
     argv = (node.notes / "argv").read_text().split("\0")[:-1]
     assert argv == [
@@ -158,7 +173,9 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     lines = output.splitlines()
     assert len(lines) == 2, "nothing else is said"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
-    assert lines[0] == "[ENV] job=12 attempt=12.r0 nodes=localhost head=127.0.0.1:20096 ranks_per_node=1"
+    assert (
+        lines[0] == "[ENV] job=12 attempt=12.r0 nodes=localhost head=127.0.0.1:20096 ranks_per_node=1 launcher=torchrun"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,24 +193,28 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
 )
 def test_the_exit_code_says_how_it_ended(settings: Settings, node: Node, srun: str, outcome: bool, code: int):
     node.add("srun", srun)
-    assert node.run(texts(settings, outcome=outcome)["job.sbatch"])[0] == code
+    assert node.run(texts(settings, outcome=outcome))[0] == code
     assert not node.requeued()
 
 
-def stop(node: Node, script: str, number: signal.Signals, **more: str) -> tuple[int, str]:
-    process = node.start(script, **more)
+def wait_for(path: pathlib.Path) -> None:
     for _ in range(200):
-        if (node.notes / "started").exists():
-            break
+        if path.exists():
+            return
         time.sleep(0.05)
+    raise AssertionError(f"{path} did not come")
+
+
+def stop(node: Node, files: dict[str, str], number: signal.Signals, **more: str) -> tuple[int, str]:
+    process = node.start(files, **more)
+    wait_for(node.notes / "started")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
-    return process.returncode, output
+    return node.finish(process)
 
 
 def test_a_warning_saves_and_requeues(settings: Settings, node: Node):
     node.add("srun", WAITS + ENDS % "preempted")
-    code, output = stop(node, texts(settings)["job.sbatch"], signal.SIGUSR1)
+    code, output = stop(node, texts(settings), signal.SIGUSR1)
     assert code == 75
     assert node.requeued()
     assert "USR1: asking the ranks to save and leave" in output
@@ -202,29 +223,29 @@ def test_a_warning_saves_and_requeues(settings: Settings, node: Node):
 
 def test_a_cancelled_job_saves_and_stays_away(settings: Settings, node: Node):
     node.add("srun", WAITS + ENDS % "preempted")
-    assert stop(node, texts(settings)["job.sbatch"], signal.SIGTERM)[0] == 75
+    assert stop(node, texts(settings), signal.SIGTERM)[0] == 75
     assert not node.requeued()
 
 
 def test_a_job_that_is_no_longer_running_is_not_requeued(settings: Settings, node: Node):
     node.add("srun", WAITS + ENDS % "preempted")
-    assert stop(node, texts(settings)["job.sbatch"], signal.SIGUSR1, STATE="COMPLETING")[0] == 75
+    assert stop(node, texts(settings), signal.SIGUSR1, STATE="COMPLETING")[0] == 75
     assert not node.requeued()
 
 
 def test_a_job_is_requeued_only_so_often(settings: Settings, node: Node):
     node.add("srun", WAITS + ENDS % "preempted")
-    script = texts(settings, max_requeues=2)["job.sbatch"]
-    assert stop(node, script, signal.SIGUSR1, SLURM_RESTART_COUNT="2")[0] == 75
+    files = texts(settings, max_requeues=2)
+    assert stop(node, files, signal.SIGUSR1, SLURM_RESTART_COUNT="2")[0] == 75
     assert not node.requeued()
     (node.notes / "started").unlink()
-    assert stop(node, script, signal.SIGUSR1, SLURM_RESTART_COUNT="1")[0] == 75
+    assert stop(node, files, signal.SIGUSR1, SLURM_RESTART_COUNT="1")[0] == 75
     assert node.requeued()
 
 
 def test_a_warning_at_the_very_end_does_not_requeue_a_finished_job(settings: Settings, node: Node):
     node.add("srun", WAITS + ENDS % "done")
-    assert stop(node, texts(settings)["job.sbatch"], signal.SIGUSR1)[0] == 0
+    assert stop(node, texts(settings), signal.SIGUSR1)[0] == 0
     assert not node.requeued()
 
 
@@ -232,20 +253,20 @@ def test_an_earlier_attempts_stop_file_is_taken_away(settings: Settings, node: N
     (node.run_dir / "control").mkdir(parents=True)
     (node.run_dir / "control" / "12.r0.stop").touch()
     node.add("srun", '[ -e "$STOP_FILE" ] && exit 5; ' + ENDS % "done")
-    assert node.run(texts(settings)["job.sbatch"])[0] == 0
+    assert node.run(texts(settings))[0] == 0
 
 
 def test_another_node_over_loopback_is_an_error_that_says_what_to_mend(settings: Settings, node: Node):
     node.hosts = "localhost localhost"
     node.add("srun", "exit 99")
-    code, output = node.run(texts(settings)["job.sbatch"], SLURM_JOB_NUM_NODES="2")
+    code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
     assert "[FATAL] slurmd-0 reaches localhost over loopback: mend the name resolution on slurmd-0" in output
 
 
 def test_the_way_is_looked_for_to_another_node_than_this_one(settings: Settings, node: Node):
     node.hosts = "127.0.0.9 slurmd-0"  # the batch node need not be the first by name
-    code, output = node.run(texts(settings)["job.sbatch"], SLURM_JOB_NUM_NODES="2")
+    code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
     assert "[FATAL] slurmd-0 reaches 127.0.0.9 over loopback" in output
 
@@ -255,15 +276,193 @@ def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
     with socket.socket() as taken:
         taken.bind(("", 20000 + 12 * 8 % 10000))
         taken.listen()
-        _, output = node.run(texts(settings)["job.sbatch"])
+        _, output = node.run(texts(settings))
     assert "[ENV] port 20096 is taken, trying another" in output
     assert "port=20097" in output
 
 
 def test_the_users_variables_reach_the_job(settings: Settings, node: Node):
     node.add("srun", 'echo "got $NCCL_DEBUG $OMP_NUM_THREADS"; ' + ENDS % "done")
-    _, output = node.run(texts(settings, env="NCCL_DEBUG=INFO OMP_NUM_THREADS=3")["job.sbatch"])
+    _, output = node.run(texts(settings, env="NCCL_DEBUG=INFO OMP_NUM_THREADS=3"))
     assert "got INFO 3" in output
+
+
+# -- failures, and what is tried again ---------------------------------------------------------------------------------
+
+FAILS = 'echo "1: [FATAL] $FAULTY: its disk is full"; exit 78'  # as node.sh says it, of a node
+BOOM = (
+    "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
+    'printf "Traceback (most recent call last):\\nValueError: boom\\n" > $d/stderr.log; exit 1'
+)
+COUNTS = 'echo "$RUN_ATTEMPT_ID" >> "$NOTES/attempts"; '
+
+
+def attempts(node: Node) -> list[str]:
+    return (node.notes / "attempts").read_text().split()
+
+
+def failures(node: Node) -> list[list[str]]:
+    text = (node.run_dir / "control" / "12.failures").read_text()
+    return [line.split("\t")[1:] for line in text.splitlines()]
+
+
+def test_a_failure_is_noted_and_by_default_not_tried_again(settings: Settings, node: Node):
+    node.add("srun", COUNTS + BOOM)
+    code, output = node.run(texts(settings, outcome=False))
+    assert code == 1
+    assert attempts(node) == ["12.r0"]
+    assert failures(node) == [["12.r0", "program", "localhost", "ValueError: boom"]]
+    assert output.splitlines()[-1] == "[FAILED] attempt=12.r0 fault=program node=localhost: ValueError: boom"
+
+
+def test_a_program_that_failed_is_started_again_in_the_same_place(settings: Settings, node: Node):
+    node.add("srun", COUNTS + f'if [ $(wc -l < "$NOTES/attempts") -lt 3 ]; then {BOOM}; fi')
+    code, output = node.run(texts(settings, outcome=False, max_restarts=2))
+    assert code == 0, output
+    assert attempts(node) == ["12.r0", "12.r0t1", "12.r0t2"]
+    assert [line for line in output.splitlines() if line.startswith("[RESTART]")] == [
+        "[RESTART] 1 of 2",
+        "[RESTART] 2 of 2",
+    ]
+    assert not node.requeued()
+    ports = {line.split("head=")[1].split()[0] for line in output.splitlines() if line.startswith("[ENV] job=")}
+    assert len(ports) == 3, "an attempt never meets what is left of the one before"
+
+
+def test_it_is_started_again_only_so_often_over_all_starts_of_the_job(settings: Settings, node: Node):
+    node.add("srun", COUNTS + BOOM)
+    files = texts(settings, outcome=False, max_restarts=2)
+    assert node.run(files)[0] == 1
+    assert node.run(files, SLURM_RESTART_COUNT="1")[0] == 1
+    assert attempts(node) == ["12.r0", "12.r0t1", "12.r0t2", "12.r1"]
+
+
+@pytest.mark.parametrize(
+    ("srun", "code", "outcome"),
+    [("exit 0", 0, "done"), ("exit 9", 9, "failed"), (ENDS % "failed" + "; exit 2", 2, "failed")],
+)
+def test_a_script_that_leaves_no_outcome_has_one_left_for_it(
+    settings: Settings, node: Node, srun: str, code: int, outcome: str
+):
+    node.add("srun", srun)
+    assert node.run(texts(settings, outcome=False))[0] == code
+    left = json.loads((node.run_dir / "control" / "12.r0.outcome").read_text())
+    assert left["outcome"] == outcome
+    assert left.get("exit_code", code) == code
+    assert ("step" in left) == ("echo" in srun), "its own is kept"
+
+
+def test_a_cancelled_script_is_told_from_one_that_failed(settings: Settings, node: Node):
+    node.add("srun", WAITS + "exit 143")
+    assert stop(node, texts(settings, outcome=False), signal.SIGTERM)[0] == 143
+    assert json.loads((node.run_dir / "control" / "12.r0.outcome").read_text())["outcome"] == "cancelled"
+
+
+def test_a_mistake_of_the_users_is_not_tried_again(settings: Settings, node: Node):
+    outcome = '{\\"outcome\\": \\"failed\\", \\"error\\": \\"--batch 0: at least 1\\", \\"retry\\": false}'
+    node.add("srun", COUNTS + f'echo "{outcome}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"; exit 2')
+    assert node.run(texts(settings, max_restarts=5))[0] == 2
+    assert attempts(node) == ["12.r0"]
+    assert failures(node) == [["12.r0", "mistake", "-", "--batch 0: at least 1"]]
+
+
+def test_a_node_that_failed_is_left_out_of_the_next_start(settings: Settings, node: Node):
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "printf '%s\\n' localhost other localhost third")
+    code, output = node.run(texts(settings, max_restarts=1), FAULTY="localhost")
+    assert code == 75
+    assert (node.notes / "scontrol").read_text().splitlines() == [
+        "requeue 12",
+        "update JobId=12 ExcNodeList=localhost",
+    ], "Slurm takes the list only while the job waits"
+    assert attempts(node) == ["12.r0"], "it goes on elsewhere"
+    assert failures(node) == [["12.r0", "node", "localhost", "its disk is full"]]
+    assert output.splitlines()[-1] == "[RESTART] without localhost"
+
+
+def test_a_second_node_is_left_out_beside_the_first(settings: Settings, node: Node):
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "printf '%s\\n' localhost other third")
+    files = texts(settings, max_restarts=5)
+    (node.run_dir / "control").mkdir(parents=True)
+    (node.run_dir / "control" / "12.excluded").write_text("other\n")
+    node.run(files, FAULTY="localhost", SLURM_RESTART_COUNT="1")
+    assert (node.notes / "scontrol").read_text().splitlines()[-1] == "update JobId=12 ExcNodeList=localhost,other"
+
+
+def test_the_last_node_is_not_left_out(settings: Settings, node: Node):
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "echo localhost")
+    code, output = node.run(texts(settings, max_restarts=1), FAULTY="localhost")
+    assert code == 78
+    assert not node.requeued()
+    assert attempts(node) == ["12.r0", "12.r0t1"]
+    assert "[RESTART] localhost is not to be trusted, but partition main has no other node for it" in output
+
+
+def test_what_every_node_complains_of_is_no_nodes_fault(settings: Settings, node: Node):
+    node.hosts = "192.0.2.1 192.0.2.2"
+    node.add("srun", COUNTS + 'for h in $HOSTS; do echo "0: [FATAL] $h: the archive is damaged"; done; exit 78')
+    assert node.run(texts(settings, max_restarts=3), SLURM_JOB_NUM_NODES="2")[0] == 78
+    assert failures(node)[0][1:3] == ["mistake", "-"]
+
+
+def test_no_restart_after_a_cancellation(settings: Settings, node: Node):
+    node.add("srun", COUNTS + WAITS + BOOM)
+    assert stop(node, texts(settings, max_restarts=9), signal.SIGTERM)[0] == 1
+    assert attempts(node) == ["12.r0"]
+    assert not node.requeued()
+
+
+def test_a_cancellation_while_a_warned_job_saves_wins(settings: Settings, node: Node):
+    node.add(
+        "srun",
+        'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$NOTES/go" ] && break; /bin/sleep 0.05; done; '
+        + ENDS % "preempted",
+    )
+    process = node.start(texts(settings))
+    wait_for(node.notes / "started")
+    process.send_signal(signal.SIGUSR1)
+    wait_for(node.run_dir / "control" / "12.r0.stop")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    (node.notes / "go").touch()
+    assert node.finish(process)[0] == 75
+    assert not node.requeued()
+
+
+def test_a_controller_that_is_away_is_asked_again_and_the_job_is_queued_once(settings: Settings, node: Node):
+    node.add("srun", WAITS + ENDS % "preempted")
+    node.add("squeue", 'echo x >> "$NOTES/asked"; [ $(wc -l < "$NOTES/asked") -gt 3 ] && echo RUNNING')
+    code, output = stop(node, texts(settings), signal.SIGUSR1)
+    assert code == 75
+    assert (node.notes / "scontrol").read_text() == "requeue 12\n"
+    assert output.count("[REQUEUE] Slurm does not answer") == 3
+
+
+def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settings, node: Node):
+    node.add("srun", WAITS + ENDS % "preempted")
+    node.add(
+        "scontrol",
+        'case $1 in show) echo localhost ;; *) echo "$*" >> "$NOTES/scontrol"; touch "$NOTES/queued"; exit 1 ;; esac',
+    )
+    node.add("squeue", 'if [ -e "$NOTES/queued" ]; then echo PENDING; else echo RUNNING; fi')
+    assert stop(node, texts(settings), signal.SIGUSR1)[0] == 75
+    assert (node.notes / "scontrol").read_text() == "requeue 12\n"
+
+
+def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Settings, node: Node):
+    node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
+    program = trainer_scripts.Program(("x", trainer_scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
+    params = trainer_params.parse(trainer_params.SubmitDdp, {})
+    archive = str(settings.environments / "abababababababab.tar.zst")
+    files = trainer_scripts.training(
+        settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program
+    )
+    assert "/mnt/runs/base" in node.run(files)[1].splitlines()
+    (node.run_dir / "latest").symlink_to("epoch-1")
+    (node.run_dir / "epoch-1").mkdir()
+    assert "auto" in node.run(files)[1].splitlines()
 
 
 # -- node.sh -----------------------------------------------------------------------------------------------------------
@@ -271,10 +470,11 @@ def test_the_users_variables_reach_the_job(settings: Settings, node: Node):
 
 def run_node(settings: Settings, node: Node, agent: str, **more: str) -> subprocess.Popen[str]:
     """Start node.sh with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
-    node.run_dir.mkdir(parents=True, exist_ok=True)
+    (node.run_dir / "control").mkdir(parents=True, exist_ok=True)
     node.add("python", f'if [ "$1" = - ]; then exec {sys.executable} "$@"; fi; {agent}')
-    (node.run_dir / "environment.sh").write_text(f"use_environment() {{ PY={node.bin}/python; }}\n")
-    (node.run_dir / "node.sh").write_text(texts(settings)["node.sh"])
+    for name, text in texts(settings).items():
+        (node.run_dir / name).write_text(text)
+    (node.run_dir / "environment.sh").write_text(f"use_environment() {{ export PY={node.bin}/python; }}\n")
     slurm = {
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_NODEID": "1",
@@ -282,7 +482,8 @@ def run_node(settings: Settings, node: Node, agent: str, **more: str) -> subproc
         "HEAD_IP": "127.0.0.1",
         "HEAD_PORT": "20100",
     }
-    env = node.env(RUN_DIR=str(node.run_dir), NPROC="2", **slurm, **more)
+    place = {"RUN_DIR": str(node.run_dir), "JOB_DIR": str(node.run_dir), "NPROC": "2", "LAUNCHER": "torchrun"}
+    env = node.env(**{**place, **slurm, **more})
     argv = ["/bin/bash", node.run_dir / "node.sh", "script.py", "--flag"]
     return subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
@@ -292,7 +493,7 @@ def test_the_agent_is_told_its_place(settings: Settings, node: Node):
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     assert output.splitlines() == [
-        "2 lo =lo", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=static",
+        "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo", "2 lo =lo", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=static",
         "--master-addr=127.0.0.1", "--master-port=20100", "--rdzv-id=12.r0", "--local-addr=127.0.0.1", "--max-restarts=0",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", "--shutdown-timeout=120",
         f"--log-dir={node.run_dir}/logs/12.r0/node-1", "--redirects=3", "--tee=3", "script.py", "--flag",
@@ -302,13 +503,13 @@ def test_the_agent_is_told_its_place(settings: Settings, node: Node):
 def test_the_users_interface_and_threads_win(settings: Settings, node: Node):
     agent = 'echo "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"'
     process = run_node(settings, node, agent, OMP_NUM_THREADS="7", GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="eth")
-    assert process.communicate(timeout=30)[0] == "7 ib0 eth\n"
+    assert process.communicate(timeout=30)[0].endswith("gloo=ib0 nccl=eth\n7 ib0 eth\n")
 
 
 def test_a_failed_agent_gives_the_others_time_and_keeps_its_code(settings: Settings, node: Node):
     node.add("sleep", 'echo "slept $1"')
     process = run_node(settings, node, "exit 3")
-    assert process.communicate(timeout=30)[0] == "slept 3\n"
+    assert process.communicate(timeout=30)[0].endswith("\nslept 3\n")
     assert process.returncode == 3
 
 
@@ -327,8 +528,197 @@ def test_a_signal_to_the_step_waits_for_the_agent_to_save(settings: Settings, no
     assert process.poll() is None
     for child in children:
         os.kill(int(child), signal.SIGTERM)
-    assert process.communicate(timeout=30)[0] == "saved\n"
+    assert process.communicate(timeout=30)[0].endswith("\nsaved\n")
     assert process.returncode == 0
+
+
+def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Settings, node: Node):
+    node.add("sleep", "exit 0")
+    agent = "trap : TERM; touch $NOTES/started; for i in $(seq 400); do /bin/sleep 0.05; done; echo saved"
+    process = run_node(settings, node, agent)
+    wait_for(node.notes / "started")
+    (node.run_dir / "control" / "12.r0.failed").touch()
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 137
+    assert "saved" not in output
+
+
+SLURM_RANK: dict[str, str] = {
+    "LAUNCHER": "srun", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_CPUS_PER_TASK": "2",
+}  # fmt: skip
+
+
+def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings, node: Node):
+    agent = 'echo "$1 $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS"; echo oh >&2'
+    process = run_node(settings, node, agent, **SLURM_RANK)
+    output, _ = process.communicate(timeout=30)
+    assert sorted(output.splitlines()) == ["oh", "script.py 3/4 1/2 1 127.0.0.1:20100 2"]
+    logs = node.run_dir / "logs" / "12.r0" / "node-1" / "srun" / "attempt_0" / "1"
+    assert (logs / "stdout.log").read_text() == "script.py 3/4 1/2 1 127.0.0.1:20100 2\n"
+    assert (logs / "stderr.log").read_text() == "oh\n"
+
+
+def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
+    process = run_node(settings, node, "echo last words; exit 9", **SLURM_RANK)
+    assert process.communicate(timeout=30)[0] == "last words\n"
+    assert process.returncode == 9
+    assert (node.run_dir / "control" / "12.r0.failed").exists()
+
+
+def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Settings, node: Node):
+    request = trainer_plan.Request("main", 2, 2, 8, 8000, None, 180)
+    script = texts(settings, request, launcher="srun")["job.sbatch"]
+    assert {"ntasks-per-node=2", "cpus-per-task=4", "gpus-per-node=2"} <= set(directives(script))
+    node.add("srun", 'printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done")
+    assert node.run(texts(settings, request, launcher="srun"))[0] == 0
+    argv = (node.notes / "argv").read_text().split("\0")[:-1]
+    assert argv[:8] == [
+        "--nodes=1", "--ntasks=2", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=cores", "--gpu-bind=none",
+        "--kill-on-bad-exit=1", "--wait=300",
+    ]  # fmt: skip
+
+
+# -- fabrics, containers, profiles -------------------------------------------------------------------------------------
+
+
+def fabric(settings: Settings, wanted: str, then: str, *, nodes: int = 2, **env: str) -> tuple[int, list[str]]:
+    """Run use_fabric as a node does; return the exit code and what was said."""
+    given = " ".join(f"{name}={value}" for name, value in env.items())
+    text = texts(settings, fabric=wanted, env=given)["fabric.sh"]
+    run = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\n{text}\nuse_fabric\n{then}"], text=True, capture_output=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "SLURM_JOB_NUM_NODES": str(nodes), "SLURMD_NODENAME": "gpu-0", **env},
+    )  # fmt: skip
+    return run.returncode, (run.stdout + run.stderr).splitlines()
+
+
+@pytest.mark.parametrize("wanted", trainer_fabric.NAMES)
+def test_every_fabric_says_which_it_is_or_what_is_missing(settings: Settings, wanted: str):
+    code, said = fabric(settings, wanted, 'echo "fabric=$FABRIC"')
+    if code == 78:
+        assert said[0].startswith(f"[FATAL] gpu-0: fabric={wanted} needs /")
+        assert "; " in said[0], "and what to do about it"
+    else:
+        assert (code, said) == (0, [f"fabric={wanted}"])
+
+
+def test_one_node_needs_no_fabric(settings: Settings):
+    assert fabric(settings, "efa", 'echo "${FI_PROVIDER-none}"', nodes=1) == (0, ["none"])
+
+
+def test_a_fabrics_variables_are_set_and_the_users_go_before(settings: Settings):
+    show = 'echo "$NCCL_IB_DISABLE"'
+    assert fabric(settings, "tcp", show) == (0, ["1"])
+    assert fabric(settings, "tcp", show, NCCL_IB_DISABLE="0") == (0, ["0"])
+
+
+def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> trainer_fabric.Fabric:
+    """Let a fabric's paths be below a folder of the test's."""
+
+    def moved(text: str) -> str:
+        return f"{top}{text}" if text.startswith("/") else text
+
+    found = next(fabric for fabric in trainer_fabric.FABRICS if fabric.name == name)
+    there = dataclasses.replace(
+        found,
+        found_by=tuple(map(moved, found.found_by)), needs=tuple(map(moved, found.needs)), profile=moved(found.profile),
+        library_path=moved(found.library_path), mounts=tuple(map(moved, found.mounts)),
+    )  # fmt: skip
+    others = (fabric for fabric in trainer_fabric.FABRICS if fabric.name != name)
+    monkeypatch.setattr(trainer_fabric, "FABRICS", (there, *others))
+    for path in (*there.found_by, *there.needs):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        pathlib.Path(path).touch()
+    return there
+
+
+def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    found = with_paths(monkeypatch, tmp_path, "tcpxo")
+    pathlib.Path(found.profile).write_text(
+        "export NCCL_PROTO=Simple NCCL_BUFFSIZE=8388608 NCCL_SOCKET_IFNAME=x CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n"
+        'echo "lib $NCCL_LIB_DIR"; [ "$UNSET_IN_THE_PROFILE" = x ]\n'
+    )
+    show = 'echo "$FABRIC $NCCL_PROTO $NCCL_BUFFSIZE $NCCL_SOCKET_IFNAME $NCCL_FASTRAK_CTRL_DEV ${CUDA_VISIBLE_DEVICES-unset}"'
+    lib = f"lib {found.library_path}"
+    assert fabric(settings, "auto", show) == (0, [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"])
+    code, said = fabric(settings, "tcpxo", show, NCCL_BUFFSIZE="1", NCCL_SOCKET_IFNAME="eth9", CUDA_VISIBLE_DEVICES="3")
+    assert (code, said) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
+
+
+def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
+    scripts = trainer_fabric.root_scripts("tcpxo")
+    assert set(scripts) == {"prolog", "epilog"}
+    for text in scripts.values():
+        assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    assert not trainer_fabric.root_scripts("efa")
+
+
+def test_the_interface_is_tailscales_own(settings: Settings, node: Node):
+    code, output = node.run(texts(settings, fabric="tailscale"))
+    assert code == 78
+    assert "[FATAL] slurmd-0: fabric=tailscale needs the interface tailscale0 with an address" in output
+
+
+CONTAINED: dict[str, typing.Any] = {"container_image": "nvcr.io#nvidia/pytorch:25.01-py3"}
+SAVES_ARGV = 'if [ "$1" = --help ]; then echo "$HELP"; exit; fi; printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done"
+
+
+def test_a_container_runs_under_pyxis_where_slurm_has_it(settings: Settings, node: Node):
+    node.add("srun", SAVES_ARGV)
+    files = texts(settings, **CONTAINED, env="NCCL_DEBUG=INFO")
+    code, output = node.run(files, HELP="  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH")
+    assert code == 0, output
+    argv = (node.notes / "argv").read_text().split("\0")
+    workspace = settings.workspace
+    assert "--container-image=nvcr.io#nvidia/pytorch:25.01-py3" in argv
+    assert f"--container-mounts={workspace}:{workspace}" in argv
+    assert f"--container-workdir={node.run_dir}" in argv
+    assert "--container-env=PYTHONUNBUFFERED,CUDA_VISIBLE_DEVICES,NCCL_DEBUG" in argv
+    assert argv.index("bash") > argv.index(f"--container-workdir={node.run_dir}")
+
+
+def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Settings, node: Node):
+    node.add("srun", SAVES_ARGV)
+    node.add("apptainer", "exit 99")
+    assert node.run(texts(settings, **CONTAINED), HELP="no such option")[0] == 0
+    argv = (node.notes / "argv").read_text().split("\0")
+    at = argv.index(f"{node.bin}/apptainer")
+    workspace = settings.workspace
+    assert argv[at + 1 : at + 7] == ["exec", "--nv", "--bind", f"{workspace}:{workspace}", "--pwd", str(node.run_dir)]
+    assert argv[at + 7 : at + 9] == ["docker://nvcr.io/nvidia/pytorch:25.01-py3", "bash"]
+
+
+def test_without_pyxis_and_apptainer_the_job_says_so(settings: Settings, node: Node):
+    node.add("srun", SAVES_ARGV)
+    code, output = node.run(texts(settings, **CONTAINED), HELP="")
+    assert code == 78
+    assert "[FATAL] slurmd-0: container-image needs pyxis in Slurm, or apptainer on the nodes" in output
+
+
+def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, node: Node):
+    node.add("python3", f'if [ "$1" = - ]; then exec {sys.executable} "$@"; fi; echo "$PYTHONPATH $2"')
+    process = run_node(settings, node, "exit 99", CONTAINER="x:1", PAYLOAD="/mnt/payload", PYTHONPATH="/opt")
+    assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt torch.distributed.run"
+
+
+def test_nsight_records_the_chosen_ranks(settings: Settings, node: Node):
+    node.add("nsys", 'echo "nsys $*"')
+    more = {**SLURM_RANK, "PROFILE": "nsys", "PROFILE_RANKS": "0,3", "PROFILE_WINDOW": ""}
+    said = run_node(settings, node, 'echo "bare $1"', **more).communicate(timeout=30)[0]
+    assert said.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
+    assert said.rstrip().endswith(f"{node.bin}/python script.py --flag")
+    said = run_node(settings, node, 'echo "bare $1"', **{**more, "SLURM_PROCID": "2"}).communicate(timeout=30)[0]
+    assert said == "bare script.py\n"
+
+
+def test_a_node_without_nsight_says_so(settings: Settings, node: Node):
+    more = {**SLURM_RANK, "PROFILE": "nsys", "PROFILE_RANKS": "3", "PROFILE_WINDOW": ""}
+    process = run_node(settings, node, "exit 99", **more)
+    assert "[FATAL] slurmd-0: profile=nsys needs Nsight Systems" in process.communicate(timeout=30)[0]
+    assert process.returncode == 78
 
 
 # -- environment.sh ----------------------------------------------------------------------------------------------------

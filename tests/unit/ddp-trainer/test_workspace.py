@@ -53,7 +53,7 @@ def test_the_folders_are_made_once(settings: Settings):
     before = {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()}
     trainer_workspace.ensure_folders(settings)
     assert {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()} == before
-    assert set(before) == {"runs", "datasets", "environments"}
+    assert set(before) == {"runs", "datasets", "environments", "baselines"}
 
 
 @needs_two_accounts
@@ -333,19 +333,24 @@ def test_the_rank_that_failed_first_is_found(
 AGENT = "{}: E1120 20:23:35.969000 26319 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: {} (pid: 2)"
 
 
+def failure(settings: Settings) -> dict[str, object]:
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    return {name: found[name] for name in ("rank", "node", "lines")}
+
+
 def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"))
     lines = [AGENT.format(0, -15, 1), AGENT.format(1, -9, 1), AGENT.format(0, 1, 0)]
     (folder / "logs" / "12.out").write_text("\n".join(lines))
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    found = failure(settings)
     assert found == {
         "rank": 3,
         "node": 1,
         "lines": ["killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"],
     }
     (folder / "logs" / "12.out").write_text(AGENT.format(0, -11, 1))
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    found = failure(settings)
     assert found == {"rank": 1, "node": 0, "lines": ["killed by signal 11 (SIGSEGV)"]}
 
 
@@ -354,13 +359,13 @@ def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
     (folder / "logs" / "12.out").write_text(
         "[ENV] job=12\n0: [FATAL] slurmd-0: /mnt/x is damaged\nsrun: error: slurmd-0: task 0: Exited with exit code 78\n[RESULT] rc=78\n"
     )
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    found = failure(settings)
     assert found == {"rank": None, "node": None, "lines": ["[FATAL] slurmd-0: /mnt/x is damaged"]}
 
 
 def test_a_failure_that_left_no_trace_says_nothing(settings: Settings):
     make_run(settings)
-    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    found = failure(settings)
     assert found == {"rank": None, "node": None, "lines": []}
 
 

@@ -1,0 +1,189 @@
+"""benchmark-collectives: nccl-tests' table over the chosen nodes, kept as the cluster's baseline."""
+
+import dataclasses
+import typing
+
+import trainer_checks
+import trainer_environment
+import trainer_jobs
+import trainer_params
+import trainer_params_runs
+import trainer_plan
+import trainer_scripts
+import trainer_workspace
+from trainer_base import Log, Results, Settings, TrainerError
+
+Json = dict[str, typing.Any]
+BASELINE = "collectives.json"
+_KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
+_BEGINS, _ENDS = "# nThread", "# Collective test concluded"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What makes two measurements comparable."""
+
+    collective: str
+    backend: str  # nccl or gloo
+    nodes: int
+    world_size: int
+
+
+def benchmark_collectives(settings: Settings, params: trainer_params_runs.BenchmarkCollectives, log: Log) -> Results:
+    """Measure, and store the figures where they are the first or no worse than the stored ones. Raises TrainerError."""
+    partitions = trainer_checks.partitions()
+    asked = _as_job(params)
+    request = trainer_plan.training(asked, partitions)
+    run = trainer_jobs.new_name(settings, "collectives")
+    folder = settings.runs / run
+    program = trainer_scripts.Program(_command(params, folder=str(folder)), leaves_outcome=True)
+
+    def texts(environment: trainer_environment.Environment) -> dict[str, str]:
+        return trainer_scripts.training(settings, request, asked, environment, run=run, program=program)
+
+    trainer_checks.judge(settings, texts(trainer_environment.NOT_INSTALLED)["job.sbatch"])
+    environment = trainer_environment.ensure(settings, partitions, log, gpus=request.gpus_per_node > 0)
+    facts: dict[str, object] = {
+        "kind": "collectives",
+        "args": " ".join(_flags(params)),
+        "ranks_per_node": request.ranks_per_node,
+        "environment": environment.manifest.hash,
+        "torch": environment.manifest.torch,
+        "request": dataclasses.asdict(request),
+    }
+    submitted = trainer_jobs.submit(settings, run, texts(environment), facts, again=False)
+    log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
+    results = trainer_jobs.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+    return results | _conclude(settings, submitted, params.store, log)
+
+
+def baseline_path(settings: Settings) -> str:
+    """Return the file that holds what was measured."""
+    return str(settings.baselines / BASELINE)
+
+
+def read_baseline(settings: Settings) -> list[Json]:
+    """Return the stored entries; none where nothing was measured."""
+    return trainer_workspace.ask(settings, "read_baseline", path=baseline_path(settings))["entries"]
+
+
+def entries(measured: Json, run: str) -> list[Json]:
+    """Return what is stored of a measurement: an entry for each collective."""
+    found: list[Json] = []
+    for one in measured["collectives"]:
+        points: list[Json] = []
+        for row in one["results"]:
+            figures = row["in_place"] or row["out_of_place"]  # DDP reduces in place
+            points.append(
+                {
+                    "bytes": row["size"],
+                    "time_us": figures["time"],
+                    "algbw": figures["alg_bw"],
+                    "busbw": figures["bus_bw"],
+                }
+            )
+        found.append(
+            {
+                "collective": one["collective"],
+                "backend": measured["backend"],
+                "nodes": measured["nodes"],
+                "world_size": measured["world_size"],
+                "hosts": sorted({str(rank.get("host")) for rank in measured["ranks"]}),
+                "device": str(measured["ranks"][0].get("device")) if measured["ranks"] else "",
+                "iface": measured["iface"],
+                "torch": measured["torch"],
+                "created": measured["created"],
+                "run": run,
+                "average_busbw": one["average_bus_bandwidth"]["bandwidth"],
+                "points": points,
+            }
+        )
+    return found
+
+
+def shape(entry: Json) -> Shape:
+    """Return what another entry must share to be comparable."""
+    return Shape(str(entry["collective"]), str(entry["backend"]), int(entry["nodes"]), int(entry["world_size"]))
+
+
+def _conclude(settings: Settings, submitted: trainer_jobs.Submitted, store: str, log: Log) -> Results:
+    measured = trainer_workspace.ask(settings, "read_json", path=f"{submitted.run_dir}/collectives.json")
+    try:
+        fresh = entries(measured, submitted.run)
+    except (KeyError, TypeError, IndexError) as e:
+        raise TrainerError(f"{submitted.run_dir}/collectives.json is not a measurement: {e!r}") from e
+    old = {shape(entry): entry for entry in read_baseline(settings)}
+    told: list[str] = []
+    kept: list[Json] = []
+    for entry in fresh:
+        before = old.get(shape(entry))
+        name = str(entry["collective"])
+        if before is None:
+            verdict, keep = f"{name}: {entry['average_busbw']:.4g} GB/s, the first of its kind", store != "never"
+        else:
+            ratio = entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
+            verdict = (
+                f"{name}: {entry['average_busbw']:.4g} GB/s, {ratio:.2f} of the baseline of {before['created']} "
+                f"({before['average_busbw']:.4g} GB/s)"
+            )
+            keep = store == "always" or (store == "auto" and ratio >= _KEEPS)
+            if ratio < _KEEPS:
+                log(f"{verdict}: slower; juju run {settings.unit} doctor says what may be wrong")
+        told.append(verdict + ("; stored" if keep else "; not stored"))
+        if keep:
+            kept.append(entry)
+    if kept:
+        trainer_workspace.ask(settings, "store_baseline", path=baseline_path(settings), entries=kept)
+    table = _printed(settings, submitted)
+    average = ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh)
+    return {
+        "table": table,
+        "average-busbw": average,
+        "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
+        "comparison": "\n".join(told),
+        "baseline": baseline_path(settings),
+        "plot": f"{submitted.run_dir}/collectives.png",
+    }
+
+
+def _printed(settings: Settings, submitted: trainer_jobs.Submitted) -> str:
+    """Return the table as rank 0 printed it."""
+    found = trainer_workspace.ask(
+        settings, "read_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
+        lines=2000, rank=0,
+    )  # fmt: skip
+    lines: list[str] = []
+    inside = False
+    for line in found["lines"]:
+        inside = inside or line.startswith(_BEGINS)
+        if inside and not line.startswith("["):
+            lines.append(trainer_jobs.printable(line).rstrip())
+        if line.startswith(_ENDS):
+            inside = False
+    return "\n".join(lines)
+
+
+def _command(params: trainer_params_runs.BenchmarkCollectives, *, folder: str) -> tuple[str, ...]:
+    files = ("--run-dir", folder, "--json", f"{folder}/collectives.json", "--plot", f"{folder}/collectives.png")
+    return ("--module", "ddptrain", "collectives", *_flags(params), *files)
+
+
+def _flags(params: trainer_params_runs.BenchmarkCollectives) -> tuple[str, ...]:
+    given = {
+        "--collective": params.collective, "--min-bytes": params.min_bytes, "--max-bytes": params.max_bytes,
+        "--step-factor": params.step_factor, "--iters": params.iters, "--warmup-iters": params.warmup_iters,
+        "--datatype": params.datatype,
+    }  # fmt: skip
+    return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
+
+
+def _as_job(params: trainer_params_runs.BenchmarkCollectives) -> trainer_params.SubmitDdp:
+    """Return the parameters that say where to run, as those of a training."""
+    names = (
+        "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "constraint", "env",
+        "fabric",
+    )  # fmt: skip
+    given = {name.replace("_", "-"): getattr(params, name) for name in names}
+    return trainer_params.parse(
+        trainer_params.SubmitDdp, {name: value for name, value in given.items() if value is not None}
+    )

@@ -1,0 +1,483 @@
+"""Runs and their jobs: submitted, followed, explained, cancelled. Each run is a folder of the workspace."""
+
+import collections.abc
+import dataclasses
+import datetime
+import json
+import time
+import typing
+
+import trainer_checks
+import trainer_params
+import trainer_token
+import trainer_workspace
+from slurm_ddp.slurm import jobs
+from trainer_base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
+
+FAILURE_LINES = 5
+_SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
+_CANCEL_S = 60.0
+_ENDED_WELL = "COMPLETED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Submitted:
+    """A run that Slurm has taken."""
+
+    job_id: int
+    run: str
+    run_dir: str
+    script: str
+    log: str
+
+    def as_results(self) -> Results:
+        """Return the results that every submission gives."""
+        return {
+            "job-id": str(self.job_id),
+            "run": self.run,
+            "run-dir": self.run_dir,
+            "log": self.log,
+            "script": self.script,
+        }
+
+
+def list_jobs(settings: Settings, params: trainer_params.ListJobs, _: Log) -> Results:
+    """Return the table of jobs."""
+    try:
+        return table(settings, params.lines)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+
+
+def show_job(settings: Settings, params: trainer_params.ShowJob, _: Log) -> Results:
+    """Return what is known of a job."""
+    return show(settings, job_id=params.job_id, run=params.run)
+
+
+def job_log(settings: Settings, params: trainer_params.JobLog, log: Log) -> Results:
+    """Return the last lines of a job's log; with `follow` report each line as it comes, until the end or the limit."""
+    if params.follow:
+        submitted = find(settings, job_id=params.job_id, run=params.run)
+        _follow_log(settings, submitted, params.rank, log, timeout_s=params.follow_timeout)
+    return read_log(settings, job_id=params.job_id, run=params.run, rank=params.rank, lines=params.lines)
+
+
+def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log: Log, *, timeout_s: float) -> None:
+    began = time.monotonic()
+    offsets: dict[str, int] = {}
+    waits = False
+    while True:
+        known = _known(settings, submitted.job_id)
+        over = known is None or not known.is_active  # what it wrote last is still to be read
+        told = trainer_workspace.ask(
+            settings, "follow_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
+            rank=rank, offsets=offsets,
+        )  # fmt: skip
+        for line in told["lines"]:
+            log(printable(line))
+        offsets = told["offsets"]
+        if known is not None and known.state == "PENDING" and not waits:
+            log(f"job {known.job_id} PENDING ({known.reason})")
+        waits = known is not None and known.state == "PENDING"
+        if over or time.monotonic() - began >= timeout_s:
+            return
+        pause(1.0)
+
+
+def cancel_job(settings: Settings, params: trainer_params.CancelJob, log: Log) -> Results:
+    """Cancel a job."""
+    return cancel(settings, params.job_id, log)
+
+
+def new_name(settings: Settings, kind: str) -> str:
+    """Return the name for a run that was given none: its kind and the time."""
+    stamp = now().strftime("%Y%m%d-%H%M%S")
+    for number in range(1, 100):
+        name = f"{kind}-{stamp}" if number == 1 else f"{kind}-{stamp}-{number}"
+        if trainer_workspace.locate(settings, str(settings.runs / name)).kind == "absent":
+            return name
+    raise TrainerError(f"{settings.runs} holds too many runs of this second; try again")
+
+
+def refuse_if_active(settings: Settings, run: str) -> None:
+    """Raise ParameterError when a job of this run is pending or running."""
+    names = [run]
+    if sweep := _dict(_read(settings, run, None)["job"]).get("sweep"):
+        names.append(str(sweep))
+    for known in (job for name in names for job in jobs.jobs(user=settings.user, name=name)):
+        if known.is_active:
+            raise ParameterError(
+                "run", f"{run} is at work as job {known.job_id} ({known.state}); wait for it or cancel it"
+            )
+
+
+def submit(
+    settings: Settings, run: str, texts: dict[str, str], facts: dict[str, object], *, again: bool, token: bool = False
+) -> Submitted:
+    """Write a run's files and hand its script to Slurm, both as the submit user; `token`: with that file.
+
+    Raises TrainerError.
+    """
+    folder = settings.runs / run
+    record = {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
+    if again:  # so that the summary of an earlier job is not taken for this one's
+        record["summary_before"] = _read(settings, run, None)["summary_written"]
+    texts = {**texts, "job.json": _dump(record)}
+    trainer_workspace.ask(settings, "create_run", workspace=str(settings.workspace), run=run, texts=texts, again=again)
+    script = folder / "job.sbatch"
+    try:
+        if token:
+            trainer_token.deliver(settings, run)
+        job_id = jobs.submit(str(script), user=settings.user_to_be)
+    except (jobs.SlurmError, trainer_workspace.WorkspaceError) as e:
+        trainer_token.drop(settings, run)
+        if not again:
+            trainer_workspace.ask(settings, "remove_run", workspace=str(settings.workspace), run=run)
+        if isinstance(e, trainer_workspace.WorkspaceError):
+            raise
+        raise trainer_checks.refused(str(e)) from e
+    trainer_workspace.ask(settings, "write", path=str(folder / "job.json"), text=_dump({**record, "job_id": job_id}))
+    return Submitted(job_id, run, str(folder), str(script), str(folder / "logs" / f"{job_id}.out"))
+
+
+def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
+    """Wait for a job, telling of its progress, and return its results. Raises TrainerError unless it ended well."""
+    deadline = time.monotonic() + timeout_s
+    asked_last = told_last = 0.0
+    answered = time.monotonic()
+    told = ""
+    patience_s = 5.0
+    while True:
+        try:
+            known = jobs.job(submitted.job_id, user=settings.user, timeout_s=patience_s)
+            answered = time.monotonic()
+            patience_s = 5.0
+        except jobs.SlurmError as e:
+            if time.monotonic() - answered > _SILENCE_S:
+                raise TrainerError(
+                    f"job {submitted.job_id}: no word from Slurm: {e}", results=submitted.as_results()
+                ) from e
+            known = None
+            patience_s = min(60.0, patience_s * 2)  # a large cluster's controller may take its time
+            text = f"job {submitted.job_id}: {e}; asking again"
+        else:
+            if known is None or not known.is_active:
+                return conclude(settings, submitted, known)
+            text = f"job {known.job_id} {known.state}"
+            if known.state == "PENDING":
+                text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+        if text != told or time.monotonic() - told_last >= REPORT_S:
+            told, told_last = text, time.monotonic()
+            log(text + (_progress(settings, submitted.run) if known and known.state == "RUNNING" else ""))
+        if time.monotonic() >= deadline:
+            hint = f"juju run {settings.unit} job-log job-id={submitted.job_id}"
+            results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
+            raise TrainerError(f"no end after {timeout_s:g} s: {text}; it goes on, see: {hint}", results=results)
+        asked_last = asked_last or time.monotonic()
+        pause(1.0 if time.monotonic() - asked_last < 120 else 3.0)
+
+
+def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
+    """Return the results of a job that ended well. Raises TrainerError with the reason why another did not."""
+    trainer_token.drop(settings, submitted.run)
+    results, trouble = _explain(settings, submitted, known)
+    if trouble:
+        raise TrainerError(trouble, results=results)
+    return results
+
+
+def show(settings: Settings, *, job_id: int | None, run: str | None) -> Results:
+    """Return all that is known of a job, of the newest run's when nothing is named. Raises TrainerError."""
+    submitted = find(settings, job_id=job_id, run=run)
+    known = _known(settings, submitted.job_id)
+    if known is None or not known.is_active:
+        results, trouble = _explain(settings, submitted, known)
+        return results | ({"reason": trouble} if trouble else {})
+    told = _read(settings, submitted.run, None)
+    metric = _dict(told["metric"]) if known.state == "RUNNING" else {}
+    results = {**submitted.as_results(), "state": known.state, "elapsed": known.elapsed, "nodes": known.nodes}
+    results |= {"reason": known.reason, "requeued": str(known.restarts)}
+    results |= {name: _figure(metric[name]) for name in ("step", "loss") if metric.get(name) is not None}
+    return {name: value for name, value in results.items() if value not in ("", "None", "0")}
+
+
+def _explain(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> tuple[Results, str]:
+    """Return the results of a job that ended, and in one line why unless it ended well.
+
+    A job that neither the controller nor an accounting remembers is judged by the outcome that it wrote.
+    """
+    told = _read(settings, submitted.run, submitted.job_id)
+    outcome = _dict(told["outcome"])
+    if known is not None:
+        state, exit_code = known.state, known.exit_code
+    else:
+        words = {"done": _ENDED_WELL, "cancelled": "CANCELLED"}
+        state = words.get(str(outcome.get("outcome")), "FAILED") if outcome else "UNKNOWN"
+        written = outcome.get("exit_code")
+        exit_code = written if isinstance(written, int) else 0 if state == _ENDED_WELL else 1
+    results = {**submitted.as_results(), "state": state, "exit-code": str(exit_code)}
+    record = _dict(told["job"])
+    is_latest = record.get("job_id") in (None, submitted.job_id)
+    if is_latest and told["summary_written"] != record.get("summary_before", 0.0):
+        results |= figures(_dict(told["summary"]))
+    if state == _ENDED_WELL:
+        return results, ""
+    text = f"job {submitted.job_id} {state}, exit code {exit_code}"
+    if outcome.get("outcome") == "preempted":
+        step = outcome.get("step")
+        text += (
+            f"; it saved at step {step}, and submit-ddp run={submitted.run} with the same parameters goes on from there"
+        )
+        return results, text
+    if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
+        return results, text
+    found, words = _failure(settings, submitted, known)
+    return results | found, text + words
+
+
+def _failure(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> tuple[Results, str]:
+    """Return the first failing rank and its last lines, and the same in a few words."""
+    results: Results = {}
+    words = ""
+    failure = trainer_workspace.ask(
+        settings,
+        "find_failure",
+        workspace=str(settings.workspace),
+        run=submitted.run,
+        job_id=submitted.job_id,
+        lines=FAILURE_LINES,
+    )
+    lines = [printable(line) for line in failure["lines"]]
+    history = [line.split("\t") for line in failure["history"]]
+    if history := [words for words in history if len(words) == 5]:
+        told = (f"{at} fault={fault} node={node}: {words}" for at, _, fault, node, words in history)
+        results["failures"] = "\n".join(map(printable, told))
+    if failure["rank"] is not None:
+        results["failed-rank"] = str(failure["rank"])
+        host = printable(failure["host"])
+        words += f"; rank {failure['rank']}" + (f" on {host}" if host else "")
+    elif known is not None and known.reason not in ("None", "NonZeroExitCode", ""):
+        words += f" ({known.reason})"
+    if lines:
+        results["failure"] = "\n".join(lines)
+        words += f": {one_line(lines[-1], 300)}"
+    return results, words
+
+
+def figures(summary: dict[str, object]) -> Results:
+    """Return a run's figures from its summary.json; what it does not hold is left out."""
+    ranks = _list(summary.get("ranks"))
+    names = {
+        "loss": "last_loss",
+        "first-loss": "first_loss",
+        "best-loss": "best_loss",
+        "tokens-per-second": "tokens_per_second",
+        "samples-per-second": "samples_per_second",
+        "steps": "steps",
+        "nodes": "nodes",
+        "ranks": "world_size",
+        "checkpoint": "checkpoint",
+        "curve": "loss_png",
+    }
+    found = {name: _figure(summary[key]) for name, key in names.items() if summary.get(key) is not None}
+    if devices := sorted({str(_dict(rank).get("device", "")) for rank in ranks} - {""}):
+        found["device"] = printable(", ".join(devices))[:200]
+    return found
+
+
+def table(settings: Settings, lines: int) -> Results:
+    """Return the submit user's jobs that Slurm still knows."""
+    known = jobs.jobs(user=settings.user)
+    rows = [("JOB-ID", "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE")]
+    for job in known[:lines]:
+        where = job.nodes or (f"({job.reason})" if job.is_active else "")
+        rows.append(
+            (
+                str(job.job_id),
+                job.run_name[:64],
+                job.state,
+                str(job.num_nodes),
+                job.elapsed,
+                job.time_limit,
+                job.submitted,
+                where,
+            )
+        )
+    return {"count": str(len(known)), "jobs": aligned(rows)}
+
+
+def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> str:
+    """Return rows of printable cells as a table; the first one is its head."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def read_log(settings: Settings, *, job_id: int | None, run: str | None, rank: int | None, lines: int) -> Results:
+    """Return the last lines of a job's log, of the newest run when nothing is named. Raises TrainerError."""
+    submitted = find(settings, job_id=job_id, run=run)
+    results = {"job-id": str(submitted.job_id), "run": submitted.run}
+    known = _known(settings, submitted.job_id)
+    if known is not None:
+        results["state"] = known.state
+    try:
+        found = trainer_workspace.ask(
+            settings,
+            "read_log",
+            workspace=str(settings.workspace),
+            run=submitted.run,
+            job_id=submitted.job_id,
+            lines=lines,
+            rank=rank,
+        )
+    except trainer_workspace.MissingError as e:
+        where = f" ({known.reason})" if known is not None and known.state == "PENDING" else ""
+        state = f"job {submitted.job_id} is {known.state}{where}" if known is not None else f"job {submitted.job_id}"
+        of_rank = "" if rank is None else f" of rank {rank}"
+        raise TrainerError(f"{state}; there is no output{of_rank} yet", results=results) from e
+    return {
+        **results,
+        "log": found["path"],
+        "lines": str(len(found["lines"])),
+        "text": "\n".join(map(printable, found["lines"])),
+    }
+
+
+def find(settings: Settings, *, job_id: int | None, run: str | None) -> Submitted:
+    """Return a run's job by either's name, or the newest run's. Raises ParameterError where there is none."""
+    workspace = str(settings.workspace)
+    if job_id is not None and run is not None:
+        raise ParameterError("run", "give either job-id or run")
+    if job_id is not None:
+        run = trainer_workspace.ask(settings, "find_run", workspace=workspace, job_id=job_id)["run"]
+        if run is None:
+            raise ParameterError(
+                "job-id", f"{job_id} is no job of a run in {settings.runs}; see: juju run {settings.unit} list-jobs"
+            )
+    elif run is None:
+        runs = trainer_workspace.ask(settings, "list_runs", workspace=workspace)["runs"]
+        if not runs:
+            raise TrainerError(
+                f"there is no run in {settings.runs} yet; start one: juju run {settings.unit} submit-ddp"
+            )
+        run = str(runs[0])
+    record = _dict(_read(settings, run, None)["job"])
+    if record.get("kind") == "sweep":
+        raise ParameterError("run", f"{run} is a sweep; name one of its runs, such as {run}-0")
+    number = job_id if job_id is not None else record.get("job_id")
+    if not isinstance(number, int):
+        raise ParameterError("run", f"{run} is no run with a job in {settings.runs}")
+    folder = settings.runs / run
+    return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
+
+
+def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -> Results:
+    """Let a job that was queued again, and waits for its turn at a later time, start as soon as there is room."""
+    submitted = find(settings, job_id=params.job_id, run=params.run)
+    known = _known(settings, submitted.job_id)
+    began = time.monotonic()
+    while known is not None and known.state == "COMPLETING" and known.restarts and time.monotonic() - began < _CANCEL_S:
+        log(f"job {known.job_id} is leaving its nodes")
+        pause(REPORT_S)
+        known = _known(settings, submitted.job_id)
+    if known is None or not known.is_active:
+        state = known.state if known is not None else "unknown to Slurm"
+        hint = f"juju run {settings.unit} submit-ddp run={submitted.run} with the same parameters"
+        raise TrainerError(f"job {submitted.job_id} does not wait: it is {state}; to go on from its checkpoint: {hint}")
+    if known.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
+        raise TrainerError(f"job {known.job_id} does not wait: it is {known.state}")
+    try:
+        if known.state == "REQUEUE_HOLD" or known.reason == "JobHeldUser":
+            jobs.release(known.job_id, user=settings.user_to_be)
+        jobs.start_now(known.job_id, user=settings.user_to_be)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"job {known.job_id} ({known.reason}) cannot be let go: {e}") from e
+    log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
+    known = _known(settings, submitted.job_id) or known
+    return {"job-id": str(known.job_id), "run": submitted.run, "state": known.state, "reason": known.reason}
+
+
+def cancel(settings: Settings, job_id: int, log: Log) -> Results:
+    """Cancel a job of the submit user and return its state once it has left the nodes. Raises TrainerError."""
+    known = _known(settings, job_id)
+    if known is None:
+        raise ParameterError(
+            "job-id", f"{job_id} is no job of {settings.user} that Slurm knows; see: juju run {settings.unit} list-jobs"
+        )
+    if not known.is_active:
+        raise ParameterError("job-id", f"{job_id} has ended already: {known.state}")
+    try:
+        jobs.cancel(job_id, user=settings.user_to_be)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"job {job_id} could not be cancelled: {e}") from e
+    log(f"job {job_id} was {known.state}; cancelling, its ranks may save first")
+    name = known.name
+    began = told = time.monotonic()
+    while known is not None and known.is_active and time.monotonic() - began < _CANCEL_S:
+        pause(0.5)
+        known = _known(settings, job_id)
+        if time.monotonic() - told >= REPORT_S:
+            told = time.monotonic()
+            log(f"job {job_id} is {known.state if known else 'gone'}, {told - began:.0f} s")
+    state = known.state if known is not None else "CANCELLED"
+    results = {"job-id": str(job_id), "state": state}
+    trainer_token.drop(settings, name)
+    return results if known is None else {**results, "run": printable(known.name)}
+
+
+def printable(text: str) -> str:
+    """Return a line without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\t" else "?" for c in text)[:4000]
+
+
+def pause(seconds: float) -> None:
+    """Sleep; tests replace it."""
+    time.sleep(seconds)
+
+
+def now() -> datetime.datetime:
+    """Return the time; tests replace it."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _known(settings: Settings, job_id: int) -> jobs.Job | None:
+    try:
+        return jobs.job(job_id, user=settings.user)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+
+
+def _read(settings: Settings, run: str, job_id: int | None, *, timeout_s: float = 30) -> trainer_workspace.Json:
+    return trainer_workspace.ask(
+        settings, "read_run", timeout_s=timeout_s, workspace=str(settings.workspace), run=run, job_id=job_id
+    )
+
+
+def _progress(settings: Settings, run: str) -> str:
+    """Return how far a run is, from its metrics."""
+    try:
+        told = _read(settings, run, None, timeout_s=3)
+    except trainer_workspace.WorkspaceError:
+        return ""
+    metric = _dict(told["metric"])
+    step, loss = metric.get("step"), metric.get("loss")
+    text = f", step {step}" if isinstance(step, int) else ""
+    return text + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
+
+
+def _figure(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 1200)
+
+
+def _dump(record: collections.abc.Mapping[str, object]) -> str:
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def _dict(value: object) -> dict[str, object]:
+    return typing.cast(dict[str, object], value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[object]:
+    return typing.cast(list[object], value) if isinstance(value, list) else []

@@ -1,0 +1,216 @@
+"""benchmark-collectives and plan: the measurement as a job, the baseline it leaves, and what is predicted from it."""
+
+import json
+import typing
+
+import pytest
+from cluster import Cluster, Job
+from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+
+import trainer_forecast
+
+Json = dict[str, typing.Any]
+TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 2 iters: 10 agg iters: 1 validation: 1 graph: 0
+#
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+        1024           256     float     sum      -1     10.0    0.10    0.10       0     10.0    0.10    0.10       0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 1.5
+#
+# Collective test concluded: all_reduce_perf"""
+
+
+def measured(busbw: float = 1.5, **more: object) -> Json:
+    """Return what the payload writes as collectives.json."""
+    rows = [
+        {"size": size, "count": size // 4, "out_of_place": None,
+         "in_place": {"time": size / busbw / 1e3, "alg_bw": busbw, "bus_bw": busbw, "nwrong": 0}}
+        for size in (1 << 20, 64 << 20)
+    ]  # fmt: skip
+    one = {"collective": "all_reduce", "results": rows, "average_bus_bandwidth": {"bandwidth": busbw}}
+    return {
+        "world_size": 2, "nodes": 2, "ranks": [{"rank": n, "host": f"slurmd-{n}", "device": "cpu"} for n in (0, 1)],
+        "torch": "2.13.0+cpu", "backend": "gloo", "iface": "eth0", "created": "2026-11-20T18:00:00Z", "collectives": [one], **more,
+    }  # fmt: skip
+
+
+def leave(job: Job, what: Json) -> None:
+    """Leave what a measurement leaves in its run's folder."""
+    write_result(job)
+    folder = job.script.parent
+    (folder / "collectives.json").write_text(json.dumps(what))
+    (folder / "summary.json").unlink()
+    logs = folder / "logs" / f"{job.job_id}.r0" / "node-0" / "x" / "attempt_0" / "0"
+    logs.mkdir(parents=True)
+    (logs / "stdout.log").write_text(f"[DDP] world_size=2\n{TABLE}\n[RESULT] collective=all_reduce\n[DONE] ok\n")
+
+
+def measure(ready: Trainer, cluster: Cluster, busbw: float = 1.5, **params: object) -> dict[str, str]:  # noqa: F811
+    cluster.submitted = lambda job: leave(job, measured(busbw))
+    return ready.run("benchmark-collectives", **params)
+
+
+def test_the_table_is_shown_and_kept_as_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+    results = measure(ready, cluster, min_bytes="1K", max_bytes="64M", step_factor=4)
+    assert results["table"] == TABLE
+    assert results["average-busbw"] == "1.5"
+    assert results["comparison"] == "all_reduce: 1.5 GB/s, the first of its kind; stored"
+    (entry,) = json.loads((ready.workspace / "baselines" / "collectives.json").read_text())["entries"]
+    assert entry["hosts"] == ["slurmd-0", "slurmd-1"]
+    assert [point["busbw"] for point in entry["points"]] == [1.5, 1.5]
+    script = cluster.jobs[-1].text
+    assert "--collective all_reduce --min-bytes 1K --max-bytes 64M --step-factor 4" in script
+    assert results["plot"].endswith("/collectives.png")
+
+
+def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+    path = ready.workspace / "baselines" / "collectives.json"
+
+    def stored() -> list[float]:
+        return [entry["average_busbw"] for entry in json.loads(path.read_text())["entries"]]
+
+    measure(ready, cluster, 2.0)
+    results = measure(ready, cluster, 1.0)
+    assert results["comparison"].endswith("0.50 of the baseline of 2026-11-20T18:00:00Z (2 GB/s); not stored")
+    assert any("doctor says what may be wrong" in line for line in ready.log)
+    assert stored() == [2.0]
+    measure(ready, cluster, 1.9)
+    assert stored() == [1.9]
+    measure(ready, cluster, 3.0, store="never")
+    assert stored() == [1.9]
+    measure(ready, cluster, 0.5, store="always")
+    assert stored() == [0.5]
+
+
+def test_a_damaged_baseline_counts_as_none(ready: Trainer, cluster: Cluster):  # noqa: F811
+    path = ready.workspace / "baselines" / "collectives.json"
+    for text in ("", "[]", '{"entries": 1}', '{"entries": [1, {"collective": "all_reduce"}, {"points": []}]}'):
+        path.write_text(text)
+        assert measure(ready, cluster)["comparison"].endswith("the first of its kind; stored")
+
+
+def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: Cluster):  # noqa: F811
+    def fail(job: Job) -> None:
+        leave(job, measured())
+        (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
+        (job.script.parent / "logs" / f"{job.job_id}.out").write_text(
+            "[FATAL] 3 elements arrived wrong; a link is at fault\n"
+        )
+
+    cluster.submitted, cluster.states = fail, [("FAILED", 256)]
+    assert "3 elements arrived wrong" in ready.fails("benchmark-collectives")
+    assert not (ready.workspace / "baselines" / "collectives.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"collective": "gather"}, "collective: 'gather' is not allowed; one of: all_reduce, "),
+        ({"min_bytes": "1T"}, "min-bytes: '1T' is not allowed; a number of bytes, with K, M or G behind it, such as 64M"),
+        ({"nodes": 3}, "nodes: 3 asked for, partition slurmd has 2 usable"),
+        ({"store": "yes"}, "store: 'yes' is not allowed; one of: auto, always, never"),
+        ({"iters": 0}, "iters: 0 is not allowed; a whole number from 1 to 100000"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
+    assert ready.fails("benchmark-collectives", **params).startswith(line)
+
+
+# -- plan -------------------------------------------------------------------------------------------------------------
+
+POINTS = [{"bytes": 1 << 20, "busbw": 1.0}, {"bytes": 4 << 20, "busbw": 4.0}]
+
+
+def test_bandwidth_is_read_between_the_measured_sizes():
+    assert trainer_forecast.busbw(2 << 20, POINTS) == pytest.approx(2.0)
+    assert trainer_forecast.busbw(1 << 30, POINTS) == 4.0
+    below = trainer_forecast.reduce_seconds(1 << 10, 2, POINTS)
+    assert below == pytest.approx(trainer_forecast.reduce_seconds(1 << 20, 2, POINTS)), "latency is what counts there"
+    assert trainer_forecast.reduce_seconds(4 << 20, 8, POINTS) == pytest.approx(2 * 7 / 8 * (4 << 20) / 4e9)
+
+
+def test_communication_hides_behind_the_backward_pass_but_for_the_last_bucket():
+    points = [{"bytes": 1 << 20, "busbw": 10.0}, {"bytes": 1 << 30, "busbw": 10.0}]
+    work = trainer_forecast.Work(25 << 20, 1000, 1, 1.0, 25 << 20)  # 100 MiB of gradients in 4 buckets
+    comm = 2 * 3 / 4 * (100 << 20) / 10e9
+    hidden = trainer_forecast.predict(work, 1.0, 4, points, overlap=1.0)
+    assert (hidden.buckets, hidden.comm_s) == (4, pytest.approx(comm))
+    assert hidden.exposed_s == pytest.approx(comm / 4)
+    assert hidden.efficiency == pytest.approx(1 / (1 + comm / 4))
+    slow = trainer_forecast.predict(work, comm / 2, 4, points, overlap=1.0)
+    assert slow.exposed_s == pytest.approx(comm - 2 / 3 * comm / 2 * 3 / 4)
+    bare = trainer_forecast.predict(work, 1.0, 4, points, overlap=0.0)
+    assert bare.exposed_s == pytest.approx(comm)
+    assert bare.efficiency == bare.worst_efficiency
+
+
+def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):  # noqa: F811
+    # 124 M with 50304 padded words, 1024 positions: as the payload's model counts them itself
+    results = ready.run("plan", model="gpt2", seq_len=1024, nodes=1, dataset=add_vocabulary(ready, 50257))
+    assert results["parameters"] == f"{50304 * 768 + 1024 * 768 + 12 * (12 * 768 * 768 + 2 * 768) + 768:,}"
+    assert results["efficiency"] == "100 %: one rank"
+    assert "estimated within a factor of three: 2 cores" in results["compute"]
+
+
+def add_vocabulary(ready: Trainer, vocab: int) -> str:  # noqa: F811
+    folder = ready.workspace / "datasets" / f"v{vocab}"
+    folder.mkdir()
+    (folder / "dataset.json").write_text(json.dumps({"tokenizer": {"vocab": vocab}}))
+    return folder.name
+
+
+def test_without_a_baseline_it_says_what_to_type(ready: Trainer):  # noqa: F811
+    assert ready.fails("plan") == (
+        "there is no baseline for all_reduce over several nodes on CPUs, so what communication costs is not known; "
+        "measure it: juju run trainer/0 benchmark-collectives nodes=2"
+    )
+    assert "compute" in ready.results
+
+
+def test_a_step_is_predicted_from_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+    measure(ready, cluster, 2.0)
+    results = ready.run("plan", parameters=1_000_000_000, tokens_per_second=2048, batch=16, seq_len=128)
+    assert results["gradient-bytes"] == "4,000,000,000"
+    assert results["compute"] == "1.00 s a step (as given)"
+    assert results["communication"].startswith("2.00 s a step in 39 buckets (baseline of 2 ranks on 2 nodes, 2026")
+    assert results["step"] == "3.00 s"
+    assert results["efficiency"] == "33%"
+    assert results["advice"].startswith("grad-accum=18 would bring")
+    better = ready.run("plan", parameters=1_000_000_000, tokens_per_second=2048, batch=16, seq_len=128, grad_accum=18)
+    assert better["efficiency"] == "90%"
+
+
+def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, cluster: Cluster):  # noqa: F811
+    measure(ready, cluster)
+    folder = ready.workspace / "runs" / "before"
+    folder.mkdir()
+    (folder / "job.json").write_text("{}")
+    (folder / "config.json").write_text('{"model": "tiny", "seq_len": 128, "batch": 16}')
+    (folder / "summary.json").write_text('{"tokens_per_second": 8192.0, "world_size": 2, "ranks": [{"device": "cpu"}]}')
+    results = ready.run("plan")
+    assert results["compute"] == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)"
+
+
+def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):  # noqa: F811
+    for machine in cluster.machines:
+        machine.gres = "gpu:h200:8(S:0-1)"
+    cluster.driver = ""
+    results = ready.fails("plan")
+    assert "several nodes on GPUs" in results
+    assert "35% of the h200's bf16 peak" in ready.results["compute"]
+    for machine in cluster.machines:
+        machine.gres = "gpu:8"
+    assert "GPUs of the type unknown" in ready.fails("plan")
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"model": "llama"}, "model: 'llama' is not allowed; one of: tiny, small, gpt2"),
+        ({"parameters": 0}, "parameters: 0 is not allowed; a whole number from 1"),
+        ({"dataset": "none"}, "dataset: "),
+        ({"partition": "x"}, "partition: no partition 'x'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
+    assert ready.fails("plan", **params).startswith(line)

@@ -1,0 +1,339 @@
+"""doctor: what the nodes' program finds for real, what the facts mean, and the action around both."""
+
+import collections.abc
+import copy
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import typing
+
+import pytest
+from cluster import Cluster
+from conftest import Pip
+from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+
+import trainer_doctor
+import trainer_probe
+from slurm_ddp.run import Completed
+from slurm_ddp.slurm import jobs
+from trainer_base import Settings
+
+Json = dict[str, typing.Any]
+NAMES = ("slurmd-0", "slurmd-1")
+
+
+def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
+    """Return the report of a node with nothing wrong."""
+    peers = {
+        other: {
+            "address": f"10.0.0.{other[-1]}", "mine": f"10.0.0.{name[-1]}", "iface": "eth0", "mtu": 1500, "port": 20000,
+            "trip_ms": 0.2, "clock_s": 0.001, "mb_s": 900.0, "seen_ms": 5.0,
+        }
+        for other in others
+        if other != name
+    }  # fmt: skip
+    return {
+        "node": name, "uid": os.getuid(), "time": 0.0,
+        "versions": {"python": "3.12", "kernel": "6.8", "machine": "x86_64", "system": "Ubuntu 24.04", "libc": "glibc 2.39",
+                     "slurm": "22.05.8"},
+        "limits": {"memlock": None, "nofile": 1048576, "nproc": 1000, "shm": 8 << 30, "shm_free": 8 << 30,
+                   "ports": [32768, 60999], "cores": 8, "bf16": []},
+        "disk": {"free": 100 << 30, "inodes": 10**6},
+        "filesystem": {"mount": {"mountpoint": "/mnt/shared", "type": "fuse.juicefs", "source": "JuiceFS:shared", "options": "rw"},
+                       "free": 1 << 40, "size": 2 << 40, "inodes": 10**6, "read_only": False, "write_mb_s": 200.0,
+                       "locks": True, "rename_ms": 10.0, "rename_max_ms": 12.0},
+        "network": {"peers": peers, "port": 20000, "taken": []},
+        "environments": [], "infiniband": [],
+        "gpus": {"devices": 0, "driver": None, "cuda": None, "seen": 0, "cards": []},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def facts(settings: Settings) -> trainer_doctor.Facts:
+    nodes = tuple(jobs.Capacity(name, 8, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
+    return trainer_doctor.Facts(
+        partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
+        reports={name: healthy(name) for name in NAMES}, trouble="",
+        config={"KillWait": "30 sec", "SLURM_VERSION": "22.05.8", "AccountingStorageType": "accounting_storage/slurmdbd"},
+        manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
+    )  # fmt: skip
+
+
+def change(report: Json, path: str, value: object) -> None:
+    """Put a value at `a.b.c` of a report."""
+    *folders, last = path.split("/")
+    for folder in folders:
+        report = report[folder]
+    report[last] = value
+
+
+def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: trainer_doctor.Facts):
+    (finding,) = trainer_doctor.judge(settings, facts)
+    assert finding.level == "warning"
+    assert "no environment is installed yet" in finding.text
+    assert finding.remedy == "juju run trainer/0 install-environment"
+    told = trainer_doctor.report(facts, [])
+    assert told["verdict"] == "a run can start"
+    assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "22.05.8", "3.12", "+0ms", "fuse.juicefs"]
+
+
+CASES = [
+    ("error", "filesystem/mount/mountpoint", "/", "nothing is mounted at"),
+    ("error", "filesystem/hung", "written", "gave no answer within"),
+    ("error", "filesystem/error", "/mnt/shared: Permission denied", "the workspace cannot be used: /mnt/shared: Permission"),
+    ("error", "filesystem/read_only", True, "mounted read-only"),
+    ("error", "filesystem/free", 1 << 20, "1 MiB free"),
+    ("warning", "filesystem/free", 1 << 30, "1024 MiB free"),
+    ("error", "filesystem/inodes", 0, "no inode left"),
+    ("warning", "filesystem/write_mb_s", 3.0, "writes 3.0 MB/s"),
+    ("warning", "filesystem/rename_ms", 900.0, "takes 900 ms"),
+    ("warning", "filesystem/mount/options", "rw,writeback", "JuiceFS writes back"),
+    ("note", "filesystem/mount/source", "JuiceFS:other", "JuiceFS:other here"),
+    ("error", "uid", 4711, "is uid 4711 here"),
+    ("warning", "limits/nofile", 256, "open 256 files"),
+    ("warning", "limits/shm", 1 << 20, "/dev/shm has 1 MiB"),
+    ("warning", "limits/ports", [15000, 61000], "from 15000 on"),
+    ("error", "disk", {"error": "/var/tmp: Read-only file system"}, "cannot be unpacked"),
+    ("error", "network/peers/slurmd-0", {"unresolved": "Name or service not known"}, "does not know the name slurmd-0"),
+    ("error", "network/peers/slurmd-0/address", "127.0.1.1", "its own loopback"),
+    ("error", "network/peers/slurmd-0/unreachable", "Connection timed out", "cannot reach slurmd-0 (10.0.0.0)"),
+    ("error", "network/peers/slurmd-0/seen_ms", None, "does not see within 10 s what slurmd-0 wrote"),
+    ("warning", "network/peers/slurmd-0/seen_ms", 9000.0, "only after 9.0 s"),
+    ("warning", "network/peers/slurmd-0/mtu", 9000, "MTU) differs: 1500 on slurmd-0; 9000 on slurmd-1"),
+    ("error", "versions/python", "3.10", "python differs: 3.12 on slurmd-0; 3.10 on slurmd-1"),
+    ("error", "versions/machine", "aarch64", "machine differs"),
+    ("warning", "versions/slurm", "22.05.2", "slurm differs"),
+    ("error", "versions/slurm", "21.08.1", "older than 22.05"),
+    ("error", "versions/slurm", "25.11.1", "newer than the controller's 22.05.8"),
+    ("error", "gpus/cards", [{"name": "H200", "ecc": 3, "mib": "1"}], "3 uncorrected memory errors"),
+    ("warning", "gpus/no_peer", [[0, 1]], "cannot reach each other's memory directly (0-1)"),
+    ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "InfiniBand"}], "mlx5_0:1 (InfiniBand) is DOWN"),
+    ("error", "environments", [{"hash": "ab", "error": "ModuleNotFoundError: numpy"}], "import torch fails"),
+    ("warning", "environments", [{"hash": "ab", "seconds": 60.0, "torch": "2"}], "import torch takes 60 s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
+def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
+    settings: Settings, facts: trainer_doctor.Facts, case: tuple[str, str, object, str]
+):
+    level, path, value, words = case
+    change(facts.reports["slurmd-1"], path, value)
+    findings = trainer_doctor.judge(settings, facts)
+    (found,) = [finding for finding in findings if words in finding.text]
+    assert found.level == level
+    if level != "note":
+        assert found.remedy or "cannot be unpacked" in words
+        assert trainer_doctor.report(facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
+    assert trainer_doctor.report(facts, findings)["verdict"].startswith(
+        "1 finding" if level == "error" else "a run can start"
+    )
+
+
+@pytest.mark.parametrize(
+    ("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")]
+)  # fmt: skip
+def test_a_clock_that_is_off_is_told(settings: Settings, facts: trainer_doctor.Facts, offset: float, level: str | None):
+    facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
+    found = [finding for finding in trainer_doctor.judge(settings, facts) if "clock" in finding.text]
+    assert [finding.level for finding in found] == ([level] if level else [])
+
+
+CONFIGS = [
+    ("KillWait", "5 sec", "warning", "KillWait is 5 s"),
+    ("ProctrackType", "proctrack/pgid", "warning", "may outlive its job"),
+    ("PreemptMode", "CANCEL", "note", "a preempted run ends"),
+    ("SelectType", "select/linear", "note", "whole nodes"),
+    ("AccountingStorageType", "accounting_storage/none", "note", "no slurmdbd"),
+    ("MaxArraySize", "11", "note", "at most 10 elements"),
+]
+
+
+@pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
+def test_what_slurms_configuration_means_is_told(
+    settings: Settings, facts: trainer_doctor.Facts, case: tuple[str, str, str, str]
+):
+    name, value, level, words = case
+    facts.config[name] = value
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if words in finding.text]
+    assert found.level == level
+
+
+def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: trainer_doctor.Facts):
+    change(facts.reports["slurmd-1"], "limits/memlock", 65536)
+    assert len(trainer_doctor.judge(settings, facts)) == 1
+    port = {"device": "mlx5_0:1", "state": "ACTIVE", "kind": "InfiniBand"}
+    change(facts.reports["slurmd-1"], "infiniband", [port])
+    assert "64 KiB" in trainer_doctor.judge(settings, facts)[0].text
+
+
+def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: trainer_doctor.Facts):
+    for name in NAMES:
+        change(facts.reports[name], "limits/shm", 1 << 20)
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "/dev/shm" in finding.text]
+    assert found.where == "slurmd-0, slurmd-1"
+
+
+# -- the program on the nodes -----------------------------------------------------------------------------------------
+
+
+def probe(tmp_path: pathlib.Path, hosts: tuple[str, ...], started: tuple[str, ...], **more: object) -> dict[str, Json]:
+    """Run the program as if on `started` nodes of `hosts`, all of which are this machine."""
+    folder = tmp_path / "folder"
+    folder.mkdir(exist_ok=True)
+    spec = {
+        "hosts": list(hosts), "workspace": str(tmp_path), "folder": str(folder), "nonce": "n0nce", "cache": str(tmp_path / "cache"),
+        "port": 21000 + os.getpid() % 5000, "environments": [], **more,
+    }  # fmt: skip
+    text = pathlib.Path(trainer_probe.__file__).read_text()
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-I", "-c", text, json.dumps(spec)],
+            env={**os.environ, "SLURMD_NODENAME": name}, stdout=subprocess.PIPE, text=True,
+        )
+        for name in started
+    ]  # fmt: skip
+    told = "".join(process.communicate(timeout=60)[0] for process in running)
+    assert all(len(line) < 1000 for line in told.splitlines()), "srun mixes longer lines"
+    return trainer_doctor.read_reports(told)
+
+
+def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path):
+    hosts = ("localhost", "127.0.0.2")
+    found = probe(tmp_path, hosts, hosts)
+    assert set(found) == set(hosts)
+    for name, about in found.items():
+        peers = about["network"]["peers"]
+        assert set(peers) == set(hosts) - {name}
+        assert all(abs(peer["clock_s"]) <= peer["trip_ms"] / 2e3 + 0.01 for peer in peers.values())
+        assert all(peer["seen_ms"] >= 0 and peer["mb_s"] > 0 for peer in peers.values()), "the next one is the only one"
+        assert about["filesystem"]["write_mb_s"] > 0
+        assert about["filesystem"]["rename_ms"] > 0
+        assert about["versions"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert len({about["network"]["port"] for about in found.values()}) == 2, "a taken port is stepped over"
+
+
+def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    text = pathlib.Path(trainer_probe.__file__).read_text()
+    quick = tmp_path / "trainer_probe.py"
+    quick.write_text(text.replace("MEET_S = 15.0", "MEET_S = 1.0").replace("LEAVE_S = 30.0", "LEAVE_S = 7.0"))
+    monkeypatch.setattr(trainer_probe, "__file__", str(quick))
+    found = probe(
+        tmp_path, ("localhost", "127.0.0.9", "no.such.host.invalid"), ("localhost",), folder="/nowhere/at/all"
+    )
+    peers = found["localhost"]["network"]["peers"]
+    assert "refused" in peers["127.0.0.9"]["unreachable"].lower()
+    assert peers["no.such.host.invalid"]["unresolved"]
+    assert found["localhost"]["filesystem"]["error"].startswith("/nowhere/at/all/big-localhost: No such file")
+
+
+def test_an_environment_is_tried_where_it_is_unpacked(tmp_path: pathlib.Path):
+    cache = tmp_path / "cache"
+    (cache / "aa" / "bin").mkdir(parents=True)
+    (cache / "aa" / "bin" / "python").write_text('#!/bin/sh\necho \'{"seconds": 1.5, "torch": "2.13.0+cpu"}\'\n')
+    (cache / "aa" / "bin" / "python").chmod(0o755)
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (cache / "aa.complete").write_text(f"s {boot}\n")
+    wanted = [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}]
+    first, second = trainer_probe.environments(str(cache), wanted)
+    assert (first["unpacked"], first["torch"]) == (True, "2.13.0+cpu")
+    assert second == {"hash": "bb", "unpacked": False}
+    (cache / "aa" / "bin" / "python").write_text("#!/bin/sh\necho 'ImportError: libgomp' >&2; exit 1\n")
+    assert trainer_probe.environments(str(cache), wanted)[0]["error"] == "ImportError: libgomp"
+
+
+# -- the action -------------------------------------------------------------------------------------------------------
+
+
+def answering(cluster: Cluster, *reports: Json) -> list[tuple[str, ...]]:
+    """Let the doctor's step answer with these reports; return where what it was asked is noted."""
+    asked: list[tuple[str, ...]] = []
+
+    def examination(arguments: tuple[str, ...]) -> Completed:
+        asked.append(arguments)
+        text = "\n".join(line for report in reports for line in trainer_probe.lines(report))
+        return Completed(0, f"Welcome!\n{text}\n", "")
+
+    cluster.examination = examination
+    return asked
+
+
+def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    asked = answering(cluster, *map(healthy, NAMES))
+    results = trainer.run("doctor")
+    assert results["verdict"] == "a run can start; 1 warnings"
+    assert "no environment is installed yet" in results["findings"]
+    assert "--nodelist=slurmd-0,slurmd-1" in asked[0]
+    assert not any(word.startswith("--gpus") for word in asked[0])
+    assert not list((trainer.workspace / "runs").iterdir()), "nothing stays behind"
+
+
+def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  # noqa: F811
+    broken = copy.deepcopy(healthy("slurmd-1"))
+    change(broken, "filesystem/mount/mountpoint", "/")
+    answering(cluster, healthy("slurmd-0"), broken)
+    line = ready.fails("doctor")
+    assert line.startswith("1 finding would break a run; the first: slurmd-1: nothing is mounted at")
+    assert "ERROR slurmd-1: nothing is mounted" in ready.results["findings"]
+    assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
+
+
+def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: F811
+    answering(cluster, *map(healthy, NAMES))
+    assert "DAMAGED" not in ready.run("doctor")["findings"]
+    (archive,) = (ready.workspace / "environments").glob("*.tar.zst")
+    archive.write_bytes(bytes(archive.stat().st_size))
+    assert "is not what its manifest says" in ready.fails("doctor")
+
+
+def test_nodes_that_give_no_answer_are_told(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    cluster.examination = lambda arguments: Completed(
+        1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
+    )
+    line = trainer.fails("doctor")
+    assert "Slurm could not examine it: Task launch failed on node slurmd-1" in line
+
+
+def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    assert "the nodes were not free in time" in trainer.run("doctor")["findings"]
+    answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
+    cluster.machines[1].state = "IDLE+DRAIN"
+    results = trainer.run("doctor")
+    assert "WARNING slurmd-1: not examined: IDLE+DRAIN" in results["findings"]
+    assert "scontrol update nodename=slurmd-1 state=resume" in results["findings"]
+    for machine in cluster.machines:
+        machine.state = "DOWN"
+    assert "not examined: DOWN" in trainer.fails("doctor")
+
+
+def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    for machine in cluster.machines:
+        machine.gres = "gpu:h200:8(S:0-1)"
+    asked = answering(cluster, *map(healthy, NAMES))
+    assert "no CUDA driver answers here" in trainer.run("doctor")["findings"]
+    assert "--gpus-per-node=8" in asked[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"nodes": "slurmd-7"}, "nodes: slurmd-7 is no node of partition slurmd; there are: slurmd-0, slurmd-1"),
+        ({"nodes": "a;b"}, "nodes: 'a;b' is not allowed; names of nodes, such as node-[0-3],big-7"),
+        ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
+        ({"wait_timeout": 0}, "wait-timeout: 0 is not allowed; a whole number from 1 to 3600"),
+        ({"nodes": ",".join(f"n{i}" for i in range(65))}, "nodes: 65 named; at most 64 at once"),
+    ],
+)
+def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str):  # noqa: F811
+    assert trainer.fails("doctor", **params) == line
+
+
+def test_answers_that_are_not_ours_are_left_out(pip: Pip):
+    lines = trainer_probe.lines(healthy("slurmd-0"))
+    assert set(trainer_doctor.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
+    assert trainer_doctor.read_reports("\n".join(lines[:-1])) == {}
+    assert trainer_doctor.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}

@@ -1,0 +1,117 @@
+"""prepare-dataset: one job or an array with a job that ends it; what failed, and what came out."""
+
+import json
+import os
+import pathlib
+import typing
+
+import pytest
+from cluster import Cluster, Job
+from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+
+import trainer_child
+
+
+@pytest.fixture
+def raw(ready: Trainer) -> pathlib.Path:  # noqa: F811
+    folder = ready.workspace / "raw"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "x"}\n')
+    return folder
+
+
+def finish(job: Job) -> None:
+    """Leave what the job that ends the work leaves."""
+    if job.script.name == "job.sbatch":
+        write_result(job)
+        (job.script.parent / "summary.json").unlink()
+        found = {
+            "tokenizer": "byte",
+            "vocabulary": 257,
+            "totals": {"train": "90 tokens, 9 documents"},
+            "shards": [{}, {}],
+            "damage": [],
+        }
+        (job.script.parent / "inspection.json").write_text(json.dumps(found))
+
+
+def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+    cluster.submitted = finish
+    results = ready.run("prepare-dataset", source=str(raw))
+    (job,) = cluster.jobs
+    assert "--array" not in job.text
+    assert "--dependency" not in job.text
+    assert f"ddptrain prepare --source {raw}" in job.text
+    assert "ddptrain inspect --json" in job.text
+    assert results["train"] == "90 tokens, 9 documents"
+    assert (results["shards"], results["verified"], results["vocabulary"]) == ("2", "every byte", "257")
+
+
+def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+    for number in range(3):
+        with (raw / f"big-{number}.txt").open("wb") as file:
+            file.truncate(300 << 20)
+    cluster.submitted = finish
+    results = ready.run("prepare-dataset", source=str(raw), name="big", parallel=2)
+    array, last = cluster.jobs
+    assert array.script.name == "parts.sbatch"
+    assert "#SBATCH --array=0-3%2\n" in array.text
+    assert "/logs/%A_%a.out\n" in array.text
+    assert '--task "$SLURM_ARRAY_TASK_ID/4"' in array.text
+    assert "inspect" not in array.text
+    assert last.script.name == "job.sbatch"
+    assert "#SBATCH --dependency=singleton\n" in last.text
+    assert "--finalize" in last.text
+    assert array.name == last.name == "prepare-big"
+    assert (results["job-id"], results["array-job-id"], results["elements"]) == ("41", "40", "4")
+    assert json.loads((last.script.parent / "job.json").read_text())["array_job_id"] == 40
+
+
+def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+    def fail(job: Job) -> None:
+        logs = job.script.parent / "logs"
+        if job.script.name == "parts.sbatch":
+            (logs / f"{job.job_id}_0.out").write_text("[DATA] parts=1\n[DONE] ok\n")
+            (logs / f"{job.job_id}_2.out").write_text(
+                f"ERROR:ddptrain:[FATAL] {raw}/a.jsonl line 7 is not JSON\nsrun: error\n"
+            )
+        else:
+            (logs / f"{job.job_id}.out").write_text("[FATAL] 1 of 3 parts are not done\n")
+
+    cluster.submitted, cluster.states = fail, [("FAILED", 512)]
+    line = ready.fails("prepare-dataset", source=str(raw), elements=3)
+    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; mend it and run the same again"
+    assert ready.results["failed-elements"] == f"element 2: {raw}/a.jsonl line 7 is not JSON"
+    assert ready.results["failure"] == "[FATAL] 1 of 3 parts are not done"
+
+
+def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+    def refuse(_: Job) -> None:
+        cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
+
+    cluster.submitted = refuse
+    assert "QOSMaxSubmitJobPerUserLimit" in ready.fails("prepare-dataset", source=str(raw), elements=2)
+    assert cluster.job(40).cancelled
+
+
+def test_sources_are_measured(tmp_path: pathlib.Path):
+    for name, size in (("a.txt", 200), ("b.tar", 500), ("c.jsonl.gz", 50), ("sub/d.txt", 64)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    found = trainer_child.measure_source(str(tmp_path), 64)
+    assert found == {"bytes": 814, "parts": 4 + 1 + 1 + 1, "files": 4}
+    assert trainer_child.measure_source(str(tmp_path / "a.txt"), 64)["parts"] == 4
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"elements": 0}, "elements: 0 is not allowed; a whole number from 1 to 1000"),
+        ({"parallel": 1001}, "parallel: 1001 is not allowed; a whole number from 1 to 1000"),
+        ({"source": "/etc/passwd"}, "source: /etc/passwd is outside the workspace"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
+    assert ready.fails("prepare-dataset", **params).startswith(line)

@@ -1,0 +1,165 @@
+"""Sweeps: one script, an array of jobs, a run for each element."""
+
+import json
+import pathlib
+
+import pytest
+import test_charm
+from cluster import Cluster, Job
+from test_charm import Trainer, write_result
+
+ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
+
+
+def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[tuple[str, int]]) -> Job:
+    """Let one task of the array start, as Slurm and the script would."""
+    folder = pathlib.Path(f"{sweep.script.parent}-{number}")
+    (folder / "control" / "job").write_text(f"{job_id}\n")
+    job = Job(job_id, cluster.user, sweep.name, folder / "job.sbatch", "", states, task=str(number))
+    cluster.jobs.append(job)
+    return job
+
+
+def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, cluster: Cluster):
+    results = ready.run("submit-sweep", grid="lr=0.001,0.003 batch=8,16", name="lrs", parallel=2, args="--steps 5")
+    assert results["count"] == "4"
+    assert results["runs"].splitlines()[1] == 'lrs-1 {"batch": "16", "lr": "0.001"}'
+    script = cluster.job(40).text
+    runs = ready.workspace / "runs"
+    assert "#SBATCH --array=0-3%2\n" in script
+    assert f"#SBATCH --output={runs}/lrs-%a/logs/%j.out\n" in script
+    assert '--steps 5 "${chosen[@]}")' in script
+    assert (runs / "lrs-3" / "args").read_text() == "--lr\n0.003\n--batch\n16\n"
+    record = json.loads((runs / "lrs-3" / "job.json").read_text())
+    assert (record["job_id"], record["sweep"], record["kind"]) == (40, "lrs", "gpt")
+    first = (runs / "lrs" / "sweep.jsonl").read_text().splitlines()[0]
+    assert json.loads(first) == {"lr": "0.001", "batch": "8"}
+
+
+def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
+    path = ready.workspace / "sweep.jsonl"
+    path.write_text('{"lr": 0.001, "compile": true}\n\n{"lr": 3e-4, "compile": false, "model": "tiny"}\n')
+    ready.run("submit-sweep", file=str(path), name="two")
+    assert "#SBATCH --array=0-1%2\n" in cluster.job(40).text
+    assert (ready.workspace / "runs" / "two-0" / "args").read_text().split() == ["--lr", "0.001", "--compile"]
+    words = ["--lr", "0.0003", "--no-compile", "--model", "tiny"]
+    assert (ready.workspace / "runs" / "two-1" / "args").read_text().split() == words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{lr: 1}", "line 1: '{lr: 1}' is not JSON"),
+        ("[1]", "line 1: '[1]' is not an object of options"),
+        ("{}", "line 1: '{}' is not an object of options"),
+        ('{"lr; rm": 1}', "line 1: 'lr; rm' is no option"),
+        ('{"lr": [1]}', "line 1: lr must be a text, a number, true or false"),
+        ('{"lr": "$(id)"}', "line 1: lr: '$(id)' is not allowed; letters"),
+        ('{"lr": "a\\nb"}', "line 1: lr: 'a\\nb' is not allowed"),
+        ('{"lr": "\\u0000"}', "line 1: lr: '\\x00' is not allowed"),
+        ("[" * 100000, "is not JSON"),
+        ('{"a": 1}\n' * 257, "makes 257 runs; from 1 to 256 are allowed"),
+        ("\n", "makes 0 runs; from 1 to 256 are allowed"),
+        ("x" * 300000, "has more than 262144 bytes"),
+    ],
+)
+def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
+    ready: Trainer,
+    cluster: Cluster,
+    line: str,
+    words: str,
+):
+    path = ready.workspace / "sweep.jsonl"
+    path.write_text(line)
+    before = ready.files()
+    told = ready.fails("submit-sweep", file=str(path))
+    assert told.startswith("file: ")
+    assert words in told
+    assert ready.files() == before
+    assert not cluster.changes
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
+        ({"grid": "lr=1", "file": "/x"}, "grid: give either grid or file, such as grid='lr=0.001,0.003 batch=8,16'"),
+        ({"grid": "lr=1 lr=2"}, "grid: lr is given twice"),
+        ({"grid": " ".join(f"a{i}=1,2,3,4" for i in range(5))}, "grid: makes 257 runs; from 1 to 256 are allowed"),
+        ({"file": "/etc/passwd"}, "file: /etc/passwd is outside the workspace "),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster, given: dict[str, str], line: str):
+    assert ready.fails("submit-sweep", **given).startswith(line)
+    assert not cluster.changes
+
+
+def test_an_existing_sweep_is_not_overwritten(ready: Trainer, cluster: Cluster):
+    ready.run("submit-sweep", grid="lr=1,2", name="s")
+    assert ready.fails("submit-sweep", grid="lr=3", name="s").endswith("/s exists already; choose another name")
+    (ready.workspace / "runs" / "t-0").mkdir()
+    assert ready.fails("submit-sweep", grid="lr=3", name="t").endswith("/t-0 exists already; choose another name")
+    assert len(cluster.jobs) == 1
+
+
+def test_a_sweep_that_slurm_refuses_at_last_leaves_nothing(ready: Trainer, cluster: Cluster):
+    cluster.submit_refusal = "sbatch: error: Batch job submission failed: Invalid account"
+    before = set(ready.files())
+    assert ready.fails("submit-sweep", grid="lr=1,2").startswith("account: Slurm refuses the job")
+    assert set(ready.files()) == before
+
+
+def test_a_dry_run_of_a_sweep_changes_nothing(ready: Trainer, cluster: Cluster):
+    before = ready.files()
+    results = ready.run("submit-sweep", grid="lr=1,2", name="s", dry_run=True)
+    assert "#SBATCH --array=0-1%2\n" in results["script"]
+    assert results["runs"] == 's-0 {"lr": "1"}\ns-1 {"lr": "2"}'
+    assert ready.files() == before
+    assert not cluster.changes
+
+
+def test_a_sweep_is_shown_while_it_runs_and_its_runs_alone(ready: Trainer, cluster: Cluster):
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-sweep", grid="lr=1,2,3", name="s")
+    sweep = cluster.job(40)
+    first = start(cluster, sweep, 0, 41, [("RUNNING", 0)])
+    (first.script.parent / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": 2.5}\n')
+    table = ready.run("show-job", run="s")
+    assert table["states"] == "2 PENDING, 1 RUNNING"
+    rows = [line.split() for line in table["runs"].splitlines()]
+    assert rows[1] == ["s-0", "41", "RUNNING", "7", "2.5", '{"lr":', '"1"}']
+    assert rows[2][:2] == ["s-1", "PENDING"]
+    assert ready.run("show-job", run="s-0")["job-id"] == "41"
+    assert ready.run("show-job", run="s-1")["state"] == "PENDING"
+    assert "s-0-2%2" in ready.run("list-jobs")["jobs"], "those that wait together"
+    assert ready.fails("job-log", run="s") == "run: s is a sweep; name one of its runs, such as s-0"
+    assert ready.fails("submit-ddp", run="s-1").startswith("run: s-1 is at work as job 4")
+
+
+def test_the_end_of_a_sweep_names_the_best(ready: Trainer, cluster: Cluster):
+    def submitted(sweep: Job) -> None:
+        if sweep.task == "N/A":
+            return
+        sweep.states = [("PENDING", 0)]
+        for number, loss in enumerate((2.0, 1.5)):
+            job = start(cluster, sweep, number, 50 + number, [("RUNNING", 0), ("COMPLETED", 0)])
+            write_result(job, last_loss=loss)
+        sweep.states = [("COMPLETED", 0)]
+
+    cluster.submitted = submitted
+    results = ready.run("submit-sweep", grid="lr=1,2", name="s", wait=True)
+    assert (results["best-run"], results["best-loss"], results["best-options"]) == ("s-1", "1.5", '{"lr": "2"}')
+    assert results["states"] == "2 COMPLETED"
+    assert any("sweep s: 2 RUNNING" in line for line in ready.log)
+
+
+def test_a_sweep_with_a_run_that_failed_fails(ready: Trainer, cluster: Cluster):
+    def submitted(sweep: Job) -> None:
+        start(cluster, sweep, 0, 50, [("COMPLETED", 0)])
+        start(cluster, sweep, 1, 51, [("FAILED", 1 << 8)])
+        sweep.states = [("COMPLETED", 0)]
+
+    cluster.submitted = submitted
+    line = ready.fails("submit-sweep", grid="lr=1,2", name="s", wait=True)
+    assert line == "1 of 2 runs did not end well; see: juju run trainer/0 show-job run=s-1"
+    assert ready.results["states"] == "1 COMPLETED, 1 FAILED"
