@@ -30,19 +30,18 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can mend it (one [FATAL] line says how)."""
     markers.setup(rank=_rank())
     argv = sys.argv[1:] if argv is None else argv
-    run_dir: pathlib.Path | None = None
+    args = argparse.Namespace()
     try:
         args = _parser(argv).parse_args(argv)
-        run_dir = getattr(args, "run_dir", None)
         return args.command(args)
     except errors.SharedError as e:
         if _rank() == 0:
-            _fail(str(e), run_dir)
+            _fail(str(e), args, retry=e.retry)
         if _rank_count() > 1:
             time.sleep(_GRACE_S)
         code = 2
     except errors.UserError as e:
-        _fail(str(e), run_dir)
+        _fail(str(e), args, retry=e.retry)
         code = 2
     except KeyboardInterrupt:
         code = 130
@@ -50,7 +49,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
         import traceback
 
         traceback.print_exc()
-        _fail(_explain(e), run_dir)
+        _fail(_explain(e), args)
         code = 1
     if "torch" in sys.modules and _rank_count() > 1:
         from ddptrain import distributed
@@ -84,10 +83,10 @@ def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) 
     options, problem = None, None
     try:
         options = check(args)
+        args.run_dir = options.run_dir  # of train it may come from the TOML file
     except errors.UserError as e:
         problem = str(e)
-    run_dir = options.run_dir if options else getattr(args, "run_dir", None)
-    with distributed.joined(options.device if options else "cpu", run_dir, problem) as world:
+    with distributed.joined(options.device if options else "cpu", _run_dir(args), problem) as world:
         run(options, world)
     return 0
 
@@ -126,8 +125,14 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
         text: str,
         more: str = "",
     ) -> None:
-        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {more}")
-        sub.set_defaults(command=run)
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}. {more}",
+            epilog=_EXAMPLES_OF[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=run, name=name)
         if name in argv:  # the others' modules need not be imported
             declare(sub)
 
@@ -141,11 +146,56 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-_TRAIN = """A step takes batch x ranks x grad-accum sequences. Each epoch ends with a validation on a fixed set and a
+_TRAIN = """
+
+A step takes batch x ranks x grad-accum sequences. Each epoch ends with a validation on a fixed set and a
 checkpoint. The same command again goes on from the newest whole checkpoint, bit for bit the same on as many ranks,
 with the same samples on another number that divides the batch."""
-_PREPARE = """It can be stopped and started again, and be spread over a Slurm array (--task slurm, then --finalize):
+_PREPARE = """
+
+It can be stopped and started again, and be spread over a Slurm array (--task slurm, then --finalize):
 parts that are done are kept, and the result is the same bytes."""
+
+_EXAMPLES_OF = {
+    "train": """examples:
+  a small GPT on two cores, 200 steps:
+    torchrun --nproc-per-node=2 -m ddptrain train --data data --run-dir runs/first
+  GPT-2 124M on the 8 GPUs of each of 4 nodes, half a million tokens a step; on every node:
+    torchrun --nnodes=4 --nproc-per-node=8 --node-rank=$SLURM_NODEID --master-addr=NODE0 --master-port=29500 \\
+        -m ddptrain train --data /shared/owt --run-dir /shared/runs/owt --model gpt2 --batch 16
+  the same from a file, one value changed:
+    ... -m ddptrain train --config owt.toml --lr 3e-4
+      # owt.toml
+      data = "/shared/owt"
+      run-dir = "/shared/runs/owt"
+      model = "gpt2"
+      batch = 16
+  fine-tune a model that lies in a folder, on JSON lines, as one task per rank under srun:
+    srun -N2 -n16 python -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir /shared/runs/chat
+
+Every setting is printed back in [CONFIG] lines and kept in RUN_DIR/config.json.""",
+    "smoke": """examples:
+  torchrun --nproc-per-node=2 -m ddptrain smoke
+  srun -N2 -n2 python -m ddptrain smoke --run-dir /shared/smoke
+[RESULT] improved=yes and exit code 0 say that ranks, network and devices work.""",
+    "prepare": """examples:
+  python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
+  python -m ddptrain prepare --source texts chat.jsonl set-000.tar --output /shared/mixed --tokenizer gpt2
+  in a Slurm array of 8, then once more to finish:
+    sbatch --array=0-7 --wrap 'python -m ddptrain prepare --source /shared/raw --output /shared/owt --task slurm'
+    python -m ddptrain prepare --source /shared/raw --output /shared/owt --finalize
+JSON lines: {"text": ...}, {"prompt": ..., "completion": ...} or {"messages": [{"role": ..., "content": ...}]}.
+Files named val.* are the validation set; without one a share of the text is held out.""",
+    "collectives": """examples:
+  torchrun --nproc-per-node=8 -m ddptrain collectives -b 8M -e 8G -f 2
+  srun -N2 -n16 python -m ddptrain collectives --collective all --run-dir /shared/bench -J bench.json
+A result that arrives wrong is counted under #wrong and ends with [FATAL] and exit code 2.""",
+    "inspect": """examples:
+  python -m ddptrain inspect runs/first
+  python -m ddptrain inspect runs/first/latest --json
+  python -m ddptrain inspect /shared/owt --quick
+The exit code is 1 when anything is damaged; each damage is a [FATAL] line that names the file.""",
+}
 
 
 def _declare_smoke(parser: argparse.ArgumentParser) -> None:
@@ -160,15 +210,28 @@ def _declare_collectives(parser: argparse.ArgumentParser) -> None:
     collectives.add_arguments(parser)
 
 
-def _fail(text: str, run_dir: pathlib.Path | None) -> None:
-    """Say once why it ends, in the log and to the batch script."""
+def _fail(text: str, args: argparse.Namespace, *, retry: bool = True) -> None:
+    """Say once why it ends: in the log, to the batch script, and in the run's summary."""
     markers.fatal(text)
+    run_dir: pathlib.Path | None = _run_dir(args)
+    name = getattr(args, "name", None)
     from ddptrain import report
 
     try:
-        report.write_outcome(run_dir, "failed", error=text[:500])
+        report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
+        if run_dir is not None and run_dir.is_dir() and name in {"train", "smoke"}:
+            workload = "smoke" if name == "smoke" else "finetune" if args.model_local_dir else "gpt"
+            report.write_failure(run_dir, workload, text[:500], world_size=_rank_count())
     except OSError:
-        markers.warn("ENV", "the outcome file could not be written")
+        markers.warn("ENV", "the outcome file and summary.json could not be written")
+
+
+def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:
+    """Return the run's folder, as far as it is known when the settings could not be read."""
+    if (given := getattr(args, "run_dir", None)) is not None:
+        return given
+    from_env = os.environ.get("RUN_DIR")
+    return pathlib.Path(from_env) if from_env and getattr(args, "name", None) == "train" else None
 
 
 def _explain(e: Exception) -> str:

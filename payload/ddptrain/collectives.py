@@ -60,6 +60,7 @@ class Options:
     root: int
     average: int
     json: pathlib.Path | None
+    plot: pathlib.Path | None
     device: str
     run_dir: pathlib.Path | None
 
@@ -231,6 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time of rank 0, mean (default), min, max over ranks",
     )
     add("-J", "--json", type=pathlib.Path, help="also write the figures to this file")
+    add("--plot", type=pathlib.Path, help="also draw the bus bandwidth by size into this PNG")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are some")
     add("--run-dir", type=pathlib.Path, help="folder for the rendezvous under srun and for the outcome")
 
@@ -283,6 +285,9 @@ def run(options: Options, world: distributed.World) -> None:
         }  # fmt: skip
         if options.json is not None:
             files.write_json(options.json, {**facts, "collectives": results})
+        if options.plot is not None:
+            title = f"{world.size} ranks on {world.num_nodes} nodes, {facts['backend']}"
+            report.draw_bandwidth(results, options.plot, title)
     if wrong:
         raise errors.SharedError(
             f"{wrong} elements arrived wrong; a link, a GPU or its memory is at fault: drain the nodes and test "

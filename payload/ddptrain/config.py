@@ -17,6 +17,7 @@ from ddptrain import errors, markers
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 AUTO = "depends on the device"
+MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 
 
 def _option(default: typing.Any, group: str, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
@@ -100,6 +101,10 @@ class Config:
         None, "speed", "DDP's bucket size (default: 100 on a CPU, 25 on a GPU)", int, least=1
     )
 
+    profile: str | None = _option(None, "profile", "record some steps of some ranks", str, choices=("torch", "nsys"))
+    profile_ranks: str = _option("0", "profile", "ranks to record, such as 0,8")
+    profile_steps: str = _option("10-12", "profile", "first and last step to record")
+
     eval_rows: int = _option(256, "checkpoints", "sequences of the fixed validation set", least=0)
     keep_checkpoints: int = _option(2, "checkpoints", "newest ones to keep beside the best", least=2)
     save_minutes: float = _option(
@@ -117,10 +122,28 @@ INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
+def profiled_steps(text: str) -> tuple[int, int]:
+    """Return the first and the last step that `10-12` means. Raises UserError."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()) or not 1 <= int(first) <= int(last):
+        raise errors.UserError(f"--profile-steps {text}: first and last step, such as 10-12")
+    if int(last) - int(first) >= MAX_PROFILED_STEPS:
+        raise errors.UserError(f"--profile-steps {text}: at most {MAX_PROFILED_STEPS} steps")
+    return int(first), int(last)
+
+
+def profiled_ranks(text: str) -> frozenset[int]:
+    """Return the ranks that `0,8` means. Raises UserError."""
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise errors.UserError(f"--profile-ranks {text}: ranks separated by commas, such as 0,8")
+    return frozenset(int(word) for word in words)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--config` and a flag for every setting."""
     parser.add_argument(
-        "--config", type=pathlib.Path, help="TOML file of settings, named like the flags; flags go before it"
+        "--config", type=pathlib.Path, help="TOML file of settings, named like the flags; a flag beside it wins"
     )
     groups: dict[str, typing.Any] = {}
     for name, field in _FIELDS.items():
@@ -157,6 +180,8 @@ def from_arguments(args: argparse.Namespace) -> Config:
         raise errors.UserError("--steps and --epochs exclude each other; give one")
     if not config.local_files_only:
         raise errors.UserError("--no-local-files-only: models come from --model-local-dir only; copy yours there")
+    profiled_steps(config.profile_steps)
+    profiled_ranks(config.profile_ranks)
     if config.tokenizer_local_dir and not config.model_local_dir:
         raise errors.UserError("--tokenizer-local-dir goes with --model-local-dir; give both")
     return config

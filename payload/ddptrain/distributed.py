@@ -124,15 +124,15 @@ class World:
             yield
         except Exception as e:
             own = e
-        texts = self.gather(None if own is None else _describe(own))
-        failed = [rank for rank, text in enumerate(texts) if text is not None]
+        told = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
+        failed = [rank for rank, words in enumerate(told) if words is not None]
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
         if failed:
-            text = texts[failed[0]]
+            text, retry = told[failed[0]]
             if len(failed) < self.size:
                 text = f"rank {failed[0]} on {self.members[failed[0]]['host']}: {text}"
-            raise errors.SharedError(text) from own
+            raise errors.SharedError(text, retry=retry) from own
 
 
 def place() -> Place:
@@ -232,6 +232,10 @@ def _describe(e: Exception) -> str:
     return f"{type(e).__name__}: {e}"
 
 
+def _may_work_again(e: Exception) -> bool:
+    return e.retry if isinstance(e, errors.UserError) else isinstance(e, OSError)
+
+
 def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None) -> World:
     here = place()
     device = torch.device("cpu")
@@ -268,12 +272,14 @@ def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
     try:
         if here.launcher == "torchrun":
             store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
-            return store
+            # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
+            # addresses of ranks that are gone: who reads one before its successor has written waits for ever.
+            return dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         return _publish_store(here, run_dir)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise errors.UserError(
-            f"the rendezvous at {where} failed: {str(e).splitlines()[0]}; is the port reachable?"
+            f"the rendezvous at {where} failed: {str(e).splitlines()[0]}; is the port reachable?", retry=True
         ) from e
 
 
@@ -338,7 +344,7 @@ def _meet(store: typing.Any, here: Place, own: dict[str, object], problem: str |
         store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
         members, verdict = json.loads(store.get(f"{prefix}/all"))
     if verdict:
-        raise errors.SharedError(verdict)
+        raise errors.SharedError(verdict, retry=not members)  # a rank that did not come may come next time
     return members
 
 

@@ -4,8 +4,9 @@
 class UserError(Exception):
     """What was asked for cannot be done. `str()` is one line: what, on what, and the remedy."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(" ".join(message.split()))
+        self.retry = retry  # the same again may work, later or elsewhere
 
 
 class SharedError(UserError):

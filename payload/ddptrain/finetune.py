@@ -9,7 +9,7 @@ import typing
 import torch
 from torch import Tensor, nn
 
-from ddptrain import config, errors, files, markers, model, prepare, shards, tokenizers
+from ddptrain import config, crossentropy, errors, files, markers, model, prepare, shards, tokenizers
 
 
 class Wrapped(nn.Module):
@@ -22,7 +22,7 @@ class Wrapped(nn.Module):
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return the mean cross-entropy in nats, shape (), or without targets the logits, shape (B, T, V)."""
         logits_BTV = self.core(input_ids=tokens_BT, use_cache=False).logits
-        return logits_BTV if targets_BT is None else model.token_loss(logits_BTV, targets_BT)
+        return logits_BTV if targets_BT is None else crossentropy.token_loss(logits_BTV, targets_BT)
 
 
 def prepare_data(settings: config.Config) -> pathlib.Path:

@@ -1,10 +1,11 @@
 """A GPT: decoder-only transformer with learned positions, pre-norm blocks and tied embeddings.
 
-Shapes are part of the names: B sequences, T tokens, C model width, H heads, D width of a head, V vocabulary.
+Shapes are part of the names: B sequences, T tokens, C model width, E = 3 C, H heads, D width of a head, V vocabulary.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
+import contextlib
 import dataclasses
 import math
 import typing
@@ -13,7 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from ddptrain import crossentropy
+
 PAD_VOCABULARY_TO = 64  # a multiple of 64 lets matrix units work on whole tiles
+# On a CPU the backward pass of torch's bf16 attention costs some 18 ms a call whatever its size (torch 2.13, AMX);
+# below so many tokens fp32 is quicker by more than what the conversion takes.
+_FP32_ATTENTION_BELOW = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +70,13 @@ class Attention(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Return what each position reads from those before it, shape (B, T, C)."""
         B, T, C = x_BTC.shape
-        q_BHTD, k_BHTD, v_BHTD = (
-            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.qkv(x_BTC).split(C, dim=2)
-        )
+        joint_BTE = self.qkv(x_BTC)
+        in_fp32 = x_BTC.device.type == "cpu" and T < _FP32_ATTENTION_BELOW
+        parts = (joint_BTE.float() if in_fp32 else joint_BTE).split(C, dim=2)
+        q_BHTD, k_BHTD, v_BHTD = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
         dropout = self.dropout if self.training else 0.0
-        y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+        with torch.autocast("cpu", enabled=False) if in_fp32 else contextlib.nullcontext():
+            y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
 
 
@@ -87,7 +95,7 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Return the block's output, shape (B, T, C)."""
         x_BTC = x_BTC + self.dropout(self.attention(self.norm_1(x_BTC)))
-        hidden = F.gelu(self.up(self.norm_2(x_BTC)), approximate="tanh")
+        hidden = F.gelu(self.up(self.norm_2(x_BTC)))  # the exact form: on CPUs far quicker than the tanh one
         return x_BTC + self.dropout(self.down(hidden))
 
 
@@ -119,13 +127,10 @@ class GPT(nn.Module):
         x_BTC = self.dropout(self.token(tokens_BT) + self.position(positions_T))
         for block in self.blocks:
             x_BTC = block(x_BTC)
-        logits_BTV = self.head(self.norm(x_BTC))
-        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
-
-
-def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats over the targets that are not -100, shape ()."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=-100)
+        x_BTC = self.norm(x_BTC)
+        if targets_BT is None:
+            return self.head(x_BTC)
+        return crossentropy.projected_loss(x_BTC, self.head.weight, targets_BT)
 
 
 def num_parameters(model: nn.Module) -> int:

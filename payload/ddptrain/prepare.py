@@ -17,6 +17,7 @@ import pathlib
 import re
 import shutil
 import sys
+import threading
 import time
 import typing
 import zlib
@@ -143,7 +144,7 @@ def run(options: Options) -> None:
     (options.output / "parts").mkdir(parents=True, exist_ok=True)
     if not options.finalize:
         first, stride = _share(options.task)
-        _work(options, plan, plan.parts[first::stride])
+        _work(options, plan, plan.parts[first::stride], tokenizer)
     if options.task is None:
         dataset = finalize(options, plan)
         markers.emit(
@@ -175,9 +176,10 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
     notes = [_valid_note(options.output, plan, part) for part in plan.parts]
     missing = [number for number, note in enumerate(notes) if note is None]
     if missing:
-        shown = ",".join(str(number) for number in missing[:20]) + (",..." if len(missing) > 20 else "")
+        shown = ", ".join(f"{number} ({_inputs(plan.parts[number])})" for number in missing[:5])
+        more = ", ..." if len(missing) > 5 else ""
         raise errors.UserError(
-            f"{len(missing)} of {len(notes)} parts are not done: {shown}; run prepare again, it does only those"
+            f"{len(missing)} of {len(notes)} parts are not done: {shown}{more}; run prepare again, it does only those"
         )
     done = [note for note in notes if note is not None]
     splits = {
@@ -211,6 +213,13 @@ def finalize(options: Options, plan: Plan) -> shards.Dataset:
     }
     files.write_json(options.output / shards.MANIFEST, manifest)
     return shards.open_dataset(options.output)
+
+
+def _inputs(part: Part) -> str:
+    """Return the part's sources in a few words."""
+    first = part.items[0]
+    where = f"{first.path}" + (f" from byte {first.begin}" if first.begin else "")
+    return where + (f" and {len(part.items) - 1} more" if len(part.items) > 1 else "")
 
 
 def tokenize_part(
@@ -290,7 +299,7 @@ def _valid_note(output: pathlib.Path, plan: Plan, part: Part) -> dict[str, typin
     return note
 
 
-def _work(options: Options, plan: Plan, parts: tuple[Part, ...]) -> None:
+def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: tokenizers.Tokenizer) -> None:
     todo = [part for part in parts if _valid_note(options.output, plan, part) is None]
     if len(parts) > len(todo):
         markers.emit("DATA", f"{len(parts) - len(todo)} of {len(parts)} parts are done already and kept")
@@ -304,13 +313,17 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...]) -> None:
     workers = min(options.workers or _cores(), len(todo))
     with progress.Bar(size, "tokenising", unit="B") as bar:
         if workers == 1:
-            _start_worker(options)
+            _start_worker(options, tokenizer)
             for part in todo:
                 _say(part, _one(options.output, plan, part), len(plan.parts), bar)
             return
-        context = multiprocessing.get_context("spawn")
+        # A fork begins at once, with the tokenizer in its memory; beside threads it is not safe.
+        forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
         pool = concurrent.futures.ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_start_worker, initargs=(options,)
+            workers,
+            mp_context=multiprocessing.get_context("fork" if forks else "spawn"),
+            initializer=_start_worker,
+            initargs=(options, tokenizer if forks else None),
         )
         with pool:
             futures = {pool.submit(_one, options.output, plan, part): part for part in todo}
@@ -329,9 +342,9 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...]) -> None:
 _worker_tokenizer: list[tokenizers.Tokenizer] = []
 
 
-def _start_worker(options: Options) -> None:
+def _start_worker(options: Options, made: tokenizers.Tokenizer | None) -> None:
     _worker_tokenizer[:] = [
-        tokenizers.make(options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir)
+        made or tokenizers.make(options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir)
     ]
 
 

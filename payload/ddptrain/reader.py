@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddptrain import errors, sampler, shards
+from ddptrain import crossentropy, errors, sampler, shards
 
-IGNORED = -100  # the target that cross_entropy skips
 _BLOCK_STEPS, _BLOCK_BYTES = (
     32,
     8 << 20,
@@ -82,7 +81,7 @@ def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]
     if mask_bit is None:
         return rows_BT1[:, :-1], rows_BT1[:, 1:]
     ids = rows_BT1 & ((1 << mask_bit) - 1)
-    return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, IGNORED)
+    return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, crossentropy.IGNORED)
 
 
 def mask_bit(dataset: shards.Dataset) -> int | None:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import typing
 
-from ddptrain import files, markers
+from ddptrain import files, markers, tracking
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -62,9 +62,8 @@ class Summary:
 
 
 def open_sinks(run_dir: pathlib.Path) -> list[Sink]:
-    """Return the trackers that this run feeds beside its own files. None yet: this is where they come in."""
-    del run_dir
-    return []
+    """Return the trackers that this run feeds beside its own files, as the environment asks for them."""
+    return [tracking.Background(target) for target in tracking.targets(run_dir, os.environ)]
 
 
 class Metrics:
@@ -121,18 +120,12 @@ def read_metrics(path: pathlib.Path) -> list[Record]:
 
 def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
     """Write the loss curve as a PNG: training loss per step, its running mean, validation loss where there is one."""
-    os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import figure
-
+    figure = _figure()
     steps = [
         (int(r["step"]), float(r["loss"])) for r in records if r.get("kind") == "step" and r.get("loss") is not None
     ]
     evals = [(int(r["step"]), float(r["val_loss"])) for r in records if r.get("kind") == "eval"]
-    fig = figure.Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
-    axes: typing.Any = fig.subplots()
+    axes = figure.subplots()
     if steps:
         x, y = zip(*steps, strict=True)
         axes.plot(x, y, color="#9ecae1", linewidth=0.9, label="training loss")
@@ -145,12 +138,79 @@ def draw_curve(records: collections.abc.Sequence[Record], path: pathlib.Path, ti
     if steps or evals:
         axes.legend()
     with files.replacing(path) as file:
-        typing.cast(typing.Any, fig).savefig(file, format="png")
+        figure.savefig(file, format="png")
+
+
+def draw_bandwidth(measured: collections.abc.Sequence[Record], path: pathlib.Path, title: str) -> None:
+    """Write the bus bandwidth of each collective by size as a PNG; `measured` is what collectives.json holds."""
+    figure = _figure()
+    axes = figure.subplots()
+    for one in measured:
+        rows = one["results"]
+        for placement, style in (("out_of_place", "--"), ("in_place", "-")):
+            points = [(row["size"], row[placement]["bus_bw"]) for row in rows if row[placement]]
+            if points:
+                x, y = zip(*points, strict=True)
+                label = f"{one['collective']} {placement.replace('_', ' ')}"
+                axes.plot(x, y, style, marker="o", markersize=3.5, label=label)
+    axes.set(xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", title=title)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    with files.replacing(path) as file:
+        figure.savefig(file, format="png")
+
+
+def _figure() -> typing.Any:
+    """Return an empty figure that needs no display, and whose caches are in a folder that can be written."""
+    os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), f"ddptrain-matplotlib-{os.getuid()}"))  # noqa: PTH118
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import figure
+
+    return figure.Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
 
 
 def write_summary(run_dir: pathlib.Path, summary: Summary) -> None:
     """Replace summary.json."""
     files.write_json(run_dir / SUMMARY, summary.as_record())
+
+
+def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_size: int) -> None:
+    """Tell in summary.json that the run failed, why, and how far it had come. A finished run stays finished.
+
+    Whatever rank fails may call it: the facts come from the run's files, the last attempt's summary among them.
+    """
+    path = run_dir / SUMMARY
+    try:
+        before = files.read_json(path)
+    except (OSError, ValueError):
+        before = {}
+    records = read_metrics(run_dir / METRICS)
+    steps = [r for r in records if r.get("kind") == "step"]
+    evals = [float(r["val_loss"]) for r in records if r.get("kind") == "eval" and r.get("val_loss") is not None]
+    reached = int(steps[-1]["step"]) if steps else 0
+    if before.get("state") == "done" and reached <= int(before.get("steps") or 0):
+        return  # it was done, and nothing came after: a mistake on the command line does not change that
+    latest = run_dir / "latest"
+    summary = Summary(
+        workload=workload,
+        state="failed",
+        nodes=int(before.get("nodes") or 1),
+        world_size=world_size,
+        ranks=[],
+        steps=reached,
+        first_loss=steps[0].get("loss") if steps else None,
+        last_loss=steps[-1].get("loss") if steps else None,
+        best_loss=min(evals, default=None),
+        tokens=steps[-1].get("tokens") if steps else None,
+        tokens_per_second=steps[-1].get("tokens_per_second") if steps else None,
+        checkpoint=str(run_dir / latest.readlink()) if latest.is_symlink() else None,
+        extra={"error": error, "run_dir": str(run_dir)},
+    )
+    write_summary(run_dir, summary)
 
 
 def write_outcome(run_dir: pathlib.Path | None, outcome: str, **facts: object) -> None:

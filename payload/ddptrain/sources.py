@@ -1,14 +1,16 @@
 """Where text comes from: documents out of files, in an order that depends on the files only.
 
-Plain text (also compressed), JSON lines (`text`, `prompt` + `completion`, or `messages`), and tar archives:
-WebDataset samples (`key.txt`, `key.json`) and OpenWebText's archives of archives. Big uncompressed files are cut into
-byte ranges at line ends.
+Plain text (also compressed), JSON lines (`text`, `prompt` + `completion`, or `messages`), tar archives (WebDataset
+samples `key.txt`, `key.json`, and OpenWebText's archives of archives), and LMDB databases whose values are text or
+JSON. Big uncompressed files are cut into ranges: of bytes at line ends, of a database's entries.
 """
 
 import bz2
 import collections.abc
+import contextlib
 import dataclasses
 import gzip
+import importlib
 import io
 import itertools
 import json
@@ -22,8 +24,9 @@ from ddptrain import errors
 
 TEXT = {".txt", ".text", ".md", ".rst", ".py", ".tex", ".c", ".h", ".html"}
 LINES = {".jsonl", ".ndjson"}
+DATABASES = {".mdb", ".lmdb"}
 PACKED: dict[str, typing.Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-READS = "text files, .jsonl, .tar, each also with .gz, .xz or .bz2"
+READS = "text files, .jsonl, .tar, each also with .gz, .xz or .bz2, and LMDB databases"
 STDLIB = "python-stdlib"
 _PIECE_CHARS = 32 << 10
 
@@ -44,7 +47,7 @@ class Item:
     """A file, or the bytes [begin, end) of one."""
 
     path: pathlib.Path
-    kind: str  # text, lines or tar
+    kind: str  # text, lines, tar or lmdb
     size_bytes: int
     mtime_ns: int
     begin: int = 0
@@ -87,6 +90,8 @@ def documents(item: Item) -> collections.abc.Iterator[Document]:
             yield from _texts(_read_range(item))
         elif item.kind == "lines":
             yield from _json_lines(item)
+        elif item.kind == "lmdb":
+            yield from _database(item)
         else:
             yield from _tar(item)
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as e:
@@ -147,13 +152,16 @@ def _kind(path: pathlib.Path) -> str | None:
     last = suffixes[-1] if suffixes else ""
     if path.suffix.lower() == ".tgz" or last == ".tar":
         return "tar"
+    if last in DATABASES:
+        return None if path.name == "lock.mdb" else "lmdb"
     return "lines" if last in LINES else "text" if last in TEXT else None
 
 
 def _cut(path: pathlib.Path, part_bytes: int) -> list[Item]:
     stat = path.stat()
     kind = _kind(path) or "text"
-    validation = path.name.split(".")[0].lower() in {"val", "valid", "validation"}
+    named = path.parent.name if path.name == "data.mdb" else path.name
+    validation = named.split(".")[0].lower() in {"val", "valid", "validation"}
     whole = Item(path, kind, stat.st_size, stat.st_mtime_ns, validation=validation)
     if kind == "tar" or path.suffix.lower() in PACKED or stat.st_size <= 2 * part_bytes:
         return [whole]
@@ -236,3 +244,41 @@ def _member(name: str, data: bytes, where: str) -> collections.abc.Iterator[Docu
         yield _parsed(data, where)
     elif suffix in TEXT:
         yield from _texts(data.decode("utf-8", errors="replace"))
+
+
+def _database(item: Item) -> collections.abc.Iterator[Document]:
+    """Yield the documents of an LMDB database, or of the share of its entries that the item's bytes stand for."""
+    try:
+        lmdb: typing.Any = importlib.import_module("lmdb")
+    except ImportError as e:
+        raise errors.UserError(f"{item.path} needs the package lmdb, which is not installed: pip install lmdb") from e
+    try:
+        with (
+            lmdb.open(str(item.path), subdir=False, readonly=True, lock=False, create=False) as database,
+            database.begin(buffers=True) as reading,
+        ):
+            entries = int(reading.stat()["entries"])
+            end = item.size_bytes if item.end is None else item.end
+            first, last = (entries * at // item.size_bytes for at in (item.begin, end))
+            for key, value in itertools.islice(reading.cursor(), first, last):
+                name = bytes(key).decode("utf-8", errors="replace")
+                yield from _entry(name, bytes(value), f"{item.path} key {name!r}")
+    except lmdb.Error as e:
+        raise errors.UserError(f"{item.path} cannot be read: {e}; mend or remove the file") from e
+
+
+def _entry(name: str, data: bytes, where: str) -> collections.abc.Iterator[Document]:
+    if name.startswith("__"):  # __len__, __keys__: what common writers of such databases note about them
+        return
+    if pathlib.PurePath(name).suffix.lower() in {*TEXT, *LINES, *PACKED, ".json"}:
+        yield from _member(name, data, where)
+        return
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise errors.UserError(f"{where} is neither UTF-8 text nor JSON; store the text itself, not a pickle") from e
+    if text.startswith("{"):
+        with contextlib.suppress(ValueError):
+            yield from_object(json.loads(text), where)
+            return
+    yield from _texts(text)

@@ -5,6 +5,7 @@
 - `hf`: a tokenizer saved by transformers in a local folder.
 """
 
+import collections.abc
 import dataclasses
 import hashlib
 import importlib.resources
@@ -12,6 +13,7 @@ import importlib.util
 import lzma
 import os
 import pathlib
+import re
 import typing
 
 import numpy as np
@@ -27,6 +29,16 @@ GPT2_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 _PACKAGED = "gpt2-vocab.bpe.xz"
 # How GPT-2 cuts text before merging (Radford et al. 2019, section 2.2), in the form without backtracking.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+# The same cut for ASCII text, in Python's syntax; its \s would count the separators U+001C to U+001F as space.
+_ASCII = r"'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]++| ?[0-9]++| ?[^ \t-\rA-Za-z0-9]++|[ \t-\r]+(?![^ \t-\r])|[ \t-\r]"
+_ASCII_WORDS = re.compile(_ASCII).findall
+# A run between spaces that has any other character is left whole, with the one space before it: a cut never lies in it.
+_MIXED_WORDS = re.compile(r" ?[!-~\x00-\x08\x0e-\x1f\x7f]*+[^\x00-\x7f][^ \t-\r]*+|" + _ASCII).findall
+_FOREIGN_SPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]").search
+_SPACE_AFTER_WORD = re.compile(r"(?<=[^ \t-\r])[ \t-\r]").search
+_STRETCH = 1 << 14  # characters cut at a time: their words still fit into a core's cache
+_MOST_KNOWN, _LONGEST_KNOWN = 1 << 18, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +80,12 @@ class ByteTokenizer:
 
 
 class Gpt2Tokenizer:
-    """GPT-2's byte-pair encoding, merged by tiktoken."""
+    """GPT-2's byte-pair encoding, merged by tiktoken.
+
+    Text repeats its words, so each is merged once and remembered: cutting with Python's regular expressions and looking
+    words up is nearly twice as quick as merging them all. Whatever is not ASCII goes to tiktoken, which knows Unicode's
+    letters; the cuts around it are places where GPT-2's own cut is certain.
+    """
 
     identity = Identity("gpt2", GPT2_VOCAB, GPT2_END, GPT2_SHA256)
 
@@ -79,10 +96,40 @@ class Gpt2Tokenizer:
         self._core = tiktoken.Encoding(
             "gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": GPT2_END}
         )
+        self._known = _Known(self._merge)
 
     def encode(self, text: str) -> shards.Tokens:
         """Return a document's ids."""
-        return self._core.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        if text.isascii():
+            words = _ASCII_WORDS
+        elif _FOREIGN_SPACE(text) is None:
+            words = _MIXED_WORDS
+        else:
+            return np.frombuffer(self._merge(text), dtype=np.uint16)
+        known, found, at = self._known.__getitem__, list[bytes](), 0
+        while at < len(text):
+            cut = _SPACE_AFTER_WORD(text, at + _STRETCH)
+            end = cut.start() if cut else len(text)
+            found.append(b"".join(map(known, words(text, at, end))))
+            at = end
+        return np.frombuffer(b"".join(found), dtype=np.uint16)
+
+    def _merge(self, text: str) -> bytes:
+        return self._core.encode_to_numpy(text, disallowed_special=()).astype(np.uint16).tobytes()
+
+
+class _Known(dict[str, bytes]):
+    """The ids of words met before, as bytes; of so many that it stays below some 60 MB."""
+
+    def __init__(self, merge: collections.abc.Callable[[str], bytes]) -> None:
+        super().__init__()
+        self._merge = merge
+
+    def __missing__(self, word: str) -> bytes:
+        ids = self._merge(word)
+        if len(word) <= _LONGEST_KNOWN and len(self) < _MOST_KNOWN:
+            self[word] = ids
+        return ids
 
 
 class HfTokenizer:

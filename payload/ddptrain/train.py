@@ -23,6 +23,7 @@ from torch.nn import parallel
 from ddptrain import (
     checkpoint,
     config,
+    crossentropy,
     distributed,
     errors,
     files,
@@ -30,6 +31,7 @@ from ddptrain import (
     hardware,
     markers,
     model,
+    profiling,
     progress,
     reader,
     report,
@@ -311,9 +313,11 @@ class Training:
             device=world.device,
         )
         self.core.train()
-        with data, bar:
+        with data, bar, self._recorder() as recorder:
             for step in range(first + 1, schedule.steps + 1):
+                recorder.before(step)
                 loss, norm = self._step(data.next(), lr=schedule.lr(step - 1))
+                recorder.after(step)
                 pending_losses.append(loss)
                 pending_norms.append(norm)
                 if step == first + 1 and self.saver is not None:
@@ -356,6 +360,12 @@ class Training:
                 if stop and step < schedule.steps:
                     return PREEMPTED
         return DONE
+
+    def _recorder(self) -> profiling.Recorder:
+        settings, rank = self.settings, self.world.rank
+        kind = settings.profile if rank in config.profiled_ranks(settings.profile_ranks) else None
+        path = self.run_dir / "profile" / f"{attempt_id()}.rank-{rank}.json.gz"
+        return profiling.Recorder(kind, config.profiled_steps(settings.profile_steps), path, self.world.device)
 
     def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
         """Do one optimiser step and return this rank's mean loss and the gradients' norm, both still on the device."""
@@ -411,6 +421,8 @@ class Training:
                     lr=lr, grad_norm=norm,
                     tokens_per_second=rate, mfu=self._mfu(rate), memory_mib=self._memory_mib(),
                 )  # fmt: skip
+        if self.metrics is not None:
+            self.metrics.flush()
 
     def _end_epoch(self, step: int) -> None:
         p = self.progress
@@ -448,7 +460,7 @@ class Training:
         for at in range(first, last, self.batching.micro_batch):
             rows = self.take_val(at, min(last, at + self.batching.micro_batch))
             tokens_BT, targets_BT = reader.split_batch(torch.from_numpy(rows.astype(np.int64)), self.mask_bit)
-            learned = int((targets_BT != reader.IGNORED).sum())
+            learned = int((targets_BT != crossentropy.IGNORED).sum())
             if learned:
                 with torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=self.autocast):
                     loss = self.core(tokens_BT.to(world.device), targets_BT.to(world.device))
@@ -500,13 +512,12 @@ class Training:
         """Write summary, curve and outcome. Rank 0 only."""
         assert self.metrics is not None
         p = self.progress
+        facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
         self.metrics.close()
-        curve = self.run_dir / report.CURVE
-        report.draw_curve(
-            report.read_metrics(self.metrics.path),
-            curve,
-            f"{self.run_dir.name}: {self.identity['kind']} on {self.world.size} ranks",
-        )
+        if state == PREEMPTED:  # said before the rest, which may be cut short
+            report.write_outcome(self.run_dir, state, **facts)
+            markers.emit("PREEMPT", "asked to stop: saved", **facts)
+        curve = self._draw_curve(self.metrics.path)
         rate = self.train_tokens / self.train_s if self.train_s else None
         if state == DONE and isinstance(self.core, finetune.Wrapped):
             finetune.export(self.core, self.settings, self.run_dir / "model")
@@ -516,7 +527,8 @@ class Training:
             ranks=self.world.members,
             steps=p.step, first_loss=p.first_loss, last_loss=p.last_loss, best_loss=p.best_loss, tokens=p.tokens,
             tokens_per_second=rate,
-            elapsed_s=time.perf_counter() - began, checkpoint=self.last_checkpoint, loss_png=str(curve),
+            elapsed_s=time.perf_counter() - began, checkpoint=self.last_checkpoint,
+            loss_png=str(curve) if curve else None,
             extra={
                 "val_loss": p.val_loss, "best_step": p.best_step, "parameters": self.parameters,
                 "precision": self.settings.precision,
@@ -537,7 +549,6 @@ class Training:
                 "tokens/s": rate,
             }
             files.write_json(self.settings.report_json, {**figures, **summary.as_record()})
-        facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
         if state == DONE:
             markers.emit(
                 "RESULT", first_loss=p.first_loss, last_loss=p.last_loss, val_loss=p.val_loss, best_loss=p.best_loss,
@@ -551,9 +562,18 @@ class Training:
                 checkpoint=self.last_checkpoint,
                 elapsed_s=summary.elapsed_s,
             )
-        else:
-            markers.emit("PREEMPT", "asked to stop: saved", **facts)
-        report.write_outcome(self.run_dir, state, **facts)
+            report.write_outcome(self.run_dir, state, **facts)
+
+    def _draw_curve(self, metrics: pathlib.Path) -> pathlib.Path | None:
+        """Write loss.png; a training never fails for its picture."""
+        curve = self.run_dir / report.CURVE
+        title = f"{self.run_dir.name}: {self.identity['kind']} on {self.world.size} ranks"
+        try:
+            report.draw_curve(report.read_metrics(metrics), curve, title)
+        except (ImportError, OSError, RuntimeError, ValueError) as e:
+            markers.warn("RESULT", f"no {report.CURVE}: {e}")
+            return None
+        return curve
 
     def _set_modes(self) -> None:
         if self.world.device.type == "cuda":

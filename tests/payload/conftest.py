@@ -26,20 +26,23 @@ WORDS = (
 ).split()
 
 
-def torchrun(num: int, *args: object, timeout: float = 120, **env: str) -> ranks.Result:
-    """Run `ddptrain` under the real torchrun."""
+def torchrun(
+    num: int, *args: object, timeout: float = 120, flags: tuple[str, ...] = (), accident: str | None = None, **env: str
+) -> ranks.Result:
+    """Run `ddptrain` under the real torchrun, or the module of this folder that runs it with an accident."""
     launch = [
         "-m",
         "torch.distributed.run",
         f"--nproc-per-node={num}",
         "--master-addr=127.0.0.1",
         f"--master-port={ranks.free_port()}",
+        *flags,
     ]
     kept = {
         k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "OMP_NUM_THREADS"}
     }
     done = subprocess.run(
-        [sys.executable, *launch, "-m", "ddptrain", *(str(a) for a in args)], env={**kept, "PYTHONUNBUFFERED": "1", **env},
+        [sys.executable, *launch, "-m", accident or "ddptrain", *(str(a) for a in args)], env={**kept, "PYTHONUNBUFFERED": "1", **env},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     return ranks.Result([done.returncode], done.stdout, 0.0)

@@ -8,14 +8,21 @@ import json
 import lzma
 import pathlib
 import shutil
+import subprocess
+import sys
 import tarfile
+import typing
 
 import conftest
+import hypothesis
+import hypothesis.strategies
 import numpy as np
 import pytest
 import ranks
 
 from ddptrain import errors, prepare, shards, sources, tokenizers
+
+GPT2 = tokenizers.Gpt2Tokenizer()
 
 
 def run(*source: object, output: pathlib.Path, **more: object) -> shards.Dataset:
@@ -64,7 +71,7 @@ def test_workers_array_elements_and_one_process_give_the_same_bytes(tmp_path: pa
 def test_an_array_with_an_element_missing_names_the_parts(tmp_path: pathlib.Path, text_dir: pathlib.Path):
     small = {"output": tmp_path / "d", "part_mib": 0.03}
     prepare.run(prepare.Options((str(text_dir),), tokenizer="byte", workers=1, task="0/2", **small))  # type: ignore[arg-type]
-    with pytest.raises(errors.UserError, match=r"parts are not done: 1,3; run prepare again"):
+    with pytest.raises(errors.UserError, match=r"2 of \d+ parts are not done: 1 \(.*\), 3 \(.*\); run prepare again"):
         prepare.run(prepare.Options((str(text_dir),), tokenizer="byte", finalize=True, **small))  # type: ignore[arg-type]
     run(text_dir, **small)
 
@@ -201,6 +208,54 @@ def test_webdataset_archives(tmp_path: pathlib.Path):
     ]
 
 
+@pytest.fixture
+def database(tmp_path: pathlib.Path) -> typing.Callable[[str, dict[str, bytes]], pathlib.Path]:
+    lmdb = pytest.importorskip("lmdb", reason="lmdb of payload/requirements.txt is not installed here")
+
+    def make(name: str, values: dict[str, bytes]) -> pathlib.Path:
+        with lmdb.open(str(tmp_path / name), map_size=64 << 20) as made, made.begin(write=True) as writing:
+            for key, value in values.items():
+                writing.put(key.encode(), value)
+        return tmp_path / name
+
+    return make
+
+
+def test_lmdb_databases(tmp_path: pathlib.Path, database: typing.Callable[[str, dict[str, bytes]], pathlib.Path]):
+    values = {
+        "0": b"plain text",
+        "1": b'{"prompt": "2+2=", "completion": "4"}',
+        "2": b"{not JSON}",
+        "3.json": b'{"text": "by its name"}',
+        "4.jpg": b"{",
+        "__len__": b"\x80\x04K\x05.",
+    }
+    held = database("val.lmdb", {"0": b"held out"})
+    dataset = run(database("set.lmdb", values), held, output=tmp_path / "d")
+    assert decoded(dataset) == [b"plain text", b"2+2=4", b"{not JSON}", b"by its name", b"{"]
+    assert decoded(dataset, "val") == [b"held out"]
+
+
+def test_a_big_lmdb_database_is_cut_and_nothing_is_lost_or_doubled(
+    tmp_path: pathlib.Path, database: typing.Callable[[str, dict[str, bytes]], pathlib.Path]
+):
+    values = {f"{n:05d}": f"text {n} {'x' * (n % 200)}".encode() for n in range(3000)}
+    dataset = run(database("set", values), output=tmp_path / "d", part_mib=0.05, val_share=0.0)
+    assert len(dataset.splits["train"]) > 5
+    assert decoded(dataset) == list(values.values())
+
+
+def test_an_lmdb_value_that_is_no_text_is_named(
+    tmp_path: pathlib.Path, database: typing.Callable[[str, dict[str, bytes]], pathlib.Path]
+):
+    folder = database("set", {"a": b"fine", "b": b"\x80\x04\x95pickle"})
+    with pytest.raises(errors.UserError, match=r"data\.mdb key 'b' is neither UTF-8 text nor JSON"):
+        run(folder, output=tmp_path / "d")
+    (folder / "data.mdb").write_bytes(b"no database" * 1000)
+    with pytest.raises(errors.UserError, match=r"data\.mdb cannot be read"):
+        run(folder, output=tmp_path / "d")
+
+
 def test_openwebtexts_archives_of_archives(tmp_path: pathlib.Path):
     with tarfile.open(tmp_path / "urlsf_subset00.tar", "w") as outer:
         for block in range(2):
@@ -297,3 +352,44 @@ def test_inspect_finds_a_corrupted_shard_and_names_it(tmp_path: pathlib.Path, te
     result = ranks.run(1, "inspect", tmp_path / "d")
     assert result.codes == [1]
     assert str(path) in result.fatal()[0]
+
+
+AWKWARD = hypothesis.strategies.text(
+    hypothesis.strategies.sampled_from("ab Z'st09.,-_<|\t\n\r\x0b\x0c\x1c\x1f\x00\x7f\x85\xa0\u2009\u2028\u3000é日ß²Ⅷ٣\u2019\u0301\U0001f600"), max_size=60
+)  # fmt: skip
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(hypothesis.strategies.one_of(AWKWARD, hypothesis.strategies.text(max_size=60)))
+def test_remembered_words_give_the_tokens_that_merging_all_gives(text: str):
+    assert GPT2.encode(text).tolist() == GPT2._core.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("glue", [" ", "\n\n  ", "é ", "\xa0"])
+def test_long_texts_are_cut_where_it_does_not_show(glue: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenizers, "_STRETCH", 50)
+    text = glue.join(f"it's number {n},   isn't it?!" for n in range(200))
+    assert GPT2.encode(text).tolist() == GPT2._core.encode_ordinary(text)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tokenizers, "_MOST_KNOWN", 10)
+    gpt2 = tokenizers.Gpt2Tokenizer()
+    text = " ".join(conftest.WORDS) + " " + "x" * 100
+    assert gpt2.encode(text).tolist() == gpt2._core.encode_ordinary(text)
+    assert len(gpt2._known) == 10
+
+
+def test_forked_workers_give_the_bytes_of_one(tmp_path: pathlib.Path, text_dir: pathlib.Path):
+    """A process without threads forks its workers; the other tests' processes have threads and spawn them."""
+    code = "import sys; from ddptrain import cli; sys.exit(cli.main(sys.argv[1:]))"
+    for workers in (1, 2):
+        argv = [
+            sys.executable, "-W", "error", "-c", code, "prepare", "--source", text_dir, "--tokenizer", "gpt2",
+            "--part-mib", "0.03", "--output", tmp_path / str(workers), "--workers", str(workers),
+        ]  # fmt: skip
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+    assert len(contents(tmp_path / "1")) > 3
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")

@@ -67,6 +67,23 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     assert ending(run_dir)["files"] == ending(whole)["files"]
 
 
+def test_torchrun_starts_the_ranks_again_and_they_go_on_bit_for_bit(
+    whole: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    """`--max-restarts` of the real launcher: the second attempt meets anew and resumes."""
+    run_dir = tmp_path / "run"
+    result = conftest.torchrun(
+        2, *arguments(dataset, run_dir), flags=("--max-restarts=1",), accident="accident_once", RUN_ATTEMPT_ID="9.r0"
+    )
+    assert result.returncode == 0, result.output
+    resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
+    assert (resumed["step"], resumed["exact"]) == ("10", "yes")
+    assert json.loads((run_dir / "control" / "9.r0.outcome").read_text())["outcome"] == "done"
+    assert json.loads((run_dir / "summary.json").read_text())["state"] == "done"
+    assert conftest.losses(run_dir) == conftest.losses(whole)
+    assert ending(run_dir)["files"] == ending(whole)["files"]
+
+
 def test_a_signal_to_any_rank_stops_all(dataset: pathlib.Path, tmp_path: pathlib.Path):
     run_dir = tmp_path / "run"
     result = ranks.succeed(

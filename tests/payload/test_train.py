@@ -3,9 +3,11 @@
 # pyright: basic, reportPrivateImportUsage=false
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import conftest
@@ -190,6 +192,8 @@ def short(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
         (["--device", "cuda"], "--device cuda: torch"),
         (["--config", "/nonexistent.toml"], "--config /nonexistent.toml: No such file"),
         (["--model-local-dir", "/nonexistent"], "--model-local-dir /nonexistent holds no model"),
+        (["--profile-steps", "5-2"], "--profile-steps 5-2: first and last step, such as 10-12"),
+        (["--profile-ranks", "all"], "--profile-ranks all: ranks separated by commas, such as 0,8"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     ],
 )
@@ -208,7 +212,24 @@ def test_what_cannot_be_done_is_one_line_on_all_ranks_within_15_seconds(
     if "--frobnicate" not in flags:
         outcome = json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())
         assert outcome["outcome"] == "failed"
+        assert outcome["retry"] is False, "the same again would fail again"
         assert words in outcome["error"]
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert (summary["state"], summary["steps"], summary["world_size"]) == ("failed", 0, 2)
+        assert words in summary["error"]
+
+
+def test_the_chosen_rank_records_the_chosen_steps(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    flags = ["--profile", "torch", "--profile-ranks", "1", "--profile-steps", "2-3"]
+    result = ranks.succeed(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, *flags, RUN_ATTEMPT_ID="3.r0"
+    )  # fmt: skip
+    assert [path.name for path in (tmp_path / "run" / "profile").iterdir()] == ["3.r0.rank-1.json.gz"]
+    with gzip.open(tmp_path / "run" / "profile" / "3.r0.rank-1.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    steps = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step#")]
+    assert len(steps) == 2
+    assert "[PROFILE] steps=2-3 trace=" in result.output
 
 
 def test_another_tokenizers_dataset_is_refused(short: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
@@ -250,6 +271,36 @@ def test_when_one_rank_fails_all_leave_within_15_seconds(
     assert result.elapsed_s < 15
     assert any(words in line for line in result.fatal())
     assert json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())["outcome"] == "failed"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["state"], summary["steps"]) == ("failed", 0 if what == "missing" else 4)
+    assert any(summary["error"] in line for line in result.fatal())
+    assert "failed" in ranks.succeed(1, "inspect", tmp_path / "run").output
+
+
+def test_a_finished_run_stays_finished_when_it_is_asked_for_what_cannot_be(
+    short: pathlib.Path, dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    """Nothing was done since, so the result stands; a failure behind further steps is the run's."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(short, run_dir, symlinks=True)
+    before = (run_dir / "summary.json").read_bytes()
+    again = ("train", "--data", dataset, "--run-dir", run_dir, *TINY, "--steps", 9)
+    assert ranks.run(1, *again, "--layers", 3).codes == [2]
+    assert (run_dir / "summary.json").read_bytes() == before
+    assert ranks.run(1, *again, "--lr", 1e12, "--warmup", 0, "--clip", 0, "--save-minutes", 0).codes == [2]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["state"], summary["checkpoint"]) == ("failed", str(run_dir / "epoch-0001"))
+    assert 5 < summary["steps"] <= 9
+    assert "lower --lr" in summary["error"]
+
+
+def test_a_run_directory_in_the_config_file_gets_the_outcome_too(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    path = tmp_path / "c.toml"
+    path.write_text(f'run-dir = "{tmp_path / "run"}"\ndata = "{dataset}"\n')
+    result = ranks.run(2, "train", "--config", path, *TINY, "--batch", 100_000, RUN_ATTEMPT_ID="3.r0")
+    assert result.codes == [2, 2]
+    assert json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())["outcome"] == "failed"
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["state"] == "failed"
 
 
 def test_a_killed_rank_ends_the_other_too(dataset: pathlib.Path, tmp_path: pathlib.Path):
@@ -294,6 +345,18 @@ def test_settings_come_from_flags_then_file_then_device(tmp_path: pathlib.Path):
 def test_the_whole_config_is_printed_back(learned: tuple[pathlib.Path, ranks.Result]):
     printed = " ".join(line for line in learned[1].output.splitlines() if "[CONFIG]" in line)
     assert all(f" {name}=" in printed for name in config.as_record(config.Config()))
+
+
+@pytest.mark.parametrize("command", ["train", "smoke", "prepare", "collectives", "inspect"])
+def test_help_shows_how(command: str):
+    """The examples' flags are flags, so the text cannot go stale unseen."""
+    shown = ranks.succeed(1, command, "--help").output
+    usage, _, examples = shown.partition("examples:")
+    assert f"ddptrain {command}" in examples
+    known = set(re.findall(r"(?<!\S)-{1,2}[a-zA-Z][\w-]*", usage)) | {"--array", "--wrap", "-N2", "-n2", "-n16", "-m"}
+    launcher = {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--master-port"}
+    used = set(re.findall(r"(?<!\S)-{1,2}[a-zA-Z][\w-]*", examples))
+    assert used <= known | launcher
 
 
 def test_models_have_their_published_sizes():

@@ -1,0 +1,85 @@
+"""The model's short cuts: what they compute is what the plain form computes."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from ddptrain import crossentropy, model
+
+B, T, C, V = 4, 300, 16, 5000
+
+
+def loss_and_gradients(form, *, bf16: bool, targets_BT: Tensor) -> tuple[float, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x_BTC = torch.randn(B, T, C, generator=generator, requires_grad=True)
+    weight_VC = torch.randn(V, C, generator=generator).mul_(0.3).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        loss = form(x_BTC, weight_VC, targets_BT)
+    (loss / 3).backward()
+    assert x_BTC.grad is not None
+    assert weight_VC.grad is not None
+    return loss.item(), x_BTC.grad, weight_VC.grad
+
+
+def plain(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor) -> Tensor:
+    return crossentropy.token_loss(F.linear(x_BTC, weight_VC), targets_BT)
+
+
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 1e-2)])
+def test_the_loss_in_pieces_is_the_loss_and_so_are_its_gradients(
+    bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+):
+    targets_BT = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(4))
+    targets_BT[:, ::7] = crossentropy.IGNORED
+    targets_BT[1] = crossentropy.IGNORED
+    wanted = loss_and_gradients(plain, bf16=bf16, targets_BT=targets_BT)
+    monkeypatch.setattr(crossentropy, "token_loss", None)  # it must be the other form that answers
+    found = loss_and_gradients(crossentropy.projected_loss, bf16=bf16, targets_BT=targets_BT)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-6)
+    for got, want in zip(found[1:], wanted[1:], strict=True):
+        assert want.abs().max() > 0
+        assert (got - want).abs().max() <= tolerance * want.abs().max()
+
+
+def test_few_logits_and_validation_take_their_own_ways():
+    x_BTC, weight_VC = torch.randn(2, 8, C), torch.randn(V, C)
+    targets_BT = torch.randint(V, (2, 8))
+    assert torch.equal(crossentropy.projected_loss(x_BTC, weight_VC, targets_BT), plain(x_BTC, weight_VC, targets_BT))
+    x_BTC, targets_BT = torch.randn(B, T, C), torch.randint(V, (B, T))
+    with torch.no_grad():
+        found = crossentropy.projected_loss(x_BTC, weight_VC, targets_BT)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, plain(x_BTC, weight_VC, targets_BT))
+    nothing_BT = torch.full((B, T), crossentropy.IGNORED)
+    assert crossentropy.projected_loss(x_BTC, weight_VC, nothing_BT).isnan()  # as cross_entropy says it
+
+
+@pytest.mark.parametrize("seq_len", [24, model._FP32_ATTENTION_BELOW])
+def test_bf16_attention_agrees_with_fp32_on_both_sides_of_the_switch(seq_len: int):
+    torch.manual_seed(1)
+    gpt = model.GPT(model.Shape(2, 2, 32, seq_len, 64))
+    tokens_BT = torch.randint(64, (2, seq_len))
+    losses, gradients = [], []
+    for bf16 in (False, True):
+        gpt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = gpt(tokens_BT, tokens_BT.roll(-1, 1))
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(torch.cat([p.grad.flatten() for p in gpt.parameters() if p.grad is not None]))
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+    assert torch.cosine_similarity(gradients[0], gradients[1], dim=0) > 0.999
+
+
+def test_no_position_sees_a_later_one():
+    torch.manual_seed(1)
+    gpt = model.GPT(model.Shape(2, 2, 32, 24, 64)).eval()
+    tokens_BT = torch.randint(64, (2, 24))
+    changed_BT = tokens_BT.clone()
+    changed_BT[:, 15] = (changed_BT[:, 15] + 1) % 64
+    with torch.no_grad():
+        before_BTV, after_BTV = gpt(tokens_BT), gpt(changed_BT)
+    torch.testing.assert_close(after_BTV[:, :15], before_BTV[:, :15])
+    assert not torch.allclose(after_BTV[:, 15:], before_BTV[:, 15:])

@@ -1,0 +1,59 @@
+"""Under a real srun, one task per rank and no torchrun: two slurmd on this host, up in seconds."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import collections.abc
+import json
+import pathlib
+import subprocess
+import sys
+
+import conftest
+import pytest
+import ranks
+
+sys.path.insert(0, str(conftest.ROOT))
+from bench import slurm
+
+pytestmark = pytest.mark.skipif(slurm.absent() is not None, reason=slurm.absent() or "")
+TINY = (
+    "--layers", 1, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--precision", "fp32", "--eval-rows", 8, "--log-every", 1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[dict[str, str]]:
+    with slurm.running(tmp_path_factory.mktemp("slurm") / "mini") as env:
+        yield env
+
+
+def srun(cluster: dict[str, str], *args: object, **env: str) -> ranks.Result:
+    """Run `ddptrain` in two tasks on two nodes."""
+    argv = ["srun", "--nodes=2", "--ntasks=2", "--cpu-bind=none", "--kill-on-bad-exit=0"]
+    done = subprocess.run(
+        [*argv, sys.executable, "-m", "ddptrain", *(str(a) for a in args)], env={**cluster, "PYTHONUNBUFFERED": "1", **env},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    return ranks.Result([done.returncode], done.stdout, 0.0)
+
+
+def test_training_on_two_nodes_needs_nothing_but_srun(
+    cluster: dict[str, str], dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    run_dir = tmp_path / "run"
+    result = srun(cluster, "train", "--data", dataset, *TINY, "--steps", 6, RUN_DIR=str(run_dir), RUN_ATTEMPT_ID="1.r0")
+    assert result.returncode == 0, result.output
+    (world,) = result.marked("DDP")
+    assert (world["launcher"], world["world_size"]) == ("srun", "2")
+    assert len(result.marked("RANK")) == 2
+    assert list(conftest.losses(run_dir)) == [1, 2, 3, 4, 5, 6]
+    assert json.loads((run_dir / "control" / "1.r0.outcome").read_text())["outcome"] == "done"
+
+
+def test_a_mistake_is_one_line_and_ends_both_tasks(
+    cluster: dict[str, str], dataset: pathlib.Path, tmp_path: pathlib.Path
+):
+    """Without --kill-on-bad-exit: each task must find its own way out."""
+    result = srun(cluster, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, "--width", 33)
+    assert result.returncode == 2, result.output
+    assert result.fatal() == ["--width 33 is not divisible by --heads 2"]
+    assert (tmp_path / "run" / "summary.json").exists()
