@@ -8,6 +8,10 @@ import typing
 from collections.abc import Callable, Sequence
 
 
+class NotHere(Exception):
+    """What a measure needs is not on this machine; the text says what."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One line of the table. `ratio` is how many times better ours is."""
@@ -47,14 +51,26 @@ class Laps:
         """Return how many times less processor time this took than a peer: hardly touched by busy neighbours."""
         return f"{median(peer.cpu_s) / median(self.cpu_s):.2f} by processor time"
 
+    def least_ratio(self, peer: "Laps") -> str:
+        """Return how many times quicker the quickest turn was than a peer's: what no neighbour disturbed."""
+        return f"{min(peer.wall_s) / min(self.wall_s):.2f} by the quickest turns"
 
-def alternate(actions: Sequence[Callable[[], object]], rounds: int, *, warm: int = 1) -> list[Laps]:
-    """Return the times of each action, taken in turns so that a busy neighbour slows all alike."""
+
+def alternate(
+    actions: Sequence[Callable[[], object]], rounds: int, *, warm: int = 1, limit_s: float = 60.0
+) -> list[Laps]:
+    """Return the times of each action, taken in turns so that a busy neighbour slows all alike.
+
+    On a machine too busy for that in `limit_s` there are fewer rounds, two at least.
+    """
     for _ in range(warm):
         for action in actions:
             action()
     taken = [Laps([], []) for _ in actions]
-    for _ in range(rounds):
+    deadline = time.monotonic() + limit_s
+    for done in range(rounds):
+        if done >= 2 and time.monotonic() > deadline:
+            break
         for laps, action in zip(taken, actions, strict=True):
             wall, cpu = time.perf_counter(), time.process_time()
             action()

@@ -10,8 +10,8 @@ from bench.peers import nanogpt
 from ddptrain import config, distributed, hardware, model, reader, sampler, train
 
 CASES = (  # layers, heads, width, seq_len, batch, vocab, steps per turn, turns, goal
-    ("4 layers 128 wide, T 64 B 12, V 320", 4, 4, 128, 64, 12, 320, 15, 5, 1.3),
-    ("6 layers 384 wide, T 256 B 4, V 50304", 6, 6, 384, 256, 4, 50304, 1, 3, 1.3),
+    ("4 layers 128 wide, T 64 B 12, V 320", 4, 4, 128, 64, 12, 320, 15, 9, 1.3),
+    ("6 layers 384 wide, T 256 B 8, V 50304", 6, 6, 384, 256, 8, 50304, 1, 3, 1.3),
 )
 
 
@@ -53,7 +53,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
                 peers = [lambda loop=loop, steps=steps: [loop.step() for _ in range(steps)] for loop in loops]
                 taken = row.alternate([ours, *peers], turns)
             rates = [steps * batch * seq_len / row.median(laps.wall_s) for laps in taken]
-            how = f"{taken[0].cpu_ratio(taken[1])}; ours chose {settings.precision}, {torch.get_num_threads()} threads"
+            shares = [f"{taken[0].cpu_ratio(peer)}, {taken[0].least_ratio(peer)}" for peer in taken[1:]]
+            how = f"{shares[0]}; ours chose {settings.precision}, {torch.get_num_threads()} threads"
             found.append(
                 row.Row(f"train: {name}", rates[0], rates[1], "tok/s", "nanoGPT's loop as shipped", goal=goal, note=how)
             )
@@ -64,7 +65,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
                     rates[2],
                     "tok/s",
                     "the same with fused AdamW and bf16",
-                    note=taken[0].cpu_ratio(taken[2]),
+                    note=shares[1],
                 )
             )
     return found
