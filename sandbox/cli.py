@@ -18,7 +18,7 @@ from sandbox import demo as demonstration
 from sandbox import deploy as deployment
 from sandbox import model as rules
 from sandbox import view
-from sandbox.engine import Engine, Progress
+from sandbox.engine import Engine, Progress, parse_gpus
 from sandbox.hosts import HostError, Hosts
 from sandbox.store import Model, SandboxError, Store, Unit
 
@@ -72,10 +72,10 @@ class _Session:
             with Engine(self.store, model, self.progress) as engine:
                 yield model, engine
 
-    def settle(self, model: Model, engine: Engine) -> None:
+    def settle(self, model: Model, engine: Engine, *, rounds: int = _UPDATE_ROUNDS) -> None:
         """Work off every event, then update-status for units that still wait; fail when a unit is in error."""
         engine.settle()
-        for _ in range(_UPDATE_ROUNDS):
+        for _ in range(rounds):
             waiting = [unit for unit in model.units.values() if unit.started and not _is_settled(unit)]
             if not waiting or engine.errors():
                 break
@@ -114,6 +114,23 @@ def cli(context: click.Context, model: str) -> None:
     if not (model.isalnum() and model.islower() and len(model) <= 8):
         raise click.UsageError(f"--model {model!r}: up to 8 lower-case letters and digits")
     context.obj = Store(model)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, as `juju run` does."""
+
+
+def _as_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return typing.cast(typing.Any, dumper).represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
+
+
+_Dumper.add_representer(str, _as_block)
+
+
+def _as_yaml(results: dict[str, typing.Any]) -> str:
+    return yaml.dump(results, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
 @cli.command()
@@ -210,10 +227,7 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
     if form == "json":
         click.echo(json.dumps({unit: shown}, indent=2))
     else:
-        click.echo(
-            yaml.safe_dump(outcome["results"], sort_keys=False, allow_unicode=True) if outcome["results"] else "",
-            nl=False,
-        )
+        click.echo(_as_yaml(outcome["results"]) if outcome["results"] else "", nl=False)
     if failure is not None:
         click.echo(f"ERROR {action}: {failure}", err=True)
         sys.exit(1)
@@ -417,17 +431,32 @@ def reboot(store: Store, unit: str) -> None:
         session.settle(model, engine)
 
 
-@cli.command("update-status")
-@click.argument("units", nargs=-1)
+@cli.command()
+@click.argument("unit")
+@click.argument("gpus")
 @click.pass_obj
 @_errors
-def update_status(store: Store, units: tuple[str, ...]) -> None:
+def gpus(store: Store, unit: str, gpus: str) -> None:
+    """Put mock GPUs into the host of UNIT, or take them out: '2 x Mock GPU', or 0 for none.
+
+    As when a card fails or a driver appears: no charm is told. The next event notices, such as update-status.
+    """
+    with _Session(store).open() as (model, _):
+        Hosts(store.name).get(model.unit(unit).host).set_gpus(parse_gpus(gpus))
+
+
+@cli.command("update-status")
+@click.argument("units", nargs=-1)
+@click.option("--once", is_flag=True, help="Do not send it again to units that still wait for something.")
+@click.pass_obj
+@_errors
+def update_status(store: Store, units: tuple[str, ...], *, once: bool) -> None:
     """Deliver update-status to UNITS (all of them by default), which Juju does every five minutes."""
     session = _Session(store)
     with session.open() as (model, engine):
         for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
             rules.enqueue(model, unit, "update-status")
-        session.settle(model, engine)
+        session.settle(model, engine, rounds=0 if once else _UPDATE_ROUNDS)
 
 
 @cli.command()

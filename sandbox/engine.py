@@ -371,12 +371,12 @@ def _raise(error: BaseException) -> typing.NoReturn:
 
 
 def parse_gpus(text: str) -> Gpus | None:
-    """Return the mock GPUs that an annotation like `2 x Mock GPU` asks for."""
-    if not text:
+    """Return the mock GPUs that a text like `2 x Mock GPU` asks for."""
+    if text in ("", "0"):
         return None
     count, _, name = text.partition(" x ")
     if not count.isdigit() or not name:
-        raise SandboxError(f"annotation sandbox-mock-gpus is {text!r}: write it as '2 x Mock GPU'")
+        raise SandboxError(f"mock GPUs {text!r}: write '2 x Mock GPU', or 0 for none")
     return Gpus(count=int(count), model=name)
 
 

@@ -37,6 +37,16 @@ while :; do
 done
 """
 
+# A machine's time since boot is its own: /proc/uptime and sysinfo(2), by which slurmctld knows of a node's reboot.
+# nspawn itself keeps this computer's, what it starts has the other, time_namespaces(7). Where that is not allowed (a
+# container without CAP_SYS_TIME) machines share this computer's, and look as if they had never been rebooted.
+_BOOT = """
+zero="--time --boottime=-$(cut -d. -f1 /proc/uptime)"
+/usr/bin/unshare $zero /bin/true 2> /dev/null || exec "$@"
+exec /usr/bin/unshare $zero "$@"
+"""
+_BOOTED = ["/bin/sh", "-c", _BOOT, "sandbox-boot", NSPAWN]
+
 # How a command gets into a machine. Its cgroups become those of the machine's first process; where systemd keeps track
 # (cgroup v2 and v1's name=systemd) only the command itself may join, for systemd stumbles over processes from outside
 # its process namespace, such as the shell that waits. That shell does what nsenter could do but for one thing: nsenter
@@ -137,7 +147,7 @@ class _Service(Machine):
                 f"--unit={self._unit}",
                 *arguments,
                 "--",
-                NSPAWN,
+                *_BOOTED,
                 *options,
             )
         except CommandError as e:
@@ -173,7 +183,7 @@ class _Supervised(Machine):
         # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
         supervisor = ["/usr/bin/setsid", "/bin/sh", "-c", _SUPERVISOR, "sandbox-host", str(self._record), groups]
         subprocess.run(
-            ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), *supervisor, NSPAWN, *options],
+            ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), *supervisor, *_BOOTED, *options],
             env=clean_env() | _NSPAWN_ENV,
             check=True,
             timeout=30,
@@ -224,6 +234,7 @@ def enter(leader: int) -> list[str]:
     groups = _cgroups_of(leader)
     tracked = [str(groups.pop(name) / "cgroup.procs") if name in groups else "/dev/null" for name in _SYSTEMD]
     namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd"]
+    namespaces += ["--time"] if pathlib.Path("/proc/self/ns/time").exists() else []
     return [
         *("/bin/sh", "-c", _PREPARE, "sandbox-exec", " ".join(map(str, groups.values())), *tracked),
         *("/usr/bin/nsenter", f"--target={leader}", *namespaces, "--no-fork", "--"),

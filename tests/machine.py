@@ -79,7 +79,7 @@ class Machine:
         names = [word for word in words if not word.startswith("-")]
         flags = {word for word in words if word.startswith("-")}
         match verb:
-            case "daemon-reload" | "reset-failed" | "try-reload-or-restart":
+            case "daemon-reload" | "reset-failed" | "try-reload-or-restart" | "reload":
                 return None
             case "is-active":
                 return Completed(0 if names[0] in self.active else 3, "", "")

@@ -130,6 +130,7 @@ def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathl
 
 def test_mock_gpus_are_asked_for_by_annotation():
     assert parse_gpus("") is None
+    assert parse_gpus("0") is None
     assert parse_gpus("2 x Mock GPU") == Gpus(count=2, model="Mock GPU")
-    with pytest.raises(SandboxError, match="write it as '2 x Mock GPU'"):
+    with pytest.raises(SandboxError, match="write '2 x Mock GPU', or 0 for none"):
         parse_gpus("two")

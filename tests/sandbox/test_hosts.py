@@ -211,6 +211,26 @@ def test_a_reboot_is_a_new_boot_with_the_same_disk(one: hosts.Host):
 
 
 @needs_root
+def test_a_host_knows_when_it_was_booted_itself(one: hosts.Host):
+    """slurmctld tells a reboot by this; hosts that share their machine's would never seem rebooted."""
+    if subprocess.run(["unshare", "--time", "--boottime=-1", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this kernel, or this container, allows no time namespace")
+    code = (
+        "import time, ctypes; info = ctypes.create_string_buffer(256); ctypes.CDLL(None).sysinfo(info);"
+        "print(open('/proc/uptime').read().split()[0], time.clock_gettime(time.CLOCK_BOOTTIME),"
+        " ctypes.c_long.from_buffer(info).value)"
+    )
+    command = f'python3 -c "{code}"'
+    first = [float(word) for word in output(one, command).split()]
+    assert max(first) - min(first) <= 2
+    begin = time.monotonic()
+    one.reboot()
+    again = [float(word) for word in output(one, command).split()]
+    assert max(again) <= time.monotonic() - begin + 2
+    assert output(one, "readlink /proc/self/ns/time") == output(one, "readlink /proc/1/ns/time")
+
+
+@needs_root
 def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
     """systemd stops all processes before it ends them: a parent outside that waits for one must not stop with it."""
     for end in (one.stop, one.kill):
@@ -534,3 +554,16 @@ def test_the_information_file_has_the_drivers_form(tmp_path: pathlib.Path, monke
         "Model", "IRQ", "GPU UUID", "Video BIOS", "Bus Type", "DMA Size", "DMA Mask", "Bus Location", "Device Minor",
         "GPU Firmware", "GPU Excluded",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("used", "told"), [(124, ""), (128, "128 of 128 inotify instances are taken: sysctl -w ")])
+def test_the_want_of_inotify_instances_is_told(tmp_path: pathlib.Path, used: int, told: str):
+    (tmp_path / "sys/fs/inotify").mkdir(parents=True)
+    (tmp_path / "sys/fs/inotify/max_user_instances").write_text("128\n")
+    (tmp_path / "12/fd").mkdir(parents=True)
+    (tmp_path / "12/fd/0").symlink_to("/dev/null")
+    for number in range(used):
+        (tmp_path / "12/fd" / str(number + 1)).symlink_to("anon_inode:inotify")
+    remedy = hosts.watches_remedy(tmp_path)
+    assert remedy.startswith(told)
+    assert bool(remedy) == bool(told)
