@@ -198,9 +198,9 @@ def test_a_typo_in_the_bundle_is_told_with_its_line(
 def test_after_a_reboot_of_a_node_all_of_it_works_again(cluster: Cluster):
     marker = str(uuid.uuid4())
     cluster.on("sackd/0", "sh", "-c", f"echo {marker} > {SHARED}/.survives && sync")
-    boot = cluster.on("slurmd/0", "cat", "/proc/1/stat").split()[21]
+    boot = cluster.on("slurmd/0", "cat", "/proc/sys/kernel/random/boot_id")
     cluster.ok("reboot", "slurmd/0")
-    assert cluster.on("slurmd/0", "cat", "/proc/1/stat").split()[21] != boot, "the host did not reboot"
+    assert cluster.on("slurmd/0", "cat", "/proc/sys/kernel/random/boot_id") != boot, "the host did not reboot"
     assert cluster.on("slurmd/0", "cat", f"{SHARED}/.survives") == marker
     test_everything_settles_active(cluster)
     check_mounts(cluster)

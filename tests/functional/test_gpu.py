@@ -1,0 +1,238 @@
+"""GPUs that come, go and come back on real slurmd and slurmctld: what Slurm has follows, and no job is lost.
+
+A card is put in or taken out by `sandboxctl gpus`, which tells no charm; `update-status` is what Juju sends every five
+minutes.
+"""
+
+import functools
+import json
+import re
+import time
+import typing
+
+import pytest
+
+from functional.conftest import Cluster
+
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys
+
+NODE, HOST = "slurmd-0", "slurmd/0"
+ONE, TWO = "1 x Mock GPU", "2 x Mock GPU"
+
+
+def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
+    """Return what the controller has: Gres without socket hints, State, and Reason without its author."""
+    text = cluster.on("slurmctld/0", "scontrol", "show", "node", node, "-o")
+    fields = {key: value for key, _, value in (word.partition("=") for word in text.split()) if value}
+    reason = text.partition(" Reason=")[2].partition(" [")[0]
+    return {"Gres": re.sub(r"\(S:[^)]*\)", "", fields["Gres"]), "State": fields["State"], "Reason": reason}
+
+
+def is_fit(cluster: Cluster, gres: str, node: str = NODE) -> bool:
+    """Whether the node has this Gres and takes jobs."""
+    found = show(cluster, node)
+    base, *flags = found["State"].split("+")
+    return found["Gres"] == gres and base in {"IDLE", "MIXED", "ALLOCATED"} and set(flags) <= {"DYNAMIC_NORM"}
+
+
+@functools.cache
+def unit_on(cluster: Cluster, host: str = HOST) -> str:
+    """Return the slurm-gpu unit of this host."""
+    status = json.loads(cluster.ok("status", "--format", "json"))
+    names = status["applications"]["slurmd"]["units"][host]["subordinates"]
+    (name,) = (name for name in names if name.startswith("slurm-gpu/"))
+    return name
+
+
+def notice(cluster: Cluster, host: str = HOST) -> str:
+    """Let five minutes pass for the unit; return its status."""
+    unit = unit_on(cluster, host)
+    cluster.ok("update-status", "--once", unit)
+    status = cluster.units()[unit]["workload-status"]
+    return f"{status['current']}: {status['message']}"
+
+
+def submit(cluster: Cluster, script: str, *options: str) -> str:
+    arguments = ("--parsable", f"--nodelist={NODE}", "--output=/dev/null", *options)
+    return cluster.on("sackd/0", "sbatch", *arguments, f"--wrap={script}")
+
+
+def jobs(cluster: Cluster) -> dict[str, str]:
+    """Return the state of each job that Slurm remembers, with a mark for those that were started more than once."""
+    text = cluster.on("slurmctld/0", "scontrol", "show", "jobs", "-o")
+    rows = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) .*? Restarts=(\d+) ", text, re.MULTILINE)
+    return {job: state if again == "0" else f"{state} again" for job, state, again in rows}
+
+
+def wait_for(cluster: Cluster, **wanted: str) -> None:
+    """Wait until the jobs are in these states: `wait_for(cluster, j7="COMPLETED")`."""
+    deadline = time.monotonic() + 90
+    while True:
+        found = jobs(cluster)
+        if all(found[job.removeprefix("j")] == state for job, state in wanted.items()):
+            return
+        assert time.monotonic() < deadline, (found, wanted)
+
+
+def block(cluster: Cluster) -> list[str]:
+    """Return the records of the controller's gres.conf."""
+    rows = cluster.on("slurmctld/0", "cat", "/etc/slurm/gres.conf").splitlines()
+    return [row for row in rows if row.startswith("NodeName=")]
+
+
+@pytest.fixture(autouse=True)
+def one_card(cluster: Cluster) -> typing.Iterator[None]:
+    """Begin with one card on each node, and leave it so."""
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    yield
+    cluster.ok("gpus", HOST, ONE)
+    cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
+    cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
+    if not is_fit(cluster, "gpu:mock_gpu:1"):
+        notice(cluster)
+        cluster.ctl("run", unit_on(cluster), "accept-gpus")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+
+
+def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
+    """The machine as upstream leaves it: no driver when it was installed, so no Gres. Then a driver, and a reboot."""
+    cluster.ok("gpus", HOST, "0")
+    traces = "/var/lib/slurm-gpu/cards.json /etc/systemd/system/slurmd.service.d/20-gpu.conf"
+    cluster.on(HOST, "sh", "-c", f"rm {traces} && systemctl daemon-reload")
+    notice(cluster)  # so that the controller forgets its lines
+    cluster.ok("run", HOST, "set-node-config", "reset=true")
+    assert is_fit(cluster, "(null)")
+    assert notice(cluster) == "active: no NVIDIA GPU on this machine"
+    cluster.ok("gpus", HOST, ONE)
+    cluster.ok("reboot", HOST)
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    assert (
+        cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:mock_gpu:1", "sh", "-c", "echo $SLURM_STEP_GPUS") == "0"
+    )
+
+
+def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
+    """Slurm marks the node down; it goes back to work by itself, and only because of this charm."""
+    unit = unit_on(cluster)
+    cluster.ok("config", "slurm-gpu", "resume-after-reboot=false")
+    cluster.ok("reboot", HOST)
+    found = show(cluster)
+    if "DOWN" not in found["State"]:
+        cluster.ok("config", "slurm-gpu", "resume-after-reboot=true")
+        pytest.skip("this machine allows no time namespace, so Slurm sees no reboot of a host")
+    assert found["Reason"] == "Node unexpectedly rebooted"
+    cluster.ok("config", "slurm-gpu", "resume-after-reboot=true")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    assert cluster.units()[unit]["workload-status"]["current"] == "active"
+    # What an administrator ordered outlives a reboot.
+    cluster.on("slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=down", "reason=bad memory")
+    cluster.ok("reboot", HOST)
+    found = show(cluster)
+    assert (found["State"], found["Reason"]) == ("DOWN+DYNAMIC_NORM", "bad memory")
+    cluster.on("slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=resume")
+
+
+def test_a_card_is_lost_and_comes_back_while_a_job_runs(cluster: Cluster):
+    job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on")
+    wait_for(cluster, **{job: "RUNNING"})
+    cluster.ok("gpus", HOST, "0")
+    text = "0 of 1 GPUs found, 0000:81:00.0 missing"
+    assert notice(cluster) == f"blocked: {text}: bring back what is missing, or run accept-gpus"
+    found = show(cluster)
+    assert "DRAIN" in found["State"]
+    assert found["Reason"] == f"slurm-gpu: {text}"
+    cluster.ok("gpus", HOST, ONE)
+    assert notice(cluster).startswith("active: ")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    wait_for(cluster, **{job: "RUNNING"})
+    cluster.on(HOST, "touch", "/tmp/go-on")
+    wait_for(cluster, **{job: "COMPLETED"})
+
+
+def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
+    """The running job is waited for, the waiting ones run afterwards, and then one on both cards."""
+    running = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
+    wait_for(cluster, **{running: "RUNNING"})
+    cluster.ok("gpus", HOST, TWO)
+    assert f"waiting: {NODE} is drained: waiting for 1 job" in notice(cluster)
+    waiting = ["j" + submit(cluster, 'test -n "$CUDA_VISIBLE_DEVICES"', "--gres=gpu:1") for _ in range(2)]
+    waiting.append("j" + submit(cluster, 'test -z "$CUDA_VISIBLE_DEVICES"'))
+    wait_for(cluster, **{running: "RUNNING"} | dict.fromkeys(waiting, "PENDING"))
+    cluster.on(HOST, "touch", "/tmp/go-on")
+    wait_for(cluster, **{running: "COMPLETED"})
+    assert notice(cluster).startswith("active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    wait_for(cluster, **dict.fromkeys(waiting, "COMPLETED"))
+    both = cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert both == "0,1"
+    assert len([row for row in block(cluster) if row.startswith(f"NodeName={NODE} ")]) == 2
+    cluster.ok("gpus", HOST, ONE)  # taken out for good
+    assert notice(cluster).startswith("blocked: 1 of 2 GPUs found")
+    assert "DRAIN" in show(cluster)["State"]
+    cluster.ok("run", unit_on(cluster), "accept-gpus")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+
+
+def test_upstreams_rewrite_of_the_options(cluster: Cluster):
+    """Its action deletes the node, and with `reset` it writes options without GPUs."""
+    cluster.ok("run", HOST, "set-node-config", "parameters=weight=5", "reset=true")
+    assert is_fit(cluster, "(null)"), show(cluster)
+    notice(cluster)
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    options = cluster.on(HOST, "cat", "/etc/default/slurmd")
+    assert "gres=gpu:mock_gpu:1" in options
+    assert "weight=5" in options
+
+
+def test_a_restart_of_the_controller_changes_nothing(cluster: Cluster):
+    before = cluster.on(HOST, "systemctl", "show", "--value", "--property=MainPID", "slurmd")
+    cluster.on("slurmctld/0", "systemctl", "restart", "slurmctld")
+    deadline = time.monotonic() + 30
+    while not is_fit(cluster, "gpu:mock_gpu:1") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert notice(cluster).startswith("active: ")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    assert cluster.on(HOST, "systemctl", "show", "--value", "--property=MainPID", "slurmd") == before
+
+
+def test_cards_are_shared_by_option(cluster: Cluster):
+    unit = unit_on(cluster)
+    cluster.ok("config", "slurm-gpu", "shards-per-gpu=4")
+    status = cluster.units()[unit]["workload-status"]
+    assert status["current"] == "blocked"
+    assert "juju config slurmctld slurm-conf-parameters='GresTypes=gpu,shard'" in status["message"]
+    assert is_fit(cluster, "gpu:mock_gpu:1"), "nothing is touched before Slurm knows shards"
+    cluster.ok("config", "slurmctld", "slurm-conf-parameters=GresTypes=gpu,shard")
+    cluster.ok("update-status")
+    assert is_fit(cluster, "gpu:mock_gpu:1,shard:mock_gpu:4"), show(cluster)
+    deadline = time.monotonic() + 60  # the login node's stand-in asks for the configuration every 30 s
+    while "gpu,shard" not in cluster.on("sackd/0", "sh", "-c", "cat /run/slurm/conf/slurm.conf*"):
+        assert time.monotonic() < deadline
+        time.sleep(2)
+    job = ("srun", f"-w{NODE}", "--gres=shard:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert cluster.on("sackd/0", *job) == "0"
+    cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
+    cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+
+
+def test_the_charm_is_taken_away_and_put_back(cluster: Cluster):
+    """Slurm 22.05 finds no GPU by itself, so nodes go on without; and with them as soon as the charm is back."""
+    unit_on.cache_clear()  # a unit that comes back has another number
+    cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
+    for node in ("slurmd-0", "slurmd-1"):
+        assert is_fit(cluster, "(null)", node), show(cluster, node)
+        host = node.replace("-", "/")
+        assert "gres=" not in cluster.on(host, "cat", "/etc/default/slurmd")
+        assert (
+            cluster.on(
+                host, "sh", "-c", "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
+            )
+            == ""
+        )
+    assert block(cluster) == []
+    assert cluster.on("sackd/0", "srun", "-N2", "true") == ""
+    cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
+    for node in ("slurmd-0", "slurmd-1"):
+        assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
+    assert len(block(cluster)) == 2

@@ -1,0 +1,267 @@
+"""What can happen to a training, done on purpose: it fails, is cancelled, warned, swept, crowded; Slurm is restarted.
+
+The ranks are small scripts started with `launcher=srun`, so that a drill takes seconds; what torch itself does in such
+moments is the payload's tests' affair, and test_bundle_runs trains for real.
+"""
+
+import json
+import re
+import subprocess
+import time
+
+import pytest
+
+from functional.conftest import REPOSITORY, Cluster, Json
+
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+
+CODE = "/mnt/shared/drills"
+# Counts steps, keeps its count in the run's folder, and leaves when it is asked to, as a script of a user's should.
+STEPS = """
+import json, os, pathlib, sys, time
+steps, pause = int(sys.argv[1]), float(sys.argv[2])
+run, attempt = pathlib.Path(os.environ["RUN_DIR"]), os.environ["RUN_ATTEMPT_ID"]
+saved = run / "steps"
+began = int(saved.read_text()) if saved.exists() else 0
+if ".r0" not in attempt:  # queued again: a few more, and that is all
+    steps = began + 5
+for step in range(began, steps):
+    print(f"step={step} attempt={attempt} host={os.environ['SLURMD_NODENAME']}", flush=True)
+    time.sleep(pause)
+    if os.environ["RANK"] == "0":
+        saved.write_text(str(step + 1))
+        if os.path.exists(os.environ["STOP_FILE"]):
+            outcome = run / "control" / f"{attempt}.outcome"
+            outcome.write_text(json.dumps({"outcome": "preempted", "step": step + 1}))
+            sys.exit()
+"""
+FAILS = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+if os.environ["RANK"] == "1" and not os.environ["RUN_ATTEMPT_ID"].endswith(sys.argv[1]):
+    raise ValueError("boom")
+if os.environ["RUN_ATTEMPT_ID"].endswith(sys.argv[1]):
+    sys.exit()
+time.sleep(600)
+"""
+BAD_NODE = """
+import os, pathlib
+first = pathlib.Path(os.environ["RUN_DIR"], "first")
+if not first.exists():
+    first.write_text(os.environ["SLURMD_NODENAME"])
+if first.read_text() == os.environ["SLURMD_NODENAME"]:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+"""
+SCRIPTS = {
+    "steps.py": STEPS,
+    "fails.py": FAILS,
+    "bad_node.py": BAD_NODE,
+    "full.py": "open('/dev/full', 'w').write('x' * 10000)\n",
+    "options.py": "import sys, time; time.sleep(1); print('options', *sys.argv[1:])\n",
+}
+
+
+@pytest.fixture(scope="module")
+def drills(cluster: Cluster) -> Cluster:
+    """The cluster with the drills' scripts and an environment on it."""
+    for name, text in SCRIPTS.items():
+        cluster.on("sackd/0", "sh", "-c", f"mkdir -p {CODE}; cat > {CODE}/{name} <<'END'\n{text}\nEND\n")
+    cluster.action("install-environment", timeout=1500)
+    return cluster
+
+
+def submit(cluster: Cluster, script: str, *more: str, nodes: int = 1) -> Json:
+    small = (f"nodes={nodes}", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun")
+    return cluster.action("submit-ddp", f"workload={CODE}/{script}", *small, *more)
+
+
+def record(cluster: Cluster, job_id: str) -> dict[str, str]:
+    shown = cluster.on("sackd/0", "scontrol", "show", "job", job_id, "-o")
+    return dict(re.findall(r"(\w+)=(\S*)", shown))
+
+
+def log_of(cluster: Cluster, job: Json) -> str:
+    return cluster.on("sackd/0", "sh", "-c", f"cat {job['log']} 2>/dev/null || true")
+
+
+def until(cluster: Cluster, job: Json, words: str, limit_s: float = 100) -> float:
+    """Wait until a job's log has these words; return how long it took."""
+    began = time.monotonic()
+    while words not in (said := log_of(cluster, job)):
+        assert time.monotonic() - began < limit_s, f"no {words!r} in:\n{said}"
+        time.sleep(0.3)
+    return time.monotonic() - began
+
+
+def until_state(cluster: Cluster, job: Json, *states: str, limit_s: float = 100) -> dict[str, str]:
+    began = time.monotonic()
+    while (found := record(cluster, job["job-id"]))["JobState"] not in states:
+        assert time.monotonic() - began < limit_s, found
+        time.sleep(0.5)
+    return found
+
+
+def steps_done(cluster: Cluster, job: Json) -> list[tuple[int, str]]:
+    return [(int(n), attempt) for n, attempt in re.findall(r"step=(\d+) attempt=(\S+)", log_of(cluster, job))]
+
+
+def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
+    job = submit(drills, "options.py", "args=a b", "wait=true", nodes=2)
+    assert job["state"] == "COMPLETED"
+    said = log_of(drills, job)
+    assert said.count("options a b") == 2
+    assert set(re.findall(r"\[ENV\] node=(\S+)", said)) == {"slurmd-0", "slurmd-1"}
+    assert drills.on("sackd/0", "find", job["run-dir"], "-not", "-user", "ubuntu") == ""
+
+
+def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
+    began = time.monotonic()
+    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "nodes=2", "args=never", "wait=true")
+    answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/fails.py", *small)
+    assert time.monotonic() - began < 40
+    assert answer.code == 1
+    assert re.fullmatch(
+        r"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: ValueError: boom", answer.error
+    )
+
+
+def test_a_crashed_program_is_started_again(drills: Cluster):
+    job = submit(drills, "fails.py", "args=t1", "max-restarts=1", "wait=true", nodes=2)
+    assert job["state"] == "COMPLETED"
+    said = log_of(drills, job)
+    assert said.count("[FAILED] ") == 1
+    assert "fault=program" in said
+
+
+def test_a_node_at_fault_is_left_out_and_the_job_goes_on_elsewhere(drills: Cluster):
+    job = submit(drills, "bad_node.py", "max-restarts=1")
+    until(drills, job, "[RESTART] without slurmd-")
+    bad = drills.on("sackd/0", "cat", f"{job['run-dir']}/first")
+    assert until_state(drills, job, "PENDING")["ExcNodeList"] == bad
+    drills.action("resume-now", f"job-id={job['job-id']}")
+    found = until_state(drills, job, "COMPLETED")
+    assert found["Restarts"] == "1"
+    assert found["NodeList"] not in (bad, "")
+
+
+def test_a_cancelled_job_saves_and_never_comes_back(drills: Cluster):
+    job = submit(drills, "steps.py", "args=1000 0.2")
+    until(drills, job, "step=2 ")
+    assert drills.action("cancel-job", f"job-id={job['job-id']}")["state"] == "CANCELLED"
+    assert "TERM: asking the ranks to save and leave" in log_of(drills, job)
+    time.sleep(3)
+    found = record(drills, job["job-id"])
+    assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
+
+
+def test_a_warning_saves_requeues_once_and_the_run_goes_on_where_it_was(drills: Cluster):
+    job = submit(drills, "steps.py", "args=100000 0.3")
+    until(drills, job, "step=2 ")
+    drills.on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
+    took = until(drills, job, "is queued again", 20)
+    assert took < 15
+    assert until_state(drills, job, "PENDING")["Restarts"] == "1"
+    drills.action("resume-now", f"job-id={job['job-id']}")
+    found = until_state(drills, job, "COMPLETED")
+    assert found["Restarts"] == "1", "exactly once"
+    done = steps_done(drills, job)
+    assert [step for step, _ in done] == list(range(len(done))), "no step twice, none left out"
+    assert {attempt.split(".")[1] for _, attempt in done} == {"r0", "r1"}
+
+
+def test_the_time_limit_saves_and_requeues(drills: Cluster):
+    job = submit(drills, "steps.py", "args=100000 0.3", "time-limit=1")
+    until(drills, job, "is queued again", 90)
+    assert until_state(drills, job, "PENDING")["Restarts"] == "1"
+    assert log_of(drills, job).count("[REQUEUE] ") == 1
+    drills.action("cancel-job", f"job-id={job['job-id']}")
+    time.sleep(2)
+    assert record(drills, job["job-id"])["JobState"] == "CANCELLED"
+
+
+def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
+    """The action that waits, and a warning that comes while nobody can be told of it."""
+    job = submit(drills, "steps.py", "args=1000 0.3")
+    until(drills, job, "step=1 ")
+    command = ["run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=20 0.5", "wait=true"]
+    small = ["nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "run=during-restart"]
+    with subprocess.Popen(
+        [REPOSITORY / "sandboxctl", "--model", drills.model, *command, *small],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as waiting:  # fmt: skip
+        until(drills, {"log": "/mnt/shared/runs/during-restart/logs/*.out"}, "step=1 ")
+        drills.on("slurmctld/0", "systemctl", "stop", "slurmctld")
+        try:
+            (node,) = set(re.findall(r"host=(\S+)", log_of(drills, job)))
+            script = f"[j]ob0*{job['job-id']}/slurm_script"
+            drills.on(node.replace("-", "/"), "pkill", "-USR1", "-f", script)
+            until(drills, job, "[REQUEUE] Slurm does not answer")
+        finally:
+            drills.on("slurmctld/0", "systemctl", "start", "slurmctld")
+        output, _ = waiting.communicate(timeout=300)
+    assert waiting.returncode == 0, output
+    assert "state: COMPLETED" in output
+    until(drills, job, "is queued again")
+    assert until_state(drills, job, "PENDING")["Restarts"] == "1"
+    drills.action("cancel-job", f"job-id={job['job-id']}")
+
+
+def test_jobs_share_a_node(drills: Cluster):
+    """Three jobs of one core on two nodes of two: two of them meet, with a port and an environment for each."""
+    more = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "args=3 1")
+    found = [drills.action("submit-ddp", f"workload={CODE}/steps.py", *more, f"run=crowd-{n}") for n in range(3)]
+    ended = [until_state(drills, job, "COMPLETED", "FAILED") for job in found]
+    assert {job["JobState"] for job in ended} == {"COMPLETED"}
+    nodes = [job["NodeList"] for job in ended]
+    assert len(set(nodes)) < 3
+    ports = {re.findall(r"head=\S+:(\d+)", log_of(drills, job))[0] for job in found}
+    assert len(ports) == 3
+
+
+def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
+    small = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "name=drill")
+    done = drills.action("submit-sweep", f"workload={CODE}/options.py", "grid=lr=0.1,0.2", *small, "wait=true")
+    assert done["states"] == "2 COMPLETED"
+    for number, rate in enumerate(("0.1", "0.2")):
+        assert f"options --lr {rate}" in drills.action("job-log", f"run=drill-{number}")["text"]
+
+
+def test_a_dataset_that_is_damaged_is_told_in_one_line(drills: Cluster):
+    folder = "/mnt/shared/datasets/hollow"
+    drills.on("sackd/0", "sh", "-c", f"mkdir -p {folder}; echo '{{}}' > {folder}/dataset.json; chmod -R a+rX {folder}")
+    try:
+        answer = drills.ctl(
+            "run", "trainer/0", "submit-ddp", "dataset=hollow", "nodes=1", "max-restarts=3", "wait=true"
+        )
+    finally:
+        drills.on("sackd/0", "rm", "-rf", folder)
+    assert answer.code == 1
+    assert folder in answer.error
+    assert "fault=mistake" in answer.out, "and it was not tried again"
+
+
+def test_a_full_filesystem_is_told_before_and_during_a_job(drills: Cluster):
+    job = submit(drills, "full.py")
+    until_state(drills, job, "FAILED")
+    shown = drills.action("show-job", f"job-id={job['job-id']}")
+    assert shown["failure"].endswith("OSError: [Errno 28] No space left on device")
+    runs = "/mnt/shared/runs"
+    drills.on("sackd/0", "mount", "-t", "tmpfs", "-o", "size=16m,mode=777", "tmpfs", runs)
+    try:
+        answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=1 1")
+        left = drills.on("sackd/0", "ls", runs)
+    finally:
+        drills.on("sackd/0", "umount", runs)
+    assert answer.code == 1
+    assert "has room for 16 MiB" in answer.error
+    assert left == ""
+
+
+def test_what_a_dry_run_checks_is_listed(drills: Cluster):
+    before = drills.on("sackd/0", "ls", "/mnt/shared/runs")
+    done = drills.action("submit-ddp", f"workload={CODE}/steps.py", "fabric=tcpxo", "dry-run=true")
+    checks = [line.split(":")[0] for line in done["checks"].splitlines()]
+    assert checks == ["resources", "workspace", "workload", "Slurm"]
+    assert {"prolog", "epilog", "script", "verdict"} <= set(done)
+    assert drills.on("sackd/0", "ls", "/mnt/shared/runs") == before
+    assert json.dumps(done).count("rm -rf") == 0
