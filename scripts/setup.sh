@@ -1,11 +1,12 @@
 #!/bin/sh
 # Install the system packages that slurm-ddp's commands need, on Debian 12 and Ubuntu 24.04 (their kin work too).
 #
-#   scripts/setup.sh [--dry-run] [test] [demo] [pack]       without a group: all of them
+#   scripts/setup.sh [--dry-run] [test] [demo] [pack] [storage]     without a group: all of them
 #
 #   test   lint, unit, payload and bundle tests
 #   demo   the sandbox: one systemd container per unit, with real Slurm and JuiceFS in them
 #   pack   Charmcraft
+#   storage   what tests of the storage charms start: databases, and a machine of its own for kernel filesystems
 #
 # Needs root, or sudo. Prints what it installs and why; does nothing, in a moment, when all is there.
 set -eu
@@ -47,7 +48,18 @@ git: Charmcraft asks it about the source
 rsync: stages a charm
 EOF
         ;;
-    *) echo "setup: unknown group \`$1\`; there are test, demo and pack" >&2; exit 2 ;;
+    storage) cat <<'EOF'
+mariadb-server: tests of JuiceFS on MySQL start one of their own
+postgresql: tests of JuiceFS on PostgreSQL start one of their own
+openssl: makes the certificates that those tests trust
+qemu-system-x86: tests of NFS and CephFS boot a machine with Debian's kernel
+debootstrap: makes that machine's disk
+debian-archive-keyring: debootstrap verifies Debian's packages with it, on Ubuntu too
+systemd-container: installs packages on that disk
+e2fsprogs: writes that disk
+EOF
+        ;;
+    *) echo "setup: unknown group \`$1\`; there are test, demo, pack and storage" >&2; exit 2 ;;
     esac
 }
 
@@ -61,7 +73,7 @@ for argument in "$@"; do
     *) groups="$groups $argument" ;;
     esac
 done
-wanted=$(for group in ${groups:-test demo pack}; do packages "$group" || exit 2; done)
+wanted=$(for group in ${groups:-test demo pack storage}; do packages "$group" || exit 2; done)
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     echo "setup: this needs a Debian or Ubuntu machine; on others, install the equivalents of:" >&2
@@ -97,7 +109,7 @@ apt() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=600 -o Dpkg::Use-Pty=0 "$@"
 }
 
-policy=/usr/sbin/policy-rc.d  # keeps Debian from starting redis and sshd on this machine: the tests start their own
+policy=/usr/sbin/policy-rc.d  # keeps Debian from starting servers on this machine: the tests start their own
 made_policy=
 cleanup() { [ -z "$made_policy" ] || $as_root rm -f "$policy"; }
 trap cleanup EXIT
@@ -105,7 +117,7 @@ trap 'exit 130' INT TERM
 if [ ! -e "$policy" ]; then
     made_policy=1
     # shellcheck disable=SC2016  # for policy-rc.d to expand
-    printf '#!/bin/sh\ncase $1 in redis* | ssh*) exit 101 ;; esac\n' | $as_root tee "$policy" >/dev/null
+    printf '#!/bin/sh\ncase $1 in redis* | ssh* | mariadb* | mysql* | postgresql*) exit 101 ;; esac\n' | $as_root tee "$policy" >/dev/null
     $as_root chmod 755 "$policy"
 fi
 

@@ -52,14 +52,14 @@ def test_lanes_exist(page: pathlib.Path):
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_actions_and_their_parameters_exist(page: pathlib.Path):
     for application, action, rest in re.findall(
-        r"(?:juju|sandboxctl) run ([a-z-]+)/\d+ ([a-z-]+)([^`\n|#]*)", page.read_text()
+        r"(?:juju|sandboxctl) run ([a-z-]+)/\d+(?: [a-z-]+/\d+)* ([a-z-]+)([^`\n|#]*)", page.read_text()
     ):
         charm = declared(application)
         if charm is None:
             continue
         assert action in charm.get("actions", {}), f"{application} has no action {action}"
         params = charm["actions"][action].get("params", {})
-        for name, value in re.findall(r"([a-z][a-z-]+)=(\S+)", rest):
+        for name, value in re.findall(r'(?:^|\s)([a-z][a-z-]+)=("[^"]*"|\S+)', rest):
             assert name in params, f"{action} has no parameter {name}"
             allowed = params[name].get("enum")
             assert allowed is None or value in allowed, f"{action} {name}={value}"

@@ -140,7 +140,7 @@ def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):
         assert parts[-1] not in {"bundle.yaml", "charmcraft.yaml"}, "Juju would deploy the bundle instead of the charm"
         assert not name.endswith((".pyc", ".pem", ".key", ".env")), name
         text = (packed.folder / name).read_text(errors="replace")
-        assert not re.search(r"-----BEGIN [A-Z ]*PRIVATE KEY-----", text), name
+        assert not re.search(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\s|\\n)+[\w+/-]{8}", text), name
         assert str(pack.ROOT) not in text, f"{name} names the folder it was packed in"
 
 
