@@ -1,12 +1,13 @@
 #!/bin/sh
 # Install the system packages that slurm-ddp's commands need, on Debian 12 and Ubuntu 24.04 (their kin work too).
 #
-#   scripts/setup.sh [--dry-run] [test] [demo] [pack] [storage]     without a group: all of them
+#   scripts/setup.sh [--dry-run] [test] [demo] [pack] [storage] [guest]     without a group: all of them
 #
 #   test   lint, unit, payload and bundle tests
 #   demo   the sandbox: one systemd container per unit, with real Slurm and JuiceFS in them
 #   pack   Charmcraft
-#   storage   what tests of the storage charms start: databases, and a machine of its own for kernel filesystems
+#   storage   databases that tests of the storage charms start
+#   guest  a machine of its own for NFS and CephFS, whose clients are in the kernel
 #
 # Needs root, or sudo. Prints what it installs and why; does nothing, in a moment, when all is there.
 set -eu
@@ -22,6 +23,11 @@ zstd: compresses the training environment, as on the cluster
 redis-server: tests of the JuiceFS metadata server start one of their own
 openssh-server: tests of the JuiceFS object store start one of their own
 fuse3: tests mount JuiceFS
+gcc: tests build an NVML of their own
+libc6-dev: tests build an NVML of their own
+slurmctld: tests ask a Slurm of two nodes on this host
+slurmd: tests ask a Slurm of two nodes on this host, and what slurmd makes of a gres.conf
+slurm-client: tests start tasks with srun
 EOF
         ;;
     demo) cat <<'EOF'
@@ -52,6 +58,9 @@ EOF
 mariadb-server: tests of JuiceFS on MySQL start one of their own
 postgresql: tests of JuiceFS on PostgreSQL start one of their own
 openssl: makes the certificates that those tests trust
+EOF
+        ;;
+    guest) cat <<'EOF'
 qemu-system-x86: tests of NFS and CephFS boot a machine with Debian's kernel
 debootstrap: makes that machine's disk
 debian-archive-keyring: debootstrap verifies Debian's packages with it, on Ubuntu too
@@ -59,7 +68,7 @@ systemd-container: installs packages on that disk
 e2fsprogs: writes that disk
 EOF
         ;;
-    *) echo "setup: unknown group \`$1\`; there are test, demo, pack and storage" >&2; exit 2 ;;
+    *) echo "setup: unknown group \`$1\`; there are test, demo, pack, storage and guest" >&2; exit 2 ;;
     esac
 }
 
@@ -73,7 +82,7 @@ for argument in "$@"; do
     *) groups="$groups $argument" ;;
     esac
 done
-wanted=$(for group in ${groups:-test demo pack storage}; do packages "$group" || exit 2; done)
+wanted=$(for group in ${groups:-test demo pack storage guest}; do packages "$group" || exit 2; done)
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     echo "setup: this needs a Debian or Ubuntu machine; on others, install the equivalents of:" >&2
@@ -117,7 +126,7 @@ trap 'exit 130' INT TERM
 if [ ! -e "$policy" ]; then
     made_policy=1
     # shellcheck disable=SC2016  # for policy-rc.d to expand
-    printf '#!/bin/sh\ncase $1 in redis* | ssh* | mariadb* | mysql* | postgresql*) exit 101 ;; esac\n' | $as_root tee "$policy" >/dev/null
+    printf '#!/bin/sh\ncase $1 in redis* | ssh* | munge* | slurm* | mariadb* | mysql* | postgresql*) exit 101 ;; esac\n' | $as_root tee "$policy" >/dev/null
     $as_root chmod 755 "$policy"
 fi
 

@@ -100,7 +100,7 @@ class Node:
 def node() -> collections.abc.Iterator[Node]:
     missing = machines.missing_tools()
     if missing:
-        pytest.fail(f"install {', '.join(missing)}: scripts/setup.sh storage", pytrace=False)
+        pytest.fail(f"install {', '.join(missing)}: scripts/setup.sh guest", pytrace=False)
     with machines.booted(memory_mib=1536) as guest:
         guest.put(
             {
