@@ -41,6 +41,7 @@ STOP_TIMEOUT_S = 60.0
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
 _NETWORK_FILES = ("network.json", "etc-hosts", "resolv.conf")
+_PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _GPU_UNIT = """\
 [Unit]
@@ -448,6 +449,8 @@ class Host:
             with _translated(self.name):
                 self._machine.kill()
             network.remove_link(self.record.machine)
+            with contextlib.suppress(OSError):  # systemd-nspawn leaves it, empty
+                (_PROPAGATE / self.record.machine).rmdir()
         for mount in _mounts_below(self.directory):
             run("/usr/bin/umount", mount, check=False)
             if str(mount) in _mounts_below(self.directory):

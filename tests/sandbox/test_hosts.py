@@ -338,8 +338,9 @@ def traces(machine: str, bridge: str) -> list[str]:
         if bridge in line
     ]
     found += [str(path) for path in pathlib.Path("/sys/class/net").iterdir() if path.name == bridge]
-    for directory, names, _ in os.walk("/sys/fs/cgroup"):
-        found += [f"{directory}/{name}" for name in names if machine in name]
+    for top in ("/sys/fs/cgroup", "/run"):
+        for directory, names, _ in os.walk(top):
+            found += [f"{directory}/{name}" for name in names if machine in name]
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             found += [str(path)] if machine in path.read_text() else []
