@@ -43,7 +43,7 @@ _MOST_REASON = 200
 _DRAIN_AFTER_S = 30.0  # a client that comes back by itself within this costs nobody a job
 _PASSES_TO_RESUME = 2
 _WRITE_EVERY_S = 60.0  # a pass only reads, but for one a minute: a thousand nodes share the server
-_PROBE_S, _SETTLE_S = 5.0, 8.0
+_PROBE_S, _SILENT_PROBE_S, _SETTLE_S = 5.0, 2.0, 8.0
 _SERVER_S = 2.0
 _SYSTEMCTL_S, _SCONTROL_S = 10.0, 6.0
 _REAP_S = 1.0  # how long a killed program may take to die
@@ -173,9 +173,11 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Look, mend, look again, tell; return what was found."""
     now = time.time()
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != mounts.State.RIGHT.value)
-    look = probe(watch, write=writes)
+    # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
+    down = unreachable(watch.servers) if old.down else ""
+    look = probe(watch, write=writes, deadline=_SILENT_PROBE_S if down else _PROBE_S)
     hung = (old.hung or now) if look.state is mounts.State.HUNG else 0.0
-    down = "" if look else unreachable(watch.servers)
+    down = "" if look else down or unreachable(watch.servers)
     pending = watch.changed_us != old.settled_us and is_pending(watch)
     asks_users = pending or look.state in (mounts.State.WRONG, mounts.State.STACKED, mounts.State.HUNG)
     chosen = remedy(
@@ -220,9 +222,9 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     return health
 
 
-def probe(watch: Watch, *, write: bool) -> mounts.Result:
-    """Look at the mount."""
-    look = mounts.probe(watch.mountpoint, fstype=watch.fstypes, source=watch.wanted, writable=write, deadline=_PROBE_S)
+def probe(watch: Watch, *, write: bool, deadline: float = _PROBE_S) -> mounts.Result:
+    """Look at the mount. `deadline` is in seconds."""
+    look = mounts.probe(watch.mountpoint, fstype=watch.fstypes, source=watch.wanted, writable=write, deadline=deadline)
     here = mounts.at(watch.mountpoint)
     if look and watch.writable and here and here[-1].read_only:
         return mounts.Result(mounts.State.WRONG, f"{watch.mountpoint} is mounted read-only")

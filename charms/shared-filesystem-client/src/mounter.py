@@ -31,6 +31,8 @@ _SLURMD = "slurmd.service"
 _PYTHON = "/usr/bin/python3"
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _PROBE_S = 5.0
+_SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
+_SEEN_S = mount_keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a look, while they are
 _TURN_S = 30.0  # how long the keeper may take to finish its pass
 _RELOAD_S = 20.0
 _STOP_S = 90.0
@@ -173,9 +175,12 @@ def _ensure(plan: Plan, unit: str) -> mounts.Result:
     state = state.model_copy(update={"port": plan.port, "reloads": plan.reloads})
     _save(wish.app, state)
     _watch(plan, state)
-    look = _just_seen(plan) or probe(plan)
+    silence = _silence(plan)
+    look = _just_seen(plan) if silence else None
+    if look is None:
+        look = probe(plan, deadline=_SILENT_PROBE_S if silence else _PROBE_S)
     if not look or pending(plan):
-        look = _heal(plan, state, look)
+        look = _heal(plan, state, look, silence)
     if look and not pending(plan):
         gone = [pathlib.Path(path) for path in state.caches if path not in map(str, plan.caches)]
         for path in gone:
@@ -214,14 +219,14 @@ def reason(plan: Plan) -> str:
     return juicefs.reason(said) or last_line(said) or "its journal says nothing"
 
 
-def probe(plan: Plan) -> mounts.Result:
-    """Look at the mount, and write to it if it is for writing."""
+def probe(plan: Plan, *, deadline: float = _PROBE_S) -> mounts.Result:
+    """Look at the mount, and write to it if it is for writing. `deadline` is in seconds."""
     return mounts.probe(
         plan.wish.mountpoint,
         fstype=plan.fstypes,
         source=plan.sources,
         writable=not plan.wish.read_only,
-        deadline=_PROBE_S,
+        deadline=deadline,
     )
 
 
@@ -233,7 +238,7 @@ def is_mounted(plan: Plan) -> bool:
 def _just_seen(plan: Plan) -> mounts.Result | None:
     """Return that the mount hangs, when the keeper has just found that out: a hook need not wait for it again."""
     seen = health(plan.wish.app)
-    if seen.state == mounts.State.HUNG.value and 0 <= time.time() - seen.checked < _PROBE_S:
+    if seen.state == mounts.State.HUNG.value and 0 <= time.time() - seen.checked < _SEEN_S:
         return mounts.Result(mounts.State.HUNG, seen.detail)
     return None
 
@@ -420,14 +425,18 @@ def _prepare(plan: Plan) -> bool:
     return made
 
 
-def _heal(plan: Plan, state: _State, look: mounts.Result) -> mounts.Result:
-    """Start the mount, or start it anew where that can mend it and hurts nobody; return a look at it as it is then."""
+def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.UnreachableError | None) -> mounts.Result:
+    """Start the mount, or start it anew where that can mend it and hurts nobody; return a look at it as it is then.
+
+    Raises:
+        juicefs.UnreachableError: `silence`, which says that no server answers.
+    """
     mountpoint, waits = plan.wish.mountpoint, pending(plan)
     here = mounts.at(mountpoint)
     hung = health(plan.wish.app).hung if look.state is mounts.State.HUNG else 0.0
     fuse = any(fstype.startswith("fuse") for fstype in plan.fstypes)
-    if look.state is mounts.State.HUNG:
-        _check_servers(plan)
+    if silence and look.state is mounts.State.HUNG:
+        raise silence
     remedy = mount_keeper.remedy(
         look.state,
         ours=all(mount.fstype in state.fstypes and mount.source in state.sources for mount in here),
@@ -447,7 +456,8 @@ def _heal(plan: Plan, state: _State, look: mounts.Result) -> mounts.Result:
         _clear(state)
     run(_SYSTEMCTL, "reset-failed", plan.unit, check=False)
     run(_SYSTEMCTL, "start", "--no-block", plan.unit)
-    _check_servers(plan)  # while they are silent it cannot come: it will by itself
+    if silence:  # it cannot come now: it will by itself
+        raise silence
     mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=_SETTLE_S)
     return probe(plan)
 
@@ -481,9 +491,14 @@ def _remove_cache(path: pathlib.Path) -> bool:
     return True
 
 
-def _check_servers(plan: Plan) -> None:
-    for group in plan.servers:
-        juicefs.check_reachable(group)
+def _silence(plan: Plan) -> juicefs.UnreachableError | None:
+    """Return what says that no server of a group answers; None when all do that matter."""
+    try:
+        for group in plan.servers:
+            juicefs.check_reachable(group)
+    except juicefs.UnreachableError as e:
+        return e
+    return None
 
 
 def _take_down(app: str, state: _State) -> None:

@@ -237,6 +237,7 @@ def test_a_dead_server_is_waited_for_and_named_since_when(rig: Rig):
     assert (health.state, health.heals, health.down) == ("hung", 0, rig.down)
     assert health.down_since == 1_800_000_020.0
     assert health.hung == 1_800_000_020.0
+    assert [one["deadline"] for one in rig.mounts.probes[1:4]] == [5.0, 2.0, 2.0]  # the charm may wait for its turn
     rig.down = ""
     rig.mounts.looks.clear()
     health = rig.tick()

@@ -12,6 +12,7 @@ from machine_mounts import MachineMounts, mode_of
 
 import juicefs_mount
 import kernel_mount
+import mount_keeper
 import mounter
 import nfs_mount
 from machine import Machine
@@ -416,6 +417,45 @@ def test_a_hung_mount_is_not_taken_away(rig: Rig):
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert rig.machine.did("stop", UNIT) == 0
+
+
+def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
+    """Goal: 10 s for a hook while the metadata engine is dead, of which the keeper's turn may take most."""
+    rig.ensure(rig.plan())
+    rig.mounts.looks[rig.mountpoint] = mounts.Result(mounts.State.HUNG, "no answer")
+    rig.listener.close()
+    rig.mounts.probes.clear()
+    with pytest.raises(juicefs.UnreachableError):
+        rig.ensure(rig.plan())
+    assert [one["deadline"] for one in rig.mounts.probes] == [2.0]  # nobody had looked, but no server answers
+    seen = mount_keeper.Health(state="hung", checked=time.time() - 15)
+    seen.save(mounter.STATE / "client")
+    with pytest.raises(juicefs.UnreachableError):
+        rig.ensure(rig.plan())
+    assert len(rig.mounts.probes) == 1
+    dataclasses.replace(seen, checked=time.time() - 60).save(mounter.STATE / "client")
+    with pytest.raises(juicefs.UnreachableError):
+        rig.ensure(rig.plan())
+    assert len(rig.mounts.probes) == 2
+
+
+def test_a_mount_that_works_while_its_server_takes_no_connection_is_right(rig: Rig):
+    rig.ensure(rig.plan())
+    rig.listener.close()
+    assert rig.ensure(rig.plan())
+
+
+@pytest.mark.parametrize("fstype", ["tmpfs", "nfs4", "fuse.juicefs"])
+def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, fstype: str
+):
+    found = mounts.Mount(1, "0:1", "/scratch", fstype, "x", ("rw",))
+    monkeypatch.setattr(mounts, "find", lambda path: found)
+    wish = mounter.Wish(app="client", mountpoint=rig.mountpoint)
+    tuning = juicefs_mount.Tuning(directories=("/scratch/cache",))
+    with pytest.raises(mounter.MounterError) as caught:
+        juicefs_mount.plan(wish, rig.volume, SECRET, tuning, program_changed=False)
+    assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
 
 
 def test_a_folder_with_files_is_not_hidden(rig: Rig):
