@@ -3,8 +3,10 @@
 import base64
 import collections.abc
 import contextlib
+import json
 import os
 import pathlib
+import re
 import threading
 import urllib.parse
 
@@ -14,15 +16,19 @@ _MINE = os.getpid()
 def forms(secret: str) -> set[bytes]:
     """Return a secret as it may show: raw, percent-encoded, in base64 at each offset, quoted in JSON."""
     raw = secret.encode()
+    percent = urllib.parse.quote(secret, safe="")
     found = {
         raw,
-        urllib.parse.quote(secret, safe="").encode(),
+        percent.encode(),
+        re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), percent).encode(),
         urllib.parse.quote_plus(secret).encode(),
+        json.dumps(secret)[1:-1].encode(),
         secret.replace("\\", "\\\\").replace('"', '\\"').encode(),
     }
     for offset in range(3):  # what stands before it shifts base64's groups; the first and last may differ
         coded = base64.b64encode(b"x" * offset + raw)
-        found.add(coded[4 if offset else 0 : len(coded) // 4 * 4 - 4])
+        middle = coded[4 if offset else 0 : len(coded) // 4 * 4 - 4]
+        found |= {middle, middle.translate(bytes.maketrans(b"+/", b"-_"))}
     return {form for form in found if len(form) >= 6}
 
 
@@ -31,11 +37,22 @@ def within(data: bytes, secrets: collections.abc.Iterable[str]) -> bool:
     return any(form in data for secret in secrets for form in forms(secret))
 
 
+def found_in(
+    places: collections.abc.Mapping[str, str], secrets: collections.abc.Mapping[str, str]
+) -> collections.abc.Iterator[str]:
+    """Yield the name of each secret with the place whose text holds a form of it, and never the secret."""
+    texts = {place: text.encode(errors="replace") for place, text in places.items()}
+    for name, secret in secrets.items():
+        sought = forms(secret)
+        yield from (f"{name} in {place}" for place, text in texts.items() if any(form in text for form in sought))
+
+
 class Watch:
     """Reads all command lines of the machine, again and again, and the environments of other accounts' processes."""
 
-    def __init__(self, secrets: collections.abc.Iterable[str]) -> None:
+    def __init__(self, secrets: collections.abc.Iterable[str], every_s: float) -> None:
         self._forms = {form for secret in secrets for form in forms(secret)}
+        self._every_s = every_s
         self._over = threading.Event()
         self.found: list[str] = []
         self.looks = 0
@@ -46,7 +63,7 @@ class Watch:
         while not self._over.is_set():
             self._look()
             self.looks += 1
-            self._over.wait(0.002)
+            self._over.wait(self._every_s)
 
     def stop(self) -> None:
         """Stop looking."""
@@ -68,9 +85,9 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watched(*secrets: str) -> collections.abc.Generator[Watch]:
+def watched(*secrets: str, every_s: float = 0.002) -> collections.abc.Generator[Watch]:
     """Fail unless no process shows one of the secrets while the block runs."""
-    watch = Watch(secrets)
+    watch = Watch(secrets, every_s)
     thread = threading.Thread(target=watch.run, daemon=True)
     thread.start()
     try:
@@ -79,7 +96,7 @@ def watched(*secrets: str) -> collections.abc.Generator[Watch]:
         watch.stop()
         thread.join(30)
     assert watch.looks > 5, "nobody looked"
-    assert watch.found == []
+    assert not watch.found, "; ".join(sorted(set(watch.found)))
 
 
 def in_files(folder: pathlib.Path, *secrets: str) -> list[pathlib.Path]:

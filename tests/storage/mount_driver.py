@@ -12,6 +12,7 @@ sys.path[:0] = ["/opt/charm/src", "/opt/charm/lib", "/opt/python"]
 import mount_plans  # noqa: E402
 import mount_settings  # noqa: E402
 import mounter  # noqa: E402
+from slurm_ddp import mounts  # noqa: E402
 
 
 def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
@@ -40,6 +41,6 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
 for line in sys.stdin:
     try:
         answer = hook(json.loads(line))
-    except Exception:  # the test must hear of it
+    except (OSError, ValueError, LookupError, TypeError, mounts.MountError):  # the test must hear of it
         answer = {"level": "error", "text": traceback.format_exc()}
     print(json.dumps(answer), flush=True)

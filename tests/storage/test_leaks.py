@@ -1,0 +1,64 @@
+"""The search for secrets itself: what it does not find proves nothing."""
+
+import base64
+import collections.abc
+import json
+import pathlib
+import subprocess
+import sys
+import time
+import urllib.parse
+
+import leaks
+import pytest
+import servers
+
+SECRET = servers.PASSWORD + "/+?\xfc\\$"
+
+
+@pytest.mark.parametrize("before", ["", "x", "xy", "user:", "user:pass", "{"])
+@pytest.mark.parametrize("coder", [base64.b64encode, base64.urlsafe_b64encode])
+def test_base64_is_found_at_each_offset(before: str, coder: collections.abc.Callable[[bytes], bytes]):
+    assert leaks.within(b"x " + coder(f"{before}{SECRET}@host".encode()) + b" y", [SECRET])
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        SECRET,
+        urllib.parse.quote(SECRET, safe=""),
+        urllib.parse.quote(SECRET, safe="").replace("%2F", "%2f").replace("%3A", "%3a"),
+        urllib.parse.quote_plus(SECRET),
+        json.dumps(SECRET),
+        json.dumps({"password": SECRET}, ensure_ascii=False),
+    ],
+)
+def test_a_form_is_found_with_its_place_and_told_without_the_secret(shown: str):
+    if shown.count("%2f"):
+        shown = "".join(f"%{part[:2].lower()}{part[2:]}" if i else part for i, part in enumerate(shown.split("%")))
+    places = {"journal": f"before {shown} after", "status": "all is well"}
+    found = list(leaks.found_in(places, {"password": SECRET, "other": "somethingElse"}))
+    assert found == ["password in journal"]
+
+
+def test_what_is_no_secret_is_not_found():
+    assert not leaks.within(b"p@ss word " + base64.b64encode(b"p@ss:/?#%wor"), [SECRET])
+
+
+def test_a_command_line_is_seen_while_it_lasts():
+    argv = [sys.executable, "-c", "import time; time.sleep(60)", "--password", "seenByAllOfYou"]
+    with pytest.raises(AssertionError, match="command line of"), leaks.watched("seenByAllOfYou") as watch:
+        process = subprocess.Popen(argv)
+        try:
+            while not (watch.found and watch.looks > 5) and process.poll() is None:
+                time.sleep(0.02)
+        finally:
+            process.kill()
+            process.wait(20)
+
+
+def test_a_file_that_others_read_is_found(tmp_path: pathlib.Path):
+    for name, mode in (("open", 0o644), ("closed", 0o600)):
+        (tmp_path / name).write_text(f"password={SECRET}")
+        (tmp_path / name).chmod(mode)
+    assert leaks.in_files(tmp_path, SECRET) == [tmp_path / "open"]
