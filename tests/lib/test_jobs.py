@@ -23,15 +23,15 @@ NODE = (
     "LastBusyTime=2026-11-20T18:48:22 CfgTRES=cpu=2,mem=8000M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 "
     "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s\n"
 )
-QUEUE = """12|ddp|CANCELLED|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|BeginTime||N/A|x|
-13|ddp|FAILED|768|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|NonZeroExitCode|slurmd-0|N/A|sbatch|
-14|ddp|FAILED|9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-0|N/A|sbatch|
-15|ddp|FAILED|4021|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-1|N/A|sbatch|
-16|ddp|RUNNING|0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|None|slurmd-[0-1]|N/A|a-name-longer-than-any-column|
+QUEUE = """12|ddp|CANCELLED|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|BeginTime||12|N/A|x|
+13|ddp|FAILED|768|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|NonZeroExitCode|slurmd-0|13|N/A|sbatch|
+14|ddp|FAILED|9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-0|14|N/A|sbatch|
+15|ddp|FAILED|4021|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-1|15|N/A|sbatch|
+16|ddp|RUNNING|0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|None|slurmd-[0-1]|16|N/A|a-name-longer-than-any-column|
 """
 ASKED = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayTaskID:|,Name:|"
+    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
 )
 
 
@@ -187,7 +187,7 @@ def test_the_jobs_of_an_account(commands: Commands):
 
 
 def test_a_name_can_imitate_nothing(commands: Commands):
-    evil = "17|ddp|RUNNING|0|0|1|p|0:01|1|a|b|None|n|N/A|x|y\n18|eve|RUNNING|0|0|1|p|0:01|1|a|b|None|n|N/A|z|\nnot a job|\n||||||||||||||\n"
+    evil = "17|ddp|RUNNING|0|0|1|p|0:01|1|a|b|None|n|17|N/A|x|y\n18|eve|RUNNING|0|0|1|p|0:01|1|a|b|None|n|18|N/A|z|\nnot a job|\n||||||||||||||\n"
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "run", "-O", ASKED, stdout=evil)
     found = jobs.jobs(user="ddp", name="run")
     assert [(job.job_id, job.name) for job in found] == [(17, "x|y")]
@@ -328,6 +328,8 @@ def test_cancelling(commands: Commands):
     commands.expect("/usr/bin/scancel", "12")
     jobs.cancel(12, user="ddp")
     assert commands.users == ["ddp"]
+    commands.expect("/usr/bin/scancel", "13", "40_3")
+    jobs.cancel(13, "40_3", user="ddp")
     commands.expect(
         "/usr/bin/scancel",
         "12",
@@ -339,10 +341,27 @@ def test_cancelling(commands: Commands):
 
 
 def test_a_task_of_an_array_is_named_after_its_number(commands: Commands):
-    line = "31|ddp|{}|0|0|1|slurmd|0:00|UNLIMITED|2026-11-20T22:40:00|N/A|JobArrayTaskLimit||{}|lrs|\n"
+    line = "31|ddp|{}|0|0|1|slurmd|0:00|UNLIMITED|2026-11-20T22:40:00|N/A|JobArrayTaskLimit||31|{}|lrs|\n"
     text = line.format("PENDING", "2-7%2") + line.format("RUNNING", "0") + line.format("RUNNING", "N/A")
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "lrs", "-O", ASKED, stdout=text)
-    assert [job.run_name for job in jobs.jobs(user="ddp", name="lrs")] == ["lrs-2-7%2", "lrs-0", "lrs"]
+    found = jobs.jobs(user="ddp", name="lrs")
+    assert [job.run_name for job in found] == ["lrs-2-7%2", "lrs-0", "lrs"]
+    assert [job.array_id for job in found] == [31, 31, None]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "held", "not_held"),
+    [
+        ("2-7%2", (2, 7), (1, 8)),
+        ("0,2,4-9:2,12-15%4", (0, 2, 8, 15), (1, 5, 9, 16)),
+        ("5", (5,), (4,)),
+        ("1,3,5,...", (3, 99), ()),
+        ("N/A", (), (0,)),
+    ],
+)
+def test_tasks_that_wait_together(tasks: str, held: tuple[int, ...], not_held: tuple[int, ...]):
+    assert all(jobs.holds_task(tasks, number) for number in held)
+    assert not any(jobs.holds_task(tasks, number) for number in not_held)
 
 
 def test_a_waiting_job_is_let_go_as_its_owner(commands: Commands):

@@ -97,12 +97,12 @@ def test_partitions_and_what_their_nodes_give(commands: Commands, release: Relea
 
 
 QUEUE = {  # by what the job is; -O has printed these fields alike since 20.11
-    "waits for its turn again": "12|ubuntu|PENDING|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T22:18:35|2026-11-20T22:20:36|BeginTime||N/A|run|\n",
-    "runs": "12|ubuntu|RUNNING|0|0|2|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-[0-1]|N/A|run|\n",
-    "leaves": "12|ubuntu|COMPLETING|0|1|1|slurmd|0:00|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-1|N/A|run|\n",
-    "was killed": "12|ubuntu|FAILED|9|0|1|slurmd|0:03|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|JobLaunchFailure|slurmd-1|N/A|run|\n",
-    "ran out": "12|ubuntu|TIMEOUT|15|0|1|slurmd|1:03|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|TimeLimit|slurmd-1|N/A|run|\n",
-    "of an array": "12|ubuntu|RUNNING|0|0|1|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-1|3|run|\n",
+    "waits for its turn again": "12|ubuntu|PENDING|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T22:18:35|2026-11-20T22:20:36|BeginTime||12|N/A|run|\n",
+    "runs": "12|ubuntu|RUNNING|0|0|2|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-[0-1]|12|N/A|run|\n",
+    "leaves": "12|ubuntu|COMPLETING|0|1|1|slurmd|0:00|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-1|12|N/A|run|\n",
+    "was killed": "12|ubuntu|FAILED|9|0|1|slurmd|0:03|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|JobLaunchFailure|slurmd-1|12|N/A|run|\n",
+    "ran out": "12|ubuntu|TIMEOUT|15|0|1|slurmd|1:03|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|TimeLimit|slurmd-1|12|N/A|run|\n",
+    "of an array": "12|ubuntu|RUNNING|0|0|1|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-1|12|3|run|\n",
 }
 WANTED = {
     "waits for its turn again": ("PENDING", True, 0, 1, "run"),

@@ -18,6 +18,7 @@ FAILURE_LINES = 5
 _SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
 _CANCEL_S = 60.0
 _ENDED_WELL = "COMPLETED"
+PREPARATION = "prepare-"  # begins the names of the runs that make datasets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,8 @@ def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log:
 
 
 def cancel_job(settings: Settings, params: trainer_params.CancelJob, log: Log) -> Results:
-    """Cancel a job."""
-    return cancel(settings, params.job_id, log)
+    """Cancel a job, a run, a sweep or a preparation."""
+    return cancel(settings, job_id=params.job_id, run=params.run, log=log)
 
 
 def new_name(settings: Settings, kind: str) -> str:
@@ -399,32 +400,100 @@ def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -
     return {"job-id": str(known.job_id), "run": submitted.run, "state": known.state, "reason": known.reason}
 
 
-def cancel(settings: Settings, job_id: int, log: Log) -> Results:
-    """Cancel a job of the submit user and return its state once it has left the nodes. Raises TrainerError."""
+def cancel(settings: Settings, *, job_id: int | None, run: str | None, log: Log) -> Results:
+    """Cancel jobs of the submit user and return their state once they have left the nodes. Raises TrainerError."""
+    if (job_id is None) == (run is None):
+        raise ParameterError("job-id", "give either job-id or run")
+    doomed = _doomed_run(settings, run) if run is not None else _doomed_job(settings, job_id or 0)
+    name, what = doomed.jobs[0].name, doomed.text
+    try:
+        jobs.cancel(*doomed.words, user=settings.user_to_be)
+    except jobs.SlurmError as e:
+        raise TrainerError(f"{what} could not be cancelled: {e}") from e
+    log(f"{what} was {_states(doomed.jobs)}; cancelling, its ranks may save first")
+    began = told = time.monotonic()
+    left = doomed.jobs
+    while any(job.is_active for job in left) and time.monotonic() - began < _CANCEL_S:
+        pause(0.5)
+        left = [job for job in _queue(settings) if doomed.holds(job) and job.job_id not in doomed.over]
+        if time.monotonic() - told >= REPORT_S:
+            told = time.monotonic()
+            log(f"{what} is {_states(left) or 'gone'}, {told - began:.0f} s")
+    trainer_token.drop(settings, name)
+    told_id = job_id if job_id is not None else doomed.jobs[0].job_id
+    results = {"job-id": str(told_id), "state": _states(left) or "CANCELLED", "run": printable(doomed.run)}
+    return results | ({"cancelled": " ".join(map(str, doomed.words))} if len(doomed.words) > 1 else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Doomed:
+    """What is to be cancelled."""
+
+    words: tuple[int | str, ...]  # for scancel
+    jobs: collections.abc.Sequence[jobs.Job]  # those of them that Slurm knows, at least one
+    run: str
+    text: str  # in a message
+    over: frozenset[int] = frozenset()  # jobs of the same array or name that ended before
+
+    def holds(self, job: jobs.Job) -> bool:
+        """Return whether a job is one of these."""
+        return f"{job.array_id}_{job.task}" in self.words or (job.array_id or job.job_id) in self.words
+
+
+def _doomed_job(settings: Settings, job_id: int) -> _Doomed:
+    """Return what cancelling a job by its id means. Raises ParameterError."""
     known = _known(settings, job_id)
     if known is None:
         raise ParameterError(
             "job-id", f"{job_id} is no job of {settings.user} that Slurm knows; see: juju run {settings.unit} list-jobs"
         )
+    if known.name.startswith(PREPARATION):
+        return _doomed_run(settings, known.name, name="job-id")
+    array = [job for job in _queue(settings) if job.array_id == known.array_id]
+    mates = [job for job in array if job.is_active]
+    if known.array_id == job_id and any(mate.job_id != job_id for mate in mates):  # its tasks go with it
+        if known.is_active and known.task.isdecimal():
+            how = f"run={known.run_name} for that run alone, run={known.name} for all"
+            raise ParameterError("job-id", f"{job_id} is the sweep {known.name}, and its run {known.run_name}; {how}")
+        over = frozenset(job.job_id for job in array if not job.is_active)
+        return _Doomed((job_id,), mates, known.name, f"sweep {known.name}", over)
     if not known.is_active:
         raise ParameterError("job-id", f"{job_id} has ended already: {known.state}")
+    word = f"{known.array_id}_{known.task}" if known.task.isdecimal() else job_id
+    return _Doomed((word,), [known], known.run_name if known.task.isdecimal() else known.name, f"job {job_id}")
+
+
+def _doomed_run(settings: Settings, run: str, *, name: str = "run") -> _Doomed:
+    """Return what cancelling a run, a sweep or a preparation by its name means. Raises ParameterError."""
+    queue = _queue(settings)
+    active = [job for job in queue if job.is_active]
+    over = frozenset(job.job_id for job in queue if not job.is_active)
+    if named := [job for job in active if job.name == run]:  # an array and the job that waits for its end have one name
+        words = tuple(dict.fromkeys(job.array_id or job.job_id for job in named))  # the last submitted first
+        text = f"run {run}" if len(words) > 1 or named[0].array_id else f"job {words[0]}"
+        return _Doomed(words, named, run, text, over)
+    sweep, _, number = run.rpartition("-")
+    tasks = [job for job in active if job.array_id is not None and job.name == sweep]
+    if tasks and number.isdecimal():
+        for task in tasks:
+            if task.task == number:
+                return _Doomed((f"{task.array_id}_{number}",), [task], run, f"run {run}")
+        if waiting := [task for task in tasks if not task.task.isdecimal() and jobs.holds_task(task.task, int(number))]:
+            rest = dataclasses.replace(waiting[0], task=number)  # it has no record of its own as long as it waits
+            return _Doomed((f"{rest.array_id}_{number}",), [rest], run, f"run {run}")
+    hint = f"see: juju run {settings.unit} list-jobs"
+    raise ParameterError(name, f"no job of {run} is waiting or running; {hint}")
+
+
+def _queue(settings: Settings) -> tuple[jobs.Job, ...]:
     try:
-        jobs.cancel(job_id, user=settings.user_to_be)
+        return jobs.jobs(user=settings.user)
     except jobs.SlurmError as e:
-        raise TrainerError(f"job {job_id} could not be cancelled: {e}") from e
-    log(f"job {job_id} was {known.state}; cancelling, its ranks may save first")
-    name = known.name
-    began = told = time.monotonic()
-    while known is not None and known.is_active and time.monotonic() - began < _CANCEL_S:
-        pause(0.5)
-        known = _known(settings, job_id)
-        if time.monotonic() - told >= REPORT_S:
-            told = time.monotonic()
-            log(f"job {job_id} is {known.state if known else 'gone'}, {told - began:.0f} s")
-    state = known.state if known is not None else "CANCELLED"
-    results = {"job-id": str(job_id), "state": state}
-    trainer_token.drop(settings, name)
-    return results if known is None else {**results, "run": printable(known.name)}
+        raise TrainerError(f"Slurm: {e}") from e
+
+
+def _states(known: collections.abc.Iterable[jobs.Job]) -> str:
+    return ", ".join(sorted({job.state for job in known}))
 
 
 def printable(text: str) -> str:

@@ -289,7 +289,8 @@ class ResumeNow(Parsed):
 class CancelJob(Parsed):
     """Parameters of cancel-job."""
 
-    job_id: JobId
+    job_id: JobId | None = None
+    run: Name | None = None
 
 
 Model = typing.TypeVar("Model", bound=Parsed)

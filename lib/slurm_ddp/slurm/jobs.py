@@ -29,7 +29,7 @@ ACTIVE = frozenset(
 
 _QUEUE_FIELDS = (
     "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
-    "SubmitTime", "StartTime", "Reason", "NodeList", "ArrayTaskID", "Name",
+    "SubmitTime", "StartTime", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
 )  # fmt: skip
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _UNUSABLE = frozenset({"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
@@ -99,6 +99,7 @@ class Job:
     nodes: str  # a hostlist; empty before the job starts
     name: str
     task: str = ""  # of an array: the task's number; of tasks that wait together: a range such as 3-7%2
+    array_id: int | None = None  # of an array: its id, which its last task has for its own, too
 
     @property
     def run_name(self) -> str:
@@ -220,9 +221,12 @@ def jobs(*, user: str, name: str | None = None) -> tuple[Job, ...]:
     return tuple(sorted((known for known in found if known.user == user), key=lambda known: -known.job_id))
 
 
-def cancel(job_id: int, *, user: str | None) -> None:
-    """Cancel a job with the rights of `user`, so that Slurm refuses other people's. Raises SlurmError."""
-    _ask(_SCANCEL, str(job_id), user=user)
+def cancel(*jobs: int | str, user: str | None) -> None:
+    """Cancel jobs, arrays and tasks (`40_3`) with the rights of `user`, so that Slurm refuses other people's.
+
+    In this order. Raises SlurmError.
+    """
+    _ask(_SCANCEL, *map(str, jobs), user=user)
 
 
 def start_now(job_id: int, *, user: str | None) -> None:
@@ -296,6 +300,21 @@ def format_time(seconds: int) -> str:
     return f"{day}-{hour:02}:{minute:02}:{second:02}" if day else f"{hour:02}:{minute:02}:{second:02}"
 
 
+def holds_task(tasks: str, number: int) -> bool:
+    """Return whether a text like `0,4-9:2,12-15%2` holds this task; of one that Slurm cut (`...`) it may.
+
+    SLURM_BITSTR_LEN in squeue(1): 64 characters unless it is set.
+    """
+    for part in tasks.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None:
+            return "..." in tasks
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if number in range(first, last + 1, step):
+            return True
+    return False
+
+
 def parse_gpus(gres: str) -> int:
     """Return how many GPUs a Gres text like `gpu:h200:8(S:0-1),shard:32` counts."""
     total = 0
@@ -352,6 +371,7 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
         if len(values) != len(_QUEUE_FIELDS) or not values[0].isdecimal():
             continue  # the second line of a name with a line break in it
         record = dict(zip(_QUEUE_FIELDS, values, strict=True))
+        task = "" if record["ArrayTaskID"] in ("N/A", "") else record["ArrayTaskID"]
         found.append(
             Job(
                 job_id=int(record["JobID"]),
@@ -367,7 +387,8 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
                 reason=record["Reason"],
                 nodes=record["NodeList"],
                 name=record["Name"].rstrip("|"),
-                task="" if record["ArrayTaskID"] in ("N/A", "") else record["ArrayTaskID"],
+                task=task,
+                array_id=_number(record["ArrayJobID"]) if task else None,
             )
         )
     return tuple(found)

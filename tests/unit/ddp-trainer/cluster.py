@@ -9,7 +9,7 @@ from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 QUEUE_FORMAT = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayTaskID:|,Name:|"
+    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
 )
 UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified"
 
@@ -52,6 +52,7 @@ class Job:
     reason: str = ""  # why it waits
     restarts: int = 0
     task: str = "N/A"
+    array_id: int | None = None
 
     def line(self) -> str:
         """Return the job as `squeue -O` prints it."""
@@ -62,7 +63,7 @@ class Job:
         nodes = "" if state == "PENDING" else "slurmd-[0-1]"
         return (
             f"{self.job_id}|{self.user}|{state}|{status}|{self.restarts}|2|slurmd|0:07|UNLIMITED|2026-11-20T18:48:22|"
-            f"2026-11-20T18:48:22|{reason}|{nodes}|{self.task}|{self.name}|\n"
+            f"2026-11-20T18:48:22|{reason}|{nodes}|{self.array_id or self.job_id}|{self.task}|{self.name}|\n"
         )
 
 
@@ -207,7 +208,7 @@ class Cluster:
         assert name is not None
         job = Job(40 + len(self.jobs), self.user, name[1], script, text, list(self.states))
         if array:
-            job.task = f"0-{last}%2"
+            job.task, job.array_id = f"0-{last}%2", job.job_id
         self.jobs.append(job)
         self.submitted(job)
         return Completed(0, f"{job.job_id}\n", "")
@@ -227,11 +228,19 @@ class Cluster:
                 raise AssertionError(f"squeue {arguments} is not known")
 
     def _scancel(self, arguments: tuple[str, ...], _: str | None) -> Completed:
-        (number,) = arguments
-        job = self.job(int(number))
-        job.cancelled = True
-        job.states = [("COMPLETING", 0), ("CANCELLED", 15)]
+        for word in arguments:
+            array, _, task = word.partition("_")
+            for job in self.jobs:
+                is_meant = (str(job.array_id), job.task) == (array, task) if task else self._is_of(job, array)
+                if is_meant and job.states[0][0] in ("PENDING", "RUNNING"):
+                    job.cancelled = True
+                    job.states = [("COMPLETING", 0), ("CANCELLED", 15)]
         return Completed(0, "", "")
+
+    @staticmethod
+    def _is_of(job: Job, number: str) -> bool:
+        """Return whether scancel means this job by a bare number: an array's is that of all its tasks."""
+        return number in (str(job.array_id), str(job.job_id)) if job.array_id else number == str(job.job_id)
 
     def examination(self, arguments: tuple[str, ...]) -> Completed:
         """Return what the doctor's step prints; its tests replace it."""

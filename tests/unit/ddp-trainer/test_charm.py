@@ -521,9 +521,8 @@ def test_an_unknown_parameter_is_refused_by_the_charm_too(
 ):
     params = META["actions"][action]["params"]
     monkeypatch.setitem(params, "nodse", {"type": "integer"})  # as if Juju had let it through
-    required = {"job-id": 1} if action == "cancel-job" else {}
     known = ", ".join(sorted(name for name in params if name != "nodse"))
-    assert ready.fails(action, nodse=2, **required) == f"nodse: no such parameter; there are: {known}"
+    assert ready.fails(action, nodse=2) == f"nodse: no such parameter; there are: {known}"
     assert not cluster.changes
 
 
@@ -581,15 +580,14 @@ def test_nothing_hostile_is_submitted_written_or_run(ready: Trainer, cluster: Cl
     before, calls = ready.files(), len(cluster.calls)
     chosen = (NASTY if name == "args" else NASTY + ROAMING)[:: len(NASTY) // 5]
     for nasty in chosen:  # the whole table is held against the parser in test_params
-        given: dict[str, typing.Any] = {name: nasty, **({"job-id": 1} if action == "cancel-job" else {})}
-        line = ready.fails(action, **given)
+        line = ready.fails(action, **{name: nasty})
         assert line.startswith(f"{name}: ")
         assert len(line) < 400
     assert ready.files() == before
     assert all(call[:2] == ("scontrol", "ping") for call in cluster.calls[calls:])
 
 
-BESIDE = {"submit-sweep": {"grid": "lr=1"}, "cancel-job": {"job-id": 1}}  # what an action cannot be without
+BESIDE = {"submit-sweep": {"grid": "lr=1"}}  # what an action cannot be without
 
 
 def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):

@@ -59,9 +59,7 @@ def test_nothing_hostile_gets_past_the_edge(action: str, name: str):
         NASTY if name == "args" else NASTY + ROAMING
     ):  # args are words for the job, which has its user's rights
         with pytest.raises(ParameterError) as caught:
-            trainer_params.parse(
-                MODELS[action], {"job-id": 1, name: nasty} if action == "cancel-job" else {name: nasty}
-            )
+            trainer_params.parse(MODELS[action], {name: nasty})
         line = str(caught.value)
         assert line.startswith(f"{name}: ")
         assert line.isprintable(), "one line, with nothing that a terminal would obey"
@@ -93,10 +91,9 @@ def test_parameters_are_declared_as_they_are_parsed(action: str):
             assert field.default is None, name
         for bound, step in (("minimum", -1), ("maximum", 1)):
             if bound in schema:
-                required = {} if action != "cancel-job" else {"job-id": 1}
-                trainer_params.parse(MODELS[action], {**required, name: schema[bound]})
+                trainer_params.parse(MODELS[action], {name: schema[bound]})
                 with pytest.raises(ParameterError, match=rf"^{name}: "):
-                    trainer_params.parse(MODELS[action], {**required, name: schema[bound] + step})
+                    trainer_params.parse(MODELS[action], {name: schema[bound] + step})
         for choice in schema.get("enum", []):
             trainer_params.parse(MODELS[action], {name: choice})
 
@@ -158,13 +155,16 @@ def test_a_refusal_names_the_parameter_and_what_is_allowed(given: dict[str, obje
 def test_an_unknown_parameter_is_refused_by_name(action: str):
     known = ", ".join(sorted(DECLARED["actions"][action]["params"]))
     with pytest.raises(ParameterError) as caught:
-        trainer_params.parse(MODELS[action], {"nodse": 2, "job-id": 1} if action == "cancel-job" else {"nodse": 2})
+        trainer_params.parse(MODELS[action], {"nodse": 2})
     assert str(caught.value) == f"nodse: no such parameter; there are: {known}"
 
 
 def test_a_missing_parameter_is_named():
+    class Needs(trainer_params.Parsed):
+        job_id: trainer_params.JobId
+
     with pytest.raises(ParameterError, match=r"^job-id: must be given$"):
-        trainer_params.parse(trainer_params.CancelJob, {})
+        trainer_params.parse(Needs, {})
 
 
 def test_a_hostile_name_of_a_parameter_is_shown_harmlessly():

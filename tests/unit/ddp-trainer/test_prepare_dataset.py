@@ -94,6 +94,23 @@ def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Pa
     assert cluster.job(40).cancelled
 
 
+@pytest.mark.parametrize("named", [{"job_id": 40}, {"job_id": 41}, {"run": "prepare-raw"}])
+def test_a_preparation_is_cancelled_with_all_its_jobs(
+    ready: Trainer,  # noqa: F811
+    raw: pathlib.Path,
+    cluster: Cluster,
+    named: dict[str, typing.Any],
+):
+    cluster.states = [("PENDING", 0)]
+    ready.run("prepare-dataset", source=str(raw), elements=3, wait=False)
+    results = ready.run("cancel-job", **named)
+    assert (results["state"], results["run"], results["cancelled"]) == ("CANCELLED", "prepare-raw", "41 40")
+    assert cluster.changes[-1] == ("scancel", "41", "40"), "what ends the work first, or it would start"
+    assert all(job.cancelled for job in cluster.jobs)
+    line = "no job of prepare-raw is waiting or running; see: juju run trainer/0 list-jobs"
+    assert ready.fails("cancel-job", **named).endswith(line)
+
+
 def test_sources_are_measured(tmp_path: pathlib.Path):
     for name, size in (("a.txt", 200), ("b.tar", 500), ("c.jsonl.gz", 50), ("sub/d.txt", 64)):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import typing
 
 import pytest
 import test_charm
@@ -15,7 +16,7 @@ def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[t
     """Let one task of the array start, as Slurm and the script would."""
     folder = pathlib.Path(f"{sweep.script.parent}-{number}")
     (folder / "control" / "job").write_text(f"{job_id}\n")
-    job = Job(job_id, cluster.user, sweep.name, folder / "job.sbatch", "", states, task=str(number))
+    job = Job(job_id, cluster.user, sweep.name, folder / "job.sbatch", "", states, task=str(number), array_id=40)
     cluster.jobs.append(job)
     return job
 
@@ -163,3 +164,65 @@ def test_a_sweep_with_a_run_that_failed_fails(ready: Trainer, cluster: Cluster):
     line = ready.fails("submit-sweep", grid="lr=1,2", name="s", wait=True)
     assert line == "1 of 2 runs did not end well; see: juju run trainer/0 show-job run=s-1"
     assert ready.results["states"] == "1 COMPLETED, 1 FAILED"
+
+
+def shape(cluster: Cluster, ready: Trainer) -> dict[str, Job]:
+    """A sweep of four: the first runs, two wait, and one has ended."""
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-sweep", grid="lr=1,2,3,4", name="s")
+    sweep = cluster.job(40)
+    jobs = {"runs": start(cluster, sweep, 0, 41, [("RUNNING", 0)]), "rest": sweep}
+    jobs["ended"] = start(cluster, sweep, 1, 42, [("COMPLETED", 0)])
+    sweep.task = "2-3%2"
+    return jobs
+
+
+def cancelled(cluster: Cluster) -> list[int]:
+    return sorted(job.job_id for job in cluster.jobs if job.cancelled)
+
+
+def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
+    shape(cluster, ready)
+    assert ready.run("cancel-job", job_id=41) == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
+    assert cluster.changes[-1] == ("scancel", "40_0")
+    assert cancelled(cluster) == [41]
+    assert ready.run("cancel-job", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
+    assert cluster.changes[-1] == ("scancel", "40_3")
+    line = "run: no job of s-1 is waiting or running; see: juju run trainer/0 list-jobs"
+    assert ready.fails("cancel-job", run="s-1") == line
+    assert ready.fails("cancel-job", run="s-9") == line.replace("s-1", "s-9")
+
+
+@pytest.mark.parametrize("named", [{"job_id": 40}, {"run": "s"}])
+def test_a_sweep_is_cancelled_as_a_whole(ready: Trainer, cluster: Cluster, named: dict[str, typing.Any]):
+    shape(cluster, ready)
+    results = ready.run("cancel-job", **named)
+    assert (results["state"], results["run"]) == ("CANCELLED", "s")
+    assert cluster.changes[-1] == ("scancel", "40")
+    assert cancelled(cluster) == [40, 41]
+
+
+def test_the_id_that_a_sweep_shares_with_its_last_run_is_asked_about(ready: Trainer, cluster: Cluster):
+    """Slurm gives the array's own id to the task that is split off last."""
+    last = shape(cluster, ready)["rest"]
+    last.task, last.states = "3", [("RUNNING", 0)]
+    told = ready.fails("cancel-job", job_id=40)
+    assert told == "job-id: 40 is the sweep s, and its run s-3; run=s-3 for that run alone, run=s for all"
+    assert cancelled(cluster) == []
+    assert ready.run("cancel-job", run="s-3") == {"job-id": "40", "state": "CANCELLED", "run": "s-3"}
+    assert cancelled(cluster) == [40]
+    assert ready.run("cancel-job", job_id=40)["run"] == "s", "the last one is over, so the sweep is meant"
+    assert cancelled(cluster) == [40, 41]
+
+
+def test_the_last_run_left_of_a_sweep_is_cancelled_by_its_id(ready: Trainer, cluster: Cluster):
+    jobs = shape(cluster, ready)
+    jobs["runs"].states = [("COMPLETED", 0)]
+    jobs["rest"].task, jobs["rest"].states = "3", [("RUNNING", 0)]
+    assert ready.run("cancel-job", job_id=40)["run"] == "s-3"
+    assert ready.fails("cancel-job", job_id=40) == "job-id: 40 has ended already: CANCELLED"
+
+
+def test_what_is_to_be_cancelled_is_named_once(ready: Trainer, cluster: Cluster):
+    assert ready.fails("cancel-job") == "job-id: give either job-id or run"
+    assert ready.fails("cancel-job", job_id=1, run="a") == "job-id: give either job-id or run"
