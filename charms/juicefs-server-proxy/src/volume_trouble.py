@@ -1,14 +1,12 @@
 """What keeps a volume from being offered, as the status that says so."""
 
-import collections.abc
 import contextlib
 
 import ops
 
 import embedded_store
 import juicefs_volume
-from slurm_ddp import juicefs
-from slurm_ddp.run import CommandError
+from slurm_ddp import trouble
 
 
 class TroubleError(Exception):
@@ -29,14 +27,10 @@ class RemovalRefusedError(Exception):
         )
 
 
-@contextlib.contextmanager
-def explained(app: str) -> collections.abc.Generator[None]:
+def explained(app: str) -> contextlib.AbstractContextManager[None]:
     """Turn what fails inside into a `TroubleError`: Waiting for what may mend itself, else Blocked."""
-    try:
-        yield
-    except juicefs.UnreachableError as e:
-        raise TroubleError(ops.WaitingStatus(f"metadata engine: {e}")) from e
-    except juicefs.JuicefsError as e:
-        raise TroubleError(ops.BlockedStatus(juicefs.advice(e, app))) from e
-    except (juicefs_volume.VolumeError, embedded_store.StoreError, CommandError) as e:
-        raise TroubleError(ops.BlockedStatus(str(e))) from e
+    return trouble.explained(app, _tell, lasting=(juicefs_volume.VolumeError, embedded_store.StoreError))
+
+
+def _tell(_: Exception, said: str, *, passes: bool) -> TroubleError:
+    return TroubleError(ops.WaitingStatus(f"metadata engine: {said}") if passes else ops.BlockedStatus(said))

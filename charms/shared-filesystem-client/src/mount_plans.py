@@ -16,9 +16,8 @@ import mount_tuning
 import mounter
 import nfs_mount
 from mount_settings import Level, TroubleError, Verdict
-from slurm_ddp import juicefs, mounts
+from slurm_ddp import juicefs, mounts, trouble
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
 
 
 class SecretsError(Exception):
@@ -97,24 +96,20 @@ def remove(app: str, *, unit: str) -> str:
     return kept
 
 
-@contextlib.contextmanager
-def explained(app: str) -> collections.abc.Generator[None]:
+def explained(app: str) -> contextlib.AbstractContextManager[None]:
     """Turn what fails inside into the verdict that says so: Waiting for what may mend itself, else Blocked.
 
     Raises:
         TroubleError: instead of what was raised.
     """
-    try:
-        yield
-    except juicefs.UnreachableError as e:
-        since = _since(mounter.health(app).down_since)
-        raise TroubleError(Level.WAITING, f"{e}{since}; the mount waits for it") from e
-    except mounter.NotYetError as e:
-        raise TroubleError(Level.WAITING, str(e)) from e
-    except juicefs.JuicefsError as e:
-        raise TroubleError(Level.BLOCKED, juicefs.advice(e, app)) from e
-    except (mounter.MounterError, mount_tuning.OptionError, CommandError) as e:
-        raise TroubleError(Level.BLOCKED, str(e)) from e
+
+    def tell(error: Exception, said: str, *, passes: bool) -> TroubleError:
+        if isinstance(error, juicefs.UnreachableError):
+            said = f"{said}{_since(mounter.health(app).down_since)}; the mount waits for it"
+        return TroubleError(Level.WAITING if passes else Level.BLOCKED, said)
+
+    lasting = (mounter.MounterError, mount_tuning.OptionError)
+    return trouble.explained(app, tell, passing=(mounter.NotYetError,), lasting=lasting)
 
 
 def _juicefs_secret(offer: Offer, volume: fs.Juicefs) -> fs.JuicefsSecret:

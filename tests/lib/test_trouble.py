@@ -1,0 +1,55 @@
+import pytest
+
+from slurm_ddp import juicefs, trouble
+from slurm_ddp.run import CommandError, CommandTimeout
+
+
+class Later(Exception):
+    pass
+
+
+class Mine(Exception):
+    pass
+
+
+class Told(Exception):
+    pass
+
+
+def tell(error: Exception, said: str, *, passes: bool) -> Exception:
+    return Told(type(error).__name__, said, passes)
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "passes"),
+    [
+        (juicefs.UnreachableError("10.0.0.5:6379 does not answer"), "10.0.0.5:6379 does not answer", True),
+        (Later("the lock is held"), "the lock is held", True),
+        (juicefs.JuicefsError("the metadata engine refuses"), "the metadata engine refuses", False),
+        (
+            juicefs.DownloadError("no download"),
+            "no download: attach it: juju attach-resource app juicefs=FILE",
+            False,
+        ),
+        (CommandError("systemctl exited 1"), "systemctl exited 1", False),
+        (CommandTimeout("mount: no answer within 60 s"), "mount: no answer within 60 s", False),
+        (Mine("storage-type: lies in s3"), "storage-type: lies in s3", False),
+    ],
+)
+def test_what_fails_is_told(raised: Exception, said: str, passes: bool):
+    with pytest.raises(Told) as caught, trouble.explained("app", tell, passing=(Later,), lasting=(Mine,)):
+        raise raised
+    assert caught.value.args == (type(raised).__name__, said, passes)
+    assert caught.value.__cause__ is raised
+
+
+@pytest.mark.parametrize("raised", [Mine("x"), Later("x"), ValueError("x")])
+def test_what_nobody_named_is_a_mistake_of_ours(raised: Exception):
+    with pytest.raises(type(raised)) as caught, trouble.explained("app", tell):
+        raise raised
+    assert caught.value is raised
+
+
+def test_what_works_is_left_alone():
+    with trouble.explained("app", tell):
+        pass
