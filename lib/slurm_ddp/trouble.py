@@ -11,7 +11,7 @@ from slurm_ddp.run import CommandError
 class Teller(typing.Protocol):
     """Makes the exception that carries a status."""
 
-    def __call__(self, error: Exception, said: str, *, passes: bool) -> Exception:
+    def __call__(self, error: Exception, said: str, /, *, passes: bool) -> Exception:
         """Return it.
 
         Args:

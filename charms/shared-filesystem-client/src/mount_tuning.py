@@ -218,6 +218,12 @@ LUSTRE = Kind(
     profiles={"dataset": (), "checkpoint": (), "tokens": ()},
 )
 
+
+def _known_for(seconds: str, why: str) -> tuple[Setting, ...]:
+    """Return for how long the kernel need not ask JuiceFS again for attributes and names."""
+    return tuple(Setting(name, seconds, why) for name in ("attr-cache", "entry-cache", "dir-entry-cache"))
+
+
 # Flags of `juicefs mount`; slurm_ddp.juicefs knows which version has which
 JUICEFS = Kind(
     defaults=(),
@@ -259,27 +265,21 @@ JUICEFS = Kind(
     },
     profiles={
         "dataset": (
-            Setting("attr-cache", "60", _KEPT_NAMES),
-            Setting("entry-cache", "60", _KEPT_NAMES),
-            Setting("dir-entry-cache", "60", _KEPT_NAMES),
+            *_known_for("60", _KEPT_NAMES),
             Setting("open-cache", "60", "opening a sample again asks no engine; stale only if data changes"),
             Setting("readdir-cache", "", "listing a folder of samples again asks no engine"),
             Setting("prefetch", "1", "the block of a small sample holds its neighbours"),
             Setting("buffer-size", "1024", "reading ahead takes a quarter to a half of it"),
         ),
         "checkpoint": (
-            Setting("attr-cache", "1", "a new checkpoint is seen on other nodes within a second"),
-            Setting("entry-cache", "1", "a new checkpoint is seen on other nodes within a second"),
-            Setting("dir-entry-cache", "1", "a new checkpoint is seen on other nodes within a second"),
+            *_known_for("1", "a new checkpoint is seen on other nodes within a second"),
             Setting("open-cache", "0", "it would serve an old checkpoint to another node"),
             Setting("max-uploads", "50", "large files are written one after the other: bound by uploads at a time"),
             Setting("buffer-size", "1024", "holds the blocks that are on their way"),
             Setting("cache-partial-only", "", "whole blocks of a checkpoint would push the datasets out of the cache"),
         ),
         "tokens": (
-            Setting("attr-cache", "60", _KEPT_NAMES),
-            Setting("entry-cache", "60", _KEPT_NAMES),
-            Setting("dir-entry-cache", "60", _KEPT_NAMES),
+            *_known_for("60", _KEPT_NAMES),
             Setting("open-cache", "60", "a shard is opened by each worker, and never changes"),
             Setting("prefetch", "0", "random reads use a small part of each block: the rest need not be fetched"),
             Setting("max-readahead", "0", "what follows a random read is not read next"),
