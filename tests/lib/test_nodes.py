@@ -220,6 +220,35 @@ def test_the_jobs_of_a_node(commands: Commands):
         nodes.job_ids("slurmd-0")
 
 
+def test_the_reservations_of_a_node(commands: Commands):
+    """As 22.05 prints them; a node's name may be part of another's, or behind a hostlist."""
+    row = (
+        "ReservationName={} StartTime=2026-11-22T03:20:00 EndTime=2026-11-22T04:20:00 Duration=01:00:00 Nodes={} NodeCnt=1 "
+        "CoreCnt=2 Features=(null) PartitionName=slurmd Flags=MAINT,SPEC_NODES TRES=cpu=2 Users=root Groups=(null) "
+        "Accounts=(null) Licenses=(null) State={} BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+    )
+    rows = [("maint", "slurmd-[0-3]", "ACTIVE"), ("class", "slurmd-10", "ACTIVE"), ("later", "slurmd-0", "INACTIVE")]
+    shown = "".join(row.format(*one) for one in rows) + row.format("licences", "(null)", "ACTIVE")
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=shown)
+    for hosts, names in (
+        ("slurmd-[0-3]", "slurmd-0\nslurmd-1\n"),
+        ("slurmd-10", "slurmd-10\n"),
+        ("slurmd-0", "slurmd-0\n"),
+    ):
+        commands.expect("/usr/bin/scontrol", "show", "hostnames", hosts, stdout=names)
+    assert nodes.reservations("slurmd-0") == ["later", "maint"]
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout="No reservations in the system\n")
+    assert nodes.reservations("slurmd-0") == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reserved"), [("IDLE+RESERVED", True), ("DOWN+MAINTENANCE", True), ("IDLE$", True), ("IDLE+DRAIN", False)]
+)
+def test_a_node_that_a_reservation_holds(state: str, reserved: bool):
+    (node,) = nodes.parse(f"NodeName=slurmd-0 State={state}\n")
+    assert node.is_reserved is reserved
+
+
 def test_all_nodes_sorted(commands: Commands):
     text = shown().replace("slurmd-0", "slurmd-1") + shown()
     commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)

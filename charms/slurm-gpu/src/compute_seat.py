@@ -40,6 +40,7 @@ _TEXTS = {
         Level.WAITING,
         "{node} is drained: waiting for {detail} before its GPUs are registered",
     ),
+    registration.Stage.RESERVED: (Level.BLOCKED, "{node} cannot be registered with {gres} while it is in {detail}"),
     registration.Stage.STOPPED: (Level.WAITING, "waiting for slurmd to run on {node}"),
     registration.Stage.SILENT: (Level.WAITING, "waiting for slurmctld ({detail})"),
     registration.Stage.DIFFERS: (Level.WAITING, "{node} has Gres={detail}; {gres} follows with the next event"),
@@ -164,6 +165,7 @@ def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bo
 
 def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
+    registration.refresh_held()
     if machine.settings.health in gpu_settings.HEALTH:
         gpu_monitor.ensure(
             machine.node,
@@ -204,14 +206,22 @@ def release(*, owner: str, wishes: gpu_settings.Settings | None = None) -> None:
     Where slurmd finds the GPUs by itself they stay registered.
     """
     if not OWNER.exists():  # no GPU was ever registered here; the health check may have been set up all the same
+        if gpu_monitor.PROGRAM.exists():
+            _end_drain(look(wishes))
         gpu_monitor.ensure_absent()
         return
     if OWNER.read_text().strip() != owner:
         return
     machine = look(wishes)
-    if machine.options is not None and machine.node is not None and awaits_lines(machine, None):
-        rest = slurmd_options.merged_gres(machine.options.gres, None, _shared_before())
-        registration.leave(machine.options, machine.node, rest)
+    if machine.options is not None and machine.node is not None:
+        if _needs_lines(machine):
+            rest = slurmd_options.merged_gres(machine.options.gres, None, _shared_before())
+            registration.leave(machine.options, machine.node, rest)
+        elif registration.Found.load() is not None:  # in the middle of a registration
+            registration.leave(
+                machine.options, machine.node, _wanted(machine) if machine.plan else machine.options.gres
+            )
+    _end_drain(machine)
     if machine.local:
         try:
             book = gres_conf.read()
@@ -226,6 +236,40 @@ def release(*, owner: str, wishes: gpu_settings.Settings | None = None) -> None:
     files.ensure_absent(CARDS)
     files.ensure_absent(SHARED)
     files.ensure_absent(OWNER)
+
+
+def _needs_lines(machine: Machine) -> bool:
+    """Whether slurmd will find none of the node's GPUs when the controller has no lines for them."""
+    if machine.plan is not None or machine.local:
+        return awaits_lines(machine, None)
+    return _registers_gpus(machine) and not _detects_itself(machine, _pushed_autodetect())
+
+
+def _end_drain(machine: Machine) -> None:
+    """Resume a node that this charm drained if its GPUs are right; else keep jobs away, and say that it is left so."""
+    if machine.node is None:
+        return
+    try:
+        node = nodes.show(machine.node)
+        if node is None:
+            return
+        of_health = gpu_monitor.is_ours(node.reason)
+        is_ours = node.is_drained and (of_health or registration.is_ours(node.reason))
+        has_gpus = "gpu" in {item.partition(":")[0] for item in (node.gres or "").split(",")}
+        wrong = lost(machine) if has_gpus else None
+        if wrong is None and is_ours and not node.is_valid:
+            wrong = node.reason
+        if wrong is None and is_ours and of_health and has_gpus:
+            wrong = gpu_monitor.still_unfit(machine.node, dcgm=machine.settings.dcgm, xids=machine.settings.xids)
+        is_kept_away = node.is_drained or node.is_down or "FAIL" in node.flags
+        if is_ours and wrong is None:
+            nodes.resume(machine.node)
+        elif is_ours:
+            registration.abandon(machine.node, node.reason or "")
+        elif wrong is not None and not is_kept_away:
+            registration.abandon(machine.node, f"slurm-gpu: {wrong}")
+    except nodes.NodeError as e:
+        logger.warning("%s may stay drained, see sinfo -R: %s", machine.node, e)
 
 
 def detected(machine: Machine) -> dict[str, str]:

@@ -81,6 +81,10 @@ def wish(options: collections.abc.Mapping[str, object]) -> Wish:
         raise PlanError("cuda-toolkit=true contradicts driver=keep, which installs nothing: set a branch")
     if branch == KEEP and module != "auto":
         raise PlanError(f"kernel-module={module} contradicts driver=keep, which installs nothing: set a branch")
+    if branch == KEEP and flavour != FLAVOURS[0]:
+        raise PlanError(f"driver-flavour={flavour} contradicts driver=keep, which installs nothing: set a branch")
+    if branch == KEEP and fabric == "on":
+        raise PlanError("fabric-manager=on contradicts driver=keep, which installs nothing: set a branch")
     if flavour == "desktop" and fabric == "on":
         raise PlanError("fabric-manager=on contradicts driver-flavour=desktop: fabric managers fit server drivers only")
     return Wish(

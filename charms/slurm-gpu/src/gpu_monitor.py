@@ -81,7 +81,7 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False
 
 
 def ensure_absent() -> None:
-    """Take the timer and the program away. A node that it drained stays drained, with its reason."""
+    """Take the timer and the program away. A node that it drained is `compute_seat.release`'s affair."""
     _ensure_no_timer()
     files.ensure_absent(PROGRAM)
     files.ensure_absent(gpu_health.STATE)
@@ -122,6 +122,11 @@ def problem(setting: str) -> str | None:
     return None
 
 
+def is_ours(reason: str | None) -> bool:
+    """Whether the health check drained with this reason."""
+    return (reason or "").startswith(gpu_health.REASON)
+
+
 def complaint() -> str | None:
     """Return why jobs should stay away, as the last check said; None when it had nothing to say."""
     return gpu_health.State.load().reason or None
@@ -138,6 +143,20 @@ def unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> list[str]:
     return [
         line.removeprefix("drain: ") for line in results.get("findings", "").splitlines() if line.startswith("drain: ")
     ]
+
+
+def still_unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> str | None:
+    """Return what should keep jobs away, None after as many passes in a row without a complaint as the timer waits for.
+
+    Looks up to twice now, for a node that nothing will look at later.
+    """
+    if not NVIDIA_SMI.exists():
+        return f"there is no {NVIDIA_SMI}"
+    for _ in range(max(1, gpu_health.PASSES_TO_RESUME - gpu_health.State.load().passes)):
+        complaints = unfit(node, dcgm=dcgm, xids=xids)
+        if complaints:
+            return "; ".join(complaints)
+    return None
 
 
 def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, str]:

@@ -6,6 +6,7 @@ interrupted: the journals of `driver_upgrade` and `gpu_hold` say what is to be f
 
 import collections.abc
 import contextlib
+import logging
 
 import driver_install
 import driver_plan
@@ -17,6 +18,8 @@ import registration
 from driver_upgrade import Turn
 from gpu_base import Level, Verdict
 from slurm_ddp.slurm import nodes
+
+logger = logging.getLogger(__name__)
 
 Options = collections.abc.Mapping[str, object]
 
@@ -73,8 +76,11 @@ def rebooting() -> None:
 
 def release() -> None:
     """Leave the machine to Slurm and its administrators; the driver stays."""
-    with contextlib.suppress(nodes.NodeError):
+    try:
         gpu_hold.give_back()
+    except nodes.NodeError as e:
+        logger.warning("this node stays drained, see sinfo -R: %s", e)
+    gpu_hold.forget()
     driver_upgrade.release()
     gpu_tasks.ensure_no_layouts()
 

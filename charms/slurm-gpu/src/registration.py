@@ -26,13 +26,15 @@ logger = logging.getLogger(__name__)
 
 SLURMD = "slurmd.service"
 STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
-HELD_ENV = pathlib.Path("/run/slurm-gpu/slurmd")  # named in the drop-in, after /etc/default/slurmd
+# Named in the drop-in, after /etc/default/slurmd: on disk, since the machine may reboot while a node is deleted.
+HELD_ENV = STATE_DIR / "held-options"
 DROPIN = "20-gpu.conf"
 SLURMD_PROGRAM = "/usr/sbin/slurmd"
 
 REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
 _PUT_BACK = "put back by slurm-gpu"  # of a state that had no reason
+_ABANDONED = " (slurm-gpu is removed: resume by hand)"
 _MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
@@ -55,6 +57,7 @@ class Stage(enum.Enum):
     UNREGISTERED = "unregistered"  # the options are right; slurmd has not registered yet
     AWAITS_LINES = "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
     AWAITS_JOBS = "awaits-jobs"  # drained by us; jobs hold the node
+    RESERVED = "reserved"  # a reservation keeps the controller from forgetting the node
     STOPPED = "stopped"  # the controller has the Gres, but slurmd does not run
     SILENT = "silent"  # no controller answers
     INVALID = "invalid"  # the controller refuses what the node reports
@@ -113,15 +116,28 @@ def advance(options: slurmd_options.Options, name: str, gres: str | None, *, lin
         gres: the wanted Gres, None for none.
         lines_live: whether slurmd will find the devices for this Gres; until then nothing is changed.
     """
-    files.ensure_absent(HELD_ENV)
     try:
         return _advance(options, name, gres, lines_live=lines_live)
     except nodes.ControllerSilent as e:
         if lines_live and options.conf is not None:
             slurmd_options.ensure_gres(gres)  # so that slurmd registers right the first time
+            refresh_held()
         return Progress(Stage.SILENT, str(e))
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         return Progress(Stage.FAILED, str(e))
+
+
+def refresh_held() -> None:
+    """Let the options of a node that must come back drained, which an interrupted hook left, follow slurmd's own."""
+    if not HELD_ENV.exists():
+        return
+    try:
+        if Found.load() is not None:
+            _hold()
+            return
+    except (OSError, ValueError, slurmd_options.OptionsError) as e:
+        logger.warning("%s: %s", HELD_ENV, e)
+    files.ensure_absent(HELD_ENV)
 
 
 def keep_away(name: str, loss: str) -> Progress:
@@ -167,7 +183,11 @@ def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) 
                 return _awaits_jobs(name)
             except nodes.NodeError as e:
                 return Progress(Stage.SILENT, str(e))
-        return Progress(Stage.DIFFERS, node.gres or "(none)")
+        try:
+            reserved = _reserved(node, None) if node.is_reserved else None
+        except nodes.NodeError as e:
+            return Progress(Stage.SILENT, str(e))
+        return reserved or Progress(Stage.DIFFERS, node.gres or "(none)")
     if not node.is_valid:
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if not systemd.is_active(SLURMD):
@@ -185,7 +205,7 @@ def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
         node = nodes.show(name)
         if node is not None and (node.is_busy or not node.is_dynamic):
             found = Found.load()
-            if found is not None:
+            if found is not None and not is_anothers(node, found.reason):
                 put_back(node, found)
             slurmd_options.ensure_gres(gres)
         else:
@@ -193,6 +213,13 @@ def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
     Found.clear()
+
+
+def abandon(name: str, reason: str) -> None:
+    """Keep new jobs off a node that this charm leaves with something wrong, and say that nobody will resume it."""
+    text = f"{reason.removesuffix(_ABANDONED)[: _MOST_REASON - len(_ABANDONED)]}{_ABANDONED}"
+    nodes.drain(name, text)
+    logger.warning("%s stays drained: %s", name, text)
 
 
 def restart_if_active() -> None:
@@ -237,13 +264,9 @@ def slurm_version(program: str = SLURMD_PROGRAM) -> tuple[int, int] | None:
 
 def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, lines_live: bool) -> Progress:
     node = nodes.show(name)
-    found = Found.load()
-    if found is not None and found.node != name:
-        Found.clear()
-        found = None
-    if found is not None and node is not None and is_anothers(node, found.reason):  # set while we waited
-        found = as_found(node)
-        found.save()
+    found = _found(name, node)
+    if node is not None or found is None:  # nobody is to register
+        files.ensure_absent(HELD_ENV)
     if node is not None and nodes.same_gres(node.gres, gres):
         return _settle(node, found, gres, options, lines_live=lines_live)
     if not lines_live:
@@ -252,6 +275,27 @@ def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, li
         return _register(options, name, gres, found)
     if not node.is_dynamic or options.conf is None:
         return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
+    reserved = _reserved(node, found) if node.is_reserved else None
+    return reserved or _register_anew(options, node, gres, found)
+
+
+def _found(name: str, node: nodes.Node | None) -> Found | None:
+    """Return what the journal holds of this node, with what somebody ordered since."""
+    found = Found.load()
+    if found is not None and found.node != name:
+        Found.clear()
+        return None
+    if found is not None and node is not None and is_anothers(node, found.reason):  # set while we waited
+        found = as_found(node)
+        found.save()
+    return found
+
+
+def _register_anew(
+    options: slurmd_options.Options, node: nodes.Node, gres: str | None, found: Found | None
+) -> Progress:
+    """Let the controller forget a node that has another Gres, as soon as it is free."""
+    name = node.name
     if found is None:
         found = as_found(node)
         found.save()
@@ -261,10 +305,13 @@ def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, li
     if node.is_busy:
         return _awaits_jobs(name)
     slurmd_options.ensure_gres(gres)
+    if found.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
+        _hold()
     try:
         nodes.delete(name)
     except nodes.NodeBusy:
-        return _awaits_jobs(name)
+        files.ensure_absent(HELD_ENV)
+        return _reserved(node, found) or _awaits_jobs(name)
     return _register(options, name, gres, found)
 
 
@@ -293,7 +340,7 @@ def _settle(
     """Check a node whose Gres is right, mend what Slurm's GPU check or we did to its state, and put back the rest."""
     if options.conf is not None and lines_live:
         slurmd_options.ensure_gres(gres)  # the next registration must not undo this one
-    if not node.is_valid and lines_live and not node.is_busy and (_is_ours(node.reason) or found is not None):
+    if not node.is_valid and lines_live and not node.is_busy and (is_ours(node.reason) or found is not None):
         _restart(held=found is not None and bool(found.states))
         node = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
         files.ensure_absent(HELD_ENV)
@@ -303,7 +350,7 @@ def _settle(
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if found is not None:
         return put_back(node, found)
-    if node.is_drained and _is_ours(node.reason):
+    if node.is_drained and is_ours(node.reason):
         nodes.resume(node.name)
     return Progress(Stage.REGISTERED)
 
@@ -329,7 +376,7 @@ def put_back(node: nodes.Node, found: Found) -> Progress:
 
 def as_found(node: nodes.Node) -> Found:
     """Return what to put back later: what an administrator or upstream set, not what we or a missing GPU did."""
-    if _is_ours(node.reason):
+    if is_ours(node.reason):
         return Found(node.name)
     flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
     states = tuple(state for state, is_set in flags if is_set)
@@ -343,23 +390,40 @@ def is_anothers(node: nodes.Node, found: str | None) -> bool:
     """
     is_kept_away = node.is_drained or node.is_down or "FAIL" in node.flags
     known = {None, found, _PUT_BACK, bring_up.REBOOTED, bring_up.NOT_RESPONDING}
-    return is_kept_away and node.reason not in known and not _is_ours(node.reason)
+    return is_kept_away and node.reason not in known and not is_ours(node.reason)
 
 
-def _is_ours(reason: str | None) -> bool:
+def is_ours(reason: str | None) -> bool:
+    """Whether we drained with this reason, or Slurm did for GPUs that disagree with Gres."""
     return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
 
 
 def _awaits_jobs(name: str) -> Progress:
     ids = nodes.job_ids(name)
-    count = "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a reservation or a finishing job"
+    count = "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
     return Progress(Stage.AWAITS_JOBS, count)
+
+
+def _reserved(node: nodes.Node, found: Found | None) -> Progress | None:
+    """Return that a reservation holds the node, which is then as it was found: its jobs may run until that ends."""
+    names = nodes.reservations(node.name)
+    if not names:
+        return None
+    if found is not None:
+        put_back(node, found)
+    typed = f"scontrol update reservationname={names[0]} nodes-={node.name}"
+    return Progress(Stage.RESERVED, f"reservation {', '.join(names)}: wait for its end, or {typed}")
 
 
 def _restart(*, held: bool) -> None:
     if held:
-        files.ensure_file(HELD_ENV, slurmd_options.held(slurmd_options.PATH.read_text()), mode=0o600)
+        _hold()
     systemd.restart(SLURMD)
+
+
+def _hold() -> None:
+    """Have slurmd, whenever it starts next, register the node drained."""
+    files.ensure_file(HELD_ENV, slurmd_options.held(slurmd_options.PATH.read_text()), mode=0o600)
 
 
 def _journal() -> pathlib.Path:

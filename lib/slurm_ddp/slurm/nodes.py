@@ -92,6 +92,11 @@ class Node:
         return "DRAIN" in self.flags
 
     @property
+    def is_reserved(self) -> bool:
+        """Whether a reservation that has begun holds the node."""
+        return bool(self.flags & {"RESERVED", "MAINTENANCE"})
+
+    @property
     def is_down(self) -> bool:
         """Whether the node is down."""
         return self.state == "DOWN"
@@ -202,6 +207,16 @@ def job_ids(name: str) -> list[str]:
     except CommandError as e:
         raise _from_command(what, e) from e
     return sorted(set(answer.stdout.split()))
+
+
+def reservations(name: str) -> list[str]:
+    """Return the names of the reservations that the node is part of, now or later, sorted."""
+    found: list[str] = []
+    for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o").stdout):
+        hosts = show_text.value(record, "Nodes")
+        if hosts and name in _scontrol(f"expand {hosts}", "show", "hostnames", hosts).stdout.split():
+            found.append(record["ReservationName"])
+    return sorted(found)
 
 
 def wait(

@@ -38,7 +38,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     state = tmp_path / "var/slurm-gpu"
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
-        registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "run/slurm-gpu/slurmd"},
+        registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "var/slurm-gpu/held-options"},
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",

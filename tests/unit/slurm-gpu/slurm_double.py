@@ -48,6 +48,7 @@ class SlurmDouble:
         self.answering = True
         self.registers = True  # False: slurmd runs but never reaches the controller
         self.jobs: list[str] = []
+        self.reservations: list[str] = []  # that hold the node now
         self.waiting: list[str] = []
         self.ended: list[str] = []  # jobs that an order ended
         self.log: list[str] = []  # orders that change something
@@ -97,9 +98,18 @@ class SlurmDouble:
         else:
             self.record.flags.discard("INVALID_REG")
         if self.boot_time not in {"None", self.booted} and not self.record.flags & {"DRAIN"}:
-            self.set_down("Node unexpectedly rebooted")
+            self.set_down(self.record.reason or "Node unexpectedly rebooted")  # a reason that is there stays
         self.boot_time = self.booted
         self.schedule()
+
+    def reboot(self) -> None:
+        """The machine reboots, and slurmd registers before any hook runs."""
+        self.booted = "2026-11-22T03:00:00" if self.booted == "None" else f"{self.booted}0"
+        self.boot_time = self.boot_time if self.boot_time != "None" else "before"
+        if self.jobs and self.record is not None:
+            self.ended += self.jobs
+            self.jobs = []
+        self.register()
 
     def set_down(self, reason: str, author: str = "slurm@2026-11-20T21:55:49") -> None:
         """The controller, or whoever else, marks the node down."""
@@ -124,8 +134,9 @@ class SlurmDouble:
         """The node's state as the controller would print it."""
         assert self.record is not None
         base = "MIXED" if self.jobs and self.record.base == "IDLE" else self.record.base
-        order = ("DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG")
-        return "+".join([base, *(flag for flag in order if flag in self.record.flags)])
+        order = ("DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG", "RESERVED")
+        flags = self.record.flags | ({"RESERVED"} if self.reservations else set())
+        return "+".join([base, *(flag for flag in order if flag in flags)])
 
     def _answer(self, command: str) -> Completed:
         if command == "/usr/sbin/slurmd -V":
@@ -145,6 +156,13 @@ class SlurmDouble:
             return Completed(0, settings, "")
         if command == f"/usr/bin/scontrol show node {self.name} -o":
             return self._show()
+        if command == "/usr/bin/scontrol show reservations -o":
+            rows = [
+                f"ReservationName={name} StartTime=x Nodes=slurmd-[0-1] State=ACTIVE\n" for name in self.reservations
+            ]
+            return Completed(0, "".join(rows) or "No reservations in the system\n", "")
+        if command == "/usr/bin/scontrol show hostnames 'slurmd-[0-1]'":
+            return Completed(0, "slurmd-0\nslurmd-1\n", "")
         if command == "/usr/bin/scontrol show nodes -o":
             return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
         self.log.append(command)
@@ -210,7 +228,7 @@ class SlurmDouble:
     def _delete(self) -> Completed:
         if self.record is None:
             return Completed(1, "", f"delete_node nodename={self.name}: Invalid node name specified\n")
-        if self.jobs:
+        if self.jobs or self.reservations:
             return Completed(1, "", f"delete_node nodename={self.name}: Requested nodes are busy\n")
         self.record = None
         return Completed(0, "", "")

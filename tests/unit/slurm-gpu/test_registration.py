@@ -111,13 +111,55 @@ def test_a_job_that_starts_while_the_node_is_deleted(slurm: SlurmDouble, monkeyp
     assert slurm.record is not None
 
 
-def test_a_reservation_is_waited_for_too(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes-=slurmd-0"
+
+
+@pytest.mark.parametrize("found", [Record(""), Record("", "DOWN", reason="New node.")])
+def test_a_reservation_that_holds_the_node_is_named_and_nothing_changed(
+    slurm: SlurmDouble, options: pathlib.Path, found: Record
+):
+    slurm.record = dataclasses.replace(found, flags=set(found.flags))
+    slurm.reservations = ["maint"]
+    for _ in range(2):
+        assert advance() == Progress(Stage.RESERVED, RESERVED)
+        assert registration.inspect("slurmd-0", GRES) == Progress(Stage.RESERVED, RESERVED)
+    assert (slurm.log, slurm.record, options.read_text()) == ([], found, OPTIONS)
+    slurm.reservations = []
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == dataclasses.replace(found, gres=GRES)
+
+
+def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble):
+    """Its users' jobs run, on the GPUs that the node was registered with before."""
+    slurm.record = Record("")
+    slurm.jobs, slurm.waiting = ["7"], ["9"]
+    assert advance().stage is Stage.AWAITS_JOBS
+    slurm.reservations = ["maint"]
+    assert advance() == Progress(Stage.RESERVED, RESERVED)
+    assert (slurm.state(), slurm.ended) == ("MIXED+DYNAMIC_NORM+RESERVED", [])
+    assert registration.Found.load() is None
+
+
+def test_a_reservation_that_only_the_deletion_shows(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    def busy(name: str) -> None:
+        slurm.reservations = ["maint"]
+        raise registration.nodes.NodeBusy(name)
+
+    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    monkeypatch.setattr(registration.nodes, "delete", busy)
+    assert advance() == Progress(Stage.RESERVED, RESERVED)
+    assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    assert not registration.HELD_ENV.exists()
+    assert registration.Found.load() is None
+
+
+def test_a_job_that_is_being_cleaned_up_is_waited_for(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     def busy(name: str) -> None:
         raise registration.nodes.NodeBusy(name)
 
     slurm.record = Record("")
     monkeypatch.setattr(registration.nodes, "delete", busy)
-    assert advance() == Progress(Stage.AWAITS_JOBS, "a reservation or a finishing job")
+    assert advance() == Progress(Stage.AWAITS_JOBS, "a finishing job")
 
 
 FOUND = {
@@ -170,6 +212,59 @@ def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, options: pathlib.Pa
         if not was_killed:
             return
     pytest.fail("the hook never came to its end")
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_a_reboot_at_any_command(slurm: SlurmDouble, options: pathlib.Path, found: str):
+    """The machine loses power after 0, 1, 2, ... commands, and slurmd registers before any hook runs.
+
+    A node that was to take no jobs takes none, not even between slurmd's start and the next hook.
+    """
+    for lives in range(40):
+        options.write_text(OPTIONS)
+        slurm.record = dataclasses.replace(FOUND[found], flags=set(FOUND[found].flags))
+        slurm.jobs, slurm.waiting, slurm.lives = [], ["9"], lives
+        slurm.boot_time = slurm.booted = "None"
+        try:
+            advance()
+        except Killed:
+            was_killed = True
+        else:
+            was_killed, slurm.lives = False, None
+        if was_killed:
+            slurm.reboot()
+            if found != "idle":
+                assert slurm.waiting == ["9"], f"killed after {lives} commands"
+        registration.refresh_held()
+        advance()
+        assert slurm.record is not None
+        assert slurm.record.gres == GRES
+        if found != "idle":
+            now, was = slurm.record, FOUND[found]
+            assert (now.flags, now.reason) == (was.flags, was.reason), f"killed after {lives} commands"
+            assert now.base in {was.base, "DOWN"}  # as Slurm marks a node that was rebooted
+            assert slurm.waiting == ["9"]
+        assert not list(registration.STATE_DIR.glob("*"))
+        if not was_killed:
+            return
+    pytest.fail("the hook never came to its end")
+
+
+def test_options_that_are_held_follow_those_of_slurmds_charm(slurm: SlurmDouble, options: pathlib.Path):
+    registration.refresh_held()
+    assert not registration.HELD_ENV.exists()
+    registration.Found("slurmd-0", ("drain",), "bad fan").save()
+    registration.HELD_ENV.write_text("SLURMD_OPTIONS=old\n")
+    registration.refresh_held()
+    assert "--conf-server ctl:6817" in registration.HELD_ENV.read_text()
+    assert "state=drain" in registration.HELD_ENV.read_text()
+    options.write_text("SLURMD_OPTIONS=-Z\n")  # nothing that can be held
+    registration.refresh_held()
+    assert not registration.HELD_ENV.exists()
+    registration.HELD_ENV.write_text("SLURMD_OPTIONS=old\n")
+    registration.Found.clear()
+    registration.refresh_held()
+    assert not registration.HELD_ENV.exists()
 
 
 @pytest.mark.parametrize(

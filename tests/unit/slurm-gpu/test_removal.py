@@ -1,0 +1,236 @@
+"""The charm is taken away: what it drained goes back to work if its GPUs are right, else the reason says who must act."""
+
+import pathlib
+import shutil
+
+import pytest
+from conftest import OPTIONS
+from machines import Card, add_driver
+from slurm_double import Record, SlurmDouble
+
+import compute_seat
+import gpu_health
+import gpu_hold
+import gpu_monitor
+import gpu_work
+import registration
+import slurmd_options
+from slurm_ddp.interfaces.slurm_gres import ControllerGres
+from slurm_ddp.slurm import nodes
+
+CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
+GRES = "gpu:nvidia_h200:2"
+LOST = "slurm-gpu: 1 of 2 GPUs found, 0000:9d:00.0 missing"
+XID = "gpu-health: Xid 79: fell off the bus: reboot 0000:9d:00.0"
+BY_HAND = " (slurm-gpu is removed: resume by hand)"
+NAME = "slurmd-0"
+
+
+@pytest.fixture
+def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
+    """A node of Slurm 25.11 in service with two cards."""
+    slurm.version = "slurm-wlm 25.11.2"
+    slurm.devices = 2
+    add_driver(paths, CARDS)
+    for minor in range(2):
+        (paths / f"dev/nvidia{minor}").touch()
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    hook()
+    assert slurm.record == Record(GRES)
+    slurm.log.clear()
+    return slurm
+
+
+def hook(answer: ControllerGres | None = None) -> None:
+    compute_seat.ensure(compute_seat.look(), answer or ControllerGres(autodetect="nvidia"), owner="slurm-gpu/0")
+
+
+def remove() -> None:
+    gpu_work.release()
+    compute_seat.release(owner="slurm-gpu/0")
+
+
+def lose(paths: pathlib.Path, *cards: int) -> None:
+    for i in cards:
+        shutil.rmtree(paths / "proc/driver/nvidia/gpus" / CARDS[i].bus_id)
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, *passes: list[str]) -> list[list[str]]:
+    """Let the health check find these things, one list for each pass; return those that nobody looked at."""
+    left = list(passes)
+    gpu_monitor.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    gpu_monitor.NVIDIA_SMI.touch()
+    monkeypatch.setattr(gpu_monitor, "unfit", lambda *_, **__: left.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    return left
+
+
+def drained(reason: str) -> Record:
+    return Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
+
+
+def test_cards_that_came_back_since(node: SlurmDouble, paths: pathlib.Path):
+    lose(paths, 1)
+    hook()
+    assert node.record == drained(LOST)
+    node.waiting = ["7"]
+    shutil.rmtree(paths / "proc/driver/nvidia/gpus")
+    add_driver(paths, CARDS)
+    remove()
+    assert (node.record, node.jobs) == (Record(GRES), ["7"])
+
+
+def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+    lose(paths, 1)
+    hook()
+    node.waiting = ["7"]
+    remove()
+    assert (node.record, node.waiting) == (drained(f"{LOST}{BY_HAND}"), ["7"])
+    assert f"slurmd-0 stays drained: {LOST}{BY_HAND}" in caplog.text
+    shutil.rmtree(paths / "proc/driver/nvidia/gpus")
+    add_driver(paths, CARDS)
+    hook()  # the charm is back, and knows its own reason
+    assert node.record == Record(GRES)
+
+
+def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, paths: pathlib.Path):
+    """22.05: with the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
+    for minor in range(2):
+        (paths / f"dev/nvidia{minor}").touch()
+    for lost in ((1,), (0, 1)):
+        shutil.rmtree(paths / "proc/driver", ignore_errors=True)
+        (paths / "proc/driver").mkdir()
+        add_driver(paths, CARDS)
+        slurm.devices = 2
+        slurmd_options.PATH.write_text(OPTIONS)
+        slurm.record = None
+        slurm.register()
+        machine = compute_seat.look()
+        assert machine.offer is not None
+        hook(ControllerGres(autodetect="off", applied=(machine.offer.digest,)))
+        assert slurm.record == Record(GRES)
+        lose(paths, *lost)
+        hook()
+        assert slurm.record is not None
+        assert slurm.record.reason.startswith("slurm-gpu: ")
+        remove()
+        assert slurm.record == Record("")
+        assert slurmd_options.PATH.read_text() == OPTIONS
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2])
+def test_an_unfit_node_that_is_fit_again(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch, passes: int):
+    """Two passes in a row without a complaint, those counted that the timer made."""
+    node.record = drained(XID)
+    gpu_health.State(drained=True, passes=passes).save()
+    left = looks(monkeypatch, [], [])
+    remove()
+    assert node.record == Record(GRES)
+    assert len(left) == (0 if passes == 0 else 1)
+
+
+@pytest.mark.parametrize("answers", [[["Xid 79"]], [[], ["Xid 79"]]])
+def test_an_unfit_node_that_is_still_unfit(
+    node: SlurmDouble, monkeypatch: pytest.MonkeyPatch, answers: list[list[str]]
+):
+    node.record = drained(XID)
+    looks(monkeypatch, *answers)
+    remove()
+    assert node.record == drained(f"{XID}{BY_HAND}")
+
+
+def test_an_unfit_node_that_cannot_be_looked_at(node: SlurmDouble):
+    node.record = drained(XID)
+    remove()
+    assert node.record == drained(f"{XID}{BY_HAND}")
+
+
+def test_an_unfit_node_on_which_no_card_was_ever_registered(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    compute_seat.OWNER.unlink()
+    gpu_monitor.PROGRAM.parent.mkdir(parents=True)
+    gpu_monitor.PROGRAM.touch()
+    node.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason=XID)
+    looks(monkeypatch)
+    compute_seat.release(owner="slurm-gpu/0")
+    assert node.record == Record("")
+
+
+@pytest.mark.parametrize("reason", ["bad fan", "replaced by ops, see slurm-gpu: 1", ""])
+@pytest.mark.parametrize("flag", ["DRAIN", "FAIL"])
+def test_what_others_ordered_stays(node: SlurmDouble, paths: pathlib.Path, reason: str, flag: str):
+    node.record = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
+    before = Record(GRES, flags={"DYNAMIC_NORM", flag}, reason=reason)
+    remove()
+    assert node.record == before
+
+
+def test_a_drain_of_others_outlives_a_loss(node: SlurmDouble, paths: pathlib.Path):
+    node.record = drained("bad fan")
+    lose(paths, 1)
+    remove()
+    assert node.record == drained("bad fan")
+
+
+def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pathlib.Path):
+    """A card was put in; the node is drained until its jobs have ended, which this charm will not see."""
+    add_driver(paths, [Card("NVIDIA H200", "0000:c1:00.0")], minors=[2])
+    (paths / "dev/nvidia2").touch()
+    node.jobs = ["7"]
+    hook()
+    assert node.record == drained(registration.REASON)
+    remove()
+    assert node.record == Record(GRES)
+    assert (node.jobs, node.ended) == (["7"], [])
+    assert not list(registration.STATE_DIR.glob("*"))
+
+
+def test_a_drain_that_somebody_ordered_while_jobs_were_waited_for(node: SlurmDouble, paths: pathlib.Path):
+    add_driver(paths, [Card("NVIDIA H200", "0000:c1:00.0")], minors=[2])
+    (paths / "dev/nvidia2").touch()
+    node.jobs = ["7"]
+    hook()
+    nodes.drain(NAME, "bad fan")
+    remove()
+    assert node.record == drained("bad fan")
+
+
+def test_a_driver_that_is_left_broken(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+    """An upgrade failed and holds the node: the hold goes with the charm, and what is wrong keeps jobs away."""
+    gpu_hold.take(gpu_hold.DRIVER, NAME, "failed: no reboot")
+    lose(paths, 0, 1)
+    remove()
+    assert node.record is not None
+    assert "DRAIN" in node.record.flags
+    assert node.record.reason == f"slurm-gpu: 0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing{BY_HAND}"
+    assert gpu_hold.Hold.load() is None
+
+
+def test_a_refused_registration_stays_out(node: SlurmDouble, paths: pathlib.Path):
+    node.devices = 1  # slurmd finds fewer than the driver
+    node.register()
+    reason = "gres/gpu count reported lower than configured (1 < 2)"
+    assert node.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
+    remove()
+    assert node.record is not None
+    assert node.record.reason == f"{reason}{BY_HAND}"
+    assert "DRAIN" in node.record.flags
+
+
+def test_a_long_reason_keeps_its_end(node: SlurmDouble, caplog: pytest.LogCaptureFixture):
+    registration.abandon(NAME, "slurm-gpu: " + "x" * 300)
+    assert node.record is not None
+    assert len(node.record.reason) == 200
+    assert node.record.reason.endswith(BY_HAND)
+    registration.abandon(NAME, node.record.reason)
+    assert node.record.reason.count(BY_HAND) == 1
+
+
+def test_a_controller_that_is_silent_is_told(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+    lose(paths, 1)
+    hook()
+    gpu_hold.Hold(gpu_hold.RESET, NAME).save()
+    node.answering = False
+    remove()
+    assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text
+    assert "this node stays drained, see sinfo -R" in caplog.text
+    assert not list(registration.STATE_DIR.glob("*"))
