@@ -290,3 +290,91 @@ def test_a_removed_charm_leaves_the_driver(ctx: testing.Context[charm.SlurmGpuCh
     ctx.run(ctx.on.remove(), state())
     assert machine.held == set()
     assert machine.loaded == "535.288.01"
+
+
+@pytest.fixture
+def orders(machine: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what changes the machine or Slurm, in the order in which it is ordered; nothing is stopped under a job."""
+    told: list[str] = []
+    real = machine._answer
+
+    def answer(command: str, words: list[str]) -> object:
+        if words[0] in {"/usr/sbin/rmmod", "/usr/sbin/modprobe"} or words[1:2] in (["stop"], ["restart"]):
+            assert machine.slurm.jobs == [], f"{command} under a job"
+            told.append(" ".join(pathlib.Path(word).name for word in words))
+        return real(command, words)
+
+    monkeypatch.setattr(machine, "_answer", answer)
+    machine.log = machine.slurm.log = told
+    return told
+
+
+def test_an_upgrade_from_the_action_to_the_first_job_behind_the_reboot(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    machine: MachineDouble,
+    reboots: list[str],
+    orders: list[str],
+    paths: pathlib.Path,
+):
+    """All of it in one row: every order to the machine and to Slurm, in its order, and nothing besides.
+
+    A job runs and another waits; the old module cannot be unloaded; behind the reboot there is one card more, so the
+    node is registered anew before it is given back.
+    """
+    slurm = machine.slurm
+    update(ctx)
+    (paths / "usr/bin").mkdir(parents=True, exist_ok=True)
+    (paths / "usr/bin/nvidia-persistenced").touch()
+    update(ctx)  # which keeps the cards awake
+    assert "nvidia-persistenced.service" in machine.active
+    machine.in_use = True
+    slurm.jobs, slurm.waiting = ["7"], ["8"]
+    orders.clear()
+    results, out = act(ctx, "upgrade-driver", branch="580")
+    waits = "driver 580.173.02: waits for 1 job on slurmd-0"
+    assert (results["result"], out.unit_status) == ("waiting", ops.WaitingStatus(waits))
+    drained = "/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=gpu-driver: driver 580.173.02'"
+    assert orders == [drained]
+    assert update(ctx).unit_status == ops.WaitingStatus(waits)
+    assert (orders, slurm.jobs, slurm.waiting) == ([drained], ["7"], ["8"])
+
+    slurm.end_jobs()
+    orders.clear()
+    out = update(ctx)
+    assert reboots == ["slurm-gpu/0"]
+    assert out.unit_status == ops.WaitingStatus("driver 580.173.02: reboots with the next event")
+    assert orders[0] == "systemctl stop nvidia-persistenced.service"
+    assert orders[1].startswith("install ")
+    assert "nvidia-kernel-common-580-server=580.173.02" in orders[1]
+    assert orders[2:] == ["rmmod nvidia_uvm"]
+    assert (machine.loaded, machine.library_version()) == ("535.288.01", "580.173.02")
+    assert (slurm.jobs, slurm.waiting) == ([], ["8"])
+    assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="gpu-driver: driver 580.173.02")
+
+    orders.clear()
+    machine.add_card("0000:9d:00.0")
+    slurm.devices = 2
+    machine.reboot()
+    assert machine.loaded == "580.173.02"
+    out = ctx.run(ctx.on.start(), state())
+    two = f"{GRES[:-1]}2"
+    assert out.unit_status == ops.ActiveStatus(
+        f"{two} on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)"
+    )
+    held = drained.removeprefix("/usr/bin/")
+    assert [order.removeprefix("/usr/bin/") for order in orders if order != "daemon-reload"] == [
+        "reboot",
+        "systemctl restart nvidia-persistenced.service",
+        "scontrol delete nodename=slurmd-0",
+        "systemctl restart slurmd.service",
+        "restart slurmd.service",  # which registers drained: the waiting job waits on
+        "scontrol update nodename=slurmd-0 state=down 'reason=gpu-driver: driver 580.173.02'",
+        held,
+        "scontrol update nodename=slurmd-0 state=resume",
+    ]
+    assert (slurm.record, slurm.jobs, slurm.ended) == (Record(two), ["8"], [])
+    assert driver_upgrade.Upgrade.load() is None
+    assert gpu_hold.Hold.load() is None
+    orders.clear()
+    assert update(ctx).unit_status == out.unit_status
+    assert orders == []
