@@ -1,8 +1,11 @@
 """Our lines against what Slurm's own nvml detection yields, on Debian's slurmd, with faked cards and processors.
 
-Needs root, a C compiler, Debian's slurmd and its nvml plugin. The plugin is Debian's contrib package
-slurm-wlm-nvml-plugin, unpacked beside slurmd's own plugins: apt cannot install it, since it wants another build of
-Debian's Slurm. NVML is `fake_nvml.c`; device nodes and the driver's /proc files are mounted into a namespace.
+Needs Debian 12, whose Slurm is asked, root, and what `scripts/setup.sh test` installs. The nvml plugin is Debian's contrib
+package slurm-wlm-nvml-plugin, fetched from this machine's own archives and unpacked beside slurmd's own plugins: apt cannot
+install it, since it wants another build of Debian's Slurm. NVML is `fake_nvml.c`; device nodes and the driver's /proc files
+are mounted into a namespace.
+
+Only on another system are these tests skipped. On Debian 12 whatever is missing fails them.
 """
 
 import dataclasses
@@ -29,16 +32,32 @@ PLUGINS = pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm")
 PACKAGE = "slurm-wlm-nvml-plugin"
 
 
-def why_not() -> str | None:
-    """Return what this machine lacks."""
+def system() -> str:
+    """Return this machine's distribution and release: "debian 12"."""
+    text = pathlib.Path("/etc/os-release").read_text()
+    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', text, re.MULTILINE))
+    return f"{fields.get('ID', 'unknown')} {fields.get('VERSION_ID', '')}".strip()
+
+
+def lacks() -> str | None:
+    """Return what this machine lacks, in words that say what to do."""
     if os.geteuid() != 0:
-        return "needs root, to mount device nodes into a namespace"
-    for program in ("gcc", "slurmd", "dpkg", "unshare"):
-        if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
-            return f"needs {program}"
-    if not PLUGINS.is_dir():
-        return f"needs Debian's Slurm, with its plugins in {PLUGINS}"
+        return "run this as root: it mounts device nodes into a namespace"
+    path = "/usr/sbin:/usr/bin:/sbin:/bin"
+    missing = [name for name in ("gcc", "slurmd", "dpkg", "unshare") if shutil.which(name, path=path) is None]
+    if missing or not PLUGINS.is_dir():
+        return f"{', '.join(missing) or PLUGINS} not here: run scripts/setup.sh test"
     return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def debian() -> None:
+    """Ask Debian 12's Slurm, and no other: another has other plugins and other words."""
+    if system() != "debian 12":
+        pytest.skip(f"asks the slurmd of Debian 12 and its nvml plugin; this machine has {system()}")
+    missing = lacks()
+    if missing:
+        pytest.fail(missing, pytrace=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +136,8 @@ MACHINES = {
 
 
 @pytest.fixture(scope="session")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def parts(tmp_path_factory: pytest.TempPathFactory, debian: None) -> pathlib.Path:
     """Return a folder with the built NVML and the unpacked plugin."""
-    missing = why_not()
-    if missing:
-        pytest.skip(missing)
     folder = tmp_path_factory.mktemp("slurm")
     library = folder / "lib/libnvidia-ml.so.1"
     library.parent.mkdir()
@@ -135,16 +151,25 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def download(folder: pathlib.Path) -> pathlib.Path:
     """Fetch the plugin's package from this machine's own archives, contrib taken in, and unpack it."""
+    found = contrib()
+    if not found:
+        pytest.fail("/etc/apt names no Debian archive with main, whose contrib could be asked", pytrace=False)
     sources = folder / "contrib.list"
-    sources.write_text("".join(f"{line}\n" for line in contrib()))
+    sources.write_text("".join(f"{line}\n" for line in found))
     lists = folder / "lists"
     (lists / "partial").mkdir(parents=True)
-    options = [f"Dir::Etc::SourceList={sources}", "Dir::Etc::SourceParts=/dev/null", f"Dir::State::Lists={lists}"]
+    options = [
+        "Acquire::Retries=3",
+        f"Dir::Etc::SourceList={sources}",
+        "Dir::Etc::SourceParts=/dev/null",
+        f"Dir::State::Lists={lists}",
+    ]
     apt = ["apt-get", "-q", *(word for option in options for word in ("-o", option))]
     for command in ([*apt, "update"], [*apt, "download", PACKAGE]):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
-            pytest.skip(f"cannot fetch {PACKAGE}: {done.stderr.strip().splitlines()[-1]}")
+            said = done.stderr.strip() or done.stdout.strip()
+            pytest.fail(f"cannot fetch {PACKAGE} from this machine's archives ({found[0]}): {said}", pytrace=False)
     (package,) = folder.glob(f"{PACKAGE}_*.deb")
     subprocess.run(["dpkg", "-x", str(package), str(folder / "unpacked")], check=True, timeout=60)
     return folder / "unpacked"
@@ -305,9 +330,6 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
 )
 def test_the_check_before_slurm_is_touched(monkeypatch: pytest.MonkeyPatch, line: str, problem: str | None):
     """The charm's own check on a real slurmd, whose hwloc sees two cores."""
-    missing = why_not()
-    if missing:
-        pytest.skip(missing)
 
     def ask(*argv: str, **keywords: typing.Any) -> run.Completed:
         return run.run(*argv, env={"HWLOC_SYNTHETIC": "pack:1 core:2 pu:1"}, **keywords)
@@ -320,9 +342,6 @@ def test_the_check_before_slurm_is_touched(monkeypatch: pytest.MonkeyPatch, line
 
 @pytest.mark.parametrize("name", ["shard", "mps"])
 def test_the_check_of_shared_cards(monkeypatch: pytest.MonkeyPatch, name: str):
-    missing = why_not()
-    if missing:
-        pytest.skip(missing)
     monkeypatch.setattr(gres_check, "run", run.run)
     lines = [
         "Name=gpu Type=mock_gpu File=/dev/null Flags=nvidia_gpu_env",
