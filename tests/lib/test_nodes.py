@@ -230,23 +230,13 @@ def test_the_reservations_of_a_node(commands: Commands):
     rows = [("maint", "slurmd-[0-3]", "ACTIVE"), ("class", "slurmd-10", "ACTIVE"), ("later", "slurmd-0", "INACTIVE")]
     shown = "".join(row.format(*one) for one in rows) + row.format("licences", "(null)", "ACTIVE")
     commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=shown)
-    for hosts, names in (
-        ("slurmd-[0-3]", "slurmd-0\nslurmd-1\n"),
-        ("slurmd-10", "slurmd-10\n"),
-        ("slurmd-0", "slurmd-0\n"),
-    ):
-        commands.expect("/usr/bin/scontrol", "show", "hostnames", hosts, stdout=names)
-    assert nodes.reservations("slurmd-0") == ["later", "maint"]
+    commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-[0-3]", stdout="slurmd-0\nslurmd-1\nslurmd-2\n")
+    commands.expect("/usr/bin/scontrol", "show", "hostlist", "slurmd-1,slurmd-2", stdout="slurmd-[1-2]")
+    commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-10", stdout="slurmd-10\n")
+    commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-0", stdout="slurmd-0\n")
+    assert nodes.reservations("slurmd-0") == {"later": "", "maint": "slurmd-[1-2]"}
     commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout="No reservations in the system\n")
-    assert nodes.reservations("slurmd-0") == []
-
-
-@pytest.mark.parametrize(
-    ("state", "reserved"), [("IDLE+RESERVED", True), ("DOWN+MAINTENANCE", True), ("IDLE$", True), ("IDLE+DRAIN", False)]
-)
-def test_a_node_that_a_reservation_holds(state: str, reserved: bool):
-    (node,) = nodes.parse(f"NodeName=slurmd-0 State={state}\n")
-    assert node.is_reserved is reserved
+    assert nodes.reservations("slurmd-0") == {}
 
 
 def test_all_nodes_sorted(commands: Commands):

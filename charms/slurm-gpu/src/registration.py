@@ -57,7 +57,7 @@ class Stage(enum.Enum):
     UNREGISTERED = "unregistered"  # the options are right; slurmd has not registered yet
     AWAITS_LINES = "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
     AWAITS_JOBS = "awaits-jobs"  # drained by us; jobs hold the node
-    RESERVED = "reserved"  # a reservation keeps the controller from forgetting the node
+    RESERVED = "reserved"  # the controller must not forget the node: a reservation has it
     STOPPED = "stopped"  # the controller has the Gres, but slurmd does not run
     SILENT = "silent"  # no controller answers
     INVALID = "invalid"  # the controller refuses what the node reports
@@ -184,7 +184,7 @@ def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) 
             except nodes.NodeError as e:
                 return Progress(Stage.SILENT, str(e))
         try:
-            reserved = _reserved(node, None) if node.is_reserved else None
+            reserved = _reserved(node, None)
         except nodes.NodeError as e:
             return Progress(Stage.SILENT, str(e))
         return reserved or Progress(Stage.DIFFERS, node.gres or "(none)")
@@ -209,7 +209,9 @@ def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
                 put_back(node, found)
             slurmd_options.ensure_gres(gres)
         else:
-            _advance(options, name, gres, lines_live=True)
+            progress = _advance(options, name, gres, lines_live=True)
+            if progress.stage is not Stage.REGISTERED:
+                logger.warning("the GPUs of %s stay in Slurm: %s %s", name, progress.stage.value, progress.detail)
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
     Found.clear()
@@ -275,8 +277,7 @@ def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, li
         return _register(options, name, gres, found)
     if not node.is_dynamic or options.conf is None:
         return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
-    reserved = _reserved(node, found) if node.is_reserved else None
-    return reserved or _register_anew(options, node, gres, found)
+    return _reserved(node, found) or _register_anew(options, node, gres, found)
 
 
 def _found(name: str, node: nodes.Node | None) -> Found | None:
@@ -405,14 +406,20 @@ def _awaits_jobs(name: str) -> Progress:
 
 
 def _reserved(node: nodes.Node, found: Found | None) -> Progress | None:
-    """Return that a reservation holds the node, which is then as it was found: its jobs may run until that ends."""
-    names = nodes.reservations(node.name)
-    if not names:
+    """Return that a reservation has the node, which is then as it was found: jobs may run until that ends.
+
+    One that is to come would lose the node in silence if it was deleted.
+    """
+    reservations = nodes.reservations(node.name)
+    if not reservations:
         return None
     if found is not None:
         put_back(node, found)
-    typed = f"scontrol update reservationname={names[0]} nodes-={node.name}"
-    return Progress(Stage.RESERVED, f"reservation {', '.join(names)}: wait for its end, or {typed}")
+    name, others = next(iter(reservations.items()))
+    typed = f"scontrol delete reservationname={name}"
+    if others:
+        typed = f"scontrol update reservationname={name} nodes={others}"
+    return Progress(Stage.RESERVED, f"reservation {', '.join(reservations)}: wait for its end, or {typed}")
 
 
 def _restart(*, held: bool) -> None:

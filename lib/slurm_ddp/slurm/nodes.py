@@ -92,11 +92,6 @@ class Node:
         return "DRAIN" in self.flags
 
     @property
-    def is_reserved(self) -> bool:
-        """Whether a reservation that has begun holds the node."""
-        return bool(self.flags & {"RESERVED", "MAINTENANCE"})
-
-    @property
     def is_down(self) -> bool:
         """Whether the node is down."""
         return self.state == "DOWN"
@@ -209,14 +204,21 @@ def job_ids(name: str) -> list[str]:
     return sorted(set(answer.stdout.split()))
 
 
-def reservations(name: str) -> list[str]:
-    """Return the names of the reservations that the node is part of, now or later, sorted."""
-    found: list[str] = []
+def reservations(name: str) -> dict[str, str]:
+    """Return the reservations that the node is part of, now or later, and the other nodes of each as a hostlist.
+
+    Deleting a node is refused while one is active, and takes the node out of those that are to come, which end if it
+    was their last (seen on 22.05.8).
+    """
+    found: dict[str, str] = {}
     for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o").stdout):
         hosts = show_text.value(record, "Nodes")
-        if hosts and name in _scontrol(f"expand {hosts}", "show", "hostnames", hosts).stdout.split():
-            found.append(record["ReservationName"])
-    return sorted(found)
+        names = _scontrol(f"expand {hosts}", "show", "hostnames", hosts).stdout.split() if hosts else []
+        if name in names:
+            others = ",".join(other for other in names if other != name)
+            short = _scontrol(f"write {others}", "show", "hostlist", others).stdout.strip() if others else ""
+            found[record["ReservationName"]] = short
+    return dict(sorted(found.items()))
 
 
 def wait(

@@ -1,7 +1,7 @@
 """A Slurm that answers scontrol, squeue and systemctl as 22.05.8 and 25.11 were seen to, and fails on any other command.
 
 What it keeps to, each observed on real daemons: a restarted slurmd whose node record exists registers with the old
-Gres; `delete` is refused while jobs hold the node; a re-registered node comes up IDLE, or IDLE+DRAIN when `--conf`
+Gres; `delete` is refused while jobs or an active reservation hold the node, and ends a reservation that is to come; a re-registered node comes up IDLE, or IDLE+DRAIN when `--conf`
 says `state=drain`; fewer devices than Gres make the node INVALID_REG and drain it with Slurm's reason; when the
 devices are back the next registration clears INVALID_REG but neither drain nor reason; a waiting job starts as soon
 as a node may take it; drain and fail take each other's place; marking a node down ends its jobs; a node that was
@@ -48,7 +48,8 @@ class SlurmDouble:
         self.answering = True
         self.registers = True  # False: slurmd runs but never reaches the controller
         self.jobs: list[str] = []
-        self.reservations: list[str] = []  # that hold the node now
+        self.reservations: list[str] = []  # of this and another node, active
+        self.to_come: list[str] = []  # reservations that begin later
         self.waiting: list[str] = []
         self.ended: list[str] = []  # jobs that an order ended
         self.log: list[str] = []  # orders that change something
@@ -156,13 +157,12 @@ class SlurmDouble:
             return Completed(0, settings, "")
         if command == f"/usr/bin/scontrol show node {self.name} -o":
             return self._show()
-        if command == "/usr/bin/scontrol show reservations -o":
-            rows = [
-                f"ReservationName={name} StartTime=x Nodes=slurmd-[0-1] State=ACTIVE\n" for name in self.reservations
-            ]
-            return Completed(0, "".join(rows) or "No reservations in the system\n", "")
-        if command == "/usr/bin/scontrol show hostnames 'slurmd-[0-1]'":
-            return Completed(0, "slurmd-0\nslurmd-1\n", "")
+        if command.startswith("/usr/bin/scontrol show ") and command.split()[2] in {
+            "reservations",
+            "hostnames",
+            "hostlist",
+        }:
+            return self._reservations(command)
         if command == "/usr/bin/scontrol show nodes -o":
             return self._show() if self.record else Completed(0, "No nodes in the system\n", "")
         self.log.append(command)
@@ -176,6 +176,18 @@ class SlurmDouble:
         )
         assert match is not None, f"nobody expected {command}"
         return self._update(match[1], match[2] or "")
+
+    def _reservations(self, command: str) -> Completed:
+        row = "ReservationName={} StartTime=x Nodes={} State={}\n"
+        rows = [row.format(name, "slurmd-[0-1]", "ACTIVE") for name in self.reservations]
+        rows += [row.format(name, "slurmd-0", "INACTIVE") for name in self.to_come]
+        said = {
+            "show reservations -o": "".join(rows) or "No reservations in the system\n",
+            "show hostnames 'slurmd-[0-1]'": "slurmd-0\nslurmd-1\n",
+            "show hostnames slurmd-0": "slurmd-0\n",
+            "show hostlist slurmd-1": "slurmd-1",
+        }
+        return Completed(0, said[command.removeprefix("/usr/bin/scontrol ")], "")
 
     def _print_gres(self, conf: pathlib.Path) -> str:
         """What `slurmd -G` prints for a node whose lines are right."""
@@ -231,6 +243,7 @@ class SlurmDouble:
         if self.jobs or self.reservations:
             return Completed(1, "", f"delete_node nodename={self.name}: Requested nodes are busy\n")
         self.record = None
+        self.to_come = []  # without a word
         return Completed(0, "", "")
 
     def _update(self, state: str, reason: str) -> Completed:

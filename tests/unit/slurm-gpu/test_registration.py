@@ -111,7 +111,7 @@ def test_a_job_that_starts_while_the_node_is_deleted(slurm: SlurmDouble, monkeyp
     assert slurm.record is not None
 
 
-RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes-=slurmd-0"
+RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes=slurmd-1"
 
 
 @pytest.mark.parametrize("found", [Record(""), Record("", "DOWN", reason="New node.")])
@@ -127,6 +127,26 @@ def test_a_reservation_that_holds_the_node_is_named_and_nothing_changed(
     slurm.reservations = []
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == dataclasses.replace(found, gres=GRES)
+
+
+def test_a_reservation_that_is_to_come_is_not_lost(slurm: SlurmDouble, options: pathlib.Path):
+    slurm.record = Record("")
+    slurm.to_come = ["class"]
+    said = "reservation class: wait for its end, or scontrol delete reservationname=class"
+    assert advance() == Progress(Stage.RESERVED, said)
+    assert (slurm.log, slurm.to_come, options.read_text()) == ([], ["class"], OPTIONS)
+    slurm.record = Record(GRES)  # nothing is to be changed, so nothing stands in the way
+    assert advance() == Progress(Stage.REGISTERED)
+
+
+def test_leaving_a_node_in_a_reservation(slurm: SlurmDouble, options: pathlib.Path, caplog: pytest.LogCaptureFixture):
+    options.write_text(WITH_GPU)
+    slurm.register()
+    slurm.to_come = ["class"]
+    leave()
+    assert slurm.record == Record(GRES)
+    assert slurm.to_come == ["class"]
+    assert "the GPUs of slurmd-0 stay in Slurm: reserved reservation class" in caplog.text
 
 
 def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble):
