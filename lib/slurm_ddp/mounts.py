@@ -428,6 +428,10 @@ def _child(mountpoint: str, mount_id: int, *, write: bool) -> dict[str, typing.A
         if f"mnt_id:\t{mount_id}\n" not in pathlib.Path(f"/proc/self/fdinfo/{directory}").read_text():
             return {"step": "hidden"}
         os.fstat(directory)
+        step = "look up a name"
+        # One that nobody asked for before: no cache knows it, so the server, or JuiceFS's engine, must answer
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            os.stat(f"{PROBE_DIR}-{secrets.token_hex(8)}", dir_fd=directory)
         if write:
             step = "make a directory"
             folder = pathlib.Path(mountpoint, PROBE_DIR)

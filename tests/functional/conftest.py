@@ -1,4 +1,7 @@
-"""The bundle in the sandbox, deployed once for all tests here and taken down at the end."""
+"""The bundle in the sandbox, deployed once for all tests here and taken down at the end.
+
+`SLURM_DDP_TEST_MODEL` names another model than `test`; `SLURM_DDP_TEST_KEEP=1` uses the model that is there, and leaves it.
+"""
 
 import dataclasses
 import json
@@ -10,7 +13,8 @@ import typing
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-MODEL = "test"
+MODEL = os.environ.get("SLURM_DDP_TEST_MODEL", "test")
+KEEP = os.environ.get("SLURM_DDP_TEST_KEEP") == "1"
 Json = dict[str, typing.Any]
 
 
@@ -67,6 +71,17 @@ class Cluster:
         assert answer.code == 0, answer.err[-3000:]
         return answer.json()["trainer/0"]["results"]
 
+    def secrets(self) -> dict[str, str]:
+        """Return every value of every secret of the model, by what it is."""
+        model = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{self.model}/model.json").read_text())
+        return {
+            f"{secret['owner']} {key}": value
+            for secret in model["secrets"].values()
+            for content in secret["contents"].values()
+            for key, value in content.items()
+            if key not in ("keyid", "access-key", "meta-user")  # those are names
+        }
+
     def units(self) -> dict[str, Json]:
         """Return every unit's status by name, subordinates included."""
         found: dict[str, Json] = {}
@@ -116,6 +131,9 @@ def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
 def cluster() -> typing.Iterator[Cluster]:
     """Deploy bundle.yaml."""
     one = Cluster()
+    if KEEP and one.ctl("status").code == 0:
+        yield one
+        return
     one.ctl("destroy", "--no-prompt")
     answer = one.ctl("deploy", str(REPOSITORY / "bundle.yaml"), timeout=1200)
     if answer.code != 0:
@@ -123,4 +141,5 @@ def cluster() -> typing.Iterator[Cluster]:
         one.ctl("destroy", "--no-prompt")
         pytest.fail(f"the bundle does not deploy:\n{answer.err[-4000:]}\n{log}", pytrace=False)
     yield one
-    one.ctl("destroy", "--no-prompt")
+    if not KEEP:
+        one.ctl("destroy", "--no-prompt")

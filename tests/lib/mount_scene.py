@@ -16,7 +16,7 @@ import typing
 
 from slurm_ddp import mounts
 
-_FUSE_INIT, _FUSE_OPENDIR = 26, 27
+_FUSE_LOOKUP, _FUSE_GETATTR, _FUSE_INIT, _FUSE_OPENDIR = 1, 3, 26, 27
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,16 +32,24 @@ def mount_fuse(target: pathlib.Path) -> int:
     return device
 
 
-def serve_init_only(device: int, opened: threading.Event) -> None:
-    """Answer the handshake, then take every request and never answer: no signal ends a process that waits for one."""
+def serve(device: int, until: int, reached: threading.Event) -> None:
+    """Answer what opening the root takes, and no request of the kind `until`, nor any after it.
+
+    No signal ends a process that waits for the answer to a request that was taken.
+    """
+    attributes = struct.pack("<6Q10I", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0)
+    bodies = {
+        _FUSE_INIT: struct.pack("<IIIIHHII", 7, 31, 0, 0, 12, 9, 4096, 1) + bytes(36),
+        _FUSE_OPENDIR: bytes(16),
+        _FUSE_GETATTR: struct.pack("<QII", 3600, 0, 0) + attributes,
+    }
     while True:
         request = os.read(device, 1 << 20)
         _, opcode, unique = struct.unpack_from("<IIQ", request)
-        if opcode == _FUSE_INIT:
-            body = struct.pack("<IIIIHHII", 7, 31, 0, 0, 12, 9, 4096, 1) + bytes(36)
-            os.write(device, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
-        elif opcode == _FUSE_OPENDIR:
-            opened.set()
+        if opcode == until:
+            reached.set()
+        if opcode in bodies and not reached.is_set():
+            os.write(device, struct.pack("<IiQ", 16 + len(bodies[opcode]), 0, unique) + bodies[opcode])
 
 
 def tell(result: mounts.Result) -> list[str]:
@@ -140,7 +148,7 @@ def hung(at: pathlib.Path) -> typing.Any:
     mount("x", pathlib.Path("/run"), "tmpfs")  # where a child that was left behind is noted
     device = mount_fuse(at)
     opened = threading.Event()
-    threading.Thread(target=serve_init_only, args=(device, opened), daemon=True).start()
+    threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
     begin = time.monotonic()
     first = mounts.probe(at, deadline=0.5)
     between = time.monotonic()
@@ -148,6 +156,17 @@ def hung(at: pathlib.Path) -> typing.Any:
     end = time.monotonic()
     mounts.clear(at, fstype="fuse", source="silent")
     return [opened.is_set(), tell(first), tell(second), between - begin, end - between, tell(mounts.probe(at))]
+
+
+def forgetful(at: pathlib.Path) -> typing.Any:
+    """The root opens out of the client's memory; the engine behind it is dead."""
+    mount("x", pathlib.Path("/run"), "tmpfs")
+    device = mount_fuse(at)
+    asked = threading.Event()
+    threading.Thread(target=serve, args=(device, _FUSE_LOOKUP, asked), daemon=True).start()
+    found = tell(mounts.probe(at, deadline=2))
+    mounts.clear(at, fstype="fuse", source="silent")
+    return [asked.is_set(), found]
 
 
 def busy(at: pathlib.Path) -> typing.Any:

@@ -232,6 +232,14 @@ def test_a_mount_that_never_answers_hangs_nobody(play: typing.Callable[[str], ty
 
 
 @needs_namespaces
+def test_what_a_client_remembers_is_not_taken_for_an_answer(
+    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
+):
+    """JuiceFS opens its root without its engine: a mount would be right for up to a minute after that died."""
+    assert play("forgetful") == [True, ["hung", f"{tmp_path} did not answer within 2 s"]]
+
+
+@needs_namespaces
 def test_unmounting_waits_for_users_then_detaches(play: typing.Callable[[str], typing.Any]):
     before, during, took, after = play("busy")
     assert before == []

@@ -142,9 +142,9 @@ def _redis_quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _redis(directory: pathlib.Path, *lines: str, port: int, sentinel: bool = False) -> Server:
+def _redis(directory: pathlib.Path, *lines: str, port: int, sentinel: bool = False, bind: str = "127.0.0.1") -> Server:
     config = directory / "redis.conf"
-    config.write_text("\n".join([f"dir {directory}", "bind 127.0.0.1", "daemonize no", *lines]) + "\n")
+    config.write_text("\n".join([f"dir {directory}", f"bind {bind}", "daemonize no", *lines]) + "\n")
     config.chmod(0o600)
     argv = [shutil.which("redis-server") or "redis-server", str(config), *(["--sentinel"] if sentinel else [])]
     return Server(argv, directory, port)
@@ -152,7 +152,7 @@ def _redis(directory: pathlib.Path, *lines: str, port: int, sentinel: bool = Fal
 
 @contextlib.contextmanager
 def redis(
-    *, password: str = PASSWORD, tls: "Certificates | None" = None, user: str = ""
+    *, password: str = PASSWORD, tls: "Certificates | None" = None, user: str = "", bind: str = "127.0.0.1"
 ) -> collections.abc.Generator[Server]:
     """Run Redis with a password: the default user's, or that of an ACL user beside a default one that is off."""
     port = free_port()
@@ -172,7 +172,7 @@ def redis(
             f"tls-ca-cert-file {tls.authority}",
             "tls-auth-clients optional",
         ]
-    with folder() as directory, running(_redis(directory, *lines, port=port)) as server:
+    with folder() as directory, running(_redis(directory, *lines, port=port, bind=bind)) as server:
         yield server
 
 
@@ -362,6 +362,7 @@ class Bucket:
     name: str
     access_key: str
     secret_key: str
+    next_keys: tuple[str, str] = ("", "")  # open it too
 
     @property
     def url(self) -> str:
@@ -370,13 +371,13 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def s3() -> collections.abc.Generator[Bucket]:
+def s3(bind: str = "127.0.0.1") -> collections.abc.Generator[Bucket]:
     """Run moto's server with one bucket, and an IAM user whose keys it asks for."""
     port = free_port()
     with folder() as directory:
-        argv = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        argv = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", bind, "-p", str(port)]
         # The first calls need no keys: they make the user, its policy, its keys and the bucket
-        env = {"INITIAL_NO_AUTH_ACTION_COUNT": "4", "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {"INITIAL_NO_AUTH_ACTION_COUNT": "5", "PYTHONDONTWRITEBYTECODE": "1"}
         with running(Server(argv, directory, port, env=env)) as server:
 
             def iam(**words: str) -> str:
@@ -387,11 +388,18 @@ def s3() -> collections.abc.Generator[Bucket]:
                     return str(answer.read().decode())
 
             iam(Action="CreateUser", UserName=USER)
-            policy = '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*","Resource":"*"}]}'
+            policy = (
+                '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:*","iam:*"],"Resource":"*"}]}'
+            )
             iam(Action="PutUserPolicy", UserName=USER, PolicyName="all", PolicyDocument=policy)
-            made = iam(Action="CreateAccessKey", UserName=USER)
-            found = {tag: re.search(rf"<{tag}>([^<]+)</{tag}>", made) for tag in ("AccessKeyId", "SecretAccessKey")}
-            access, secret = (html.unescape(match[1]) if match else "" for match in found.values())
+
+            def key() -> tuple[str, str]:
+                made = iam(Action="CreateAccessKey", UserName=USER)
+                found = (re.search(rf"<{tag}>([^<]+)</{tag}>", made) for tag in ("AccessKeyId", "SecretAccessKey"))
+                access, secret = (html.unescape(match[1]) if match else "" for match in found)
+                return access, secret
+
+            first, second = key(), key()
             request = urllib.request.Request(f"http://{server.address}/train", method="PUT")
             urllib.request.urlopen(request, timeout=30).close()
-            yield Bucket(server, "train", access, secret)
+            yield Bucket(server, "train", *first, next_keys=second)

@@ -1,0 +1,167 @@
+"""Faults of the shared filesystem, done on purpose, and that no secret is shown meanwhile; each leaves all as it was.
+
+The clients are JuiceFS 0.14.2, on the volume that juicefs-server-proxy serves itself. What takes minutes, or another
+deployment, is in the drills beside this file.
+"""
+
+import json
+import pathlib
+import time
+import typing
+
+import pytest
+
+from functional.conftest import Cluster
+from functional.storage_faults import (
+    APP,
+    CLIENT,
+    ENGINE,
+    HOSTS,
+    MP,
+    PROXY,
+    client_of,
+    health,
+    mounted,
+    told,
+    until,
+    until_right,
+)
+from storage import leaks
+
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+
+
+@pytest.fixture
+def healthy(cluster: Cluster) -> typing.Iterator[Cluster]:
+    """Return the cluster with all mounts right, and see that they are again afterwards."""
+    until_right(cluster)
+    yield cluster
+    until_right(cluster)
+
+
+def test_a_client_that_dies_and_a_mount_over_the_mount_are_mended_by_themselves(healthy: Cluster):
+    killed, covered = HOSTS[0], HOSTS[1]
+    begin, heals = time.time(), health(healthy, covered)["heals"]
+    clients = {host: healthy.on(host, "bash", "-c", CLIENT) for host in (killed, covered)}
+    healthy.on(covered, "mount", "--bind", MP, MP)
+    healthy.on(killed, "kill", "-9", clients[killed])
+    script = f'until new=$({CLIENT}) && [ "$new" != "$0" ] && echo x 2>/dev/null >{MP}/.after-kill; do sleep 0.1; done'
+    healthy.on(killed, "timeout", "100", "bash", "-c", script, clients[killed])
+    print(f"kill -9: writable again after {time.time() - begin:.1f} s")
+    until(healthy, covered, lambda found: found["state"] == "right" and found["heals"] > heals)
+    print(f"a mount over the mount: right after {time.time() - begin:.1f} s")
+    for host in (killed, covered):
+        assert mounted(healthy, host) == ["fuse.juicefs"]
+        assert healthy.on(host, "bash", "-c", CLIENT) != clients[host]
+        healthy.on(host, "touch", f"{MP}/.after-faults")
+    healthy.on(killed, "rm", f"{MP}/.after-kill", f"{MP}/.after-faults")
+
+
+def test_an_engine_that_stops_is_waited_for_and_missed_by_name(healthy: Cluster):
+    host = HOSTS[2]
+    unit = client_of(healthy, host)
+    healthy.on(f"{PROXY}/0", "systemctl", "stop", ENGINE)
+    try:
+        until(healthy, host, lambda found: found["down"])
+        healthy.ok("update-status", "--once", unit)
+        client = told(healthy, unit)
+        assert client["current"] == "waiting"
+        assert ":6379 does not answer (connection refused) since 20" in client["message"]
+        assert mounted(healthy, host) == ["fuse.juicefs"]  # those who wait for it lose nothing
+    finally:
+        healthy.on(f"{PROXY}/0", "systemctl", "start", ENGINE)
+    begin = time.time()
+    until_right(healthy, since=begin)
+    print(f"engine started again: all clients right after {time.time() - begin:.1f} s")
+    healthy.ok("update-status", "--once", unit)
+    assert told(healthy, unit)["current"] == "active"
+
+
+def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_mends_it(healthy: Cluster):
+    host, unit = HOSTS[2], client_of(healthy, HOSTS[2])
+    path = f"/etc/slurm-ddp/{APP}/environment"
+    begin = time.time()
+    healthy.on(host, "bash", "-c", f"sed -i 's/REDIS_PASSWORD=\"/&wrong/' {path}; kill -9 $({CLIENT})")
+    try:
+        until(healthy, host, lambda found: found["state"] not in ("", "right") and found["checked"] > begin)
+        until_right(healthy, *HOSTS[:2], since=time.time())
+        said = healthy.on(host, "journalctl", "-u", f"juicefs-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
+        assert "WRONGPASS" in said
+    finally:
+        healthy.ok("update-status", unit)
+    assert told(healthy, unit)["current"] == "active"
+    assert "wrong" not in healthy.on(host, "cat", path)
+    assert mounted(healthy, host) == ["fuse.juicefs"]
+
+
+def test_a_full_cache_disk_stops_nobody(healthy: Cluster):
+    host, cache = HOSTS[2], f"/var/cache/slurm-ddp/{APP}"
+    script = f"""set -e
+mount -t tmpfs -o size=24m cache {cache}
+trap 'umount -l {cache}; systemctl restart juicefs-{APP}.service' EXIT
+dd if=/dev/zero of={cache}/filler bs=1M count=24 status=none || true
+systemctl restart juicefs-{APP}.service
+dd if=/dev/urandom of=/tmp/first bs=1M count=40 status=none
+dd if=/tmp/first of={MP}/.big bs=1M conv=fsync status=none
+cmp /tmp/first {MP}/.big
+df --output=avail {cache} | tail -1
+rm {MP}/.big /tmp/first"""
+    assert int(healthy.on(host, "bash", "-c", script)) == 0
+
+
+# What others on a host can see, each part after a line with its name. `files` are those that every account can read, but
+# for what the distribution brought
+VISIBLE = r"""
+echo '==== argv'
+cat /proc/[0-9]*/cmdline | tr '\0' ' '
+echo '==== environ'
+for p in /proc/[0-9]*; do [ "$(stat -c %u $p)" = 0 ] || cat $p/environ; done 2>/dev/null | tr '\0' ' '
+echo '==== units'
+systemctl show -p Environment -p ExecStart -p ExecStartPre -p ExecStop '*'
+systemctl cat '*' 2>/dev/null
+echo '==== journal'
+journalctl --no-pager -o cat
+cat /var/log/*.log 2>/dev/null
+echo '==== files'
+folders="/etc /run /var /tmp /srv /home /root /usr/local"
+[ -d /mnt/shared ] && folders="$folders /mnt/shared"
+setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all sh -c '
+find "$@" -xdev \( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache/apt \) -prune -o \
+    -type f -readable -size -8192k -print0 2>/dev/null | xargs -0r cat 2>/dev/null' sh $folders
+true
+"""
+
+
+def test_no_secret_lies_where_it_can_be_read(healthy: Cluster):
+    """Every value of every secret, raw and encoded, in all places that other users of hosts or model can see."""
+    secrets = healthy.secrets()
+    assert len(secrets) >= 2
+    model = json.loads((pathlib.Path("/var/lib/slurm-ddp") / healthy.model / "model.json").read_text())
+    client = client_of(healthy, "sackd/0")
+    places = {"action results": ""}
+    with leaks.watched(*secrets.values(), every_s=0.05) as watch:  # of the whole machine, so of all hosts
+        for unit, action in (
+            (client, "status"),
+            *((f"{PROXY}/0", name) for name in ("status", "list-quotas", "gc", "backup-metadata", "export-kubernetes")),
+        ):
+            answer = healthy.ctl("run", unit, action, "--format", "json")
+            places["action results"] += answer.out + answer.err
+        healthy.ok("update-status", client, f"{PROXY}/0")
+    assert "juicefs" in watch.programs
+    places |= {
+        "databags": json.dumps([[one["app_data"], one["unit_data"]] for one in model["relations"].values()]),
+        "status": healthy.ok("status", "--format", "json"),
+        "debug-log": healthy.ok("debug-log", "-n", "100000"),
+    }
+    for host in (*HOSTS, f"{PROXY}/0", "slurmctld/0"):
+        for part in healthy.on(host, "sh", "-c", VISIBLE).split("==== ")[1:]:
+            place, _, text = part.partition("\n")
+            places[f"{host} {place[:20]}"] = places.get(f"{host} {place[:20]}", "") + text
+    for host in HOSTS:
+        assert {f"{host} {place}" for place in ("argv", "environ", "units", "journal", "files")} <= set(places)
+    assert [place for place, text in places.items() if not text.strip()] == [], "an empty place proves nothing"
+    assert "slurm-ddp" in places["sackd/0 files"]
+    assert list(leaks.found_in(places, secrets)) == []
+    password = next(value for name, value in secrets.items() if name.endswith(" meta-password"))
+    kept = healthy.on("sackd/0", "cat", f"/etc/slurm-ddp/{APP}/environment")
+    assert list(leaks.found_in({"its own file": kept}, {"password": password})) == ["password in its own file"]
