@@ -56,6 +56,7 @@ class Target:
 
 def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say) -> dict[str, str]:
     """Check that every block of every file is in the object store; return what was found."""
+    _require_listing(target, "fsck")
     flags: list[str] = []
     if path or repair:
         _require(target, "quota", "--path and --repair of fsck")  # of the same version, 1.1
@@ -68,6 +69,7 @@ def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say
 
 def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Say) -> dict[str, str]:
     """Find blocks that no file uses; delete them, and join fragments, if asked to; return what was found."""
+    _require_listing(target, "gc")
     flags = [*(["--delete"] if delete else []), *(["--compact"] if compact else [])]
     report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, say=say)
     if failure is not None:
@@ -321,6 +323,20 @@ def _require(target: Target, command: str, what: str) -> None:
         raise MaintenanceError(
             f"juicefs {'.'.join(map(str, version))} has no {what}: attach {juicefs.command_since(command)} or newer as "
             "the resource juicefs"
+        )
+
+
+def _require_listing(target: Target, command: str) -> None:
+    """Refuse what lists the bucket where juicefs cannot.
+
+    0.14.2 lists an SFTP store from its root on, whose own name is shorter than the volume's prefix, and panics at every
+    attempt, with files in the volume or none. 1.3 lists the folder that it is asked for (its pkg/object/sftp.go).
+    """
+    version = juicefs.version(target.program)
+    if target.volume.storage == "sftp" and version < (1, 0):
+        raise MaintenanceError(
+            f"juicefs {'.'.join(map(str, version))} crashes when it lists an sftp store, as {command} does: attach 1.3 or "
+            "newer as the resource juicefs"
         )
 
 

@@ -92,6 +92,18 @@ def test_fsck_of_a_folder(rig: Rig, state: testing.State):
     )
 
 
+@pytest.mark.parametrize("command", ["fsck", "gc"])
+def test_an_sftp_store_is_not_listed_by_a_juicefs_that_crashes(rig: Rig, command: str):
+    rig.world.program = (0, 14, 2)
+    embedded = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    assert failure(rig, embedded, command) == (
+        f"juicefs 0.14.2 crashes when it lists an sftp store, as {command} does: attach 1.3 or newer as the resource juicefs"
+    )
+    assert not [words for words in rig.world.commands if words[0] == command]
+    rig.world.program, rig.world.answers[command] = (1, 3, 1), "<INFO>: done\n"
+    act(rig, embedded, command)
+
+
 def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
     rig.world.answers["gc"] = "<INFO>: scanned 5 objects, 4 valid, 1 leaked (4 bytes)\n"
     found = act(rig, state, "gc")
