@@ -335,8 +335,8 @@ def _require_listing(target: Target, command: str) -> None:
     version = juicefs.version(target.program)
     if target.volume.storage == "sftp" and version < (1, 0):
         raise MaintenanceError(
-            f"juicefs {'.'.join(map(str, version))} crashes when it lists an sftp store, as {command} does: attach 1.3 or "
-            "newer as the resource juicefs"
+            f"juicefs {'.'.join(map(str, version))} crashes when it lists an sftp store, as {command} does: attach "
+            "1.3 or newer as the resource juicefs"
         )
 
 
