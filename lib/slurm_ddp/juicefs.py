@@ -255,7 +255,7 @@ def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, tim
     raise UnreachableError(problem.lower())
 
 
-def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 20) -> Setting | None:
+def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8) -> Setting | None:
     """Return what the engine says of its volume; None when it says that it has none.
 
     Raises:

@@ -47,7 +47,7 @@ _PROBE_S, _SILENT_PROBE_S, _SETTLE_S = 5.0, 2.0, 8.0
 _SERVER_S = 2.0
 _SYSTEMCTL_S, _SCONTROL_S = 10.0, 6.0
 _REAP_S = 1.0  # how long a killed program may take to die
-# A client whose servers answer and that answers nothing itself is hung for good after this
+# A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
 
 
@@ -107,6 +107,7 @@ class Health:
     checked: float = 0.0
     wrote: float = 0.0  # the last pass that wrote
     hung: float = 0.0  # since when it does not answer; 0 when it does
+    answered: float = 0.0  # since when its servers answer although it does not; 0 when that is not so
     down: str = ""  # the server that does not answer, and why
     down_since: float = 0.0
     passes: int = 0  # in a row in which the mount was right
@@ -178,6 +179,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     look = probe(watch, write=writes, deadline=_SILENT_PROBE_S if down else _PROBE_S)
     hung = (old.hung or now) if look.state is mounts.State.HUNG else 0.0
     down = "" if look else down or unreachable(watch.servers)
+    answered = (old.answered or now) if hung and not down else 0.0
     pending = watch.changed_us != old.settled_us and is_pending(watch)
     asks_users = pending or look.state in (mounts.State.WRONG, mounts.State.STACKED, mounts.State.HUNG)
     chosen = remedy(
@@ -186,7 +188,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         in_use=asks_users and bool(mounts.users(watch.mountpoint)),
         pending=pending,
         fuse=watch.is_fuse,
-        hung_s=now - hung if hung else 0.0,
+        hung_s=now - answered if answered else 0.0,
         servers_answer=not down,
     )
     heals, healed, healed_at = old.heals, old.healed, old.healed_at
@@ -205,6 +207,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         checked=now,
         wrote=now if writes else old.wrote,
         hung=hung if look.state is mounts.State.HUNG else 0.0,
+        answered=answered if look.state is mounts.State.HUNG else 0.0,
         down=down,
         down_since=(old.down_since or now) if down else 0.0,
         passes=old.passes + 1 if is_right else 0,
@@ -249,7 +252,7 @@ def remedy(
         in_use: a process has something open there.
         pending: the mount runs with older settings than it should.
         fuse: a program on this machine serves it.
-        hung_s: for how many seconds it has not answered.
+        hung_s: for how many seconds it has not answered although its servers did.
         servers_answer: as far as that can be asked.
     """
     if not ours:

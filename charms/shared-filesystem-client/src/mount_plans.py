@@ -83,7 +83,8 @@ def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
         case mounts.State.FAILED:
             return Verdict(Level.BLOCKED, look.detail)
         case mounts.State.HUNG:
-            return Verdict(Level.WAITING, f"{look.detail}{_since(seen.hung)}")
+            text = f"{plan.wish.mountpoint} does not answer{_since(seen.hung)}" if seen.hung else look.detail
+            return Verdict(Level.WAITING, text)
         case mounts.State.STALE | mounts.State.STACKED:
             return Verdict(Level.MAINTENANCE, f"{look.detail}; mounting it anew")
 

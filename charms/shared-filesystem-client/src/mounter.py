@@ -33,6 +33,7 @@ _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _PROBE_S = 5.0
 _SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
 _SEEN_S = mount_keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a look, while they are
+_SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0  # for a connection; the second where the keeper has just got none
 _TURN_S = 30.0  # how long the keeper may take to finish its pass
 _RELOAD_S = 20.0
 _STOP_S = 90.0
@@ -174,10 +175,12 @@ def _ensure(plan: Plan, unit: str) -> mounts.Result:
         state = state.model_copy(update={"boot": _boot(), "changed_us": time.monotonic_ns() // 1000})
     state = state.model_copy(update={"port": plan.port, "reloads": plan.reloads})
     _save(wish.app, state)
+    seen = _just_seen(plan)
     _watch(plan, state)
-    silence = _silence(plan)
-    look = _just_seen(plan) if silence else None
-    if look is None:
+    silence = _silence(plan, _SERVER_AGAIN_S if seen.down else _SERVER_S)
+    if silence and seen.state == mounts.State.HUNG.value:
+        look = mounts.Result(mounts.State.HUNG, seen.detail)
+    else:
         look = probe(plan, deadline=_SILENT_PROBE_S if silence else _PROBE_S)
     if not look or pending(plan):
         look = _heal(plan, state, look, silence)
@@ -235,12 +238,14 @@ def is_mounted(plan: Plan) -> bool:
     return bool(mounts.at(plan.wish.mountpoint))
 
 
-def _just_seen(plan: Plan) -> mounts.Result | None:
-    """Return that the mount hangs, when the keeper has just found that out: a hook need not wait for it again."""
-    seen = health(plan.wish.app)
-    if seen.state == mounts.State.HUNG.value and 0 <= time.time() - seen.checked < _SEEN_S:
-        return mounts.Result(mounts.State.HUNG, seen.detail)
-    return None
+def _just_seen(plan: Plan) -> mount_keeper.Health:
+    """Return what the keeper has just found with the servers of the plan, so that a hook need not wait for it again."""
+    folder = STATE / plan.wish.app
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        seen = mount_keeper.Health.load(folder)
+        if mount_keeper.Watch.load(folder).servers == plan.servers and 0 <= time.time() - seen.checked < _SEEN_S:
+            return seen
+    return mount_keeper.Health()
 
 
 def remove(app: str, *, unit: str) -> str:
@@ -433,7 +438,7 @@ def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.Unrea
     """
     mountpoint, waits = plan.wish.mountpoint, pending(plan)
     here = mounts.at(mountpoint)
-    hung = health(plan.wish.app).hung if look.state is mounts.State.HUNG else 0.0
+    answered = health(plan.wish.app).answered if look.state is mounts.State.HUNG else 0.0
     fuse = any(fstype.startswith("fuse") for fstype in plan.fstypes)
     if silence and look.state is mounts.State.HUNG:
         raise silence
@@ -443,7 +448,7 @@ def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.Unrea
         in_use=bool(mounts.users(mountpoint)),
         pending=waits,
         fuse=fuse,
-        hung_s=time.time() - hung if hung else 0.0,
+        hung_s=time.time() - answered if answered else 0.0,
         servers_answer=True,
     )
     if remedy in (mount_keeper.Remedy.NOTHING, mount_keeper.Remedy.PEEL, mount_keeper.Remedy.ABORT):
@@ -491,11 +496,11 @@ def _remove_cache(path: pathlib.Path) -> bool:
     return True
 
 
-def _silence(plan: Plan) -> juicefs.UnreachableError | None:
+def _silence(plan: Plan, timeout_s: float) -> juicefs.UnreachableError | None:
     """Return what says that no server of a group answers; None when all do that matter."""
     try:
         for group in plan.servers:
-            juicefs.check_reachable(group)
+            juicefs.check_reachable(group, timeout=timeout_s)
     except juicefs.UnreachableError as e:
         return e
     return None

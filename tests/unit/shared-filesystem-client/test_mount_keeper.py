@@ -257,6 +257,18 @@ def test_a_client_that_hangs_although_its_servers_answer_is_killed(rig: Rig):
     assert rig.did("kill", "--signal=SIGKILL", UNIT) == 1
 
 
+def test_a_client_has_time_to_come_back_once_its_server_answers_again(rig: Rig):
+    """Who waited for the server loses nothing: to abort the client at once would fail them all."""
+    rig.tick()
+    rig.mounts.looks[MP] = mounts.Result(State.HUNG, "no answer")
+    rig.down = "10.0.0.5:6379 does not answer (connection refused)"
+    assert rig.tick(20).answered == 0.0
+    rig.down = ""
+    health = rig.tick(2)
+    assert (health.state, health.heals, health.answered) == ("hung", 0, rig.now - 10)
+    assert rig.tick().heals == 1  # it had its time
+
+
 def test_the_node_is_drained_after_half_a_minute_and_resumed_by_itself(rig: Rig):
     rig.tick()
     rig.down = "10.0.0.5:6379 does not answer (connection refused)"

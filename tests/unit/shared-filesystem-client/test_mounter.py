@@ -428,7 +428,7 @@ def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert [one["deadline"] for one in rig.mounts.probes] == [2.0]  # nobody had looked, but no server answers
-    seen = mount_keeper.Health(state="hung", checked=time.time() - 15)
+    seen = mount_keeper.Health(state="hung", checked=time.time() - 15, down="127.0.0.1:1 does not answer")
     seen.save(mounter.STATE / "client")
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
@@ -437,6 +437,17 @@ def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert len(rig.mounts.probes) == 2
+
+
+def test_what_the_keeper_found_with_other_servers_counts_for_nothing(rig: Rig):
+    rig.ensure(rig.plan())
+    seen = mount_keeper.Health(state="hung", checked=time.time(), down="127.0.0.1:1 does not answer")
+    seen.save(mounter.STATE / "client")
+    rig.mounts.probes.clear()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        rig.volume = dataclasses.replace(rig.volume, hosts=(f"127.0.0.1:{other.getsockname()[1]}",))
+        assert rig.ensure(rig.plan())
+    assert rig.mounts.probes[0]["deadline"] == 5.0
 
 
 def test_a_mount_that_works_while_its_server_takes_no_connection_is_right(rig: Rig):
