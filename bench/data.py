@@ -3,23 +3,31 @@
 # pyright: basic, reportPrivateImportUsage=false
 import pathlib
 import sysconfig
+import zlib
 
 import numpy as np
 
+from bench import row
 from ddptrain import files, shards, tokenizers
 
 
-def text(limit_bytes: int) -> str:
-    """Return real English and code: Python's own sources, cut or repeated to a size."""
-    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    parts: list[str] = []
+def corpus(limit_bytes: int) -> list[str]:
+    """Return documents of real text, no file twice: the Python sources of the interpreter and its installed packages.
+
+    Files come in an order that mixes the packages; long ones are cut into documents of 20 000 characters. Raises
+    NotHere when the machine has less.
+    """
+    paths = sysconfig.get_paths()
+    found = {path for name in ("stdlib", "purelib") for path in pathlib.Path(paths[name]).rglob("*.py")}
+    documents: list[str] = []
     size = 0
-    for path in sorted(root.rglob("*.py")):
-        if "site-packages" not in path.parts and size < limit_bytes:
-            parts.append(path.read_text(encoding="utf-8", errors="replace"))
-            size += len(parts[-1])
-    whole = "".join(parts)
-    return (whole * (1 + limit_bytes // max(1, len(whole))))[:limit_bytes]
+    for path in sorted(found, key=lambda path: (zlib.crc32(str(path).encode()), path)):
+        whole = path.read_text(encoding="utf-8", errors="replace")
+        documents += [whole[at : at + 20_000] for at in range(0, len(whole), 20_000)]
+        size += len(whole)
+        if size >= limit_bytes:
+            return documents
+    raise row.NotHere(f"{limit_bytes >> 20} MiB of text wanted, Python and its packages have {size >> 20} MiB here")
 
 
 def dataset(root: pathlib.Path, tokens: int, vocab: int, *, num_shards: int = 1) -> shards.Dataset:
