@@ -16,7 +16,7 @@ import torch.distributed as dist
 from bench import row
 from ddptrain import collectives, distributed
 
-SIZES = {1 << 20: 60, 16 << 20: 24, 64 << 20: 12}  # turns of each
+SIZES = {1 << 20: 300, 16 << 20: 30, 64 << 20: 12}  # turns of each: more of what is over before a neighbour is
 ITERS = 8
 
 
