@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.process
 import os
 import pathlib
 import re
@@ -343,9 +344,17 @@ _worker_tokenizer: list[tokenizers.Tokenizer] = []
 
 
 def _start_worker(options: Options, made: tokenizers.Tokenizer | None) -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
     _worker_tokenizer[:] = [
         made or tokenizers.make(options.tokenizer, vocabulary=options.vocabulary, local_dir=options.tokenizer_local_dir)
     ]
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+    """End this worker with the command: one that was killed leaves workers that wait for parts for ever."""
+    parent.join()
+    os._exit(1)
 
 
 def _one(output: pathlib.Path, plan: Plan, part: Part) -> dict[str, typing.Any]:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import typing
 
 import conftest
@@ -103,6 +104,48 @@ def test_only_what_is_missing_or_stale_is_done_again(
     done.clear()
     run(source, **{**small, "tokenizer": "gpt2"})
     assert done == first
+
+
+def test_killed_at_many_moments_and_resumed_it_gives_the_bytes_of_an_undisturbed_run(tmp_path: pathlib.Path):
+    """SIGKILL to the command alone: its workers end by themselves, and no half-written file is taken for a whole one."""
+    (tmp_path / "text").mkdir()
+    for number in range(60):
+        (tmp_path / "text" / f"{number:02d}.txt").write_text(conftest.prose(300, seed=number + 1))
+    small = ("prepare", "--source", tmp_path / "text", "--tokenizer", "gpt2", "--part-mib", "0.05", "--workers", "2")
+    ranks.succeed(1, *small, "--output", tmp_path / "whole")
+    expected = contents(tmp_path / "whole")
+    parts = len(list((tmp_path / "whole" / "parts").iterdir()))
+    output, amid = tmp_path / "killed", []
+    for kept in range(0, parts - 5, parts // 6):
+        argv = [sys.executable, "-m", "ddptrain", *(str(a) for a in small), "--output", str(output)]
+        with subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process:
+            until(lambda kept=kept, process=process: process.poll() is not None or notes(output) > kept)
+            process.kill()
+            assert process.stdout is not None
+            process.stdout.read()  # to the end: the workers hold the other end, so they are gone, too
+        amid.append(notes(output))
+        if amid[-1] < parts:
+            with pytest.raises(shards.ShardError):
+                shards.open_dataset(output)
+    assert any(0 < count < parts for count in amid), f"no kill came in the middle: {amid}"
+    ranks.succeed(1, *small, "--output", output)
+    assert contents(output) == expected
+    manifests = [json.loads((root / "dataset.json").read_text()) for root in (tmp_path / "whole", output)]
+    assert manifests[0]["splits"] == manifests[1]["splits"]
+    assert not shards.damaged(shards.open_dataset(output))
+
+
+def notes(output: pathlib.Path) -> int:
+    return len(list((output / "parts").glob("part-*.json")))
+
+
+def until(happened: typing.Callable[[], bool], patience_s: float = 60) -> None:
+    deadline = time.monotonic() + patience_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def test_while_parts_are_redone_the_folder_is_no_dataset(
