@@ -326,7 +326,7 @@ class Saver:
         try:
             for target, source in pairs:
                 target.copy_(source)
-        except Exception as e:  # raised in the training loop by check()
+        except Exception as e:  # a thread's would be lost, whatever it is: check() raises it in the training loop
             self._error = e
         finally:
             slot.copied.set()
@@ -340,7 +340,7 @@ class Saver:
                 if job.slot.ready is not None:
                     job.slot.ready.synchronize()
                 self._write(job)
-            except Exception as e:  # raised in the training loop by check()
+            except Exception as e:  # whatever it is: the thread goes on to free the buffers, check() raises it
                 self._error = e
             finally:
                 job.slot.free.set()

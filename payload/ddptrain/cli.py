@@ -4,8 +4,10 @@ import argparse
 import collections.abc
 import os
 import pathlib
+import re
 import sys
 import time
+import traceback
 import typing
 
 from ddptrain import __version__, config, errors, inspection, markers, prepare
@@ -13,6 +15,7 @@ from ddptrain import __version__, config, errors, inspection, markers, prepare
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which tells the user and may hold the rendezvous store, must have done so by then.
 _GRACE_S = 1.5
+_LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote process exited").search
 
 EXAMPLES = """examples:
   python -m ddptrain prepare --source python-stdlib --output data --tokenizer byte
@@ -30,26 +33,26 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can mend it (one [FATAL] line says how)."""
     markers.setup(rank=_rank())
     argv = sys.argv[1:] if argv is None else argv
-    args = argparse.Namespace()
+    args = argparse.Namespace(began=time.time())
     try:
-        args = _parser(argv).parse_args(argv)
+        _parser(argv).parse_args(argv, args)
         return args.command(args)
     except errors.SharedError as e:
         if _rank() == 0:
-            _fail(str(e), args, retry=e.retry)
+            _tell(e, args)
         if _rank_count() > 1:
             time.sleep(_GRACE_S)
         code = 2
+    except errors.PeerError as e:
+        print(f"rank {_rank()} leaves: {e}", file=sys.stderr, flush=True)
+        code = 1
     except errors.UserError as e:
-        _fail(str(e), args, retry=e.retry)
+        _tell(e, args)
         code = 2
     except KeyboardInterrupt:
         code = 130
-    except Exception as e:
-        import traceback
-
-        traceback.print_exc()
-        _fail(_explain(e), args)
+    except Exception as e:  # a bug, or what nobody thought of: it is shown whole, and the run's files say it too
+        _tell(e, args)
         code = 1
     if "torch" in sys.modules and _rank_count() > 1:
         from ddptrain import distributed
@@ -86,7 +89,8 @@ def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) 
         args.run_dir = options.run_dir  # of train it may come from the TOML file
     except errors.UserError as e:
         problem = str(e)
-    with distributed.joined(options.device if options else "cpu", _run_dir(args), problem) as world:
+    device = options.device if options else "cpu"
+    with distributed.joined(device, _run_dir(args), problem, lambda e: _tell(e, args)) as world:
         run(options, world)
     return 0
 
@@ -173,7 +177,10 @@ _EXAMPLES_OF = {
   fine-tune a model that lies in a folder, on JSON lines, as one task per rank under srun:
     srun -N2 -n16 python -m ddptrain train --model-local-dir m --data chat.jsonl --epochs 2 --run-dir /shared/runs/chat
 
-Every setting is printed back in [CONFIG] lines and kept in RUN_DIR/config.json.""",
+  the same training again, elsewhere, from what the first one kept:
+    ... -m ddptrain train --config /shared/runs/owt/config.json --run-dir /shared/runs/again
+
+Every setting is printed back in [CONFIG] lines and kept in RUN_DIR/config.json, which --config reads as well.""",
     "smoke": """examples:
   torchrun --nproc-per-node=2 -m ddptrain smoke
   srun -N2 -n2 python -m ddptrain smoke --run-dir /shared/smoke
@@ -210,13 +217,23 @@ def _declare_collectives(parser: argparse.ArgumentParser) -> None:
     collectives.add_arguments(parser)
 
 
-def _fail(text: str, args: argparse.Namespace, *, retry: bool = True) -> None:
+def _tell(e: Exception, args: argparse.Namespace) -> None:
     """Say once why it ends: in the log, to the batch script, and in the run's summary."""
+    if getattr(args, "has_told", False):
+        return
+    args.has_told = True
+    if isinstance(e, errors.UserError):
+        text, retry = str(e), e.retry
+    else:
+        traceback.print_exception(e)
+        text, retry = _explain(e), True
     markers.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
     name = getattr(args, "name", None)
     from ddptrain import report
 
+    if isinstance(e, errors.LostError) and run_dir is not None and report.has_failed(run_dir, since=args.began):
+        return
     try:
         report.write_outcome(run_dir, "failed", error=text[:500], retry=retry)
         if run_dir is not None and run_dir.is_dir() and name in {"train", "smoke"}:
@@ -238,6 +255,8 @@ def _explain(e: Exception) -> str:
     text = f"{type(e).__name__}: {e}"
     if "out of memory" in text.lower() or "can't allocate memory" in text or isinstance(e, MemoryError):
         return "out of memory; lower --batch (and raise --grad-accum to keep the step's size), --seq-len or --model"
+    if _LOST(text):  # gloo's and NCCL's words; whoever failed otherwise would have told by now
+        return f"a rank was lost, killed (for want of memory?) or with its host; look at its log: {e}"
     return text
 
 

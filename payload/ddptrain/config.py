@@ -1,6 +1,9 @@
-"""Settings of a training: declared once, read from flags and a TOML file, completed, printed back whole.
+"""Settings of a training: declared once, read from flags and a file, completed, printed back and kept whole.
 
-A value comes from, first that has one: the flag, the TOML file, the checkpoint that is resumed (what makes it the same
+The file is TOML, or the config.json that a run keeps: given back, it is the same training. (Python reads TOML but does
+not write it, and the environment of jobs has no package for that.)
+
+A value comes from, first that has one: the flag, the file, the checkpoint that is resumed (what makes it the same
 training), the defaults of the device.
 """
 
@@ -13,7 +16,7 @@ import pathlib
 import tomllib
 import typing
 
-from ddptrain import errors, markers
+from ddptrain import errors, files, markers
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 AUTO = "depends on the device"
@@ -143,7 +146,9 @@ def profiled_ranks(text: str) -> frozenset[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--config` and a flag for every setting."""
     parser.add_argument(
-        "--config", type=pathlib.Path, help="TOML file of settings, named like the flags; a flag beside it wins"
+        "--config",
+        type=pathlib.Path,
+        help="settings, named like the flags: a TOML file, or a run's config.json; a flag beside it wins",
     )
     groups: dict[str, typing.Any] = {}
     for name, field in _FIELDS.items():
@@ -213,7 +218,7 @@ def complete(config: Config, device: str, inherited: collections.abc.Mapping[str
 
 
 def as_record(config: Config) -> dict[str, typing.Any]:
-    """Return the settings as JSON values."""
+    """Return the settings as JSON values, in the form that `--config` reads."""
     return {
         name: str(value) if isinstance(value, pathlib.Path) else value
         for name, value in dataclasses.asdict(config).items()
@@ -231,12 +236,15 @@ def show(config: Config) -> None:
 
 
 def _from_file(path: pathlib.Path) -> dict[str, typing.Any]:
+    is_json = path.suffix == ".json"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = files.read_json(path) if is_json else tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise errors.UserError(f"--config {path}: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise errors.UserError(f"--config {path} is not TOML: {e}") from e
+    except ValueError as e:  # tomllib's and json's, and text that is not UTF-8
+        raise errors.UserError(f"--config {path} is not {'JSON' if is_json else 'TOML'}: {e}") from e
+    if is_json:
+        table = {key: value for key, value in table.items() if value is not None}  # null: not given
     values: dict[str, typing.Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")

@@ -3,7 +3,8 @@
 Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves
 objects and flags, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of the
 rendezvous store: a rank that must give up writes it there, and all the others leave within seconds, whatever
-collective they are waiting in.
+collective they are waiting in. The first one to give up tells why, in the log and in the run's files, before the others
+learn of it: what they meet then is only a consequence.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
@@ -13,6 +14,7 @@ import dataclasses
 import datetime
 import ipaddress
 import json
+import math
 import os
 import pathlib
 import signal
@@ -30,8 +32,12 @@ from ddptrain import errors, files, markers
 INIT_TIMEOUT_S = 120
 COLLECTIVE_TIMEOUT_S = 1800  # a checkpoint, a first compilation or a slow filesystem may hold a rank up for minutes
 WATCH_S = 1.0
+TELLING_S = 10.0  # how long the first rank that gives up has to tell why
+STUCK_S = 15.0  # after SIGTERM; launchers and Slurm send SIGKILL after 30 s
 EXIT_FAILED, EXIT_USER = 1, 2
-_ABORT = "ddptrain/abort"
+_ABORT, _FIRST = "ddptrain/abort", "ddptrain/first"
+
+Tell = collections.abc.Callable[[Exception], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +51,11 @@ class Place:
     launcher: str  # torchrun, srun or alone
 
 
+def _pipe() -> tuple[int, int]:
+    """Return the ends of a pipe that never makes anyone wait."""
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 @dataclasses.dataclass
 class World:
     """The ranks that train together."""
@@ -54,8 +65,10 @@ class World:
     device: torch.device
     control: typing.Any  # the gloo group
     store: typing.Any  # a client of the rendezvous store for the watch thread; None when alone
+    tell: Tell  # what the first rank that gives up does with the reason
     members: list[dict[str, object]] = dataclasses.field(default_factory=list)  # rank, host, device
     stop_requested: threading.Event = dataclasses.field(default_factory=threading.Event)
+    arrivals: tuple[int, int] = dataclasses.field(default_factory=_pipe)  # the numbers of signals, as bytes
     _watch_over: threading.Event = dataclasses.field(default_factory=threading.Event)
     _watch: threading.Thread | None = None
 
@@ -122,7 +135,7 @@ class World:
         own: Exception | None = None
         try:
             yield
-        except Exception as e:
+        except Exception as e:  # whatever it is, the others are told of it before it goes on
             own = e
         told = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
         failed = [rank for rank, words in enumerate(told) if words is not None]
@@ -186,26 +199,38 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def joined(
-    device: str, run_dir: pathlib.Path | None = None, problem: str | None = None
+    device: str, run_dir: pathlib.Path | None = None, problem: str | None = None, tell: Tell | None = None
 ) -> collections.abc.Iterator[World]:
     """Yield the world, and take it down at the end. A rank with a `problem` tells it to all, and none enters.
 
-    Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises, the other ranks are told
-    before the exception goes on.
+    Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the first of
+    them calls `tell` with its exception, which goes on; then the others leave, with PeerError where they can.
     """
-    world = _join(device, run_dir, problem)
+    world = _join(device, run_dir, problem, tell or (lambda _: None))
     before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS} if _in_main_thread() else {}
+    arrived = signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False) if before else -1
     try:
         yield world
         world.barrier()
+    except errors.SharedError:
+        world._watch_over.set()
+        raise
+    except Exception as e:
+        world._watch_over.set()
+        if (told := _told_by_another(world)) is not None:
+            raise errors.PeerError(told) from e
+        world.tell(e)
+        _tell_others(world, e)
+        raise
     except BaseException as e:
-        if not isinstance(e, errors.SharedError):
-            _tell_others(world, e)
+        _tell_others(world, e)
         raise
     else:
         _end_watch(world)
         dist.destroy_process_group()
     finally:
+        if before:
+            signal.set_wakeup_fd(arrived)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -236,7 +261,7 @@ def _may_work_again(e: Exception) -> bool:
     return e.retry if isinstance(e, errors.UserError) else isinstance(e, OSError)
 
 
-def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None) -> World:
+def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: Tell) -> World:
     here = place()
     device = torch.device("cpu")
     try:
@@ -261,7 +286,7 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None) -> Wor
     extra: dict[str, typing.Any] = {"device_id": device} if cuda else {}
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
     control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
-    world = World(here, socket.gethostname(), device, control, None, members)
+    world = World(here, socket.gethostname(), device, control, None, tell, members)
     if here.size > 1:
         _start_watch(world)
     return world
@@ -379,17 +404,34 @@ def _start_watch(world: World) -> None:
     world.store = dist.PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", client)
 
     def watch() -> None:
+        ends_at: float | None = None
         while not world._watch_over.wait(WATCH_S):
+            lost = False
+            ends_at = ends_at or _end_asked(world)
+            if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
+                # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
+                world.tell(errors.LostError("ended from outside, waiting for a rank that is lost or stuck", retry=True))
+                ends_at = math.inf
             try:
                 told = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
             except (RuntimeError, dist.DistError):
-                told = "connection to the rendezvous store lost"
+                told, lost = "connection to the rendezvous store lost", True
             if told and not world._watch_over.is_set():
                 print(f"rank {world.rank} leaves: {told}", file=sys.stderr, flush=True)
+                if lost:  # with the store its host is gone, and with that whoever could have told
+                    world.tell(errors.LostError(f"a rank was lost, killed or with its host: {told}", retry=True))
                 leave(EXIT_FAILED)
 
     world._watch = threading.Thread(target=watch, name="watch", daemon=True)
     world._watch.start()
+
+
+def _end_asked(world: World) -> float | None:
+    """Return when an end that a signal asks for will be overdue, or None without such a signal."""
+    with contextlib.suppress(BlockingIOError):
+        if {signal.SIGTERM, signal.SIGINT} & set(os.read(world.arrivals[0], 4096)):
+            return time.monotonic() + STUCK_S
+    return None
 
 
 def _end_watch(world: World) -> None:
@@ -397,6 +439,19 @@ def _end_watch(world: World) -> None:
     if world._watch is not None:
         world._watch.join(timeout=10)
         world.barrier()
+
+
+def _told_by_another(world: World) -> str | None:
+    """Return why another rank, the first to give up, does so; None on that rank itself."""
+    if world.store is None:
+        return None
+    try:
+        if world.store.compare_set(_FIRST, "", str(world.rank)).decode() == str(world.rank):
+            return None
+        world.store.wait([_ABORT], datetime.timedelta(seconds=TELLING_S))
+        return world.store.get(_ABORT).decode()
+    except (RuntimeError, dist.DistError):  # the store is gone, or the first rank was killed before it told
+        return None
 
 
 def _tell_others(world: World, e: BaseException) -> None:

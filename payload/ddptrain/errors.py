@@ -9,5 +9,13 @@ class UserError(Exception):
         self.retry = retry  # the same again may work, later or elsewhere
 
 
+class LostError(UserError):
+    """Another rank is gone, for a reason that is not known here; who knows one has told it before."""
+
+
 class SharedError(UserError):
     """A `UserError` that every rank knows of, so that rank 0 alone reports it."""
+
+
+class PeerError(Exception):
+    """Another rank has failed and tells why; this one only leaves."""

@@ -86,7 +86,7 @@ class Metrics:
         for sink in self.sinks:
             try:
                 sink.record(record)
-            except Exception as e:
+            except Exception as e:  # whatever a sink may raise: tracking never stops a training
                 markers.warn("TRACK", f"{type(sink).__name__}: {e}")
 
     def flush(self) -> None:
@@ -211,6 +211,15 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
         extra={"error": error, "run_dir": str(run_dir)},
     )
     write_summary(run_dir, summary)
+
+
+def has_failed(run_dir: pathlib.Path, *, since: float) -> bool:
+    """Return whether a rank has said since a time why the run failed."""
+    path = run_dir / SUMMARY
+    try:
+        return path.stat().st_mtime >= since and files.read_json(path).get("state") == "failed"
+    except (OSError, ValueError):
+        return False
 
 
 def write_outcome(run_dir: pathlib.Path | None, outcome: str, **facts: object) -> None:

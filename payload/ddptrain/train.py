@@ -539,7 +539,7 @@ class Training:
         )  # fmt: skip
         report.write_summary(self.run_dir, summary)
         for sink in self.metrics.sinks:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # the run is over, and its own files are written
                 sink.close(summary.as_record())
         if self.settings.report_json is not None:
             figures = {

@@ -3,8 +3,9 @@
 # pyright: basic, reportPrivateImportUsage=false
 import os
 import signal
+import sys
 
-from ddptrain import train
+from ddptrain import cli, train
 
 _step = train.Training._step
 
@@ -20,3 +21,5 @@ def step(self, *args, **kwargs):
 
 
 train.Training._step = step
+if __name__ == "__main__":
+    sys.exit(cli.main())
