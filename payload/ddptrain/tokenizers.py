@@ -223,8 +223,9 @@ def _gpt2_ranks(merges: str) -> dict[bytes, int]:
     moved = [b for b in range(256) if b not in set(printable)]
     meaning = {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(moved)}
     ranks = {bytes([b]): n for n, b in enumerate(printable + moved)}
+    meaning[" "] = ord(" ")
     for line in merges.splitlines()[1:]:  # the first line is a version
-        if line.strip():
-            left, right = line.split()
-            ranks[bytes(meaning[c] for c in left + right)] = len(ranks)
+        token = line.replace(" ", "", 1).replace("\u0120", " ")  # that is the space; what is now ASCII needs no table
+        if token:
+            ranks[token.encode() if token.isascii() else bytes([meaning[c] for c in token])] = len(ranks)
     return ranks

@@ -54,6 +54,12 @@ def losses(run_dir: pathlib.Path) -> dict[int, float]:
     return {r["step"]: r["loss"] for r in records if r["kind"] == "step"}
 
 
+def val_losses(run_dir: pathlib.Path) -> dict[int, float]:
+    """Return the validation loss of each evaluation in metrics.jsonl."""
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {r["step"]: r["val_loss"] for r in records if r["kind"] == "eval"}
+
+
 def prose(paragraphs: int, seed: int = 1) -> str:
     """Return made-up text with a strong pattern, the same for the same arguments."""
     state, out = seed, []

@@ -112,6 +112,41 @@ def _kill_200_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
     report.write_text(json.dumps({"kills": kills, "saved": known, "amid": amid}))
 
 
+def test_everything_is_durable_before_it_gets_its_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """No kill shows it, only a lost power does: what was synced, and what was renamed, in which order."""
+    done: list[tuple[str, pathlib.Path]] = []
+    sync, rename, replace = os.fsync, pathlib.Path.rename, pathlib.Path.replace
+
+    def synced(fd: int) -> None:
+        sync(fd)
+        done.append(("sync", pathlib.Path(f"/proc/self/fd/{fd}").readlink()))
+
+    def renamed(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        done.append(("name", target))
+        return rename(self, target)
+
+    def replaced(self: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+        done.append(("name", target))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(pathlib.Path, "rename", renamed)
+    monkeypatch.setattr(pathlib.Path, "replace", replaced)
+    save(tmp_path, 1)
+    draft, final = tmp_path / "epoch-0001.tmp-test", tmp_path / "epoch-0001"
+    committed = done.index(("name", final))
+    held = [path.relative_to(final) for path in final.rglob("*") if path.name != "manifest.json"]
+    assert len(held) == 6  # model, optimiser and random states, those of the second rank, and two folders
+    for path in (*held, pathlib.Path()):
+        assert ("sync", draft / path) in done[:committed], f"{path} was not synced before the commit"
+    manifest = done.index(("name", draft / "manifest.json"))
+    assert any(what == "sync" and path.name.startswith(".manifest.json") for what, path in done[:manifest])
+    assert all(done.index(("sync", draft / path)) < manifest for path in held if path.suffix), "the manifest is last"
+    linked = done.index(("name", tmp_path / "latest"))
+    assert ("sync", tmp_path) in done[committed:linked], "the name was not made durable before `latest` points at it"
+    assert ("sync", tmp_path) in done[linked:]
+
+
 @pytest.mark.parametrize("name", ["rank-0000/model.pt", "rank-0000/optimizer.pt", "rank-0001/rng.pt", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(tmp_path: pathlib.Path, name: str, damage: str):

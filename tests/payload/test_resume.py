@@ -43,6 +43,7 @@ def test_twenty_steps_equal_ten_a_kill_and_ten_bit_for_bit(
     resumed = next(line for line in result.marked("CKPT") if "resumed" in line)
     assert (resumed["step"], resumed["exact"]) == ("10", "yes")
     assert conftest.losses(run_dir) == conftest.losses(whole)
+    assert conftest.val_losses(run_dir) == conftest.val_losses(whole)
     assert ending(run_dir)["files"] == ending(whole)["files"]  # weights, moments, random states: sizes and CRC-32s
 
 
@@ -110,9 +111,10 @@ def test_on_another_number_of_ranks_it_goes_on_with_the_same_samples(
     assert (resumed["saved_by_ranks"], resumed["ranks"], resumed["exact"]) == ("2", "1", "no")
     train = next(line for line in result.marked("TRAIN") if "global_batch" in line)
     assert (train["global_batch"], train["micro_batch"], train["grad_accum"]) == ("8", "4", "2")
-    found, wanted = conftest.losses(tmp_path / "run"), conftest.losses(tmp_path / "reference")
-    assert found.keys() == wanted.keys()
-    assert all(abs(found[step] - wanted[step]) < 2e-4 for step in wanted)
+    for kind in (conftest.losses, conftest.val_losses):
+        found, wanted = kind(tmp_path / "run"), kind(tmp_path / "reference")
+        assert found.keys() == wanted.keys()
+        assert all(abs(found[step] - wanted[step]) < 2e-4 for step in wanted)
 
 
 def test_dcp_checkpoints_resume_too(dataset: pathlib.Path, tmp_path: pathlib.Path):
