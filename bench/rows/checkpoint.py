@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from bench import row
-from ddptrain import checkpoint, model, train
+from ddptrain import checkpoint, engine, model
 
 SAVES = 3
 
@@ -22,7 +22,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     core = model.GPT(model.Shape(12, 12, 768, 1024, 50304))
     optimizer = torch.optim.AdamW(core.parameters(), fused=True)
-    train.fill_optimizer(optimizer)
+    engine.fill_optimizer(optimizer)
     state = {"model": core.state_dict(), "optimizer": optimizer.state_dict()}
     meta = {"step": 1, "epoch": 1, "format": "torch", "world_size": 1}
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import parallel
 
 from bench import row
-from ddptrain import config, distributed, model, train
+from ddptrain import config, distributed, engine, model
 
 STEPS, TURNS, BATCH, SEQ_LEN = 3, 5, 4, 128
 
@@ -60,11 +60,11 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
         pairs = []
         for mine in (True, False):
             core = model.GPT(shape)
-            wrapped = train.wrap(core, settings, world) if mine else parallel.DistributedDataParallel(core)
+            wrapped = engine.wrap(core, settings, world) if mine else parallel.DistributedDataParallel(core)
             pairs.append(
                 (
                     wrapped,
-                    train.make_optimizer(core, settings, world.device)
+                    engine.make_optimizer(core, settings, world.device)
                     if mine
                     else torch.optim.AdamW(core.parameters()),
                 )

@@ -7,7 +7,7 @@ import torch
 
 from bench import data, row
 from bench.peers import nanogpt
-from ddptrain import config, distributed, hardware, model, reader, sampler, train
+from ddptrain import config, distributed, hardware, model, planning, reader, sampler, train
 
 CASES = (  # layers, heads, width, seq_len, batch, vocab, steps per turn, turns, goal
     ("4 layers 128 wide, T 64 B 12, V 320", 4, 4, 128, 64, 12, 320, 15, 9, 1.3),
@@ -33,8 +33,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             settings = train.dataclasses.replace(settings, precision="bf16" if bf16 else "fp32")
             plan = sampler.make_plan(1, seq_len, batch, dataset.tokens("train"))
             training = train.Training(
-                settings=settings, world=world, dataset=dataset, plan=plan, batching=train.Batching(batch, batch, 1),
-                schedule=train.Schedule(1000, 1000, 1e-3, 1e-4, 10), kind=kind,
+                settings=settings, world=world, dataset=dataset, plan=plan, batching=planning.Batching(batch, batch, 1),
+                schedule=planning.Schedule(1000, 1000, 1e-3, 1e-4, 10), kind=kind,
             )  # fmt: skip
             shard = dataset.splits["train"][0].path
             loops = [

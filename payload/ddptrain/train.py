@@ -1,36 +1,36 @@
 """The training: a GPT on a prepared dataset, or a local model fine-tuned, over any number of ranks.
 
-Read it from `run` downwards. All decisions that every rank must take alike (which checkpoint, whether to stop,
-whether this is the best) are taken by rank 0 or from a sum over the ranks, never by each rank for itself.
+Read it from `run` downwards; what was decided before is in planning.py, what surrounds the model in engine.py. All
+decisions that every rank must take alike (which checkpoint, whether to stop, whether this is the best) are taken by
+rank 0 or from a sum over the ranks, never by each rank for itself.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
 import dataclasses
-import inspect
 import math
 import os
 import pathlib
-import random
 import time
 import typing
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import parallel
 
 from ddptrain import (
     checkpoint,
     config,
     crossentropy,
     distributed,
+    engine,
     errors,
     files,
     finetune,
     hardware,
     markers,
     model,
+    planning,
     profiling,
     progress,
     reader,
@@ -56,145 +56,19 @@ class Progress:
     best_step: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Batching:
-    """How a step's sequences are spread."""
-
-    global_batch: int
-    micro_batch: int  # sequences of one forward pass on one rank
-    accumulate: int  # forward passes of a rank per step
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """The learning rate and the epochs, functions of the step alone."""
-
-    steps: int
-    epoch_steps: int
-    peak: float
-    floor: float
-    warmup: int
-
-    def lr(self, step: int) -> float:
-        """Return the learning rate of step `step`, counted from 0: a linear warm-up, then half a cosine."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / (self.warmup + 1)
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.floor + 0.5 * (self.peak - self.floor) * (1 + math.cos(math.pi * min(1.0, done)))
-
-    def epoch(self, step: int) -> int:
-        """Return the epoch, from 1, in which the `step`-th step (from 1) lies."""
-        return max(1, -(-step // self.epoch_steps))
-
-    def ends_epoch(self, step: int) -> bool:
-        """Return whether an epoch ends with that many steps done; the last one may be short."""
-        return step % self.epoch_steps == 0 or step == self.steps
-
-
 def run(asked: config.Config, world: distributed.World) -> str:
     """Train to the end or until asked to stop, and return which."""
     began = time.perf_counter()
-    assert asked.run_dir is not None
-    assert asked.data is not None
-    run_dir = asked.run_dir
     distributed.report_world(world)
-    with world.together():
-        if world.is_main:
-            run_dir.mkdir(parents=True, exist_ok=True)
-    dataset = _open_data(asked, world)
-    with world.together():
-        found = checkpoint.choose(run_dir, asked.resume) if world.is_main else None
-    found = typing.cast(checkpoint.Found | None, world.broadcast(found))
-
-    with world.together():
-        settings = config.complete(asked, world.device.type, found.meta["config"] if found else {})
-        batching = spread(asked, settings, world.size, found.meta if found else None)
-        assert settings.seq_len is not None
-        plan = sampler.make_plan(settings.seed, settings.seq_len, batching.global_batch, dataset.tokens("train"))
-        if found:
-            plan = dataclasses.replace(
-                plan, lanes=found.meta["plan"]["lanes"], window_rows=found.meta["plan"]["window_rows"]
-            )
-        index = sampler.Sampler(plan, dataset.splits["train"])
-        schedule = make_schedule(asked, settings, index.steps_per_pass, world.device.type)
-        kind = _model_kind(settings, dataset)
-        if found:
-            _same_training(found, kind.identity, dataset, plan)
-        extra = (
-            checkpoint.NUM_BUFFERS * 12 * kind.parameters
-            if world.is_main and settings.checkpoint_format == "torch"
-            else 0
-        )
-        if world.device.type == "cpu":
-            hardware.need_memory(kind.parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
-        else:
-            hardware.need_memory(kind.parameters, world.device, sharers=1, extra_bytes=0)
-        if world.is_main:
-            hardware.need_disk(run_dir, kind.parameters)
-    settings = _choose_precision(settings, world, kind, dataset.vocab, batching)
-    config.show(settings)
-    markers.emit(
-        "DATA", dataset=dataset.root, tokenizer=dataset.tokenizer["kind"], vocab=dataset.vocab,
-        train_tokens=dataset.tokens("train"),
-        val_tokens=dataset.tokens("val"), steps_per_pass=index.steps_per_pass, lanes=plan.lanes,
-        window_rows=plan.window_rows,
-        dropped_rows=index.rows - index.steps_per_pass * plan.global_batch,
-    )  # fmt: skip
-
+    decided = planning.decide(asked, world)
     training = Training(
-        settings=settings, world=world, dataset=dataset, plan=plan, batching=batching, schedule=schedule, kind=kind
+        settings=decided.settings, world=world, dataset=decided.dataset, plan=decided.plan, batching=decided.batching,
+        schedule=decided.schedule, kind=decided.kind,
     )  # fmt: skip
     with training:
-        if found:
-            training.resume(found)
+        if decided.found:
+            training.resume(decided.found)
         return training.run(began)
-
-
-def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dict[str, typing.Any] | None) -> Batching:
-    """Return how the batch is spread. A resumed training keeps its global batch, whatever the number of ranks.
-
-    Raises UserError when it cannot be divided.
-    """
-    assert settings.batch is not None
-    assert settings.grad_accum is not None
-    whole = settings.batch * settings.grad_accum * ranks
-    if saved is None:
-        return Batching(whole, settings.batch, settings.grad_accum)
-    before = int(saved["plan"]["global_batch"])
-    if asked.grad_accum is not None and whole != before:
-        raise errors.UserError(
-            f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences "
-            f"per step, the checkpoint's "
-            f"training has {before}; leave --grad-accum away, or start anew with --resume never"
-        )
-    if before % ranks:
-        fitting = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0 and abs(n - ranks) <= max(8, ranks))
-        raise errors.UserError(
-            f"the checkpoint's batch of {before} sequences is not divisible by {ranks} ranks; use one of "
-            f"{fitting} ranks"
-        )
-    share = before // ranks
-    micro = max(n for n in range(1, min(settings.batch, share) + 1) if share % n == 0)
-    return Batching(before, micro, share // micro)
-
-
-def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass: int, device: str) -> Schedule:
-    """Return the schedule, its gaps filled from the length of a pass over the data."""
-    on_gpu = device == "cuda"
-    epoch_steps = asked.epoch_steps
-    if epoch_steps is None:
-        epoch_steps = steps_per_pass if asked.epochs else min(steps_per_pass, 1000 if on_gpu else 50)
-    if asked.steps:
-        steps = asked.steps
-    elif asked.epochs:
-        steps = asked.epochs * epoch_steps
-    else:
-        steps = steps_per_pass if on_gpu else 200
-    assert settings.lr is not None
-    warmup = settings.warmup if settings.warmup is not None else min(700, steps // 10)
-    return Schedule(
-        steps, min(epoch_steps, steps), settings.lr, settings.lr * settings.min_lr_ratio, min(warmup, steps - 1)
-    )
 
 
 class Training:
@@ -202,7 +76,7 @@ class Training:
 
     def __init__(
         self, *, settings: config.Config, world: distributed.World, dataset: shards.Dataset, plan: sampler.Plan,
-        batching: Batching, schedule: Schedule, kind: model.Kind,
+        batching: planning.Batching, schedule: planning.Schedule, kind: model.Kind,
     ) -> None:  # fmt: skip
         self.settings, self.world, self.dataset, self.plan = settings, world, dataset, plan
         self.batching, self.schedule, self.identity = batching, schedule, kind.identity
@@ -212,8 +86,8 @@ class Training:
         self._set_modes()
         self.core = kind.build().to(world.device)
         self.parameters = model.num_parameters(self.core)
-        self.optimizer = make_optimizer(self.core, settings, world.device)
-        self.ddp = wrap(self.core, settings, world)
+        self.optimizer = engine.make_optimizer(self.core, settings, world.device)
+        self.ddp = engine.wrap(self.core, settings, world)
         self.autocast = settings.precision == "bf16"
         self.saver: checkpoint.Saver | None = None
         self.metrics: report.Metrics | None = None
@@ -242,7 +116,7 @@ class Training:
     def resume(self, found: checkpoint.Found) -> None:
         """Take over a checkpoint: rank 0 reads it, the others receive it."""
         world = self.world
-        fill_optimizer(self.optimizer)
+        engine.fill_optimizer(self.optimizer)
         if found.meta["format"] == "dcp":
             checkpoint.load_dcp(found.path, self.core, self.optimizer)
         with world.together():
@@ -250,7 +124,7 @@ class Training:
                 self.core.load_state_dict(checkpoint.load(found.path, "model"))
                 self.optimizer.load_state_dict(checkpoint.load(found.path, "optimizer"))
         if world.size > 1 and found.meta["format"] == "torch":
-            broadcast_state(self.core, self.optimizer)
+            engine.broadcast_state(self.core, self.optimizer)
         rngs: list[checkpoint.State] = []
         with world.together():
             if world.is_main and found.meta["world_size"] == world.size:
@@ -259,7 +133,7 @@ class Training:
         if rngs:
             checkpoint.restore_random_states(rngs[world.rank])
         else:
-            seed_all(self.settings.seed + found.step, world.rank)
+            engine.seed_all(self.settings.seed + found.step, world.rank)
         self.progress = Progress(**found.meta["progress"])
         self.resumed_from = self.last_checkpoint = str(found.path)
         markers.emit(
@@ -582,7 +456,8 @@ class Training:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False
-        seed_all(self.settings.seed, 0)  # the weights are the same on every rank; below, each rank's dropout is its own
+        # The weights are the same on every rank; engine.wrap seeds anew, so that each rank's dropout is its own.
+        engine.seed_all(self.settings.seed, 0)
 
     def _tokens_per_step(self) -> int:
         return self.batching.global_batch * self.plan.seq_len
@@ -611,163 +486,3 @@ def attempt_id() -> str:
 def perplexity(loss: float) -> float:
     """Return e to the loss, infinite where it would overflow."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-def seed_all(seed: int, rank: int) -> None:
-    """Seed every random number generator of this process."""
-    mixed = (seed * 1_000_003 + rank) % 2**32
-    random.seed(mixed)
-    np.random.seed(mixed)
-    torch.manual_seed(mixed)
-
-
-def make_optimizer(module: nn.Module, settings: config.Config, device: torch.device) -> torch.optim.AdamW:
-    """Return AdamW, fused, decaying matrices and embeddings but neither biases nor norms."""
-    learned = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in learned if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in learned if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    assert settings.lr is not None
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, settings.beta2), fused=device.type in ("cpu", "cuda"))
-
-
-def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
-    """Return the module as it is called in training: DDP over several ranks, then compiled on a GPU.
-
-    Compiling what DDP wraps, not wrapping what was compiled, keeps gradients moving while the backward pass runs.
-    """
-    seed_all(settings.seed, world.rank)
-    wrapped = module
-    if world.size > 1:
-        wanted = {
-            "device_ids": [world.device.index] if world.device.type == "cuda" else None,
-            "bucket_cap_mb": settings.bucket_mb,
-            "gradient_as_bucket_view": True,
-            "forward_sync_buffers": False,
-        }
-        known = inspect.signature(parallel.DistributedDataParallel).parameters
-        if "forward_sync_buffers" not in known:  # its name before torch 2.13
-            wanted["broadcast_buffers"] = wanted.pop("forward_sync_buffers")
-        wrapped = parallel.DistributedDataParallel(module, **{k: v for k, v in wanted.items() if k in known})
-    if settings.compile:
-        reason = hardware.can_compile()
-        if reason:
-            markers.warn("MODEL", f"not compiled: {reason}")
-        else:
-            return typing.cast(nn.Module, torch.compile(wrapped))
-    return wrapped
-
-
-def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimiser its state tensors without changing a weight: a step of size 0 on gradients of 0."""
-    rates = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = group["weight_decay"] = 0.0
-        for p in group["params"]:
-            p.grad = torch.zeros_like(p)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for group, (lr, decay) in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"], group["weight_decay"] = lr, decay
-
-
-def broadcast_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Send rank 0's weights and optimiser state to the other ranks."""
-    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            state = optimizer.state[p]
-            tensors += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
-    for tensor in tensors:
-        torch.distributed.broadcast(tensor, src=0)
-
-
-def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset:
-    """Return the dataset, on every rank; JSON lines are tokenised first, by rank 0."""
-    assert asked.data is not None
-    root = asked.data
-    if asked.model_local_dir is not None:
-        with world.together():
-            prepared = finetune.prepare_data(asked) if world.is_main else None
-        root = typing.cast(pathlib.Path, world.broadcast(prepared))
-    with world.together():
-        dataset = shards.open_dataset(root)
-    prints = set(world.gather(dataset.fingerprint))
-    if len(prints) > 1:
-        raise errors.SharedError(f"--data {root} is not the same on every rank; is it on the shared filesystem?")
-    return dataset
-
-
-def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
-    """Return the model that the settings describe."""
-    if settings.model_local_dir is not None:
-        return finetune.model_kind(settings.model_local_dir, dataset, settings)
-    assert settings.model is not None
-    assert settings.seq_len is not None
-    layers, heads, width = model.SIZES[settings.model]
-    layers, heads, width = settings.layers or layers, settings.heads or heads, settings.width or width
-    if width % heads:
-        raise errors.UserError(f"--width {width} is not divisible by --heads {heads}")
-    shape = model.Shape(layers, heads, width, settings.seq_len, model.padded(dataset.vocab), settings.dropout)
-    identity = {"kind": "gpt", **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"}}
-    return model.Kind(identity, model.count(shape), lambda: model.GPT(shape))
-
-
-def _same_training(
-    found: checkpoint.Found, identity: dict[str, typing.Any], dataset: shards.Dataset, plan: sampler.Plan
-) -> None:
-    """Raise UserError when the checkpoint belongs to another model, dataset or order."""
-    before = found.meta["model"]
-    if before != identity:
-        names = sorted(k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k))
-        differences = ", ".join(f"{k} {before.get(k)} there, {identity.get(k)} here" for k in names)
-        raise errors.UserError(
-            f"{found.path} is a checkpoint of another model ({differences}); give its settings, or --resume never"
-        )
-    data = found.meta["data"]
-    if data["tokenizer"] != dataset.tokenizer:
-        raise errors.UserError(
-            f"{found.path} was trained with {data['tokenizer']['kind']} tokens (vocabulary "
-            f"{data['tokenizer']['vocab']}), --data has "
-            f"{dataset.tokenizer['kind']} ({dataset.vocab}); use a dataset prepared alike, or --resume never"
-        )
-    if data["fingerprint"] != dataset.fingerprint:
-        raise errors.UserError(
-            f"{found.path} was trained on dataset {data['name']} with other contents than --data; use that, or "
-            f"--resume never"
-        )
-    if found.meta["plan"] != dataclasses.asdict(plan):
-        names = [k for k, v in dataclasses.asdict(plan).items() if found.meta["plan"].get(k) != v]
-        raise errors.UserError(
-            f"{found.path} took the data in another order ({', '.join(names)} differ); give its settings, or "
-            f"--resume never"
-        )
-
-
-def _choose_precision(
-    settings: config.Config,
-    world: distributed.World,
-    kind: model.Kind,
-    vocab: int,
-    batching: Batching,
-) -> config.Config:
-    """Return the settings with precision decided, the same on every rank: in doubt by a short trial on all of them."""
-    if settings.precision != "auto":
-        return settings
-    able = not world.gather(hardware.may_gain_by_bf16(world.device)).count(False)
-    if not able or world.device.type == "cuda":
-        return dataclasses.replace(settings, precision="bf16" if able else "fp32")
-    assert settings.seq_len is not None
-    fp32_s, bf16_s = world.sum(
-        list(hardware.trial(kind.build, batching.micro_batch, settings.seq_len, vocab, world.device))
-    )
-    choice = "bf16" if hardware.prefers_bf16(fp32_s, bf16_s) else "fp32"
-    markers.emit(
-        "ENV",
-        f"precision {choice}: a trial step took",
-        fp32_ms=1000 * fp32_s / world.size,
-        bf16_ms=1000 * bf16_s / world.size,
-    )
-    return dataclasses.replace(settings, precision=choice)

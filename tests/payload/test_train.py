@@ -17,7 +17,7 @@ import ranks
 import torch
 from torch.nn import parallel
 
-from ddptrain import config, distributed, errors, files, hardware, model, train
+from ddptrain import config, distributed, engine, errors, files, hardware, model, planning
 
 TINY = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--epoch-steps", 5, "--precision", "fp32", "--eval-rows", 16,
@@ -139,7 +139,7 @@ def gradients(rank: int, size: int, port: int, out: pathlib.Path) -> None:
     with distributed.joined("cpu") as world:
         torch.manual_seed(1)
         core = model.GPT(model.Shape(2, 2, 32, 16, 64))
-        ddp = train.wrap(core, settings, world)
+        ddp = engine.wrap(core, settings, world)
         share = tokens[rank * (8 // size) : (rank + 1) * (8 // size)]
         half = len(share) // 2
         with ddp.no_sync() if isinstance(ddp, parallel.DistributedDataParallel) else contextlib.nullcontext():
@@ -460,7 +460,7 @@ def test_models_have_their_published_sizes():
 
 
 def test_the_schedule_warms_up_and_falls_to_its_floor():
-    schedule = train.Schedule(steps=100, epoch_steps=30, peak=1.0, floor=0.1, warmup=9)
+    schedule = planning.Schedule(steps=100, epoch_steps=30, peak=1.0, floor=0.1, warmup=9)
     rates = [schedule.lr(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == 1.0

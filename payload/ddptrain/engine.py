@@ -1,0 +1,84 @@
+"""What surrounds the model in training: seeds, the optimiser, DDP and compilation, one state for all ranks."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import inspect
+import random
+import typing
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import parallel
+
+from ddptrain import config, distributed, hardware, markers
+
+
+def seed_all(seed: int, rank: int) -> None:
+    """Seed every random number generator of this process."""
+    mixed = (seed * 1_000_003 + rank) % 2**32
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)
+
+
+def make_optimizer(module: nn.Module, settings: config.Config, device: torch.device) -> torch.optim.AdamW:
+    """Return AdamW, fused, decaying matrices and embeddings but neither biases nor norms."""
+    learned = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in learned if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    assert settings.lr is not None
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, settings.beta2), fused=device.type in ("cpu", "cuda"))
+
+
+def wrap(module: nn.Module, settings: config.Config, world: distributed.World) -> nn.Module:
+    """Return the module as it is called in training: DDP over several ranks, then compiled on a GPU.
+
+    Compiling what DDP wraps, not wrapping what was compiled, keeps gradients moving while the backward pass runs.
+    """
+    seed_all(settings.seed, world.rank)
+    wrapped = module
+    if world.size > 1:
+        wanted = {
+            "device_ids": [world.device.index] if world.device.type == "cuda" else None,
+            "bucket_cap_mb": settings.bucket_mb,
+            "gradient_as_bucket_view": True,
+            "forward_sync_buffers": False,
+        }
+        known = inspect.signature(parallel.DistributedDataParallel).parameters
+        if "forward_sync_buffers" not in known:  # its name before torch 2.13
+            wanted["broadcast_buffers"] = wanted.pop("forward_sync_buffers")
+        wrapped = parallel.DistributedDataParallel(module, **{k: v for k, v in wanted.items() if k in known})
+    if settings.compile:
+        reason = hardware.can_compile()
+        if reason:
+            markers.warn("MODEL", f"not compiled: {reason}")
+        else:
+            return typing.cast(nn.Module, torch.compile(wrapped))
+    return wrapped
+
+
+def fill_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimiser its state tensors without changing a weight: a step of size 0 on gradients of 0."""
+    rates = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["weight_decay"] = 0.0
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, (lr, decay) in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"], group["weight_decay"] = lr, decay
+
+
+def broadcast_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Send rank 0's weights and optimiser state to the other ranks."""
+    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state[p]
+            tensors += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+    for tensor in tensors:
+        torch.distributed.broadcast(tensor, src=0)
