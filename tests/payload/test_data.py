@@ -127,6 +127,26 @@ def test_a_pass_takes_each_row_at_most_once_and_nearly_all(dataset: shards.Datas
     assert all(row[-1] - row[0] == 15 for row in rows)  # a row is consecutive text of one shard
 
 
+def test_a_step_takes_the_next_rows_of_each_lane_from_the_first_on(dataset: shards.Dataset):
+    """The order that the sampler's module describes, written out: checkpoints of other versions rely on it."""
+    plan = small_plan()
+    index = sampler.Sampler(plan, dataset.splits["train"])
+    starts = np.cumsum([0, *(shard.tokens for shard in dataset.splits["train"])])
+    lane, share, expected = index.rows // 4, 12 // 4, []
+    for number in range(2):
+        stream: list[int] = []
+        for window in np.random.default_rng([plan.seed, number]).permutation(len(index.window_rows)):
+            inside = np.random.default_rng([plan.seed, number, window]).permutation(int(index.window_rows[window]))
+            rows = inside + index.window_first_row[window]
+            stream += (starts[index.window_shard[window]] + 16 * rows).tolist()
+        expected += [
+            [place for n in range(4) for place in stream[n * lane + step * share : n * lane + (step + 1) * share]]
+            for step in range(index.steps_per_pass)
+        ]
+    steps = read_all(dataset, plan, 1, 0, 2 * index.steps_per_pass)
+    assert [[row[0] for row in step] for step in steps] == expected
+
+
 def test_a_row_comes_with_the_token_that_follows_it(dataset: shards.Dataset):
     with reader.Reader(dataset, small_plan(), rank=0, size=1, start=0, stop=100, device=torch.device("cpu")) as one:
         for _ in range(100):
