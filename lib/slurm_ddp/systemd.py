@@ -80,6 +80,20 @@ def journal(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
     return run("/usr/bin/journalctl", "-u", name, *lines, check=False, secrets=secrets).stdout
 
 
+def own_words(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
+    """Return the last lines that a unit's processes wrote since its last start, without secrets; none of systemd's."""
+    start = run(_SYSTEMCTL, "show", "-P", "InvocationID", name, check=False).stdout.strip()
+    if not start:
+        return ""
+    lines = (f"_SYSTEMD_INVOCATION_ID={start}", "-n", "40", "-o", "cat", "--no-pager")
+    return run("/usr/bin/journalctl", *lines, check=False, secrets=secrets).stdout
+
+
+def has_failed(name: str) -> bool:
+    """Tell whether `name` ended with an error, and systemd leaves it at that."""
+    return run(_SYSTEMCTL, "is-failed", "--quiet", name, check=False).returncode == 0
+
+
 def is_active(name: str) -> bool:
     """Tell whether `name` is running."""
     return run(_SYSTEMCTL, "is-active", "--quiet", name, check=False).returncode == 0

@@ -30,6 +30,7 @@ _SYSTEMCTL = "/usr/bin/systemctl"
 _SLURMD = "slurmd.service"
 _PYTHON = "/usr/bin/python3"
 _SETTLE_S = 60.0  # how long a mount whose servers answer may take
+_SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
 _SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
 _SEEN_S = mount_keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a look, while they are
@@ -37,6 +38,7 @@ _SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0  # for a connection; the second where the 
 _TURN_S = 30.0  # how long the keeper may take to finish its pass
 _RELOAD_S = 20.0
 _STOP_S = 90.0
+_MOST_REASON = 300  # characters
 _METRICS_PORT = 9567  # JuiceFS's own
 _UPLOAD_S = 600.0  # how long a removal waits for what JuiceFS has yet to upload
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
@@ -218,6 +220,10 @@ def pending(plan: Plan) -> bool:
 
 def reason(plan: Plan) -> str:
     """Return why the unit does not mount, in the program's own words: one line, without secrets."""
+    if plan.unit.endswith(".mount"):  # after the helper's words come systemd's, that a mount failed
+        said = _helper_words(systemd.own_words(plan.unit, secrets=plan.secrets))
+        if said:
+            return said
     said = systemd.journal(plan.unit, secrets=plan.secrets)
     return juicefs.reason(said) or last_line(said) or "its journal says nothing"
 
@@ -463,8 +469,18 @@ def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.Unrea
     run(_SYSTEMCTL, "start", "--no-block", plan.unit)
     if silence:  # it cannot come now: it will by itself
         raise silence
-    mounts.wait(mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=_SETTLE_S)
+    _settle(plan)
     return probe(plan)
+
+
+def _settle(plan: Plan) -> None:
+    """Wait until the mount is right, or its unit has failed: a mount unit stays so, a service is started again."""
+    end = time.monotonic() + _SETTLE_S
+    while (left := end - time.monotonic()) > 0:
+        if mounts.wait(
+            plan.wish.mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=min(left, _SETTLE_LOOK_S)
+        ) or systemd.has_failed(plan.unit):
+            return
 
 
 def _reload(plan: Plan) -> bool:
@@ -535,6 +551,12 @@ def _clear(state: _State) -> None:
         if mount.fstype in state.fstypes and mount.source in state.sources:
             with contextlib.suppress(mounts.MountError):  # somebody else's lies on top
                 mounts.clear(state.mountpoint, fstype=mount.fstype, source=mount.source)
+
+
+def _helper_words(said: str) -> str:
+    """Return what mount(8) and its helper said as one line: what failed, and the hints in lines of their own."""
+    lines = (re.sub(r"^mount(\.\w+)?: (mount \S+ at \S+ failed: )?", "", line.strip()) for line in said.splitlines())
+    return "; ".join(dict.fromkeys(line for line in lines if line))[:_MOST_REASON]
 
 
 def _check_rivals(wish: Wish) -> None:

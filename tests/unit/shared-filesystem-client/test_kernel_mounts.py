@@ -116,6 +116,15 @@ class Rig:
         self.fetched.append(url)
         return self.content
 
+    def journal(self, *, own: str, systemd: str) -> None:
+        """Have a mount unit that failed: its helper's words, and systemd's after them."""
+        self.machine.stamps["InvocationID"] = "0123abcd\n"
+
+        def show(words: tuple[str, ...], _: str | None) -> str:
+            return own if "_SYSTEMD_INVOCATION_ID=0123abcd" in words else own + systemd
+
+        self.machine.answers["journalctl"] = show
+
     def line(self) -> str:
         return (self.root / "sources/slurm-ddp-lustre.list").read_text().splitlines()[-1]
 
@@ -248,6 +257,34 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
     assert strict_mount_lustre.run(argv, site) == (0, "")
     assert strict_mount_lustre.run([*argv[:3], argv[3] + ",colour"], site)[0] == 22  # it is strict
+
+
+@pytest.mark.parametrize(
+    ("given", "site", "code", "said"),
+    [
+        ("10.0.0.1@tcp", {"modules": False}, 19, "No such device; Are the lustre modules loaded?; Check /etc/modprobe.conf and /proc/filesystems"),
+        ("10.0.0.9@tcp", {}, 5, "Input/output error; Is the MGS running?"),
+        ("10.0.0.1@tcp", {"filesystems": frozenset({"other"})}, 2, "No such file or directory; Is the MGS specification correct?; Is the filesystem name correct?"),
+        ("10.0.0.1@tcp", {"mounted": ("/mnt/shared",)}, 17, "according to /etc/mtab 10.0.0.1@tcp:/exafs is already mounted on /mnt/shared"),
+    ],
+)  # fmt: skip
+def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_not(
+    rig: Rig, given: str, site: dict[str, typing.Any], code: int, said: str
+):
+    plan = lustre_mount.plan(WISH, fs.Lustre(nids=(given,), fs_name="exafs"), lustre_client.Settings())
+    argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
+    failed, words = strict_mount_lustre.run(argv, strict_mount_lustre.Site(**site))
+    assert failed == code
+    rig.journal(own=words, systemd=f"{plan.unit}: Mount process exited, code=exited, status={code}/n/a\n")
+    assert mounter.reason(plan) == said
+
+
+def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
+    plan = nfs_mount.plan(WISH, fs.Nfs(host="10.0.0.1", path="/srv"))
+    rig.journal(own="", systemd="mnt-shared.mount: Mounting timed out. Terminating.\n")
+    assert mounter.reason(plan) == "mnt-shared.mount: Mounting timed out. Terminating."
+    rig.journal(own="mount.nfs4: access denied by server while mounting 10.0.0.1:/srv\n", systemd="Failed to mount.\n")
+    assert mounter.reason(plan) == "access denied by server while mounting 10.0.0.1:/srv"
 
 
 def test_servers_on_infiniband_alone_cannot_be_asked_over_tcp(rig: Rig):

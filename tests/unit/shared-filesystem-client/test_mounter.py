@@ -360,6 +360,22 @@ def test_from_juicefs_to_nfs_and_back(rig: Rig):
     assert [mount.fstype for mount in rig.mounts.table] == ["fuse.juicefs"]
 
 
+def test_a_hook_waits_no_longer_for_a_mount_unit_that_failed(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mounter, "_SETTLE_S", 0.3)
+    waits: list[float] = []
+    real = mounts.wait
+
+    def wait(mountpoint: str, *, timeout: float, **rest: typing.Any) -> mounts.Result:
+        waits.append(timeout)
+        return real(mountpoint, timeout=timeout, **rest)
+
+    monkeypatch.setattr(mounts, "wait", wait)
+    plan = rig.nfs()
+    rig.machine.broken.add(plan.unit)
+    assert rig.ensure(plan).state is mounts.State.ABSENT
+    assert len(waits) == 1
+
+
 def test_an_nfs_mount_is_hard_and_honours_no_device(rig: Rig):
     plan = rig.nfs(noexec=True, read_only=True)
     values = dict(line.split("=", 1) for line in plan.unit_text.splitlines() if "=" in line)
