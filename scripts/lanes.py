@@ -1,7 +1,7 @@
 """Run test lanes (tox environments), side by side where the cores allow, with output that stays readable.
 
     python3 scripts/lanes.py                       every lane that needs no Juju
-    python3 scripts/lanes.py unit lint             some; `unit` stands for all but lint, pack, storage and functional
+    python3 scripts/lanes.py unit lint             some; `unit` stands for those of the parts (UNIT below)
     python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
 
 Installs what the lanes need first. A lane that runs alone shows its output as it comes; of lanes that run beside each
@@ -35,7 +35,14 @@ UNIT = (
 ALL = ("lint", "pack", "storage", *UNIT, "functional")  # the longest first among those that share the machine
 ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
 # Groups of scripts/setup.sh
-PACKAGES = {"pack": "pack", "sandbox": "demo", "functional": "demo", "bench": "demo", "storage": "storage"}
+PACKAGES = {
+    "pack": "pack",
+    "sandbox": "demo",
+    "functional": "demo",
+    "bench": "demo",
+    "storage": "storage",
+    "kernel": "guest",
+}
 SILENCE_S = 9.0
 CLOSING = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [0-9.]+s.* =+$")
 

@@ -2,21 +2,26 @@
 """Runs in the guest: what the charm does in a hook, without Juju. One JSON object a line in, one out."""
 
 import json
+import pathlib
 import sys
 import time
 import traceback
 import typing
 
-sys.path[:0] = ["/opt/charm/src", "/opt/charm/lib", "/opt/python"]
+sys.path[:0] = [
+    "/opt/charm/src",
+    "/opt/charm/lib",
+    *map(str, pathlib.Path("/opt/sandbox/venv/lib").glob("python3*/site-packages")),
+]
 
 import mount_plans  # noqa: E402
 import mount_settings  # noqa: E402
 import mounter  # noqa: E402
-from slurm_ddp import mounts  # noqa: E402
+from slurm_ddp import files, mounts, systemd  # noqa: E402
 
 
 def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """Do what was asked; return the status."""
+    """Do what was asked; return the status, or what was drawn up."""
     begin = time.monotonic()
     app = asked.get("app", "client")
     if asked["do"] == "remove":
@@ -32,10 +37,21 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
         with mount_plans.explained(app):
             wish = mount_settings.wish(app, config, [])
             plan, _ = mount_plans.draw(offer, wish, config)
+            if asked["do"] == "draw":
+                return written(plan)
             verdict = mount_plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
     except mount_settings.TroubleError as e:
         verdict = e.verdict
     return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
+
+
+def written(plan: mounter.Plan) -> dict[str, typing.Any]:
+    """Write what the plan's unit needs, and the unit, without starting it; return what they are."""
+    for file in plan.files:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        files.ensure_file(file.path, file.text, mode=file.mode)
+    systemd.ensure_unit(plan.unit, plan.unit_text)
+    return {"unit": plan.unit, "source": plan.source, "aliases": plan.aliases, "secrets": plan.secrets}
 
 
 for line in sys.stdin:

@@ -1,0 +1,77 @@
+"""A guest with the charm's code in it, as a compute node that mounts."""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import time
+import typing
+
+import guest as machines
+
+HERE = pathlib.Path(__file__).parent
+DRIVER = "/opt/mount_driver.py"
+Health = dict[str, typing.Any]  # health.json, which the keeper leaves
+
+
+@dataclasses.dataclass
+class Node:
+    """A machine on which the charm's code works, systemd runs its units and the keeper's timer its passes."""
+
+    guest: machines.Guest
+
+    def prepare(self) -> None:
+        """Bring the charm."""
+        self.guest.put(
+            {
+                "/opt/charm/src": machines.CHARM / "src",
+                "/opt/charm/lib": machines.REPOSITORY / "lib",
+                DRIVER: HERE / "mount_driver.py",
+            }
+        )
+
+    def ask(self, **asked: typing.Any) -> dict[str, typing.Any]:
+        """Have the charm's code do something; return what it says."""
+        found = json.loads(self.guest.talk(DRIVER, json.dumps(asked)))
+        assert found.get("level") != "error", found["text"]
+        return found
+
+    def hook(self, app: str, uri: str, config: dict[str, object], **asked: typing.Any) -> dict[str, typing.Any]:
+        """Do what a hook of the charm does; return the status, and how many of the guest's seconds it took."""
+        return self.ask(do="ensure", app=app, uri=uri, config=config, **asked)
+
+    def remove(self, app: str) -> None:
+        """Do what the hook `remove` does."""
+        assert self.ask(do="remove", app=app) == {"kept": ""}
+
+    def health(self, app: str) -> Health:
+        """Return what the keeper's last pass found; nothing before the first."""
+        said = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)
+        return json.loads(said.out) if said.code == 0 else {}
+
+    def now(self) -> float:
+        """Return the guest's clock, in seconds since 1970."""
+        return float(self.guest.run("/bin/date", "+%s.%N").out)
+
+    def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> tuple[Health, float]:
+        """Wait for a pass of the keeper's, begun after `since`, which found what is wanted.
+
+        Returns what it found, and how many of the guest's seconds after `since` that was told.
+        """
+        end = time.monotonic() + machines.PATIENCE_S
+        while True:
+            found = self.health(app)
+            if found.get("checked", 0.0) > since and wanted(found):
+                return found, self.now() - since
+            assert time.monotonic() < end, found
+            time.sleep(0.5)
+
+    def mounts(self, path: str) -> list[str]:
+        """Return the lines of the kernel's table for what is mounted exactly there."""
+        lines = self.guest.run("/bin/cat", "/proc/self/mountinfo").out.splitlines()
+        return [line for line in lines if line.split()[4] == path]
+
+
+def is_right(found: Health) -> bool:
+    """Tell whether the pass left the mount right."""
+    return found["state"] == "right"

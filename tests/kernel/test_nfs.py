@@ -1,0 +1,250 @@
+"""NFS with a real kernel's client, against a real kernel's server, in a machine of QEMU's.
+
+The machine that runs the tests may have neither in its kernel, so all of it happens in a guest: the charm's code draws up
+units, systemd there runs them, the keeper's timer mends what the tests break. No test has a deadline of its own: what
+comes true is waited for, and how long it took in the guest's seconds is shown at the end.
+"""
+
+import collections.abc
+import threading
+import typing
+
+import nodes
+import pytest
+
+APP = "client"
+MP = "/mnt/shared"
+SERVER = "10.9.0.1"
+URI = f"nfs://({SERVER})/srv/data"
+# nfsd in a network namespace of its own: its link can be cut, which a server on the same machine could not
+NFS_SERVER = f"""
+mkdir -p /srv/data
+chmod 1777 /srv/data
+modprobe nfsd
+ip netns add srv
+ip link add veth0 type veth peer name veth1 netns srv
+ip addr add 10.9.0.2/24 dev veth0
+ip link set veth0 up
+ip -n srv addr add {SERVER}/24 dev veth1
+ip -n srv link set veth1 up
+ip -n srv link set lo up
+cat >/usr/local/sbin/serve <<'END'
+#!/bin/sh
+exec ip netns exec srv sh -ec "
+mount -t nfsd nfsd /proc/fs/nfsd
+case $1 in
+start)
+  echo 10 >/proc/fs/nfsd/nfsv4leasetime
+  echo 10 >/proc/fs/nfsd/nfsv4gracetime
+  test -e /run/fsid || echo 1 >/run/fsid
+  exportfs -o rw,no_root_squash,no_subtree_check,fsid=\\$(cat /run/fsid) 10.9.0.0/24:/srv/data
+  pidof rpc.mountd >/dev/null || rpc.mountd
+  rpc.nfsd -N 3 4 ;;
+stop) rpc.nfsd 0 ;;
+swap)
+  exportfs -ua
+  exportfs -f
+  echo 2 >/run/fsid
+  exportfs -o rw,no_root_squash,no_subtree_check,fsid=2 10.9.0.0/24:/srv/data ;;
+esac"
+END
+chmod 755 /usr/local/sbin/serve
+serve start
+"""
+
+
+class Rig:
+    """A node with an NFS server beside it, and what breaks and watches its mount."""
+
+    def __init__(self, node: nodes.Node, figures: list[str]) -> None:
+        self.node, self.guest, self.figures = node, node.guest, figures
+
+    def hook(self, **config: object) -> dict[str, typing.Any]:
+        return self.node.hook(APP, URI, {"mountpoint": MP} | config)
+
+    def mounts(self) -> list[str]:
+        return self.node.mounts(MP)
+
+    def passed(self, wanted: collections.abc.Callable[[nodes.Health], bool] = lambda _: True) -> nodes.Health:
+        """Return what the keeper found in a pass that begins from now on, and that found what is wanted."""
+        return self.node.until(APP, wanted, self.node.now())[0]
+
+    def healed(self, what: str, script: str) -> nodes.Health:
+        """Break the mount; wait until the keeper has mended it; return what it found then."""
+        begin = self.node.now()
+        self.guest.sh(script)
+        found, took = self.node.until(APP, lambda found: nodes.is_right(found) and found["healed_at"] >= begin, begin)
+        self.figures.append(f"NFS: {what}: {took:.1f} s until mended ({found['healed']})")
+        return found
+
+
+@pytest.fixture(scope="module")
+def bare(node: nodes.Node, figures: list[str]) -> Rig:
+    """Return the rig, with nothing mounted."""
+    node.guest.sh(NFS_SERVER)
+    return Rig(node, figures)
+
+
+@pytest.fixture
+def rig(bare: Rig) -> Rig:
+    """Return the rig with the export mounted and right, as the charm mounts it without options."""
+    if len(bare.mounts()) != 1 or "acregmin=600" in bare.mounts()[0]:
+        status = bare.hook()
+        assert status["level"] == "active", status
+    return bare
+
+
+def test_the_export_is_mounted_by_our_unit_with_our_options(bare: Rig):
+    status = bare.hook()
+    assert status["text"] == f"{SERVER}:/srv/data is mounted at {MP}"
+    (line,) = bare.mounts()
+    for word in ("nosuid", "nodev", "noatime", " nfs4 ", "vers=4.2", "hard", "nconnect=8", "timeo=600"):
+        assert word in line, line
+    assert bare.guest.sh("systemctl is-active mnt-shared.mount mount-keeper-client.timer") == "active\nactive"
+    assert bare.guest.sh("systemctl is-enabled mnt-shared.mount mount-keeper-client.timer") == "enabled\nenabled"
+    bare.guest.sh(f"echo hello >{MP}/greeting; grep hello /srv/data/greeting; test ! -e {MP}/.mount-probe/guest.*")
+    assert bare.passed()["state"] == "right"
+    again = bare.hook()
+    assert again["text"] == status["text"]
+    assert len(bare.mounts()) == 1
+    bare.figures.append(f"NFS: the first hook took {status['seconds']:.1f} s, the next {again['seconds']:.1f} s")
+
+
+def test_an_export_that_is_not_there_is_said_in_the_servers_words(rig: Rig):
+    status = rig.node.hook("other", f"nfs://({SERVER})/srv/none", {"mountpoint": "/mnt/other"})
+    rig.node.remove("other")
+    assert status["level"] == "blocked", status
+    reason = f"mounting {SERVER}:/srv/none failed, reason given by server: No such file or directory"
+    assert status["text"] == f"{SERVER}:/srv/none does not mount: {reason}"
+    rig.figures.append(f"NFS: a hook with an export that is not there took {status['seconds']:.1f} s")
+
+
+def test_a_setuid_program_on_the_server_is_just_a_program(rig: Rig):
+    rig.guest.sh("cp /usr/bin/id /srv/data/id; chmod 4755 /srv/data/id")
+    assert rig.guest.sh(f"setpriv --reuid=1000 --regid=1000 --clear-groups {MP}/id -u") == "1000"
+
+
+def test_a_change_waits_for_users_and_follows_by_itself_when_they_are_gone(rig: Rig):
+    rig.guest.sh(f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sleep 86400")
+    heals = rig.node.health(APP).get("heals", 0)
+    status = rig.hook(profile="dataset")
+    assert "restart pending" in status["text"]
+    assert rig.passed()["heals"] == heals
+    assert "acregmin=600" not in rig.mounts()[0]
+    found = rig.healed("a change that waited for its users", "systemctl stop holder")
+    assert found["healed"] == "restart: a change was due"
+    assert "acregmin=600" in rig.mounts()[0]
+    assert "restart pending" not in rig.hook(profile="dataset")["text"]
+
+
+def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig):
+    rig.guest.sh("systemctl stop mount-keeper-client.timer mount-keeper-client.service mnt-shared.mount")
+    assert not rig.mounts()
+    said = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
+    assert said.code != 0
+    assert "Operation not permitted" in said.err
+    rig.healed("a mount unit that somebody stopped", "systemctl start mount-keeper-client.timer")
+
+
+def test_what_somebody_unmounted_comes_back(rig: Rig):
+    found = rig.healed("an unmount by hand", f"umount {MP}")
+    assert found["healed"] == f"start: nothing is mounted at {MP}"
+    assert len(rig.mounts()) == 1
+
+
+def test_a_second_mount_of_the_same_is_taken_away(rig: Rig):
+    found = rig.healed("a second mount on top", f"mount -t nfs4 -o nosharecache {SERVER}:/srv/data {MP}")
+    assert found["healed"] == f"restart: 2 mounts lie at {MP}"
+    assert len(rig.mounts()) == 1
+
+
+def test_who_uses_the_first_mount_keeps_it_when_the_second_goes(rig: Rig):
+    writes = (
+        f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sh -c 'exec >>log; while date; do sleep 1; done'"
+    )
+    rig.guest.sh(writes)
+    first = rig.mounts()[0].split()[0]
+    found = rig.healed("a second mount on top, in use", f"mount -t nfs4 -o nosharecache {SERVER}:/srv/data {MP}")
+    assert found["healed"] == f"peel: 2 mounts lie at {MP}"
+    assert [line.split()[0] for line in rig.mounts()] == [first]
+    rig.guest.sh("before=$(wc -l </srv/data/log); until test $(wc -l </srv/data/log) -gt $before; do sleep 1; done")
+    assert rig.guest.sh("systemctl is-active holder; systemctl stop holder") == "active"
+
+
+def test_what_somebody_else_mounted_over_it_is_said_and_left_alone(rig: Rig):
+    begin = rig.node.now()
+    rig.guest.sh(f"mount -t tmpfs theirs {MP}")
+    status = rig.hook()
+    assert status["level"] == "blocked"
+    assert status["text"].startswith(f"{MP} holds theirs (tmpfs)")
+    _, took = rig.node.until(APP, lambda found: found["detail"] == f"{MP} holds theirs (tmpfs)", begin)
+    assert len(rig.mounts()) == 2
+    rig.figures.append(f"NFS: another's mount on top: {took:.1f} s until said")
+    begin = rig.node.now()
+    rig.guest.sh(f"umount {MP}")
+    _, took = rig.node.until(APP, nodes.is_right, begin)
+    rig.figures.append(f"NFS: it was taken away: {took:.1f} s until right")
+
+
+def test_a_stale_handle_is_healed(rig: Rig):
+    rig.guest.sh("mv /srv/data /srv/old; mkdir -m 1777 /srv/data")
+    found = rig.healed("a stale handle", "serve swap")
+    assert "stale file handle" in found["healed"]
+    rig.guest.sh(f"touch {MP}/fresh; test -e /srv/data/fresh")
+
+
+def test_a_dead_server_is_waited_for_and_nothing_is_lost(rig: Rig):
+    heals = rig.passed()["heals"]
+    begin = rig.node.now()
+    rig.guest.sh("serve stop")
+    written: list[str] = []
+
+    def write() -> None:
+        written.append(rig.guest.sh(f"echo kept >{MP}/kept; cat {MP}/kept", timeout=3600))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found, took = rig.node.until(APP, lambda found: found["state"] == "hung", begin)
+    rig.figures.append(f"NFS: a dead server: {took:.1f} s until said")
+    assert found["down"] == f"{SERVER}:2049 does not answer (connection refused)"
+    status = rig.hook()
+    assert status["level"] == "waiting", status
+    assert status["text"].startswith(f"{SERVER}:2049 does not answer (connection refused) since 20")
+    assert status["text"].endswith(" UTC; the mount waits for it")
+    rig.figures.append(f"NFS: a hook with a dead server took {status['seconds']:.1f} s")
+    assert len(rig.mounts()) == 1  # waiting is right: the mount stays
+    assert written == []
+    begin = rig.node.now()
+    rig.guest.sh("serve start")
+    found, took = rig.node.until(APP, nodes.is_right, begin)
+    writer.join()
+    assert written == ["kept"]
+    assert found["heals"] == heals
+    rig.figures.append(f"NFS: the server is back: {took:.1f} s until right (10 s of it the server's grace)")
+    assert rig.hook()["level"] == "active"
+
+
+def test_a_server_that_is_cut_off_hangs_no_hook(rig: Rig):
+    begin = rig.node.now()
+    rig.guest.sh("ip -n srv link set veth1 down")
+    status = rig.hook()
+    assert status["level"] == "waiting", status
+    rig.figures.append(f"NFS: a hook with a server that was cut off took {status['seconds']:.1f} s")
+    found, took = rig.node.until(APP, lambda found: found["state"] == "hung", begin)
+    rig.figures.append(f"NFS: a server that was cut off: {took:.1f} s until said ({found['down']})")
+    begin = rig.node.now()
+    rig.guest.sh("ip -n srv link set veth1 up")
+    _, took = rig.node.until(APP, nodes.is_right, begin)
+    rig.figures.append(f"NFS: the link is back: {took:.1f} s until right")
+    assert rig.hook()["level"] == "active"
+
+
+def test_removal_leaves_nothing(rig: Rig):
+    rig.node.remove(APP)
+    assert not rig.mounts()
+    named = "-name *slurm-ddp* -o -name *mount-keeper-* -o -name mnt-shared.mount"
+    left = (
+        f"find / -xdev ( -path /proc -o -path /sys -o -path /opt -o -path /run/systemd ) -prune -o ( {named} ) -print"
+    )
+    assert rig.guest.run(*left.split()).out == ""
+    assert rig.guest.run("/usr/bin/test", "-d", MP, check=False).code != 0
