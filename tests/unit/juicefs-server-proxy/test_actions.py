@@ -132,7 +132,7 @@ def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: py
 
 def backup(uuid: str = UUID, *, packed: bool = True) -> bytes:
     text = json.dumps({"Setting": {"Name": "shared", "UUID": uuid, "SecretKey": "removed"}, "FSTree": {}}, indent=1)
-    return gzip.compress(text.encode()) if packed else text.encode()
+    return gzip.compress(text.encode(), mtime=0) if packed else text.encode()
 
 
 def dumping(content: bytes) -> typing.Callable[..., str]:
