@@ -6,8 +6,12 @@ import dataclasses
 import os
 import pathlib
 import pwd
+import select
 import signal
 import subprocess
+import tempfile
+import time
+import typing
 import urllib.parse
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
@@ -89,16 +93,6 @@ def run(
     arguments = [str(argument) for argument in argv]
     name = pathlib.Path(arguments[0]).name
     secrets = tuple(secrets)
-    child_env = clean_env(env)
-    identity: dict[str, object] = {}
-    if user is not None:
-        account = pwd.getpwnam(user)
-        child_env = clean_env({"HOME": account.pw_dir, "USER": user, "LOGNAME": user} | dict(env or {}))
-        identity = {
-            "user": account.pw_uid,
-            "group": account.pw_gid,
-            "extra_groups": os.getgrouplist(user, account.pw_gid),
-        }
     try:
         process = subprocess.Popen(
             arguments,
@@ -107,10 +101,9 @@ def run(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=child_env,
             cwd=cwd,
             start_new_session=True,
-            **identity,  # pyright: ignore[reportArgumentType, reportCallIssue]
+            **_identity(user, env),
         )
     except OSError as e:
         raise CommandError(f"{name}: {e.strerror or e}") from e
@@ -125,6 +118,102 @@ def run(
         message = f"{name} exited {process.returncode}" + (f": {said}" if said else "")
         raise CommandError(message, returncode=process.returncode, stdout=stdout, stderr=stderr)
     return Completed(process.returncode, stdout, stderr)
+
+
+class Dialogue:
+    """A command that answers each line with one line, kept from one request to the next. Close it."""
+
+    def __init__(self, *argv: str | pathlib.Path, user: str | None = None, cwd: str | pathlib.Path = "/") -> None:
+        """Start the command in a clean environment, as `user`. Raises CommandError."""
+        self._name = pathlib.Path(argv[0]).name
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this; a pipe that nobody reads would fill
+        try:
+            self._process = subprocess.Popen(
+                [str(word) for word in argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                bufsize=0,
+                cwd=cwd,
+                start_new_session=True,
+                **_identity(user, None),
+            )
+        except OSError as e:
+            self._said.close()
+            raise CommandError(f"{self._name}: {e.strerror or e}") from e
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the command has ended."""
+        return self._process.poll() is not None
+
+    def ask(self, line: str, *, timeout: float) -> str:
+        """Return the answer to a line. Where there is none the command is over.
+
+        Raises:
+            CommandError: it ended without an answer.
+            CommandTimeout: it did not answer in time and was killed.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        left, answer, end = memoryview(f"{line}\n".encode()), bytearray(), time.monotonic() + timeout
+        os.set_blocking(stdin.fileno(), False)
+        poll = select.poll()
+        poll.register(stdin, select.POLLOUT)
+        poll.register(stdout, select.POLLIN)
+        while (wait_s := end - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(wait_s * 1000):
+                if descriptor == stdin.fileno():
+                    try:
+                        left = left[os.write(descriptor, left) :]
+                    except BrokenPipeError:
+                        left = left[:0]  # the end of its output tells the same
+                    if not left:
+                        poll.unregister(stdin)
+                    continue
+                block = os.read(descriptor, 1 << 16)
+                answer += block
+                if answer.endswith(b"\n"):
+                    return answer.decode(errors="replace")
+                if not block:
+                    raise CommandError(self._last_words())
+        self.close(patience=0)
+        raise CommandTimeout(f"{self._name}: no answer within {timeout:g} s")
+
+    def close(self, *, patience: float = _REAP_S) -> None:
+        """End the command; one that does not end by itself is killed, one that cannot die is left behind."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_REAP_S)
+        self._said.close()
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_S)
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
+        said = last_line(self._said.read().decode(errors="replace"))
+        return f"{self._name} ended without an answer" + (f": {said}" if said else "")
+
+
+def _identity(user: str | None, env: collections.abc.Mapping[str, str] | None) -> dict[str, typing.Any]:
+    """Return Popen's arguments for a clean environment and the account to run as."""
+    if user is None:
+        return {"env": clean_env(env)}
+    account = pwd.getpwnam(user)
+    return {
+        "env": clean_env({"HOME": account.pw_dir, "USER": user, "LOGNAME": user} | dict(env or {})),
+        "user": account.pw_uid,
+        "group": account.pw_gid,
+        "extra_groups": os.getgrouplist(user, account.pw_gid),
+    }
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:

@@ -12,6 +12,7 @@ import trainer_actions
 import trainer_params
 import trainer_status
 import trainer_token
+import trainer_workspace
 from trainer_base import ParameterError, Settings, TrainerError
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,9 @@ class DdpTrainerCharm(ops.CharmBase):
             desired = self._desired()
             if isinstance(desired, ops.StatusBase):
                 raise TrainerError(desired.message)
-            trainer_status.require(desired, event.log)
-            event.set_results(action.do(desired, params, event.log))
+            with trainer_workspace.session(desired) as settings:
+                trainer_status.require(settings, event.log)
+                event.set_results(action.do(settings, params, event.log))
         except TrainerError as e:
             logger.info("%s: %s", event.id, e)
             event.set_results(e.results)

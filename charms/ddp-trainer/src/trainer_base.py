@@ -50,6 +50,9 @@ class Settings:
         default=lambda: None, repr=False, compare=False
     )  # fetches the resource wheelhouse; None where there is none
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
+    converse: collections.abc.Callable[[str, float], str | None] = dataclasses.field(
+        default=lambda *_: None, repr=False, compare=False
+    )  # answers a request within some seconds; None: start a child for it, see trainer_workspace.session
 
     @property
     def tracks(self) -> bool:

@@ -1,8 +1,9 @@
 """What is done inside the workspace, always in a child of its own and with the rights of the account it is done for.
 
-The trainer runs this file's text as `python3 -I -c TEXT`, as the submit user, with one JSON request on standard input
-and one JSON answer on standard output. So a link that a user planted leads only where that user may go, a filesystem
-that hangs hangs a child, and the charm's own folder need not be readable. Only the standard library is imported.
+The trainer runs this file's text as `python3 -I -c TEXT`, as the submit user: each line on standard input is a request
+in JSON, each on standard output its answer. So a link that a user planted leads only where that user may go, a
+filesystem that hangs hangs a child, and the charm's own folder need not be readable. Only the standard library is
+imported.
 """
 
 import collections.abc
@@ -1130,4 +1131,5 @@ if __name__ == "__main__" and sys.argv[1:2] == ["blame"]:  # in a job's script, 
     print("\t".join(" ".join(word.split())[:300] for word in answered))
 elif __name__ == "__main__":
     os.umask(0o022)
-    json.dump(answer(json.load(sys.stdin)), sys.stdout)
+    for one in sys.stdin:
+        print(json.dumps(answer(json.loads(one))), flush=True)

@@ -114,10 +114,15 @@ def is_current(settings: Settings, manifest: trainer_workspace.Manifest) -> bool
 
 
 def ensure(
-    settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log, *, gpus: bool | None = None
+    settings: Settings,
+    partitions: tuple[jobs.Partition, ...],
+    log: Log,
+    *,
+    gpus: bool | None = None,
+    contents: trainer_workspace.Contents | None = None,
 ) -> Environment:
     """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
-    contents = trainer_workspace.look(settings)
+    contents = contents or trainer_workspace.look(settings)
     wanted = settings.torch_build
     order = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}[wanted]
     for build in order:

@@ -43,16 +43,22 @@ def settings(config: trainer_params.Config, charm_dir: pathlib.Path, unit: str, 
 
 def ensure(options: Settings) -> str:
     """Install what this host needs and make the workspace's folders; return what went wrong, or nothing."""
-    try:
-        apt.ensure_packages(PACKAGES)
-    except CommandError as e:
-        return f"cannot install {' '.join(PACKAGES)}: {e}"
+    if problem := _install():
+        return problem
     if mounted(options) is None:
         try:
             trainer_workspace.ensure_folders(options)
             trainer_token.sync(options)
         except trainer_workspace.WorkspaceError as e:
             return str(e)
+    return ""
+
+
+def _install() -> str:
+    try:
+        apt.ensure_packages(PACKAGES)
+    except CommandError as e:
+        return f"cannot install {' '.join(PACKAGES)}: {e}"
     return ""
 
 
@@ -86,10 +92,11 @@ def check(options: Settings) -> Readiness:
 def require(options: Settings, log: Log) -> None:
     """Raise TrainerError with what stands in the way of submitting jobs; mend first what this unit can mend."""
     problem = _missing(options)
-    if not problem and not all(map(apt.is_installed, PACKAGES)):
-        problem = with_progress(log, f"installing {' '.join(PACKAGES)}", lambda: ensure(options))
-    if problem := problem or ensure(options):
+    if not problem and set(apt.installed(*PACKAGES)) != set(PACKAGES):
+        problem = with_progress(log, f"installing {' '.join(PACKAGES)}", _install)
+    if problem:
         raise TrainerError(problem)
+    trainer_workspace.ensure_folders(options)
 
 
 def _missing(options: Settings) -> str | None:

@@ -112,7 +112,9 @@ def provide(
         trainer_environment.store_payload(settings)
     else:
         gpus = checked.request.gpus_per_node > 0
-        environment = trainer_environment.ensure(settings, checked.partitions, log, gpus=gpus)
+        environment = trainer_environment.ensure(
+            settings, checked.partitions, log, gpus=gpus, contents=checked.contents
+        )
         if gpus and environment.manifest.build == "cpu":
             log("the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda")
     if checked.workload.prepare:

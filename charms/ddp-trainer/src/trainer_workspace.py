@@ -1,13 +1,16 @@
 """The workspace on the shared filesystem, reached through children with the submit user's rights and a deadline."""
 
+import collections.abc
+import contextlib
 import dataclasses
 import json
 import pathlib
+import threading
 import typing
 
 import pydantic
 
-from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.run import CommandError, CommandTimeout, Dialogue, run
 from trainer_base import Settings, TrainerError
 
 PYTHON = "/usr/bin/python3"
@@ -73,17 +76,60 @@ def ask(
     request = json.dumps({"operation": operation, "arguments": arguments})
     user = None if as_root else settings.user_to_be
     try:
-        done = run(PYTHON, "-I", "-c", _CHILD.read_text(), stdin=request, user=user, cwd="/", timeout=timeout_s)
+        told = None if as_root else settings.converse(request, timeout_s)
+        if told is None:
+            told = run(*_command(), stdin=request, user=user, cwd="/", timeout=timeout_s).stdout
     except CommandTimeout:
         raise HangingError(
             f"{settings.workspace} gave no answer within {timeout_s:g} s; is the filesystem's server up?"
         ) from None
     except CommandError as e:
         raise WorkspaceError(f"{operation} in {settings.workspace}: {e}") from e
-    answer: Json = json.loads(done.stdout)
+    answer: Json = json.loads(told)
     if "error" in answer:
         raise (MissingError if answer["kind"] in ("ENOENT", "ENOTDIR") else WorkspaceError)(answer["error"])
     return answer["ok"]
+
+
+@contextlib.contextmanager
+def session(settings: Settings) -> collections.abc.Generator[Settings]:
+    """Yield settings with which one child answers all requests, where else each starts one of its own."""
+    child = _Child(settings.user_to_be)
+    try:
+        yield dataclasses.replace(settings, converse=child.converse)
+    finally:
+        child.close()
+
+
+class _Child:
+    """A child that is started with the first request, and again with one that comes after its end."""
+
+    def __init__(self, user: str | None) -> None:
+        self._user = user
+        self._lock = threading.Lock()
+        self._dialogue: Dialogue | None = None
+
+    def converse(self, request: str, timeout_s: float) -> str | None:
+        """Return the answer; None while another thread asks. Raises CommandError."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._dialogue is not None and self._dialogue.is_over:
+                self._dialogue = None
+            if self._dialogue is None:
+                self._dialogue = Dialogue(*_command(), user=self._user)
+            return self._dialogue.ask(request, timeout=timeout_s)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End the child."""
+        if self._dialogue is not None:
+            self._dialogue.close()
+
+
+def _command() -> tuple[str, ...]:
+    return PYTHON, "-I", "-c", _CHILD.read_text()
 
 
 def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None:

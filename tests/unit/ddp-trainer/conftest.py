@@ -1,5 +1,6 @@
 """What the trainer's tests stand on: a workspace in a temporary folder, a double of Slurm, and a double of pip."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -134,6 +135,7 @@ def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
         return Completed(0, json.dumps(answer), "")
 
     monkeypatch.setattr(trainer_workspace, "run", run_child)
+    monkeypatch.setattr(trainer_workspace, "session", contextlib.nullcontext)
 
 
 @pytest.fixture
@@ -176,7 +178,9 @@ def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, nearby: None)
 
     monkeypatch.setattr(trainer_status, "account", pwd.getpwnam)  # the tests' own account may be root's
     monkeypatch.setattr(trainer_status.apt, "ensure_packages", ensure_packages)
-    monkeypatch.setattr(trainer_status.apt, "is_installed", lambda name: name in about["packages"])
+    monkeypatch.setattr(
+        trainer_status.apt, "installed", lambda *names: {n: "1" for n in names if n in about["packages"]}
+    )
     monkeypatch.setattr(trainer_status.mounts, "find", find)
     monkeypatch.setattr(trainer_status.mounts, "probe", lambda *_, **__: about["probe"])
     return about

@@ -180,7 +180,7 @@ def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host:
 
 
 def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[str, object]):
-    host["apt"] = CommandError("apt-get exited 100: E: Unable to fetch some archives", returncode=100)
+    host["apt"], host["packages"] = CommandError("apt-get exited 100: E: Unable to fetch some archives"), set[str]()
     line = "cannot install python3-venv zstd: apt-get exited 100: E: Unable to fetch some archives"
     assert trainer.event("install").unit_status == testing.BlockedStatus(line)
     assert trainer.fails("submit-ddp") == line

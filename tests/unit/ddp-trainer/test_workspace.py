@@ -1,5 +1,6 @@
 """What happens in the workspace: real files, in children, whatever a user put there."""
 
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ import pytest
 
 import trainer_child
 import trainer_workspace
-from slurm_ddp.run import CommandTimeout
+from slurm_ddp.run import CommandTimeout, Dialogue
 from trainer_base import Settings
 
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
@@ -110,6 +111,57 @@ def test_a_filesystem_that_hangs_is_told(settings: Settings, monkeypatch: pytest
     with pytest.raises(trainer_workspace.HangingError) as caught:
         trainer_workspace.look(settings)
     assert str(caught.value) == f"{settings.workspace} gave no answer within 10 s; is the filesystem's server up?"
+
+
+def test_one_child_answers_all_of_a_session(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    begun: list[tuple[str, ...]] = []
+
+    class Counted(Dialogue):
+        def __init__(self, *argv: str, user: str | None) -> None:
+            begun.append(argv)
+            super().__init__(*argv, user=user)
+
+    monkeypatch.setattr(trainer_workspace, "Dialogue", Counted)
+    monkeypatch.setattr(trainer_workspace, "run", None)  # none is started for one request alone
+    with trainer_workspace.session(settings) as within:
+        assert within == settings
+        assert not begun, "it is started when it is needed"
+        trainer_workspace.ensure_folders(within)
+        assert trainer_workspace.look(within).is_writable
+        with pytest.raises(trainer_workspace.MissingError, match="No such file"):
+            ask(within, "read_json", path=str(settings.workspace / "nothing"))
+        assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder", "and goes on after an error"
+    assert len(begun) == 1
+
+
+def test_a_session_outlives_its_child_and_a_request_that_hangs(settings: Settings, slow: dict[str, str]):
+    with trainer_workspace.session(settings) as within:
+        with pytest.raises(trainer_workspace.HangingError, match="gave no answer within 1 s"):
+            ask(within, "finish_environment", timeout_s=1, build=slow["build"], payload=slow["payload"])
+        assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder"
+
+
+def test_while_one_thread_asks_another_has_a_child_of_its_own(settings: Settings, slow: dict[str, str]):
+    with trainer_workspace.session(settings) as within, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        given = {"build": slow["build"], "payload": slow["payload"]}
+        asked = pool.submit(ask, within, "finish_environment", timeout_s=300, **given)
+        assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder"
+        assert not asked.done()
+        pathlib.Path(slow["pipe"]).write_text("")  # what it waits for
+        assert asked.result(timeout=300)["files"]
+
+
+@pytest.fixture
+def slow(tmp_path: pathlib.Path) -> dict[str, str]:
+    """What finish_environment works on, with an interpreter that waits for somebody to write into a pipe."""
+    build, pipe = tmp_path / "build", tmp_path / "pipe"
+    (build / "env" / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
+    (build / "env" / "bin").mkdir()
+    (build / "env" / "bin" / "python").write_text(f"#!/bin/sh\nexec cat {pipe}\n")
+    (build / "env" / "bin" / "python").chmod(0o755)
+    (tmp_path / "ddptrain").mkdir()
+    os.mkfifo(pipe)
+    return {"build": str(build), "payload": str(tmp_path), "pipe": str(pipe)}
 
 
 def manifest(settings: Settings, digit: str = "a", **more: object) -> dict[str, object]:
