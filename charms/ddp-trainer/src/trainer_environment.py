@@ -33,6 +33,7 @@ _FORMAT = "1"  # goes into the key: raise it when the same inputs shall give ano
 _PIP_TIMEOUT_S = 5400.0
 _BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
 _STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
+_BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
 _DRIVER = """
 import ctypes
 try:
@@ -108,6 +109,11 @@ def find(
     return None
 
 
+def installed(settings: Settings, contents: trainer_workspace.Contents) -> Environment | None:
+    """Return the environment that jobs would use now, without asking what the nodes' drivers say."""
+    return next((found for build in _BUILDS[settings.torch_build] if (found := find(settings, contents, build))), None)
+
+
 def is_current(settings: Settings, manifest: trainer_workspace.Manifest) -> bool:
     """Return whether an environment was made from what would go in now."""
     return manifest.key == _key(settings, manifest.build, manifest.wheelhouse)
@@ -124,8 +130,7 @@ def ensure(
     """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
     contents = contents or trainer_workspace.look(settings)
     wanted = settings.torch_build
-    order = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}[wanted]
-    for build in order:
+    for build in _BUILDS[wanted]:
         found = find(settings, contents, build)
         unproved = wanted == "auto" and build == "cpu" and gpus and found is not None and not found.manifest.driverless
         if found is not None and not unproved:

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import typing
 
+import trainer_environment
 import trainer_params
 import trainer_token
 import trainer_workspace
@@ -83,10 +84,14 @@ def check(options: Settings) -> Readiness:
     if not contents.is_writable:
         folder = options.workspace / "runs"
         return Readiness("blocked", f"{options.user} cannot write {folder}; chown {options.user} {folder}")
-    if not contents.environments:
-        how = f"juju run {options.unit} install-environment, or submit-ddp does it"
-        return Readiness("active", f"no environment yet: {how}")
-    return Readiness("active", f"ready; environment installed: torch {contents.environments[0].torch}")
+    try:
+        environment = trainer_environment.installed(options, contents)
+    except TrainerError as e:
+        return Readiness("blocked", str(e))
+    if environment is None:  # still active: it can do its work, and does this by itself when it is first asked to
+        which = "no environment of this release" if contents.environments else "no environment yet"
+        return Readiness("active", f"{which}: juju run {options.unit} install-environment, or submit-ddp does it")
+    return Readiness("active", f"ready; environment installed: torch {environment.manifest.torch}")
 
 
 def require(options: Settings, log: Log) -> None:

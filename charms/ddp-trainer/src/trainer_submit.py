@@ -258,11 +258,10 @@ def dry(
     sweep: trainer_scripts.Sweep | None = None,
 ) -> Results:
     """Return what would be submitted, and every check that it passed."""
-    builds = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}[settings.torch_build]
-    installed = [found for b in builds if (found := trainer_environment.find(settings, checked.contents, b))]
-    environment = installed[0] if installed else trainer_environment.NOT_INSTALLED
+    installed = trainer_environment.installed(settings, checked.contents)
+    environment = installed or trainer_environment.NOT_INSTALLED
     workload = checked.workload
-    told = installed[0].archive if installed else "not installed yet: submit-ddp installs it"
+    told = installed.archive if installed else "not installed yet: submit-ddp installs it"
     return {
         "script": texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)["job.sbatch"],
         "verdict": checked.verdict,

@@ -146,6 +146,23 @@ def test_an_installed_environment_is_told(ready: Trainer):
     assert out.unit_status == testing.ActiveStatus("ready; environment installed: torch 2.13.0+cpu")
 
 
+def test_an_environment_that_jobs_would_not_use_is_told(ready: Trainer):
+    """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
+    how = "juju run trainer/0 install-environment, or submit-ddp does it"
+    told = testing.ActiveStatus(f"no environment of this release: {how}")
+    ready.config["torch-build"] = "cuda"
+    assert ready.event("config_changed").unit_status == told
+    ready.config["torch-build"] = "cpu"
+    assert ready.event("config_changed").unit_status.message.startswith("ready; ")
+    package = ready.root / "payload" / "ddptrain" / "__init__.py"
+    package.write_text("__version__ = '1'\n")
+    assert ready.event("upgrade_charm").unit_status == told
+    ready.run("install-environment")
+    assert ready.event("update_status").unit_status.message.startswith("ready; ")
+    package.unlink()
+    assert ready.event("update_status").unit_status.name == "blocked", "a charm that was not packed right"
+
+
 def test_waits_for_slurms_client(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jobs, "is_installed", lambda: False)
     out = trainer.event("update_status")
