@@ -639,7 +639,8 @@ def measured_rates(workspace: str) -> Json:
             device = str(summary["ranks"][0]["device"])
             rate, world = float(summary["tokens_per_second"]), int(summary["world_size"])
             if rate > 0 and world > 0:
-                about = {name: config.get(name) for name in ("model", "seq_len", "batch", "precision")}
+                about = {name: config.get(name) for name in ("model", "seq_len", "batch", "grad_accum", "precision")}
+                about["nodes"] = summary.get("nodes")
                 rates.append(
                     about | {"run": run, "tokens_per_second": rate, "world_size": world, "on_gpu": device != "cpu"}
                 )

@@ -8,8 +8,8 @@ busbw is read at the bucket's size from the cluster's own baseline. The backward
 (it does twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during it (Li et
 al., VLDB 2020, 3.2.3). On CPUs the transport takes the ranks' own cores, so nothing is counted as hidden.
 
-t_compute: measured where a run of the same model has left its rate, else 6 N + 12 L C T FLOP per token (PaLM, appendix
-B) by the device's usual speed.
+t_compute: measured where a run of the same model has left its rate (of several ranks: less what the baseline says that
+they spent on communication), else 6 N + 12 L C T FLOP per token (PaLM, appendix B) by the device's usual speed.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import trainer_params
 import trainer_params_runs
 import trainer_plan
 import trainer_workspace
-from slurm_ddp.slurm import jobs, nodes
+from slurm_ddp.slurm import nodes
 from trainer_base import Log, Results, Settings, TrainerError
 
 Json = dict[str, typing.Any]
@@ -87,7 +87,8 @@ def plan(settings: Settings, params: trainer_params_runs.Plan, _: Log) -> Result
     world = request.num_nodes * request.ranks_per_node
     on_gpu = request.gpus_per_node > 0
     work = describe_work(settings, params, on_gpu=on_gpu)
-    rate, source = _rate(settings, params, work, request, partitions)
+    baselines = trainer_collectives.read_baseline(settings)
+    rate, source = _rate(settings, params, work, request, baselines)
     compute_s = work.tokens * work.accumulate / rate
     per_step = work.tokens * work.accumulate * world
     results: Results = {
@@ -103,7 +104,7 @@ def plan(settings: Settings, params: trainer_params_runs.Plan, _: Log) -> Result
             "tokens-per-second": f"{rate:.0f}",
             "efficiency": "100 %: one rank",
         }
-    entry, near = _baseline(trainer_collectives.read_baseline(settings), request, world)
+    entry, near = _baseline(baselines, request.num_nodes, world, on_gpu=on_gpu)
     if entry is None:
         wanted = f"nodes={request.num_nodes}" + (f" partition={params.partition}" if params.partition else "")
         how = f"juju run {settings.unit} benchmark-collectives {wanted}"
@@ -188,10 +189,9 @@ def _rate(
     params: trainer_params_runs.Plan,
     work: Work,
     request: trainer_plan.Request,
-    partitions: tuple[jobs.Partition, ...],
+    baselines: list[Json],
 ) -> tuple[float, str]:
     """Return the tokens per second of one rank that waits for nobody, and where that is from."""
-    del partitions
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
     on_gpu = request.gpus_per_node > 0
@@ -207,11 +207,7 @@ def _rate(
         ]  # fmt: skip
         if fitting:
             best = min(fitting, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
-            rate = best["tokens_per_second"] / best["world_size"]
-            alone = (
-                "one rank" if best["world_size"] == 1 else f"{best['world_size']} ranks, so with their communication"
-            )
-            return rate, f"measured by the run {best['run']}, {alone}"
+            return _alone(best, work, baselines, on_gpu=on_gpu)
     if on_gpu:
         kind = _gpu_kind(request.partition)
         peak = next((flops for name, flops in PEAK_FLOPS.items() if name in kind), None)
@@ -229,6 +225,24 @@ def _rate(
     return rate, f"estimated within a factor of three: {cores} cores of {CPU_FLOPS_PER_CORE / 1e9:.0f} GFLOP/s"
 
 
+def _alone(run: Json, work: Work, baselines: list[Json], *, on_gpu: bool) -> tuple[float, str]:
+    """Return the rate of a rank of a run that was measured, as if it had waited for nobody."""
+    world, rate = int(run["world_size"]), run["tokens_per_second"] / run["world_size"]
+    told = f"measured by the run {run['run']}"
+    if world == 1:
+        return rate, f"{told}, one rank"
+    entry, _ = _baseline(baselines, int(run.get("nodes") or 1), world, on_gpu=on_gpu)
+    if entry is None or not run.get("batch"):
+        return rate, f"{told}, {world} ranks, so with their communication"
+    tokens = int(run["batch"]) * int(run["seq_len"])
+    same = dataclasses.replace(work, tokens=tokens, accumulate=int(run.get("grad_accum") or 1))
+    step_s = same.tokens * same.accumulate / rate
+    spent = predict(same, step_s, world, entry["points"], overlap=1.0 if on_gpu else 0.0).exposed_s
+    # a baseline that was measured at a worse time than the run must not leave nothing for computing
+    compute_s = max(step_s - spent, step_s / 2)
+    return same.tokens * same.accumulate / compute_s, f"{told}, {world} ranks, less their communication"
+
+
 def _gpu_kind(partition: str) -> str:
     """Return the type in the GRES of the partition's nodes, such as h200; empty where it has none."""
     try:
@@ -241,23 +255,21 @@ def _gpu_kind(partition: str) -> str:
     return ""
 
 
-def _baseline(entries: list[Json], request: trainer_plan.Request, world: int) -> tuple[Json | None, str]:
+def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> tuple[Json | None, str]:
     """Return the entry that is nearest to the planned job, and how near that is.
 
     busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
     """
-    backend = "nccl" if request.gpus_per_node else "gloo"
+    backend = "nccl" if on_gpu else "gloo"
     fitting = [
         entry for entry in entries
         if entry["collective"] == "all_reduce" and entry["backend"] == backend and entry["points"]
-        and (entry["nodes"] > 1) == (request.num_nodes > 1)
+        and (entry["nodes"] > 1) == (num_nodes > 1)
     ]  # fmt: skip
     if not fitting:
         return None, ""
-    entry = min(
-        fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - request.num_nodes))
-    )
-    same = entry["world_size"] == world and entry["nodes"] == request.num_nodes
+    entry = min(fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)))
+    same = entry["world_size"] == world and entry["nodes"] == num_nodes
     of = f"{entry['world_size']} ranks on {entry['nodes']} nodes, {entry['created']}"
     return entry, f"baseline of {of}" + ("" if same else "; the nearest there is")
 

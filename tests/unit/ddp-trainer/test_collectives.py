@@ -186,9 +186,31 @@ def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, clust
     folder.mkdir()
     (folder / "job.json").write_text("{}")
     (folder / "config.json").write_text('{"model": "tiny", "seq_len": 128, "batch": 16}')
-    (folder / "summary.json").write_text('{"tokens_per_second": 8192.0, "world_size": 2, "ranks": [{"device": "cpu"}]}')
+    summary: dict[str, typing.Any] = {"tokens_per_second": 4096.0, "world_size": 1, "ranks": [{"device": "cpu"}]}
+    (folder / "summary.json").write_text(json.dumps(summary))
     results = ready.run("plan")
-    assert results["compute"] == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)"
+    assert results["compute"] == "500.0 ms a step (measured by the run before, one rank)"
+
+
+def test_a_run_of_several_ranks_is_not_charged_twice_for_its_communication(ready: Trainer, cluster: Cluster):  # noqa: F811
+    measure(ready, cluster)
+    folder = ready.workspace / "runs" / "before"
+    folder.mkdir()
+    (folder / "job.json").write_text("{}")
+    (folder / "config.json").write_text('{"model": "tiny", "seq_len": 128, "batch": 16, "grad_accum": 1}')
+    summary: dict[str, typing.Any] = {"world_size": 2, "nodes": 2, "ranks": [{"device": "cpu"}]}
+    for rate in (8192.0, 8.192e6):  # the second left less time than the baseline says that communication takes
+        (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": rate}))
+        results = ready.run("plan")
+        assert results["compute"].endswith("(measured by the run before, 2 ranks, less their communication)")
+    step_s = 2 * 16 * 128 / 8192.0
+    (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": 8192.0}))
+    assert float(ready.run("plan")["tokens-per-second"]) == pytest.approx(2 * 16 * 128 / step_s, rel=0.01)
+    (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": 8192.0, "nodes": 1}))
+    told = ready.run("plan")["compute"]
+    assert told == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)", (
+        "no baseline for it"
+    )
 
 
 def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):  # noqa: F811

@@ -1,0 +1,169 @@
+"""What the trainer adds to a job, in a sandbox model that is there: submitting, the environment, a preemption warning.
+
+`./sandboxctl deploy ./bundle.yaml` and `./sandboxctl run trainer/0 install-environment` come first; SLURM_DDP_MODEL
+names a model that is not called `default`. Its clock is this machine's.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false
+import json
+import os
+import pathlib
+import re
+import subprocess
+import time
+import typing
+
+from bench import row
+
+CTL = pathlib.Path(__file__).resolve().parents[2] / "sandboxctl"
+MODEL = os.environ.get("SLURM_DDP_MODEL", "default")
+CODE = "/mnt/shared/bench"
+SMALL = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=2G")
+LIMIT_S = 120
+FIRST = """
+import os, pathlib, sys, time, torch
+torch.ones(64, 64).sum().item()
+pathlib.Path(os.environ["RUN_DIR"], "first." + os.environ["SLURM_JOB_ID"]).write_text(repr(time.time()))
+"""
+IMPORT = "import time; b = time.perf_counter(); import torch; print(time.perf_counter() - b)"
+
+
+def run(scratch: pathlib.Path) -> list[row.Row]:
+    """Measure in turns, so that a busy neighbour slows all alike."""
+    _ = scratch  # what is written lies in the model
+    if os.geteuid() != 0:
+        raise row.NotHere("the sandbox needs root")
+    if MODEL != "default" and not re.fullmatch(r"[a-z][a-z0-9-]*", MODEL):
+        raise row.NotHere(f"SLURM_DDP_MODEL={MODEL!r} is no model's name")
+    shown = _ctl("status", "--format", "json", check=False)
+    if '"trainer/0"' not in shown:
+        raise row.NotHere(f"no sandbox model {MODEL} with the trainer: ./sandboxctl deploy ./bundle.yaml")
+    archive = _on("sackd/0", "sh", "-c", "ls -t /mnt/shared/environments/*.tar.zst | head -n 1")
+    if not archive:
+        raise row.NotHere("no environment in the sandbox: ./sandboxctl run trainer/0 install-environment")
+    _on("sackd/0", "sh", "-c", f"mkdir -p {CODE}; cat > {CODE}/first.py <<'END'\n{FIRST}END\n")
+    return [*_submitting(), *_importing(archive), *_warning()]
+
+
+def _submitting() -> list[row.Row]:
+    ours: list[float] = []
+    bare: list[float] = []
+    until_submitted: list[float] = []
+    for turn in range(3):  # the first one warms caches and unpacks the environment
+        began = time.time()
+        job = _action("submit-ddp", f"workload={CODE}/first.py", *SMALL)
+        first = _first(job["run-dir"], job["job-id"])
+        written = float(_on("sackd/0", "stat", "-c", "%.Y", job["script"]))
+        _drained()
+        again = time.time()
+        number = _on("sackd/0", "runuser", "-u", "ubuntu", "--", "sbatch", "--parsable", job["script"])
+        second = _first(job["run-dir"], number)
+        _drained()
+        if turn:
+            ours.append(first - began)
+            bare.append(second - again)
+            until_submitted.append(written - began)
+    more = f"{row.median(ours) - row.median(bare):+.2f} s ({min(ours) - min(bare):+.2f} s by the quickest turns)"
+    note = f"{more}; the script was there after {row.median(until_submitted):.2f} s"
+    return [
+        row.Row(
+            "submit-ddp to the first step", row.median(ours), row.median(bare), "s", "bare sbatch of the same script",
+            more_is_better=False, note=note,
+        )
+    ]  # fmt: skip
+
+
+def _importing(archive: str) -> list[row.Row]:
+    """`import torch` from where jobs find it, beside the same files on the shared filesystem."""
+    name = archive.rsplit("/", 1)[-1].removesuffix(".tar.zst")
+    shared = f"{CODE}/{name}"
+    (node,) = _on("sackd/0", "sh", "-c", "sinfo -h -N -o %N | sort -u | tail -n 1").split()
+    unit = "/".join(node.rsplit("-", 1))
+    local = f"/var/tmp/slurm-ddp-$(id -u ubuntu)/{name}"
+    unpack = (
+        f"[ -e {shared}.done ] || (mkdir -p {shared} && zstd -dc {archive} | tar -x -C {shared} && touch {shared}.done)"
+    )
+    _on("sackd/0", "sh", "-c", f"{unpack}; chmod -R a+rX {CODE}")
+    job = _action("submit-ddp", f"workload={CODE}/first.py", "nodes=2", *SMALL[1:])  # unpacks it on both nodes
+    _first(job["run-dir"], job["job-id"])
+    _drained()
+    ours: list[float] = []
+    peer: list[float] = []
+    for turn in range(4):
+        for home, taken in ((local, ours), (shared, peer)):
+            told = float(_on(unit, "sh", "-c", f"cd /; runuser -u ubuntu -- {home}/bin/python -c '{IMPORT}'"))
+            if turn:
+                taken.append(told)
+    return [
+        row.Row(
+            "import torch, as jobs do", row.median(ours), row.median(peer), "s", "a venv on JuiceFS, warm",
+            more_is_better=False, goal=5.0, note=f"{min(peer) / min(ours):.2f} by the quickest turns",
+        )
+    ]  # fmt: skip
+
+
+def _warning() -> list[row.Row]:
+    """From the signal of a preemption or a time limit to a job that waits again, two ranks of the payload."""
+    more = (
+        "--layers 2 --heads 2 --width 64 --seq-len 64 --batch 4 --steps 1000000 --epoch-steps 1000000 --log-every 1",
+    )
+    job = _action("submit-ddp", "nodes=2", *SMALL[1:], f"args={more[0]}", "env=OMP_NUM_THREADS=1")
+    _until(job["log"], "step=30/")
+    began = time.time()
+    _on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
+    said = _until(job["log"], "is queued again")
+    _action("cancel-job", f"job-id={job['job-id']}")
+    stamps = dict(re.findall(r"^\[(PREEMPT|REQUEUE)\] \d+-\d+-\d+T(\S+)Z", said, re.MULTILINE))
+    day = began - began % 86400
+
+    def seconds(stamp: str) -> float:
+        hours, minutes, rest = stamp.split(":")
+        return (day + int(hours) * 3600 + int(minutes) * 60 + float(rest) - began) % 86400
+
+    note = f"the job's shell had it after {seconds(stamps['PREEMPT']):.2f} s"
+    return [
+        row.Row(
+            "warning to saved and queued again", seconds(stamps["REQUEUE"]), 30.0, "s", "Slurm's KillWait (a limit)",
+            more_is_better=False, goal=3.0, note=note,
+        )
+    ]  # fmt: skip
+
+
+def _action(name: str, *params: str) -> dict[str, str]:
+    told = json.loads(_ctl("run", "trainer/0", name, *params, "--format", "json"))
+    return typing.cast(dict[str, str], told["trainer/0"]["results"])
+
+
+def _first(run_dir: str, job: str) -> float:
+    """Return when a job's first step was."""
+    path = f"{run_dir}/first.{job}"
+    return float(_awaited(f"[ -s {path} ]", f"cat {path}", f"tail -n 3 {run_dir}/logs/{job}.out"))
+
+
+def _until(log: str, words: str) -> str:
+    """Return a log once it has these words."""
+    return _awaited(f"grep -q '{words}' {log} 2>/dev/null", f"cat {log}", f"tail -n 5 {log}")
+
+
+def _drained() -> None:
+    """Wait until no job is at work."""
+    waiting = "squeue -h -t running,completing,pending -o %i"
+    _awaited(f'[ -z "$({waiting})" ]', "true", waiting)
+
+
+def _awaited(condition: str, then: str, trouble: str) -> str:
+    """Wait on the login host, so that one command of the sandbox's does it; return what `then` prints."""
+    once = f"if {condition}; then {then}; exit; fi; sleep 0.1"
+    return _on("sackd/0", "sh", "-c", f"for _ in $(seq {LIMIT_S * 10}); do {once}; done; {trouble} >&2; exit 1")
+
+
+def _on(unit: str, *command: str) -> str:
+    return _ctl("exec", unit, "--", *command).strip()
+
+
+def _ctl(*words: str, check: bool = True) -> str:
+    argv = [str(CTL), "--model", MODEL, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S * 2, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(words)[:200]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+    return done.stdout
