@@ -32,6 +32,10 @@ class ParameterError(TrainerError):
         self.name = name
 
 
+def _no_child(request: str, timeout_s: float) -> str | None:
+    del request, timeout_s
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What every action works with, proved to be usable."""
@@ -51,7 +55,7 @@ class Settings:
     )  # fetches the resource wheelhouse; None where there is none
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
     converse: collections.abc.Callable[[str, float], str | None] = dataclasses.field(
-        default=lambda *_: None, repr=False, compare=False
+        default=_no_child, repr=False, compare=False
     )  # answers a request within some seconds; None: start a child for it, see trainer_workspace.session
 
     @property

@@ -405,14 +405,14 @@ def cancel(settings: Settings, *, job_id: int | None, run: str | None, log: Log)
     if (job_id is None) == (run is None):
         raise ParameterError("job-id", "give either job-id or run")
     doomed = _doomed_run(settings, run) if run is not None else _doomed_job(settings, job_id or 0)
-    name, what = doomed.jobs[0].name, doomed.text
+    name, what = doomed.known[0].name, doomed.text
     try:
         jobs.cancel(*doomed.words, user=settings.user_to_be)
     except jobs.SlurmError as e:
         raise TrainerError(f"{what} could not be cancelled: {e}") from e
-    log(f"{what} was {_states(doomed.jobs)}; cancelling, its ranks may save first")
+    log(f"{what} was {_states(doomed.known)}; cancelling, its ranks may save first")
     began = told = time.monotonic()
-    left = doomed.jobs
+    left = doomed.known
     while any(job.is_active for job in left) and time.monotonic() - began < _CANCEL_S:
         pause(0.5)
         left = [job for job in _queue(settings) if doomed.holds(job) and job.job_id not in doomed.over]
@@ -420,7 +420,7 @@ def cancel(settings: Settings, *, job_id: int | None, run: str | None, log: Log)
             told = time.monotonic()
             log(f"{what} is {_states(left) or 'gone'}, {told - began:.0f} s")
     trainer_token.drop(settings, name)
-    told_id = job_id if job_id is not None else doomed.jobs[0].job_id
+    told_id = job_id if job_id is not None else doomed.known[0].job_id
     results = {"job-id": str(told_id), "state": _states(left) or "CANCELLED", "run": printable(doomed.run)}
     return results | ({"cancelled": " ".join(map(str, doomed.words))} if len(doomed.words) > 1 else {})
 
@@ -430,7 +430,7 @@ class _Doomed:
     """What is to be cancelled."""
 
     words: tuple[int | str, ...]  # for scancel
-    jobs: collections.abc.Sequence[jobs.Job]  # those of them that Slurm knows, at least one
+    known: collections.abc.Sequence[jobs.Job]  # those of them that Slurm knows, at least one
     run: str
     text: str  # in a message
     over: frozenset[int] = frozenset()  # jobs of the same array or name that ended before
@@ -470,7 +470,7 @@ def _doomed_run(settings: Settings, run: str, *, name: str = "run") -> _Doomed:
     over = frozenset(job.job_id for job in queue if not job.is_active)
     if named := [job for job in active if job.name == run]:  # an array and the job that waits for its end have one name
         words = tuple(dict.fromkeys(job.array_id or job.job_id for job in named))  # the last submitted first
-        text = f"run {run}" if len(words) > 1 or named[0].array_id else f"job {words[0]}"
+        text = f"run {run}" if len(words) > 1 or named[0].array_id else f"job {named[0].job_id}"
         return _Doomed(words, named, run, text, over)
     sweep, _, number = run.rpartition("-")
     tasks = [job for job in active if job.array_id is not None and job.name == sweep]
