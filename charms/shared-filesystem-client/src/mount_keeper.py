@@ -49,6 +49,8 @@ _SYSTEMCTL_S, _SCONTROL_S = 10.0, 6.0
 _REAP_S = 1.0  # how long a killed program may take to die
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
+# After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after one of a minute
+_COMES_BACK_S = 40.0
 
 
 class Remedy(enum.Enum):
@@ -107,7 +109,7 @@ class Health:
     checked: float = 0.0
     wrote: float = 0.0  # the last pass that wrote
     hung: float = 0.0  # since when it does not answer; 0 when it does
-    answered: float = 0.0  # since when its servers answer although it does not; 0 when that is not so
+    answered: float = 0.0  # from when on it counts that its servers answer although it does not; 0 when they do not
     down: str = ""  # the server that does not answer, and why
     down_since: float = 0.0
     passes: int = 0  # in a row in which the mount was right
@@ -179,7 +181,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     look = probe(watch, write=writes, deadline=_SILENT_PROBE_S if down else _PROBE_S)
     hung = (old.hung or now) if look.state is mounts.State.HUNG else 0.0
     down = "" if look else down or unreachable(watch.servers)
-    answered = (old.answered or now) if hung and not down else 0.0
+    answered = (old.answered or now + (_COMES_BACK_S if old.down else 0.0)) if hung and not down else 0.0
     pending = watch.changed_us != old.settled_us and is_pending(watch)
     asks_users = pending or look.state in (mounts.State.WRONG, mounts.State.STACKED, mounts.State.HUNG)
     chosen = remedy(
