@@ -79,7 +79,18 @@ class Machine:
 
 def look(wishes: gpu_settings.Settings | None = None) -> Machine:
     """Return this machine as it is, under these options."""
-    wishes = wishes or gpu_settings.Settings()
+    machine = _look(wishes or gpu_settings.Settings())
+    try:
+        _ = machine.offer
+    except ValueError:  # what the controller's side would refuse is refused here
+        gres = machine.plan.gres if machine.plan else ""
+        return dataclasses.replace(
+            machine, plan=None, problem=f"Slurm cannot hold the names of these GPUs: {gres!r:.80}"
+        )
+    return machine
+
+
+def _look(wishes: gpu_settings.Settings) -> Machine:
     detection = gpu_detect.detect(ROOTS)
     version = registration.slurm_version()
     try:
@@ -92,6 +103,9 @@ def look(wishes: gpu_settings.Settings | None = None) -> Machine:
     node = options.node if options else None
     if options is not None and node is None and (local or options.conf_server):
         node = socket.gethostname().partition(".")[0]
+    if node is not None and not slurm_gres.is_node_name(node):
+        text = f"{slurmd_options.PATH}: no node can have the name {node!r:.60}"
+        return Machine(detection, options, version, None, local, wishes, problem=text)
     problem = gpu_monitor.problem(wishes.health) or detection.problem
     machine = Machine(detection, options, version, node, local, wishes, problem=problem)
     settings = options.settings if options else {}
@@ -166,7 +180,7 @@ def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bo
 def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
     registration.refresh_held()
-    if machine.settings.health in gpu_settings.HEALTH:
+    if machine.settings.is_valid:
         gpu_monitor.ensure(
             machine.node,
             machine.settings.health,

@@ -5,6 +5,7 @@ Installing is one transaction of apt; what would take anything but another drive
 
 import collections.abc
 import contextlib
+import logging
 import pathlib
 import re
 
@@ -14,10 +15,13 @@ import driver_state
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError, run
 
+logger = logging.getLogger(__name__)
+
 PERSISTENCED = "nvidia-persistenced.service"
 _PERSIST_DROPIN = "10-slurm-gpu.conf"
 NOUVEAU = pathlib.Path("/etc/modprobe.d/slurm-gpu-nouveau.conf")
 HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by us, and not by anybody before
+STOPPED = pathlib.Path("/var/lib/slurm-gpu/stopped-units")  # by us, and to be started again
 UNATTENDED = pathlib.Path("/etc/apt/apt.conf.d/51-slurm-gpu")
 PERSISTENCED_PROGRAM = pathlib.Path("/usr/bin/nvidia-persistenced")
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
@@ -28,17 +32,14 @@ _ACCOUNTS = ("nvidia-persistenced", "nvpd")  # Ubuntu's and Debian's
 _STOP_S, _UNLOAD_S = 120.0, 60.0
 
 # What keeps the driver's devices open on a node without jobs, in the order in which it is stopped. Upstream's slurmd
-# charm brings DCGM as a snap.
-HOLDERS = (
-    "gpu-health.timer",
-    "gpu-health.service",
-    "nvidia-dcgm.service",
+# charm brings DCGM as a snap. The health check's timer is started again by `gpu_monitor`.
+_DCGM = (
     "dcgm-exporter.service",
+    "nvidia-dcgm.service",
     "snap.dcgm.dcgm-exporter.service",
     "snap.dcgm.nv-hostengine.service",
-    PERSISTENCED,
-    driver_state.FABRIC,
 )
+HOLDERS = ("gpu-health.timer", "gpu-health.service", *_DCGM, PERSISTENCED, driver_state.FABRIC)
 # Modules in the order in which they can be unloaded (gpu.md 2.6; nvidia-peermem and gdrdrv use nvidia too).
 _MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 
@@ -192,12 +193,15 @@ def stop_holders() -> None:
     Raises:
         InstallError: one does not stop.
     """
-    for unit in HOLDERS:
-        if systemd.is_active(unit):
-            try:
-                systemd.stop(unit, timeout=_STOP_S)
-            except CommandError as e:
-                raise InstallError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
+    active = [unit for unit in HOLDERS if systemd.is_active(unit)]
+    if set(active) & set(_DCGM):  # written down first: they run again whatever happens
+        names = set(_text(STOPPED).split()) | (set(active) & set(_DCGM))
+        files.ensure_file(STOPPED, "".join(f"{name}\n" for name in sorted(names)))
+    for unit in active:
+        try:
+            systemd.stop(unit, timeout=_STOP_S)
+        except CommandError as e:
+            raise InstallError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
 
 
 def start_services(*, fabric: bool) -> None:
@@ -216,6 +220,7 @@ def start_services(*, fabric: bool) -> None:
             systemd.enable_now(driver_state.FABRIC, timeout=300)
         except CommandError as e:
             raise InstallError(f"{driver_state.FABRIC}: {e}; see journalctl -u {driver_state.FABRIC}") from e
+    _start_dcgm()
 
 
 def ensure_services() -> None:
@@ -224,6 +229,19 @@ def ensure_services() -> None:
         if program.exists() and not systemd.is_active(unit):
             with contextlib.suppress(CommandError):
                 systemd.restart(unit)
+    _start_dcgm()
+
+
+def _start_dcgm() -> None:
+    """Start what `stop_holders` stopped of DCGM, the engine before what asks it."""
+    names = _text(STOPPED).split()
+    for unit in reversed(_DCGM):
+        if unit in names:
+            try:
+                systemd.restart(unit)
+            except CommandError as e:
+                logger.warning("%s does not start again: %s", unit, e)
+    files.ensure_absent(STOPPED)
 
 
 def load(version: str, facts: driver_state.Facts) -> bool:

@@ -15,7 +15,7 @@ KEEP = "keep"
 FLAVOURS = ("server", "desktop")
 KERNEL_MODULES = ("auto", "open", "proprietary")
 FABRICS = ("auto", "on", "off")
-_VERSION = re.compile(r"\d{3}\.\d+(\.\d+)*")
+_VERSION = re.compile(r"\d{3}(\.\d{1,4}){1,3}", re.ASCII)
 _DEPENDS = re.compile(r"(?P<name>[a-z0-9.+-]+)(?::\w+)?(?: \((?P<how>[<>=]+) (?P<version>[^)]+)\))?")
 _MOST_PACKAGES = 100
 
@@ -72,7 +72,7 @@ def wish(options: collections.abc.Mapping[str, object]) -> Wish:
     """
     branch = str(options.get("driver", KEEP)).strip()
     if branch != KEEP and branch not in driver_packages.BRANCHES:
-        raise PlanError(f"driver: {branch!r} is neither keep nor a branch: {', '.join(driver_packages.BRANCHES)}")
+        raise PlanError(f"driver: {branch!r:.60} is neither keep nor a branch: {', '.join(driver_packages.BRANCHES)}")
     flavour = _choice(options, "driver-flavour", FLAVOURS)
     module = _choice(options, "kernel-module", KERNEL_MODULES)
     fabric = _choice(options, "fabric-manager", FABRICS)
@@ -111,10 +111,10 @@ def narrowed(wanted: Wish, branch: str | None, version: str | None, present: str
     Raises:
         PlanError: they are no branch and no version, contradict each other, or say nothing while the option says keep.
     """
-    if branch and branch not in driver_packages.BRANCHES:
-        raise PlanError(f"branch: {branch!r} is none of {', '.join(driver_packages.BRANCHES)}")
-    if version and not _VERSION.fullmatch(version):
-        raise PlanError(f"version: {version!r} is not a driver version such as 580.173.02")
+    if branch is not None and branch not in driver_packages.BRANCHES:
+        raise PlanError(f"branch: {branch!r:.60} is none of {', '.join(driver_packages.BRANCHES)}")
+    if version is not None and not _VERSION.fullmatch(version):
+        raise PlanError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
     if branch and not wanted.keeps and branch != wanted.branch:
         raise PlanError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
     chosen = branch or (None if wanted.keeps else wanted.branch) or (version or present).partition(".")[0]
@@ -429,5 +429,5 @@ def _offer(offers: Offers, name: str, version: str) -> str:
 def _choice(options: collections.abc.Mapping[str, object], name: str, allowed: tuple[str, ...]) -> str:
     said = str(options.get(name, allowed[0])).strip()
     if said not in allowed:
-        raise PlanError(f"{name}: {said!r} is none of {', '.join(allowed)}")
+        raise PlanError(f"{name}: {said!r:.60} is none of {', '.join(allowed)}")
     return said

@@ -166,6 +166,8 @@ def cancel() -> str:
         raise UpgradeError("no upgrade is under way")
     if not upgrade.failed and upgrade.step not in {Step.ASK, Step.DRAIN}:
         raise UpgradeError(f"driver {upgrade.plan.version} is past the point: {upgrade.text}")
+    if upgrade.step not in {Step.ASK, Step.DRAIN}:
+        driver_install.ensure_services()
     if not gpu_hold.give_back():
         raise UpgradeError(f"{upgrade.node} was down before and has jobs now: try again when they have ended")
     files.ensure_absent(_journal())
@@ -262,6 +264,8 @@ def ensure_settings(wanted: driver_plan.Wish) -> None:
 
 def release() -> None:
     """Leave the machine: what holds it back goes, the driver stays."""
+    if Upgrade.load() is not None or driver_install.STOPPED.exists():
+        driver_install.ensure_services()
     try:
         driver_install.ensure_hold(on=False)
     except CommandError as e:

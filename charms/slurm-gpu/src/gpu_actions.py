@@ -15,6 +15,7 @@ import gpu_monitor
 import gpu_settings
 import gpu_tasks
 from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 Results = dict[str, str]
@@ -30,6 +31,7 @@ REFUSALS = (
     gpu_hold.HoldError,
     gpu_tasks.TaskError,
     nodes.NodeError,
+    CommandError,
 )
 
 
@@ -84,6 +86,7 @@ def show_gres(seat: Seat, _: ops.ActionEvent) -> Results:
 
 def health_check(seat: Seat, event: ops.ActionEvent) -> Results:
     """Look at the GPUs now."""
+    _need_compute(seat)
     wishes = seat.machine.settings
     wishes.check()
     return gpu_monitor.check(seat.machine.node, dcgm=bool(event.params.get("dcgm", wishes.dcgm)), xids=wishes.xids)
@@ -91,6 +94,7 @@ def health_check(seat: Seat, event: ops.ActionEvent) -> Results:
 
 def accept_gpus(seat: Seat, event: ops.ActionEvent) -> Results:
     """Take the cards that are here now for all that the node should have."""
+    _need_compute(seat)
     compute_seat.accept(seat.machine)
     seat.reconcile(event)
     return compute_seat.summary(seat.machine, seat.answer())
@@ -99,6 +103,9 @@ def accept_gpus(seat: Seat, event: ops.ActionEvent) -> Results:
 def upgrade_driver(seat: Seat, event: ops.ActionEvent) -> Results:
     """Change the driver."""
     _need_compute(seat)
+    others = [name for name in ("branch", "version") if name in event.params]
+    if event.params.get("cancel") and others:
+        raise gpu_tasks.TaskError(f"{others[0]} contradicts cancel=true, which installs nothing: leave one of them out")
     if event.params.get("cancel"):
         said = driver_upgrade.cancel()
         seat.look_again()

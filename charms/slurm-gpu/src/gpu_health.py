@@ -232,9 +232,9 @@ def parse_xids(text: str) -> tuple[frozenset[int], frozenset[int]]:
     """
     wanted: dict[str, set[int]] = {"+": set(), "-": set()}
     for word in text.replace(",", " ").split():
-        match = re.fullmatch(r"([+-])(\d{1,3})", word)
+        match = re.fullmatch(r"([+-])([0-9]{1,3})", word)
         if match is None:
-            raise ValueError(f"{word!r} is neither +XID (drain for it) nor -XID (ignore it), such as +109 or -74")
+            raise ValueError(f"{word!r:.60} is neither +XID (drain for it) nor -XID (ignore it), such as +109 or -74")
         wanted[match[1]].add(int(match[2]))
     both = wanted["+"] & wanted["-"]
     if both:

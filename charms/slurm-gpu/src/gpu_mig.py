@@ -26,7 +26,7 @@ NVIDIA_SMI = "/usr/bin/nvidia-smi"
 LAYOUTS = pathlib.Path("/var/lib/slurm-gpu/mig.json")
 _TIMEOUT_S, _RESET_S = 60.0, 180.0
 _REAP_S = 1.0
-_PROFILE = re.compile(r"(?P<slices>[1-9])g\.(?P<memory>[1-9]\d{0,2})gb(?P<more>(?:[+-][a-z.]+)*)")
+_PROFILE = re.compile(r"(?P<slices>[1-9])g\.(?P<memory>[1-9][0-9]{0,2})gb(?P<more>(?:[+-][a-z.]{1,8}){0,4})")
 _MOST = 8  # instances of one card
 
 # The cards that take MIG, and their profiles: name -> (memory slices, where they may begin). NVIDIA's MIG User Guide,
@@ -98,7 +98,7 @@ def parse(text: str) -> tuple[str, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\S+?)\s*(?:[x*]\s*([1-9]))?\s*", part)
         if match is None or not _PROFILE.fullmatch(match[1]):
-            raise MigError(f"profiles: {part.strip()!r} is not a profile such as 3g.20gb or 1g.5gb x7, nor off")
+            raise MigError(f"profiles: {part.strip()!r:.60} is not a profile such as 3g.20gb or 1g.5gb x7, nor off")
         layout += [match[1]] * int(match[2] or 1)
     if len(layout) > _MOST:
         raise MigError(f"profiles: {len(layout)} instances are more than a card can have")
@@ -192,10 +192,11 @@ def load() -> dict[str, tuple[str, ...]]:
         return {}
     except (OSError, ValueError) as e:
         raise MigError(f"{LAYOUTS}: {e}") from e
-    if not isinstance(raw, dict):
-        raise MigError(f"{LAYOUTS}: not an object of layouts")
     layouts = typing.cast("dict[str, list[str]]", raw)
-    return {bus_id: parse(",".join(profiles)) if profiles else () for bus_id, profiles in layouts.items()}
+    try:
+        return {bus_id: parse(",".join(profiles)) if profiles else () for bus_id, profiles in layouts.items()}
+    except (AttributeError, TypeError) as e:
+        raise MigError(f"{LAYOUTS}: not an object of layouts") from e
 
 
 def apply_all() -> list[str]:

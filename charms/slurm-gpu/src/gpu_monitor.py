@@ -63,7 +63,7 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False
         dcgm: whether NVIDIA's short diagnosis is part of it.
         xids: the option health-xids.
     """
-    if node is not None and (setting == "slurm" or (setting == "auto" and is_slurms())):
+    if node is not None and (setting == "slurm" or (setting in {"auto", "on"} and is_slurms())):
         _ensure_no_timer()
         files.ensure_file(gpu_health.OPTIONS, "".join(f"{word}\n" for word in _arguments(dcgm, xids)))
         _ensure_program()

@@ -52,6 +52,15 @@ class Settings:
             return gres.Shares("shard", self.shards)
         return gres.Shares("mps", self.mps) if self.mps else None
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether `check` has nothing to say."""
+        try:
+            self.check()
+        except SettingsError:
+            return False
+        return True
+
     def check(self) -> dict[str, str]:
         """Return the aliases by the type that they replace.
 
@@ -59,7 +68,7 @@ class Settings:
             SettingsError: an option is not what it may be, or two contradict each other.
         """
         if self.health not in HEALTH:
-            raise SettingsError(f"health-check: {self.health!r} is none of {', '.join(HEALTH)}")
+            raise SettingsError(f"health-check: {self.health!r:.60} is none of {', '.join(HEALTH)}")
         try:
             gpu_health.parse_xids(self.xids)
         except ValueError as e:

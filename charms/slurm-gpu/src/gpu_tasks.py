@@ -252,7 +252,7 @@ def _cards() -> tuple[str, ...]:
 
 def _known(gpu: str, cards: tuple[str, ...]) -> str:
     if not _BUS_ID.fullmatch(gpu):
-        raise TaskError(f"gpu: {gpu!r} is not a bus id such as 0000:1b:00.0; the action detect shows them")
+        raise TaskError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
     bus_id = gpu_mig.bus(gpu)
     if bus_id not in cards:
         raise TaskError(f"gpu: no card at {bus_id}; there is {', '.join(cards) or 'none'}")

@@ -134,10 +134,10 @@ def parse_aliases(text: str) -> dict[str, str]:
     for item in text.split(",") if text.strip() else ():
         kind, equals, alias = item.strip().partition("=")
         if not equals:
-            raise GresError(f"{item.strip()!r} is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100")
+            raise GresError(f"{item.strip()!r:.80} is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100")
         for name in (kind, alias):
             if not _NAME.fullmatch(name):
-                raise GresError(f"{name!r} is no type: small letters, digits and _ . + - only")
+                raise GresError(f"{name!r:.80} is no type: small letters, digits and _ . + - only")
         if kind in aliases:
             raise GresError(f"{kind} is given two names")
         aliases[kind] = alias

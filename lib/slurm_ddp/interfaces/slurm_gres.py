@@ -30,7 +30,7 @@ class NodeGres(pydantic.BaseModel, frozen=True):
     @pydantic.field_validator("node")
     @classmethod
     def _check_node(cls, node: str | None) -> str | None:
-        if node is not None and not _NAME.fullmatch(node):
+        if node is not None and not is_node_name(node):
             raise ValueError("not a node name")
         return node
 
@@ -62,6 +62,11 @@ class ControllerGres(pydantic.BaseModel, frozen=True):
 
     autodetect: str | None = None  # what gres.conf makes nodes without lines do: "nvidia", "nvml", ... or "off"
     applied: tuple[str, ...] | None = None  # digests of awaited lines that the running slurmctld hands out, sorted
+
+
+def is_node_name(text: str) -> bool:
+    """Whether a node may have this name."""
+    return _NAME.fullmatch(text) is not None
 
 
 def check_line(line: str) -> None:

@@ -42,6 +42,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
+            "STOPPED": "var/slurm-gpu/stopped-units",
             "UNATTENDED": "etc/apt/apt.conf.d/51-slurm-gpu",
             "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced",
             "NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe",

@@ -157,6 +157,8 @@ class SlurmDouble:
             return Completed(0, settings, "")
         if command == f"/usr/bin/scontrol show node {self.name} -o":
             return self._show()
+        if command.startswith("/usr/bin/scontrol show node "):
+            return Completed(1, f"Node {command.split()[3]} not found\n", "")
         if command.startswith("/usr/bin/scontrol show ") and command.split()[2] in {
             "reservations",
             "hostnames",

@@ -161,7 +161,8 @@ def test_services(paths: pathlib.Path, node: MachineDouble):
     driver_install.install(got)
     driver_install.load(got.version, facts(paths))
     driver_install.start_services(fabric=True)
-    assert "nvidia-fabricmanager.service" in node.active
+    assert {"nvidia-fabricmanager.service", "snap.dcgm.dcgm-exporter.service"} <= node.active
+    assert not driver_install.STOPPED.exists()
     node.loaded = "1"
     with pytest.raises(InstallError, match="journalctl -u nvidia-fabricmanager"):
         driver_install.start_services(fabric=True)

@@ -416,6 +416,34 @@ def test_cancel(node: MachineDouble, slurm: SlurmDouble):
     assert Upgrade.load() is None
 
 
+@pytest.mark.parametrize("how", ["cancel", "remove"])
+def test_what_an_upgrade_stopped_runs_again_when_it_is_given_up(
+    paths: pathlib.Path, node: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    programs = ("nvidia-persistenced", "nv-fabricmanager")
+    (paths / "usr/bin").mkdir(parents=True, exist_ok=True)
+    node.add_packages("nvidia-fabricmanager-535", version="535.288.01")
+    for program in programs:
+        (paths / "usr/bin" / program).touch()
+    runs = {f"{name}.service" for name in ("nvidia-persistenced", "nvidia-fabricmanager", "snap.dcgm.dcgm-exporter")}
+    node.active |= runs
+
+    def fails(*_: object, **__: object) -> None:
+        raise InstallError("no space left on device")
+
+    begin()
+    monkeypatch.setattr(driver_install, "install", fails)
+    assert driver_upgrade.advance() is Turn.HOLD
+    assert not node.active & runs
+    if how == "cancel":
+        driver_upgrade.cancel()
+        assert slurm.record == Record("")
+    else:
+        driver_upgrade.release()
+    assert node.active >= runs
+    assert not driver_install.STOPPED.exists()
+
+
 def test_a_journal_that_cannot_be_read_counts_as_none(node: MachineDouble):
     begin()
     path = registration.STATE_DIR / "upgrade.json"

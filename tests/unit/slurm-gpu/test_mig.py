@@ -357,7 +357,9 @@ def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.Capture
     assert mig.smi.log == []  # as it should be
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"0000:1b:00.0": ["nonsense"]}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "5", "null", '{"0000:1b:00.0": 5}', '{"0000:1b:00.0": [5]}', '{"0000:1b:00.0": ["nonsense"]}']
+)
 def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]):
     gpu_mig.LAYOUTS.write_text(text)
     assert gpu_mig.main(["apply"]) == 1

@@ -20,6 +20,7 @@ from slurm_ddp.slurm import nodes
 
 BUS = "0000:1b:00.0"
 NAME = "slurmd-0"
+DCGM = {"snap.dcgm.nv-hostengine.service", "snap.dcgm.dcgm-exporter.service"}  # as upstream's slurmd brings it
 DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
@@ -36,7 +37,7 @@ def resettable(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
     (paths / "usr/bin").mkdir(parents=True, exist_ok=True)
     for program in ("nvidia-smi", "nvidia-persistenced"):
         (paths / "usr/bin" / program).touch()
-    node.active = {"nvidia-persistenced.service", "gpu-health.timer"}
+    node.active = {"nvidia-persistenced.service", "gpu-health.timer", *DCGM}
     node.slurm.record = Record("")
     return node
 
@@ -62,7 +63,7 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
     assert node.smi.log == [f"-r -i {BUS}"]
     assert log == [f"resetting GPU {BUS}"]
     assert node.slurm.record.reason == f"gpu-reset: {BUS}"
-    assert "nvidia-persistenced.service" in node.active
+    assert node.active >= {"nvidia-persistenced.service", *DCGM}
     assert gpu_work.before() is gpu_work.Turn.REGISTER
     gpu_work.after(NAME, {}, DONE)
     assert node.slurm.record == found
@@ -142,7 +143,7 @@ def test_what_the_driver_refuses(node: MachineDouble):
     assert node.slurm.record == Record("")
 
 
-@pytest.mark.parametrize("lives", range(14))
+@pytest.mark.parametrize("lives", range(24))
 def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
     node.slurm.lives = lives
     try:
@@ -154,8 +155,9 @@ def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
         gpu_work.before()
         gpu_work.after(NAME, {}, DONE)
     assert node.slurm.record == Record("")
-    assert "nvidia-persistenced.service" in node.active
+    assert node.active >= {"nvidia-persistenced.service", *DCGM}
     assert gpu_hold.Hold.load() is None
+    assert not driver_install.STOPPED.exists()
 
 
 @pytest.mark.parametrize("number", [-1, 3601, "x", None])

@@ -1,0 +1,306 @@
+"""Whatever a person types: refused in one line that begins with the name of what is wrong, and nothing is changed."""
+
+import itertools
+import pathlib
+import typing
+
+import ops
+import pytest
+from conftest import OPTIONS
+from machine_double import MachineDouble, MigCard
+from ops import testing
+from slurm_double import Record
+
+import charm
+import gpu_detect
+import gpu_monitor
+import gpu_tasks
+import slurmd_options
+
+ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
+COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
+CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
+BUS = "0000:1b:00.0"
+GRES = "gpu:nvidia_h100_80gb_hbm3:1"
+TEXTS = (
+    "", " ", "\n", "-h", "--help", "-i", "..", "../../etc/passwd", "/dev/nvidia0", "~root", "*", "%s", "{}", "null", "None",
+    "$(touch /tmp/owned)", "`touch /tmp/owned`", "'; touch /tmp/owned #", "\"\nExecStart=/bin/sh", "580\n535", "580 ",
+    "\N{FULLWIDTH DIGIT FIVE}80", "5\N{ARABIC-INDIC DIGIT EIGHT}0", "\N{SNOWMAN}", "a\tb", "ALL", "all,all", f"{BUS},{BUS}", f"{BUS}\n",
+    f" {BUS}", f"{BUS};reboot", "A" * 10_000, "1g.5gb," * 2000, "+" * 5000, "x=" * 3000,
+)  # fmt: skip
+
+
+@pytest.fixture
+def ctx() -> testing.Context[charm.SlurmGpuCharm]:
+    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
+
+
+@pytest.fixture(autouse=True)
+def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
+    """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
+    now = [0.0]
+    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(gpu_monitor, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(ops.Unit, "reboot", lambda _: pytest.fail("a reboot"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    node.slurm.version = "slurm 25.11.7"
+    slurmd_options.PATH.write_text(OPTIONS)
+    node.install_driver("535", "535.288.01")
+    node.slurm.register()
+    node.smi.cards = {BUS: MigCard("NVIDIA A100-SXM4-40GB")}
+    (paths / "usr/bin").mkdir(parents=True, exist_ok=True)
+    (paths / "usr/bin/nvidia-smi").touch()
+    return node
+
+
+@pytest.fixture
+def settled(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble) -> MachineDouble:
+    for _ in range(2):
+        out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
+        assert isinstance(out.unit_status, ops.ActiveStatus), out.unit_status
+    for log in (machine.log, machine.slurm.log, machine.smi.log):
+        log.clear()
+    return machine
+
+
+def tree(root: pathlib.Path) -> dict[str, bytes]:
+    """Return all files, but for what `slurmd -G` agreed to last."""
+    files = (path for path in root.rglob("*") if path.is_file() and path.name != "accepted")
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def is_one_line_of(name: str, text: str) -> bool:
+    return text.startswith(name) and len(text) < 400 and "\n" not in text and text.isprintable()
+
+
+STRINGS = [("upgrade-driver", {"branch": "580"}, "branch"), ("upgrade-driver", {"branch": "580", "version": "580.173.02"}, "version"),
+           ("reset-gpu", {"gpu": BUS}, "gpu"), ("set-mig", {"gpu": BUS, "profiles": "3g.20gb"}, "gpu"),
+           ("set-mig", {"gpu": BUS, "profiles": "3g.20gb"}, "profiles")]  # fmt: skip
+NUMBERS = [("upgrade-driver", {"branch": "580"}, "wait"), ("upgrade-driver", {"branch": "580"}, "drain-timeout"),
+           ("reset-gpu", {"gpu": BUS}, "wait"), ("set-mig", {"gpu": BUS, "profiles": "off"}, "wait")]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STRINGS, ids=[f"{action} {name}" for action, _, name in STRINGS])
+def test_a_parameter_that_is_none(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    case: tuple[str, dict[str, typing.Any], str],
+):
+    before = tree(paths)
+    action, good, name = case
+    for text in TEXTS:
+        with pytest.raises(testing.ActionFailed) as caught:
+            ctx.run(ctx.on.action(action, params=good | {name: text}), testing.State(relations=[COMPUTE]))
+        assert is_one_line_of(f"{name}:", caught.value.message), (text[:60], caught.value.message[:400])
+    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
+    assert settled.slurm.record == Record(GRES)
+    assert tree(paths) == before
+    assert not pathlib.Path("/tmp/owned").exists()
+
+
+@pytest.mark.parametrize("case", NUMBERS, ids=[f"{action} {name}" for action, _, name in NUMBERS])
+def test_a_number_out_of_its_range(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    case: tuple[str, dict[str, typing.Any], str],
+):
+    before = tree(paths)
+    action, good, name = case
+    for number in (-1, -(2**63), 604801, 2**31, 2**63, 10**30):
+        with pytest.raises(testing.ActionFailed) as caught:
+            ctx.run(ctx.on.action(action, params=good | {name: number}), testing.State(relations=[COMPUTE]))
+        assert is_one_line_of(f"{name}: {number} is not between 0 and ", caught.value.message)
+    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
+    assert tree(paths) == before
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("upgrade-driver", {"cancel": True, "branch": "580"}, "branch contradicts cancel=true"),
+        ("upgrade-driver", {"cancel": True, "version": "580.173.02"}, "version contradicts cancel=true"),
+        ("upgrade-driver", {"branch": "580", "version": "535.288.01"}, "version=535.288.01 is not of branch 580"),
+        ("upgrade-driver", {"branch": "550"}, "driver=550: nvidia-headless-no-dkms-550-server-open"),
+        ("upgrade-driver", {"version": "580.9999.9999"}, "driver=580: the archives have no 580.9999.9999"),
+        ("reset-gpu", {"gpu": "0000:ff:00.0"}, "gpu: no card at 0000:ff:00.0"),
+        ("set-mig", {"gpu": "0000:ff:00.0", "profiles": "off"}, "gpu: no card at 0000:ff:00.0"),
+        ("set-mig", {"gpu": BUS, "profiles": "7g.40gb,1g.5gb"}, "profiles: 8 compute slices do not fit"),
+        ("set-mig", {"gpu": BUS, "profiles": "1g.5gb x8"}, "profiles: 8 compute slices do not fit"),
+        ("set-mig", {"gpu": BUS, "profiles": "4g.20gb,4g.20gb"}, "profiles: 8 compute slices do not fit"),
+        (
+            "set-mig",
+            {"gpu": BUS, "profiles": "3g.20gb,3g.20gb,1g.5gb"},
+            "profiles: 3g.20gb, 3g.20gb, 1g.5gb do not fit",
+        ),
+        ("set-mig", {"gpu": BUS, "profiles": "off,off"}, "profiles: 'off' is not a profile"),
+        (
+            "set-mig",
+            {"gpu": BUS, "profiles": "1g.5gb+me,1g.5gb+me"},
+            "profiles: NVIDIA A100-SXM4-40GB has media engines",
+        ),
+    ],
+)
+def test_what_cannot_be(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    case: tuple[str, dict[str, typing.Any], str],
+):
+    before = tree(paths)
+    action, params, words = case
+    with pytest.raises(testing.ActionFailed) as caught:
+        ctx.run(ctx.on.action(action, params=params), testing.State(relations=[COMPUTE]))
+    assert is_one_line_of(words, caught.value.message), caught.value.message
+    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
+    assert tree(paths) == before
+
+
+OPTION_TEXTS = {
+    "driver": [text for text in TEXTS if text.strip() != "580"],
+    "driver-flavour": TEXTS,
+    "kernel-module": TEXTS,
+    "fabric-manager": TEXTS,
+    "health-check": TEXTS,
+    "health-xids": [text for text in TEXTS if text.strip()],
+    "gpu-type-alias": [text for text in TEXTS if text.strip()],
+}
+
+
+@pytest.mark.parametrize("name", OPTION_TEXTS)
+def test_an_option_that_is_none(
+    ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path, name: str
+):
+    before = tree(paths)
+    for text in OPTION_TEXTS[name]:
+        config: dict[str, str | int | float | bool] = {name: text}
+        out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
+        assert isinstance(out.unit_status, ops.BlockedStatus), (text, out.unit_status)
+        assert is_one_line_of(f"{name}: ", out.unit_status.message), (text[:60], out.unit_status.message[:400])
+    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
+    assert settled.slurm.record == Record(GRES)
+    assert tree(paths) == before
+
+
+CONTRADICTIONS: list[tuple[dict[str, typing.Any], str]] = [
+    ({"shards-per-gpu": 4, "mps-per-gpu": 100}, "shards-per-gpu and mps-per-gpu contradict each other"),
+    ({"shards-per-gpu": -1}, "shards-per-gpu: -1 is not between 0 and 1024"),
+    ({"shards-per-gpu": 2**62}, f"shards-per-gpu: {2**62} is not between"),
+    ({"mps-per-gpu": -1}, "mps-per-gpu: -1 is not between 0 and 10000"),
+    ({"driver-flavour": "desktop"}, "driver-flavour=desktop contradicts driver=keep"),
+    ({"fabric-manager": "on"}, "fabric-manager=on contradicts driver=keep"),
+    ({"kernel-module": "open"}, "kernel-module=open contradicts driver=keep"),
+    ({"cuda-toolkit": True}, "cuda-toolkit=true contradicts driver=keep"),
+    (
+        {"driver": "535", "driver-flavour": "desktop", "fabric-manager": "on"},
+        "fabric-manager=on contradicts driver-flavour",
+    ),
+    ({"health-xids": "+79 -79"}, "health-xids: Xid 79 is both"),
+    ({"gpu-type-alias": "a=b,a=c"}, "gpu-type-alias: a is given two names"),
+    ({"gpu-type-alias": "nvidia_h100_80gb_hbm3=H100"}, "gpu-type-alias: 'H100' is no type"),
+    ({"gpu-type-alias": "NVIDIA H100=h100"}, "gpu-type-alias: 'NVIDIA H100' is no type"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), CONTRADICTIONS)
+def test_options_that_cannot_be(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    config: dict[str, typing.Any],
+    words: str,
+):
+    before = tree(paths)
+    out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
+    assert isinstance(out.unit_status, ops.BlockedStatus), out.unit_status
+    assert is_one_line_of(words, out.unit_status.message), out.unit_status
+    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
+    assert tree(paths) == before
+
+
+def test_slurms_own_health_check_and_the_timer_are_never_both(
+    ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path
+):
+    assert "gpu-health.timer" in settled.active
+    settled.slurm.health_program = str(gpu_monitor.PROGRAM)
+    config: dict[str, str | int | float | bool] = {"health-check": "on"}
+    out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
+    assert out.unit_status.message.startswith("health-check=on contradicts HealthCheckProgram=")
+    assert not (paths / "etc/systemd/system/gpu-health.timer").exists()
+    assert gpu_monitor.PROGRAM.exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "$(reboot)", "-x", "n" * 300, "\N{SNOWMAN}"])
+def test_a_node_whose_name_is_none(ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, name: str):
+    """An administrator may write anything into slurmd's options; the hooks go on to say so."""
+    text = slurmd_options.PATH.read_text()
+    slurmd_options.PATH.write_text(text.replace("-N slurmd-0", f"-N '{name}'"))
+    relation = testing.Relation("node-gres", remote_app_name="slurm-gpu-controller")
+    for event in (ctx.on.update_status(), ctx.on.config_changed(), ctx.on.remove()):
+        out = ctx.run(event, testing.State(relations=[COMPUTE, relation]))
+        assert not isinstance(out.unit_status, ops.ActiveStatus)
+        if name != "-x":  # which upstream's parser takes for another option, so that -N has no value
+            assert is_one_line_of(f"{slurmd_options.PATH}: no node can have the name ", out.unit_status.message)
+
+
+BROKEN = {
+    "registration.json": ("[1]", '{"node": 5}', "\xff"),
+    "hold.json": ("[]", '{"kind": "gpu-mig"}', '{"kind": 5, "node": 5, "states": [], "reason": null, "boot_id": ""}'),
+    "upgrade.json": ("{", '{"step": "install"}', "null"),
+    "cards.json": ("5", '{"a": 1}', "\xff"),
+    "health.json": ("[]", '{"since": "x"}', '{"resets": [1]}'),
+    "mig.json": ("5", '{"x": 5}'),
+    "driver-refused.json": ("[]", '{"key": 1}'),
+    "shared": ("\x00\x01",),
+    "stopped-units": ("../../x\n",),
+    "held-packages": ("\x00",),
+    "held-options": ("SLURMD_OPTIONS=\n",),
+    "accepted": ("", "x" * 5000),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_of_ours_that_somebody_damaged(
+    ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path, name: str
+):
+    """No unit ends in error: what cannot be read counts as not there."""
+    for text, when in itertools.product(BROKEN[name], ("before", "held")):
+        path = paths / "var/slurm-gpu" / name
+        path.write_bytes(text.encode("latin-1"))
+        if when == "held" and name != "hold.json":
+            hold = '{"kind": "gpu-reset", "node": "slurmd-0", "states": [], "reason": null, "boot_id": ""}'
+            (paths / "var/slurm-gpu/hold.json").write_text(hold)
+        for event in (ctx.on.update_status(), ctx.on.start(), ctx.on.action("show-gres"), ctx.on.action("detect")):
+            ctx.run(event, testing.State(relations=[COMPUTE]))
+    ctx.run(ctx.on.remove(), testing.State(relations=[COMPUTE]))
+    assert settled.slurm.ended == []
+
+
+@pytest.mark.parametrize("action", ["detect", "show-gres", "accept-gpus", "health-check", "upgrade-driver"])
+@pytest.mark.parametrize("seats", [[], [CONTROLLER]])
+def test_an_action_where_there_is_no_node(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    machine: MachineDouble,
+    paths: pathlib.Path,
+    *,
+    action: str,
+    seats: list[testing.SubordinateRelation],
+):
+    before = tree(paths)
+    try:
+        ctx.run(ctx.on.action(action), testing.State(relations=seats))
+    except testing.ActionFailed as e:
+        assert is_one_line_of("", e.message)
+    assert (machine.log, machine.slurm.log, machine.smi.log) == ([], [], [])
+    assert tree(paths) == before
+
+
+def test_a_card_without_a_name(
+    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, monkeypatch: pytest.MonkeyPatch
+):
+    answer = gpu_detect.NvmlAnswer.model_validate({"gpus": [{"name": "  ", "minor": 0, "bus_id": BUS}]})
+    monkeypatch.setattr(gpu_detect, "run_probe", lambda: answer)
+    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
+    assert out.unit_status == ops.BlockedStatus("Slurm cannot hold the names of these GPUs: 'gpu::1'")
+    assert machine.slurm.record == Record("")
