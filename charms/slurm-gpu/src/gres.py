@@ -88,7 +88,7 @@ def plan(
     """
     gpus = detection.gpus
     for gpu in gpus:
-        if gpu.name is None or gpu.minor is None:
+        if not (gpu.name or "").strip() or gpu.minor is None:
             raise GresError(f"GPU {gpu.bus_id or '?'}: {gpu_detect.SOURCES[detection.source]} gives no model")
         if gpu.mig and not gpu.instances:
             raise GresError(_without_instances(gpu, detection.source))

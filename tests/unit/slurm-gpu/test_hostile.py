@@ -302,5 +302,5 @@ def test_a_card_without_a_name(
     answer = gpu_detect.NvmlAnswer.model_validate({"gpus": [{"name": "  ", "minor": 0, "bus_id": BUS}]})
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: answer)
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
-    assert out.unit_status == ops.BlockedStatus("Slurm cannot hold the names of these GPUs: 'gpu::1'")
+    assert out.unit_status == ops.BlockedStatus(f"GPU {BUS}: NVML gives no model")
     assert machine.slurm.record == Record("")
