@@ -27,7 +27,7 @@ WORDS = (
 
 
 def torchrun(
-    num: int, *args: object, timeout: float = 120, flags: tuple[str, ...] = (), accident: str | None = None, **env: str
+    num: int, *args: object, timeout: float = 240, flags: tuple[str, ...] = (), accident: str | None = None, **env: str
 ) -> ranks.Result:
     """Run `ddptrain` under the real torchrun, or the module of this folder that runs it with an accident."""
     launch = [

@@ -4,11 +4,13 @@ They meet as under any launcher that sets RANK and the rest, but there is no lau
 """
 
 # pyright: basic, reportPrivateImportUsage=false
+import contextlib
 import dataclasses
 import importlib
 import multiprocessing
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -60,13 +62,21 @@ class Result:
         return [line.split("[FATAL] ", 1)[1] for line in self.output.splitlines() if "[FATAL] " in line]
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that nobody listens on, and that the kernel gives nobody by itself before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)  # below net.ipv4.ip_local_port_range
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
-def run(ranks: int, *args: object, timeout: float = 100, accident: str | None = None, **env: str) -> Result:
+def run(ranks: int, *args: object, timeout: float = 200, accident: str | None = None, **env: str) -> Result:
     """Run the command on so many ranks; `accident` names a module of this folder to import in each first."""
     began = time.monotonic()
     meeting = {
@@ -96,7 +106,7 @@ def run(ranks: int, *args: object, timeout: float = 100, accident: str | None = 
 
 def succeed(ranks: int, *args: object, accident: str | None = None, **env: str) -> Result:
     """Run, and show everything if it does not end well."""
-    result = run(ranks, *args, timeout=100, accident=accident, **env)
+    result = run(ranks, *args, accident=accident, **env)
     assert result.returncode == 0, result.output
     return result
 

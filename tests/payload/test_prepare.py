@@ -431,7 +431,7 @@ def test_forked_workers_give_the_bytes_of_one(tmp_path: pathlib.Path, text_dir: 
             sys.executable, "-W", "error", "-c", code, "prepare", "--source", text_dir, "--tokenizer", "gpt2",
             "--part-mib", "0.03", "--output", tmp_path / str(workers), "--workers", str(workers),
         ]  # fmt: skip
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
     assert len(contents(tmp_path / "1")) > 3

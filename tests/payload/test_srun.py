@@ -31,7 +31,7 @@ def srun(cluster: dict[str, str], *args: object, **env: str) -> ranks.Result:
     argv = ["srun", "--nodes=2", "--ntasks=2", "--cpu-bind=none", "--kill-on-bad-exit=0"]
     done = subprocess.run(
         [*argv, sys.executable, "-m", "ddptrain", *(str(a) for a in args)], env={**cluster, "PYTHONUNBUFFERED": "1", **env},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
     )  # fmt: skip
     return ranks.Result([done.returncode], done.stdout, 0.0)
 
