@@ -35,7 +35,7 @@ from slurm_ddp.run import CommandError, Completed, clean_env, last_line, run
 Progress = collections.abc.Callable[[str], None]
 
 ROOT = image.HOSTS
-BOOT_TIMEOUT_S = 120.0
+BOOT_TIMEOUT_S = 240.0  # of a host that boots beside seven others on two cores
 STOP_TIMEOUT_S = 60.0
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
@@ -341,7 +341,7 @@ class Host:
         if before is None:
             raise HostError(f"{self.name} does not run")
         with contextlib.suppress(HostError):  # the host may be gone before systemctl could say that all is well
-            self.run(["/usr/bin/systemctl", "reboot"], timeout=15, check=False)
+            self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
         self._wait_booted(before, progress, timeout)
 
     def set_gpus(self, gpus: Gpus | None) -> None:
@@ -537,8 +537,11 @@ class Host:
         while True:
             leader = self._machine.leader(self.root)
             if leader is not None and leader != before:
-                done = self.run(["/usr/bin/systemctl", "is-system-running"], check=False, timeout=15)
-                state = done.stdout.strip() or last_line(done.stderr)
+                try:
+                    done = self.run(["/usr/bin/systemctl", "is-system-running"], check=False, timeout=30)
+                    state = done.stdout.strip() or last_line(done.stderr)
+                except HostError as e:  # no answer yet, or its first process has just gone
+                    state = str(e)
                 if state in ("running", "degraded"):
                     return
             elif before is None and not self._machine.is_kept_running():

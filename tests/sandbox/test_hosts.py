@@ -1,5 +1,6 @@
 """Hosts: booted, reached, rebooted, lost, found again and removed without a trace. Real ones, so as root."""
 
+import collections.abc
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ from slurm_ddp.run import CommandError, Completed, run
 ROOT = pathlib.Path("/var/lib/slurm-ddp-tests")
 MODEL = "t"
 HERE = pathlib.Path(__file__).resolve().parents[2]
+LONG_S = 120  # a deadline for what takes a moment on a machine with nothing else to do
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="boots systemd in containers, which only root can do")
 
@@ -60,6 +62,22 @@ def output(host: hosts.Host, script: str, **options: typing.Any) -> str:
     return host.run(["/bin/sh", "-c", script], **options).stdout.strip()
 
 
+def reaches(host: hosts.Host, other: str) -> bool:
+    """Whether the host can send something to the other and gets it back, perhaps not at once."""
+    script = f"for i in 1 2 3 4 5; do ping -c1 -W10 -q {other} >/dev/null && echo reached && break; sleep 1; done"
+    return output(host, script) == "reached"
+
+
+def eventually(check: collections.abc.Callable[[], bool]) -> bool:
+    """Whether this comes to hold within a long time."""
+    deadline = time.monotonic() + LONG_S
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 # --- hosts ------------------------------------------------------------------------------------------------------------
 
 
@@ -76,10 +94,10 @@ def test_a_host_is_a_whole_debian(one: hosts.Host):
 @needs_root
 def test_hosts_know_and_reach_each_other_by_name(one: hosts.Host, two: hosts.Host):
     assert output(one, "getent hosts two").split() == [two.address, "two"]
-    begin = time.monotonic()
-    assert output(two, f"getent hosts {one.address}").split() == [one.address, "one"]
-    assert time.monotonic() - begin < 2  # torchrun looks names up backwards; a name server would be asked in vain
-    assert output(two, "ping -c1 -W5 -q one >/dev/null && echo reached") == "reached"
+    # torchrun looks names up backwards, for which a name server would be asked in vain.
+    assert output(two, f"getent -s files hosts {one.address}").split() == [one.address, "one"]
+    assert output(two, "grep -o 'hosts: *files' /etc/nsswitch.conf").startswith("hosts:")
+    assert reaches(two, "one")
 
 
 @needs_root
@@ -98,10 +116,10 @@ def test_hosts_come_and_go_in_the_tables_of_those_that_run(model: hosts.Hosts, o
 
 @needs_root
 def test_apt_and_pip_work_inside(one: hosts.Host):
-    one.run(["/usr/bin/apt-get", "-y", "install", "zstd"], timeout=120, env={"DEBIAN_FRONTEND": "noninteractive"})
+    one.run(["/usr/bin/apt-get", "-y", "install", "zstd"], timeout=600, env={"DEBIAN_FRONTEND": "noninteractive"})
     assert output(one, "zstd --version").startswith("*** Zstandard")
-    one.run(["/usr/bin/apt-get", "update"], timeout=120)
-    output(one, "python3 -m venv /tmp/v && /tmp/v/bin/python -m pip install -q packaging", timeout=120)
+    one.run(["/usr/bin/apt-get", "update"], timeout=600)
+    output(one, "python3 -m venv /tmp/v && /tmp/v/bin/python -m pip install -q packaging", timeout=600)
     assert output(one, "/tmp/v/bin/python -c 'import packaging; print(packaging.__name__)'") == "packaging"
 
 
@@ -126,7 +144,7 @@ def test_commands_have_a_clean_environment_and_the_callers_input(one: hosts.Host
     assert one.run(["/bin/cat"], input="text\n").stdout == "text\n"
     assert output(one, "id -un; echo $HOME; pwd", user="ubuntu") == "ubuntu\n/home/ubuntu\n/"
     process = one.popen(["/bin/pwd"], cwd="/etc", stdout=subprocess.PIPE, text=True)
-    assert process.communicate(timeout=20)[0] == "/etc\n"
+    assert process.communicate(timeout=LONG_S)[0] == "/etc\n"
 
 
 @needs_root
@@ -143,7 +161,7 @@ def test_commands_that_fail_say_so_in_one_line(one: hosts.Host):
 def test_a_command_that_takes_too_long_is_ended_inside_too(one: hosts.Host):
     with pytest.raises(hosts.HostError, match=r"^one: /bin/sleep: no answer within 0\.5 s$"):
         one.run(["/bin/sleep", "4711"], timeout=0.5)
-    assert one.run(["/usr/bin/pgrep", "-f", "sleep 4711"], check=False).stdout == ""
+    assert eventually(lambda: one.run(["/usr/bin/pgrep", "-f", "sleep 4711"], check=False).stdout == "")
 
 
 @needs_root
@@ -235,10 +253,8 @@ def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
     """systemd stops all processes before it ends them: a parent outside that waits for one must not stop with it."""
     for end in (one.stop, one.kill):
         process = one.popen(["/bin/sleep", "1000"])
-        begin = time.monotonic()
         end()
-        assert process.wait(timeout=20) != 0
-        assert time.monotonic() - begin < 20
+        assert process.wait(timeout=LONG_S) != 0
         assert not one.is_running()
         with pytest.raises(hosts.HostError, match=r"^one does not run$"):
             one.run(["/bin/true"])
@@ -247,6 +263,7 @@ def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
 
 @needs_root
 def test_a_power_cut_ends_everything_at_once(one: hosts.Host):
+    output(one, "echo kept > /root/f && sync /root/f")
     output(one, "systemd-run --quiet --unit=slow --property=ExecStop='/bin/touch /root/stopped' sleep 1000")
     one.kill()
     assert not one.is_running()
@@ -270,6 +287,7 @@ def test_another_process_finds_the_host(one: hosts.Host):
 
 @needs_root
 def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts, one: hosts.Host, two: hosts.Host):
+    output(one, "echo kept > /root/f && sync /root/f")
     two.stop()  # on purpose: it stays down
     one._machine.kill()  # without a word to the model, as a restart would
     run("/usr/bin/umount", one.root)
@@ -279,7 +297,7 @@ def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts
     assert output(one, "cat /root/f") == "kept"
     assert not two.is_running()
     two.start(said)
-    assert output(two, "ping -c1 -W5 -q one >/dev/null && echo reached") == "reached"
+    assert reaches(two, "one")
     assert model.recover(said) == []
 
 
@@ -322,8 +340,8 @@ def test_destroy_leaves_nothing():
     assert traces(machine, bridge)
     busy = host.popen(["/bin/sh", "-c", "cd /root && exec sleep 1000"])
     model.destroy()
-    assert busy.wait(timeout=20) != 0
-    assert traces(machine, bridge) == []
+    assert busy.wait(timeout=LONG_S) != 0
+    assert eventually(lambda: traces(machine, bridge) == []), traces(machine, bridge)
     assert not model.directory.exists()
     model.destroy()
 
@@ -478,10 +496,10 @@ def test_a_build_that_fails_gives_its_own_words(tmp_path: pathlib.Path):
 def test_a_long_step_is_never_silent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(image, "_HEARTBEAT_S", 0.2)
     lines: list[str] = []
-    image._step("image: step", ["/bin/sh", "-c", "echo working; sleep 0.7"], lines.append)
+    image._step("image: step", ["/bin/sh", "-c", "echo working; sleep 3"], lines.append)
     assert lines[0] == "image: step"
     assert len(lines) >= 3
-    assert lines[1].endswith(": working")
+    assert any(line.endswith(": working") for line in lines)
 
 
 def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
@@ -489,7 +507,7 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
     begin = time.monotonic()
     with pytest.raises(CommandError, match=r"^image: step: not done within 0 s$"):
         image._step("image: step", ["/bin/sh", "-c", "sleep 100 & wait"], said, timeout_s=0.3)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60  # the step would take 100 s
 
 
 def test_what_goes_in_decides_which_image(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
