@@ -117,8 +117,8 @@ def _look(wishes: gpu_settings.Settings) -> Machine:
         plan = gres.plan(detection, settings, topology, ROOTS.dev, names, shares=wishes.shares)
     except (gpu_settings.SettingsError, gres.GresError) as e:
         return dataclasses.replace(machine, problem=str(e))
-    if wishes.shares is not None and node is not None:
-        problem = _unknown_to_slurm(wishes.shares.name)
+    if node is not None:
+        problem = _unknown_to_slurm(wishes.shares)
         if problem:
             return dataclasses.replace(machine, problem=problem)
     if version is None or node is None or not all(file.exists() for file in plan.device_files):
@@ -420,17 +420,19 @@ def _lacks(machine: Machine) -> list[str]:
     return [*readiness.missing(), *gpu_monitor.unfit(machine.node, dcgm=wishes.dcgm, xids=wishes.xids)]
 
 
-def _unknown_to_slurm(name: str) -> str | None:
-    """Return what to do before the controller takes Gres of this name. A name it does not know costs a node all."""
+def _unknown_to_slurm(shares: gres.Shares | None) -> str | None:
+    """Return what to do before the controller takes such Gres. A name it does not know costs a node all its Gres."""
     try:
         types = nodes.gres_types()
     except nodes.NodeError:
         return None  # nothing is registered without a controller, and the next event asks again
-    if name in types:
+    wanted = {"gpu": "", **({shares.name: f"{gpu_settings.SHARES[shares.name]}: "} if shares else {})}
+    name = next((name for name in wanted if name not in types), None)
+    if name is None:
         return None
-    setting = ",".join(sorted({"gpu", *types, name}))
+    setting = ",".join(sorted({*wanted, *types}))
     typed = f"juju config slurmctld slurm-conf-parameters='GresTypes={setting}', beside what that option holds already"
-    return f"{gpu_settings.SHARES[name]}: slurm.conf has no {name} among its GresTypes: {typed}"
+    return f"{wanted[name]}slurm.conf has no {name} among its GresTypes: {typed}"
 
 
 def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:

@@ -176,6 +176,11 @@ def explain(proc: pathlib.Path, sys: pathlib.Path, *, answers: bool = False) -> 
     return str(finding) if finding is not None and finding.is_fatal else None
 
 
+def next_kernel_lacks_driver(facts: Facts) -> bool:
+    """Whether a reboot now would come up without the driver that runs."""
+    return _next_kernel(facts) is not None
+
+
 def newest_kernel(running: str) -> str:
     """Return the release of the newest kernel in /boot, the running one where there is none."""
     names = [path.name.removeprefix("vmlinuz-") for path in BOOT.glob("vmlinuz-*")]

@@ -113,7 +113,7 @@ class Upgrade:
 
 
 # Where an upgrade that failed begins again; else at the step that failed.
-_RETRY = {Step.REBOOT: Step.LOAD, Step.VERIFY: Step.LOAD, Step.REGISTER: Step.VERIFY}
+_RETRY = {Step.LOAD: Step.INSTALL, Step.REBOOT: Step.INSTALL, Step.VERIFY: Step.LOAD, Step.REGISTER: Step.VERIFY}
 _DOING = {
     Step.ASK: "asks for its turn",
     Step.DRAIN: "waits for jobs",
@@ -318,10 +318,12 @@ def _install(upgrade: Upgrade) -> _Next:
     facts = _facts()
     plan = upgrade.plan
     driver_install.repair()
-    if not driver_install.is_installed(plan):
-        if facts.next_kernel not in plan.kernels or not _can_be_had(plan):  # while we waited the archives went on
-            plan = driver_install.resolve(facts, upgrade.wish)
-            upgrade = upgrade.to(Step.INSTALL, plan=plan)
+    is_there = driver_install.is_installed(plan)
+    if facts.next_kernel not in plan.kernels or not (is_there or _can_be_had(plan)):  # things went on while we waited
+        plan = driver_install.resolve(facts, upgrade.wish)
+        upgrade = upgrade.to(Step.INSTALL, plan=plan)
+        is_there = driver_install.is_installed(plan)
+    if not is_there:
         driver_install.stop_holders()
     driver_install.install(plan)
     driver_install.ensure_settings(persistence=upgrade.wish.persistence, hold=upgrade.wish.hold)
@@ -344,6 +346,7 @@ def _reboot(upgrade: Upgrade) -> _Next:
     if upgrade.reboots >= _MOST_REBOOTS:
         return _fail(upgrade, "this machine does not reboot: reboot it by hand"), Turn.HOLD
     _check_free(upgrade)
+    driver_install.check_next_kernel(upgrade.plan, _facts().kernel)  # another kernel may have come since
     return upgrade, Turn.REBOOT
 
 
@@ -421,6 +424,11 @@ def _fail(upgrade: Upgrade, text: str) -> Upgrade:
         with contextlib.suppress(nodes.NodeError, gpu_hold.HoldError):  # the status tells it anyway
             gpu_hold.take(gpu_hold.DRIVER, upgrade.node, f"failed: {text}")
     return after
+
+
+def next_kernel_lacks_driver() -> bool:
+    """Whether a reboot now would come up without the driver."""
+    return driver_state.next_kernel_lacks_driver(_facts())
 
 
 def present() -> str:

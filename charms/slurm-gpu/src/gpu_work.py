@@ -44,6 +44,8 @@ def _before_reboot(hold: gpu_hold.Hold) -> Turn:
         if node is not None and not gpu_hold.is_ours(node, hold.kind):
             gpu_hold.forget()
             return driver_upgrade.advance()
+        if driver_upgrade.next_kernel_lacks_driver():  # which the status tells
+            return Turn.HOLD
         return Turn.REBOOT if gpu_hold.in_the_way(node) is None else Turn.HOLD
     except nodes.NodeError:
         return Turn.HOLD

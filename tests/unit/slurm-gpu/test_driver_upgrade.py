@@ -272,6 +272,22 @@ def test_no_reboot_into_a_kernel_without_the_driver(
     assert slurm.record == Record("")
 
 
+def test_a_kernel_that_comes_right_before_the_reboot(node: MachineDouble, slurm: SlurmDouble):
+    node.in_use = True
+    begin()
+    assert driver_upgrade.advance() is Turn.REBOOT
+    node.add_kernel("6.8.0-139-generic")
+    assert driver_upgrade.advance() is Turn.HOLD
+    upgrade = Upgrade.load()
+    assert upgrade is not None
+    assert upgrade.failed.startswith("no reboot: kernel 6.8.0-139-generic, which boots next, has no nvidia module")
+    assert "DRAIN" in slurm.state()
+    begin()  # as the status says: it gets its modules
+    assert run_all(node) == [Turn.REBOOT, Turn.REGISTER, Turn.NONE]
+    assert (node.kernel, node.loaded) == ("6.8.0-139-generic", "580.173.02")
+    assert slurm.record == Record("")
+
+
 def test_a_new_kernel_meanwhile_gets_its_modules_too(node: MachineDouble, slurm: SlurmDouble):
     slurm.jobs = ["7"]
     begin()

@@ -225,6 +225,21 @@ def test_no_reboot_while_jobs_run_or_slurm_is_silent(mig: MachineDouble):
     assert gpu_work.before() is gpu_work.Turn.REBOOT
 
 
+def test_no_reboot_into_a_kernel_without_the_driver(mig: MachineDouble):
+    mig.smi.needs_reset = mig.smi.needs_reboot = True
+    mig.install_driver("535", "535.288.01")
+    set_mig("3g.20gb x2")
+    mig.add_kernel("6.8.0-139-generic")
+    assert gpu_work.before() is gpu_work.Turn.HOLD
+    said = gpu_work.verdict({}, lambda: ACTIVE)
+    assert (said.level, said.text.partition(":")[0]) == (
+        Level.BLOCKED, "kernel 6.8.0-139-generic, which boots next, has no nvidia module"
+    )  # fmt: skip
+    modules = "linux-modules-nvidia-535-server-open-6.8.0-139-generic"
+    mig.installed[modules] = mig.offers[modules][0].number
+    assert gpu_work.before() is gpu_work.Turn.REBOOT
+
+
 def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
     set_mig("3g.20gb x2")
     gpu_work.after(NAME, {}, DONE)

@@ -96,6 +96,13 @@ def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
         "shards-per-gpu: slurm.conf has no shard among its GresTypes: "
         "juju config slurmctld slurm-conf-parameters='GresTypes=gpu,shard', beside what that option holds already",
     )
+    answer = live()
+    node.types = ""
+    assert hook(answer) == Verdict(
+        Level.BLOCKED,
+        "slurm.conf has no gpu among its GresTypes: "
+        "juju config slurmctld slurm-conf-parameters='GresTypes=gpu', beside what that option holds already",
+    )
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []
     node.types = "gpu,mps"
