@@ -5,13 +5,14 @@ import contextlib
 import getpass
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
 
-READY_S = 30
+READY_S = 180  # where it has the machine to itself, two
 CONF = """\
 ClusterName=mini
 SlurmctldHost={host}(127.0.0.1)
@@ -79,7 +80,7 @@ def _await_idle(env: dict[str, str], folder: pathlib.Path) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         done = subprocess.run(
-            ["sinfo", "-h", "-o", "%T"], env=env, capture_output=True, text=True, check=False, timeout=20
+            ["sinfo", "-h", "-o", "%T"], env=env, capture_output=True, text=True, check=False, timeout=60
         )
         if done.stdout.split() == ["idle"]:
             return
@@ -89,10 +90,11 @@ def _await_idle(env: dict[str, str], folder: pathlib.Path) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Return ports that nobody listens on, and that the kernel gives nobody by itself before they are used."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(15000, 32000)  # below net.ipv4.ip_local_port_range
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)

@@ -69,7 +69,7 @@ def test_sigkill_at_200_random_moments_loses_at_most_the_last_save(tmp_path: pat
     assert process.exitcode == 0
     told = json.loads(report.read_text())
     assert told["kills"] == 200
-    assert told["saved"] > 50
+    assert told["saved"] > 100
     assert told["amid"] >= 40, "too few kills came in the middle of a save: the test is too tame"
 
 
@@ -79,8 +79,8 @@ def _kill_200_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
     chance = random.Random(20260101)
     began = time.monotonic()
     save(run_dir, 1, 2, 3)
-    a_save_s = (time.monotonic() - began) / 3  # on this machine, now: the kills come within two of them
-    known, amid, kills, slept_s, saved = 3, 0, 0, 0.0, 0
+    a_save_s = (time.monotonic() - began) / 3  # on this machine, now
+    known, amid, kills = 3, 0, 0
     for _ in range(200):
         read, write = os.pipe()
         victim = os.fork()
@@ -89,20 +89,19 @@ def _kill_200_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
             savers.save_forever(run_dir, known + 1, write)
         os.close(write)
         assert os.read(read, 2) == b"0\n"  # it is ready
-        if saved > 10:  # a machine that slows down meanwhile gets more time
-            a_save_s = max(a_save_s, slept_s / saved / 2)
-        pause_s = chance.uniform(0.0, 2 * a_save_s)
-        time.sleep(pause_s)
-        slept_s += pause_s
+        told, saves = b"", chance.choice((0, 1, 1, 2))  # however long they take on a machine with much else to do
+        while told.count(b"\n") < saves:
+            more = os.read(read, 4096)
+            assert more, "it ended by itself"
+            told += more
+        time.sleep(chance.uniform(0.0, a_save_s))
         os.kill(victim, signal.SIGKILL)
         _, status = os.waitpid(victim, 0)
         kills += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        told = b""
         while more := os.read(read, 65536):
             told += more
         os.close(read)
         known = max([known, *(int(line) for line in told.split())])
-        saved += len(told.split())
         amid += any(checkpoint._TMP in name or checkpoint._TRASH in name for name in names(run_dir))
 
         found = checkpoint.choose(run_dir, "auto")
