@@ -181,13 +181,16 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
     """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
     registration.refresh_held()
     if machine.settings.is_valid:
-        gpu_monitor.ensure(
-            machine.node,
-            machine.settings.health,
-            has_gpus=bool(machine.detection.gpus),
-            dcgm=machine.settings.dcgm,
-            xids=machine.settings.xids,
-        )
+        try:
+            gpu_monitor.ensure(
+                machine.node,
+                machine.settings.health,
+                has_gpus=bool(machine.detection.gpus),
+                dcgm=machine.settings.dcgm,
+                xids=machine.settings.xids,
+            )
+        except CommandError as e:  # the GPUs are registered all the same
+            logger.warning("the health check is not set up: %s", e)
     loss = lost(machine)
     if loss and machine.node is not None:
         return registration.keep_away(machine.node, loss)
@@ -196,7 +199,10 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
     if machine.plan is None:
         return _let_work(machine, machine.node) if _has_joined(machine) and not _registers_gpus(machine) else None
     files.ensure_file(OWNER, owner + "\n")
-    registration.ensure_dropin(machine.plan.device_files)
+    try:
+        registration.ensure_dropin(machine.plan.device_files)
+    except CommandError as e:
+        return registration.Progress(registration.Stage.FAILED, str(e))
     if gpu_detect.ensure_device_files(machine.plan.device_files, ROOTS.proc):
         return None
     live = lines_live(machine, answer)

@@ -184,7 +184,9 @@ def advance() -> Turn:
         except nodes.ControllerSilent as e:
             _wait(before, f"waits for slurmctld ({e})")
             return Turn.HOLD
-        except (driver_install.InstallError, driver_plan.PlanError, gpu_hold.HoldError, nodes.NodeError) as e:
+        except (
+            driver_install.InstallError, driver_plan.PlanError, gpu_hold.HoldError, nodes.NodeError, CommandError,
+        ) as e:  # fmt: skip
             upgrade, turn = _fail(before, str(e)), Turn.HOLD
         if turn is not None:
             return turn
@@ -227,7 +229,7 @@ def ensure_wanted(node: str | None, wanted: driver_plan.Wish) -> bool:
         return False
     try:
         begun = begin(node, wanted, rolling=False)
-    except (driver_plan.PlanError, driver_install.InstallError, UpgradeError) as e:
+    except (driver_plan.PlanError, driver_install.InstallError, UpgradeError, CommandError) as e:
         _Refusal(key, str(e), time.time()).save()
         return False
     files.ensure_absent(_refusal())

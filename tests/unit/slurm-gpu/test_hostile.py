@@ -16,6 +16,8 @@ import gpu_detect
 import gpu_monitor
 import gpu_tasks
 import slurmd_options
+from slurm_ddp import systemd
+from slurm_ddp.run import CommandTimeout
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
@@ -304,3 +306,44 @@ def test_a_card_without_a_name(
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
     assert out.unit_status == ops.BlockedStatus(f"GPU {BUS}: NVML gives no model")
     assert machine.slurm.record == Record("")
+
+
+@pytest.mark.parametrize("event", ["update_status", "config_changed", "start", "remove"])
+def test_a_systemd_and_a_dpkg_that_hang_end_no_unit(
+    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path, event: str
+):
+    """What hangs is told, and the next hook goes on."""
+    config: dict[str, str | int | float | bool] = {"driver": "535"}
+    for hanging in ({"dpkg-query"}, {"apt-mark"}, {"apt-get"}, {"modinfo"}, {"nvidia-smi"}, {"rmmod", "modprobe"}):
+        machine.hanging = hanging
+        ctx.run(getattr(ctx.on, event)(), testing.State(relations=[COMPUTE], config=config))
+    machine.hanging = set()
+    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE], config=config))
+    assert isinstance(out.unit_status, ops.ActiveStatus)
+    assert machine.slurm.record == Record(GRES)
+
+
+def test_a_bare_machine_whose_dpkg_hangs(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
+    machine.installed.clear()
+    machine.boot()
+    machine._show_library()
+    config: dict[str, str | int | float | bool] = {"driver": "580"}
+    machine.hanging = {"dpkg-query"}
+    ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
+    out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
+    assert isinstance(out.unit_status, ops.BlockedStatus)
+    assert "no answer" in out.unit_status.message
+
+
+def test_a_reload_of_systemd_that_hangs(
+    ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, monkeypatch: pytest.MonkeyPatch
+):
+    def hangs() -> None:
+        raise CommandTimeout("systemctl: no answer within 60 s")
+
+    with monkeypatch.context() as context:
+        context.setattr(systemd, "daemon_reload", hangs)
+        for _ in range(2):
+            ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
+    out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
+    assert isinstance(out.unit_status, ops.ActiveStatus)
