@@ -203,10 +203,11 @@ def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Result
     left = end - time.monotonic()
     if left < 1:
         raise ActionError("deadline: it passed before the benchmark was through: ask for a smaller size")
-    fixed = ("--name=benchmark", "--filename=data", "--ioengine=psync", "--invalidate=1", "--output-format=json")
+    # The whole path: fio leaves a --directory that follows --filename unheeded, and writes to where it was started
+    fixed = ("--name=benchmark", f"--filename={place}/data", "--ioengine=psync", "--invalidate=1")
     try:
         said = run(
-            _FIO, *fixed, f"--directory={place}", f"--size={size_mib}M", *_TESTS[test], timeout=left, cwd=mounter.STATE
+            _FIO, *fixed, "--output-format=json", f"--size={size_mib}M", *_TESTS[test], timeout=left, cwd=mounter.STATE
         ).stdout
         job = json.loads(said[said.index("{") :])["jobs"][0]
     except CommandTimeout as e:

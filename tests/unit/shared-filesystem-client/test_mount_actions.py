@@ -186,6 +186,9 @@ def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
     removed = [call[-1] for call in bench.machine.calls if call[0].endswith("/rm")]
     assert len(removed) == 2
     assert removed[0].startswith("/mnt/shared/.mount-benchmark/")
+    names = [word for words in bench.fio for word in words if word.startswith("--filename=")]
+    assert names == [f"--filename={folder}/data" for folder in removed for _ in range(3)]
+    assert not any(word.startswith("--directory=") for words in bench.fio for word in words)
 
 
 def test_benchmark_of_what_cannot_be_measured(bench: Bench):
