@@ -17,10 +17,8 @@ import statistics
 import tempfile
 import time
 
-import jinja2
-
 import volume_options
-from slurm_ddp import apt, files, juicefs_access, systemd
+from slurm_ddp import apt, files, juicefs_access, systemd, templates
 from slurm_ddp.interfaces import filesystem_info
 from slurm_ddp.run import CommandError, last_line, run
 
@@ -333,11 +331,4 @@ def _bracketed(address: str) -> str:
 
 
 def _render(template: str, **values: object) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - configuration files, not HTML
-    )
-    return environment.get_template(template).render(**values)
+    return templates.render(_TEMPLATES / template, **values)
