@@ -236,17 +236,19 @@ def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str
 @cli.command()
 @click.argument("app")
 @click.argument("settings", nargs=-1)
+@click.option("--reset", default="", metavar="KEY[,KEY]", help="Options to set back to their defaults.")
 @click.pass_obj
 @_errors
-def config(store: Store, app: str, settings: tuple[str, ...]) -> None:
+def config(store: Store, app: str, settings: tuple[str, ...], reset: str) -> None:
     """Show the options of APP, or set some of them with key=value."""
-    if not settings:
+    if not settings and not reset:
         model = store.load()
         click.echo(yaml.safe_dump(rules.options(model.application(app)), sort_keys=True), nl=False)
         return
     session = _Session(store)
     with session.open() as (model, engine):
-        rules.set_options(model, model.application(app), _assignments(settings))
+        names = [name for name in reset.split(",") if name]
+        rules.set_options(model, model.application(app), _assignments(settings), reset=names)
         session.settle(model, engine)
 
 

@@ -167,9 +167,20 @@ def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
     return True
 
 
-def set_options(model: Model, app: Application, values: collections.abc.Mapping[str, str]) -> None:
-    """Set options from text, as `juju config APP key=value` does; an empty mapping changes nothing."""
+def set_options(
+    model: Model,
+    app: Application,
+    values: collections.abc.Mapping[str, str],
+    *,
+    reset: collections.abc.Collection[str] = (),
+) -> None:
+    """Set options from text, and others back to their defaults, as `juju config APP --reset a,b key=value` does."""
     declared = app.declared_options()
+    for name in reset:
+        if name not in declared:
+            raise SandboxError(f"{app.name}: no option {name!r} (there are: {', '.join(sorted(declared))})")
+        if name in values:
+            raise SandboxError(f"{app.name}: {name} is both set and reset")
     parsed: Json = {}
     for name, text in values.items():
         value = parse_option(text, declared.get(name, {}).get("type"))
@@ -179,8 +190,9 @@ def set_options(model: Model, app: Application, values: collections.abc.Mapping[
         if declared[name]["type"] == "secret":
             value = find_secret(model, str(value)).id
         parsed[name] = value
-    if any(options(app).get(name) != value for name, value in parsed.items()):
-        app.options = app.options | parsed
+    before = options(app)
+    app.options = {name: value for name, value in app.options.items() if name not in reset} | parsed
+    if options(app) != before:
         for unit in model.app_units(app.name):
             if not unit.dying:
                 enqueue(model, unit, "config-changed")

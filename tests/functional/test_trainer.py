@@ -52,7 +52,14 @@ if not first.exists():
 if first.read_text() == os.environ["SLURMD_NODENAME"]:
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 """
+TOKEN = """
+import os, pathlib, stat
+path = pathlib.Path(os.environ["HF_TOKEN_PATH"])
+modes = [oct(stat.S_IMODE(place.stat().st_mode)) for place in (path, path.parent, path.parent.parent)]
+print("token", *modes, path.read_text().strip()[3:], any("hf_" in value for value in os.environ.values()))
+"""
 SCRIPTS = {
+    "token.py": TOKEN,
     "steps.py": STEPS,
     "fails.py": FAILS,
     "bad_node.py": BAD_NODE,
@@ -224,6 +231,42 @@ def test_a_sweep_runs_each_element_with_its_own_options(drills: Cluster):
     assert done["states"] == "2 COMPLETED"
     for number, rate in enumerate(("0.1", "0.2")):
         assert f"options --lr {rate}" in drills.action("job-log", f"run=drill-{number}")["text"]
+
+
+def test_a_run_of_a_sweep_is_cancelled_alone_and_then_the_sweep(drills: Cluster):
+    small = (
+        "nodes=1",
+        "gpus-per-node=0",
+        "cpus-per-task=1",
+        "memory=1G",
+        "launcher=srun",
+        "name=ended",
+        "args=1000 0.3",
+    )
+    drills.action("submit-sweep", f"workload={CODE}/steps.py", "grid=x=1,2,3", "parallel=2", *small)
+    for number in (0, 1):
+        until(drills, {"log": f"/mnt/shared/runs/ended-{number}/logs/*.out"}, "step=1 ")
+    assert drills.action("cancel-job", "run=ended-0")["state"] == "CANCELLED"
+    shown = drills.action("show-job", "run=ended")
+    assert "1 CANCELLED" in shown["states"], shown
+    assert drills.action("show-job", "run=ended-1")["state"] == "RUNNING"
+    assert drills.action("cancel-job", "run=ended")["state"] == "CANCELLED"
+    assert drills.action("show-job", "run=ended")["states"] == "3 CANCELLED"
+
+
+def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cluster):
+    secret = drills.ok("add-secret", "hf", "token=hf_first").split()[-1]
+    drills.ok("grant-secret", "hf", "trainer")
+    drills.ok("config", "trainer", f"hf-token={secret}")
+    try:
+        for number, token in enumerate(("first", "second")):
+            if number:
+                drills.ok("update-secret", "hf", f"token=hf_{token}")
+            job = submit(drills, "token.py", f"run=token-{number}", "wait=true")
+            assert f"token 0o600 0o700 0o700 {token} False" in log_of(drills, job)
+    finally:
+        drills.ok("config", "trainer", "--reset", "hf-token")
+    assert drills.on("sackd/0", "find", "/mnt/shared/.secrets", "-type", "f") == ""
 
 
 def test_a_dataset_that_is_damaged_is_told_in_one_line(drills: Cluster):

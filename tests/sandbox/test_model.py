@@ -351,6 +351,24 @@ def test_setting_what_is_set_wakes_nobody(world: World):
     assert world.ran == ["server/0 config-changed"]
 
 
+def test_an_option_is_set_back_to_its_default_or_to_none(world: World):
+    server = world.add("server", SERVER)
+    secret = rules.add_user_secret(world.model, "mine", {"key": "v"})
+    rules.set_options(world.model, server, {"port": "81", "token": secret.id})
+    world.settle()
+    world.ran.clear()
+    rules.set_options(world.model, server, {}, reset=["port", "token"])
+    rules.set_options(world.model, server, {}, reset=["port"])
+    world.settle()
+    assert world.ran == ["server/0 config-changed"], "the second time nothing changes"
+    assert rules.options(server)["port"] == 80
+    assert "token" not in rules.options(server)
+    with pytest.raises(SandboxError, match=r"^server: port is both set and reset$"):
+        rules.set_options(world.model, server, {"port": "1"}, reset=["port"])
+    with pytest.raises(SandboxError, match=r"^server: no option 'prot' "):
+        rules.set_options(world.model, server, {}, reset=["prot"])
+
+
 @pytest.mark.parametrize(
     ("action", "values", "message"),
     [
