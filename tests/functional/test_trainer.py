@@ -255,13 +255,13 @@ def test_a_run_of_a_sweep_is_cancelled_alone_and_then_the_sweep(drills: Cluster)
 
 
 def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cluster):
-    secret = drills.ok("add-secret", "hf", "token=hf_first").split()[-1]
-    drills.ok("grant-secret", "hf", "trainer")
+    secret = drills.ok("add-secret", "hub", "token=hf_first").split()[-1]
+    drills.ok("grant-secret", "hub", "trainer")
     drills.ok("config", "trainer", f"hf-token={secret}")
     try:
         for number, token in enumerate(("first", "second")):
             if number:
-                drills.ok("update-secret", "hf", f"token=hf_{token}")
+                drills.ok("update-secret", "hub", f"token=hf_{token}")
             job = submit(drills, "token.py", f"run=token-{number}", "wait=true")
             assert f"token 0o600 0o700 0o700 {token} False" in log_of(drills, job)
     finally:
