@@ -3,11 +3,13 @@
 `SLURM_DDP_TEST_MODEL` names another model than `test`; `SLURM_DDP_TEST_KEEP=1` uses the model that is there, and leaves it.
 """
 
+import collections.abc
 import dataclasses
 import json
 import os
 import pathlib
 import subprocess
+import time
 import typing
 
 import pytest
@@ -15,7 +17,21 @@ import pytest
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("SLURM_DDP_TEST_MODEL", "test")
 KEEP = os.environ.get("SLURM_DDP_TEST_KEEP") == "1"
+PATIENCE_S = 150  # a deadline for what takes seconds on a machine with nothing else to do
 Json = dict[str, typing.Any]
+T = typing.TypeVar("T")
+
+
+def eventually(check: collections.abc.Callable[[], T]) -> T:
+    """Return what `check` returns once all of its asserts hold; what it raises after a long time counts."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return check()
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(1)
 
 
 @dataclasses.dataclass(frozen=True)
