@@ -35,7 +35,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 TOOLS = (QEMU, "/usr/sbin/debootstrap", "/usr/sbin/mkfs.ext4", "/usr/bin/systemd-nspawn")
 PATIENCE_S = 900.0  # for anything in the guest: it has time of its own
 NEWER = "/opt/newer"  # the next Debian's mount.ceph, with all libraries
-_REVISION = 1
+_REVISION = 2  # counts changes of the build's script
 _DISK_MIB = 2560
 _PACKAGES = (
     "udev", "initramfs-tools", "linux-image-cloud-amd64", "e2fsprogs", "keyutils", "strace",
@@ -305,7 +305,7 @@ systemctl enable agent.service systemd-networkd.service
 systemctl disable rpcbind.service ceph-crash.service || true
 systemctl set-default multi-user.target
 passwd -d root
-rm -rf {apt} /var/cache/apt/* /var/lib/apt/lists/* /usr/share/doc /usr/share/man /usr/share/locale
+rm -rf {apt} /var/cache/slurm-ddp /var/cache/apt/* /var/lib/apt/lists/* /usr/share/doc /usr/share/man /usr/share/locale
 : >/etc/machine-id
 """
     nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--settings=no", "--as-pid2", "--pipe"]
