@@ -41,7 +41,6 @@ _PACKAGES = (
     "udev", "initramfs-tools", "linux-image-cloud-amd64", "e2fsprogs", "keyutils", "strace",
     "nfs-kernel-server", "nfs-common", "ceph-common",
 )  # fmt: skip
-_CLUSTER = ("ceph-mon", "ceph-osd", "ceph-mds")
 _NEWER_SUITE = "trixie"
 _NEWER_PACKAGES = ("librados2", "libkeyutils1", "libcap-ng0")  # what its mount.ceph is linked with
 _MASKED = (
@@ -204,14 +203,9 @@ class Guest:
 
 
 @contextlib.contextmanager
-def booted(*, memory_mib: int = 1024, cluster: bool = False) -> collections.abc.Generator[Guest]:
-    """Boot a fresh guest, and switch it off at the end.
-
-    Args:
-        memory_mib: how much memory it has.
-        cluster: with the servers of a Ceph cluster on its disk.
-    """
-    made = ensure_image(cluster=cluster)
+def booted(*, memory_mib: int = 1024) -> collections.abc.Generator[Guest]:
+    """Boot a fresh guest, and switch it off at the end."""
+    made = ensure_image()
     with tempfile.TemporaryDirectory(prefix="guest-") as folder:
         console = pathlib.Path(folder) / "console"
         port = _free_port()
@@ -239,7 +233,7 @@ def missing_tools() -> list[str]:
     return [tool for tool in TOOLS if not pathlib.Path(tool).exists()]
 
 
-def ensure_image(*, cluster: bool = False) -> pathlib.Path:
+def ensure_image() -> pathlib.Path:
     """Return the folder with the guest's disk, kernel and initial file system; make it the first time.
 
     Raises:
@@ -247,11 +241,9 @@ def ensure_image(*, cluster: bool = False) -> pathlib.Path:
         image.ImageError: the sandbox's image cannot be made.
     """
     base = image.ensure_image(lambda line: print(line, flush=True))
-    packages = (*_PACKAGES, *_CLUSTER) if cluster else _PACKAGES
     layers = [str(layer) for layer in base.layers]
-    recipe = [_REVISION, layers, packages, _NEWER_SUITE, _NEWER_PACKAGES, _MASKED, _FILES, _DISK_MIB]
-    kind = "cluster" if cluster else "client"
-    target = CACHE / f"{kind}-{hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]}"
+    recipe = [_REVISION, layers, _PACKAGES, _NEWER_SUITE, _NEWER_PACKAGES, _MASKED, _FILES, _DISK_MIB]
+    target = CACHE / f"client-{hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -261,18 +253,18 @@ def ensure_image(*, cluster: bool = False) -> pathlib.Path:
             temporary = pathlib.Path(tempfile.mkdtemp(prefix=".new-", dir=CACHE))
             begin = time.monotonic()
             try:
-                _build(temporary, layers, packages)
+                _build(temporary, layers)
                 temporary.rename(target)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             print(f"the guest's disk was made in {time.monotonic() - begin:.0f} s", flush=True)
-            for other in CACHE.glob(f"{kind}-*"):  # earlier recipes
+            for other in CACHE.glob("client-*"):  # earlier recipes
                 if other != target:
                     shutil.rmtree(other)
     return target
 
 
-def _build(folder: pathlib.Path, layers: list[str], packages: tuple[str, ...]) -> None:
+def _build(folder: pathlib.Path, layers: list[str]) -> None:
     """Make the disk in `folder`, as layers of overlayfs in a mount namespace that goes with the build."""
     upper, work, tree = (folder / name for name in ("upper", "work", "tree"))
     for path in (upper, work, tree):
@@ -287,7 +279,7 @@ export DEBIAN_FRONTEND=noninteractive
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
 apt-get -q update
-apt-get -q -y --no-install-recommends install {" ".join(packages)}
+apt-get -q -y --no-install-recommends install {" ".join(_PACKAGES)}
 mkdir -p {apt}/lists/partial {apt}/archives/partial {NEWER}
 mirror=$(awk '$3 == "{image.SUITE}" {{ print $2; exit }}' /etc/apt/sources.list)
 echo "deb $mirror {_NEWER_SUITE} main" >{apt}/sources.list
