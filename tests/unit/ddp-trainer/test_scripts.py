@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shlex
 import signal
 import socket
@@ -217,7 +218,9 @@ def test_a_warning_saves_and_requeues(settings: Settings, node: Node):
     code, output = stop(node, texts(settings), signal.SIGUSR1)
     assert code == 75
     assert node.requeued()
-    assert "USR1: asking the ranks to save and leave" in output
+    stamp = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.search(rf"^\[PREEMPT\] {stamp} USR1: asking the ranks to save and leave$", output, re.MULTILINE)
+    assert re.search(rf"^\[REQUEUE\] {stamp} job 12 is queued again$", output, re.MULTILINE)
     assert (node.run_dir / "control" / "12.r0.stop").exists()
 
 
