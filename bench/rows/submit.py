@@ -113,7 +113,8 @@ def _warning() -> list[row.Row]:
     _on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
     said = _until(job["log"], "is queued again")
     _action("cancel-job", f"job-id={job['job-id']}")
-    stamps = dict(re.findall(r"^\[(PREEMPT|REQUEUE)\] \d+-\d+-\d+T(\S+)Z", said, re.MULTILINE))
+    found = re.findall(r"^\[(PREEMPT|REQUEUE)\] \d+-\d+-\d+T(\S+)Z", said, re.MULTILINE)
+    stamps = dict(reversed(found))  # the first of each: a job that was queued again is ended, which warns it once more
     day = began - began % 86400
 
     def seconds(stamp: str) -> float:
