@@ -250,7 +250,7 @@ def _choose_precision(
     choice = "bf16" if hardware.prefers_bf16(fp32_s, bf16_s) else "fp32"
     markers.emit(
         "ENV",
-        f"precision {choice}: a trial step took",
+        f"precision {choice}: a trial step took so much of the processors",
         fp32_ms=1000 * fp32_s / world.size,
         bf16_ms=1000 * bf16_s / world.size,
     )
