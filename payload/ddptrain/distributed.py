@@ -410,12 +410,13 @@ def _start_watch(world: World) -> None:
             ends_at = ends_at or _end_asked(world)
             if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
                 # Python's own handler has not run: the main thread stands in a collective, and SIGKILL comes next.
-                world.tell(errors.LostError("ended from outside, waiting for a rank that is lost or stuck", retry=True))
+                words = f"rank {world.rank} leaves: ended from outside, waiting for a rank that is lost or stuck"
+                world.tell(errors.LostError(words, retry=True))
                 ends_at = math.inf
             try:
                 told = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
             except (RuntimeError, dist.DistError):
-                told, lost = "connection to the rendezvous store lost", True
+                told, lost = "connection closed by the rendezvous store", True
             if told and not world._watch_over.is_set():
                 print(f"rank {world.rank} leaves: {told}", file=sys.stderr, flush=True)
                 if lost:  # with the store its host is gone, and with that whoever could have told
