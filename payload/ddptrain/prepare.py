@@ -314,7 +314,7 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
     workers = min(options.workers or _cores(), len(todo))
     with progress.Bar(size, "tokenising", unit="B") as bar:
         if workers == 1:
-            _start_worker(options, tokenizer)
+            _worker_tokenizer[:] = [tokenizer]
             for part in todo:
                 _say(part, _one(options.output, plan, part), len(plan.parts), bar)
             return

@@ -6,6 +6,7 @@ They meet as under any launcher that sets RANK and the rest, but there is no lau
 # pyright: basic, reportPrivateImportUsage=false
 import contextlib
 import dataclasses
+import functools
 import importlib
 import multiprocessing
 import os
@@ -78,6 +79,7 @@ def free_port() -> int:
 
 def run(ranks: int, *args: object, timeout: float = 200, accident: str | None = None, **env: str) -> Result:
     """Run the command on so many ranks; `accident` names a module of this folder to import in each first."""
+    _await_server()
     began = time.monotonic()
     meeting = {
         "WORLD_SIZE": str(ranks),
@@ -102,6 +104,18 @@ def run(ranks: int, *args: object, timeout: float = 200, accident: str | None = 
         output = pathlib.Path(log.name).read_text()
     assert not late, f"{len(late)} ranks were still there after {timeout} s:\n{output}"
     return Result([process.exitcode or 0 for process in processes], output, time.monotonic() - began)
+
+
+@functools.cache
+def _await_server() -> None:
+    """Let the server import everything, once: on a busy machine that takes longer than a run may."""
+    process = CONTEXT.Process(target=_nothing)
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    pass
 
 
 def succeed(ranks: int, *args: object, accident: str | None = None, **env: str) -> Result:
