@@ -15,7 +15,7 @@ down:  ## take the sandbox away: hosts, mounts, processes, network
 	@./sandboxctl destroy --no-prompt
 
 .PHONY: test
-test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, pack, functional
+test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
 	@$(LANES)
 
 .PHONY: lint unit functional bench pack integration

@@ -32,7 +32,7 @@ UNIT = (
     "bundle",
     "payload",
 )
-ALL = ("lint", "pack", "storage", *UNIT, "functional")  # the longest first among those that share the machine
+ALL = ("kernel", "lint", "pack", "storage", *UNIT, "functional")  # the longest first among those that share the machine
 ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
 # Groups of scripts/setup.sh
 PACKAGES = {
