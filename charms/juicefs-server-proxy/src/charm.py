@@ -110,7 +110,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         juicefs.ensure_program(self.program, self._resource())
         self.unit.set_workload_version(".".join(map(str, juicefs.version(self.program))))
         if wanted is None and leads:
-            ledger.ensure_secret(embedded_store.with_passwords(None if is_new else ledger.credentials()))
+            ledger.ensure_secret(embedded_store.passwords(self.app.name, None if is_new else ledger.credentials()))
         if wanted is None and pinned.server == self.unit.name:
             settings = self._settings()
             if not embedded_store.is_running(settings):
@@ -120,9 +120,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         if not leads:
             return
         volume, credentials, access = self.access()
-        setting = juicefs_volume.ensure_formatted(
-            self.program, volume, credentials, access, known=ledger.known(str(self.config.get("adopt", "")))
-        )
+        known = ledger.known(access.url, volume.name, adopt=str(self.config.get("adopt", "")))
+        setting = juicefs_volume.ensure_formatted(self.program, volume, credentials, access, known=known)
         ledger.pin(uuid=setting.uuid, formatting=None)
         juicefs_volume.ensure_options(self.program, volume, access, setting)
         owned = ledger.ensure_secret(credentials)

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 
+import volume_begun
 import volume_options
 from slurm_ddp import apt, files, juicefs_access, systemd, templates
 from slurm_ddp.interfaces import filesystem_info
@@ -102,16 +103,21 @@ def volume(name: str, address: str, made: volume_options.Format) -> volume_optio
     return volume_options.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
 
-def with_passwords(content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
-    """Return the credentials of an embedded volume: those in `content`, new ones where it has none."""
+def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
+    """Return the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
     # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
-    known = content.content() if content is not None else {}
     fresh = {
         "meta-password": secrets.token_urlsafe(32),
         "access-key": ACCOUNT,
         "secret-key": secrets.token_urlsafe(32),
     }
-    return filesystem_info.JuicefsSecret.from_content(fresh | known)
+    begun = volume_begun.credentials(app) if content is None else None  # of a hook that did not end
+    found = content or begun
+    known = found.content() if found is not None else {}
+    made = filesystem_info.JuicefsSecret.from_content(fresh | known)
+    if content is None:
+        volume_begun.keep_credentials(app, made)
+    return made
 
 
 def unit_names(app: str) -> tuple[str, str]:

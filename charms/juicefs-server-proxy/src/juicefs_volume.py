@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import tempfile
 
+import volume_begun
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
@@ -38,7 +39,8 @@ def program_path(app: str) -> pathlib.Path:
 
 
 def remove_program(app: str) -> None:
-    """Remove an application's copy of the program, and the files with its certificates."""
+    """Remove an application's copy of the program, the files with its certificates, and what was noted here."""
+    volume_begun.forget(app)
     for folder in (PROGRAM_DIR, CONFIG_DIR):
         shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):  # another application's is there too

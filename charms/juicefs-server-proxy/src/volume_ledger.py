@@ -6,6 +6,7 @@ import ops
 import pydantic
 
 import juicefs_volume
+import volume_begun
 from slurm_ddp.interfaces import filesystem_info as fs
 
 PEERS = "server-peers"
@@ -49,14 +50,24 @@ class Ledger:
         mode = "embedded" if embedded else "external"
         if self.pinned.mode == mode:
             return False
+        if self.pinned.mode is not None:
+            volume_begun.forget(self._app.name)  # what began was of the other kind
         self.pin(mode=mode, server=unit if embedded else None, uuid=None, formatting=None)
         return True
 
-    def known(self, adopt: str) -> juicefs_volume.Known:
-        """Return what is known of the volume; from here on, one that is being made is ours."""
-        if self.pinned.uuid is None and self.pinned.formatting is None:
-            return juicefs_volume.Known(None, adopt=adopt, announce=lambda: self.pin(formatting="yes"))
-        return juicefs_volume.Known(self.pinned.uuid, ours=self.pinned.formatting is not None)
+    def known(self, url: str, name: str, *, adopt: str) -> juicefs_volume.Known:
+        """Return what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours."""
+        app, pinned = self._app.name, self.pinned
+        if pinned.uuid is not None:
+            volume_begun.forget(app)
+        if pinned.uuid is not None or pinned.formatting is not None or volume_begun.is_noted(app, url, name):
+            return juicefs_volume.Known(pinned.uuid, ours=pinned.uuid is None)
+
+        def announce() -> None:
+            self.pin(formatting="yes")
+            volume_begun.note(app, url, name)  # the hook's end keeps what is pinned, if it comes
+
+        return juicefs_volume.Known(None, adopt=adopt, announce=announce)
 
     def pin(self, **fields: str | None) -> Pinned:
         """Pin some fields; return all."""

@@ -10,6 +10,7 @@ from rig import Rig
 
 import embedded_store
 import juicefs_volume
+import volume_begun
 import volume_maintenance
 from charm import JuicefsServerProxyCharm
 from slurm_ddp import juicefs
@@ -27,7 +28,8 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
         monkeypatch.setattr(embedded_store, name, getattr(servers, name))
     monkeypatch.setattr(juicefs_volume, "remove_program", servers.remove_program)
     monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", tmp_path / "etc")
-    monkeypatch.setattr(volume_maintenance, "STATE_DIR", tmp_path / "state")
+    for module in (volume_begun, volume_maintenance):
+        monkeypatch.setattr(module, "STATE_DIR", tmp_path / "state")
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
     program = tmp_path / "juicefs"
     program.write_bytes(b"a program")

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import embedded_store
+import volume_begun
 import volume_options
 from machine import Machine
 from slurm_ddp import systemd
@@ -355,12 +356,19 @@ def test_the_units_start_by_themselves_and_only_on_their_storage(store: Store):
     assert (store.storage / "juicefs-server-proxy").exists()
 
 
-def test_passwords_are_kept_and_made_where_there_are_none():
-    fresh = embedded_store.with_passwords(None).content()
-    assert embedded_store.with_passwords(None).content() != fresh
-    assert embedded_store.with_passwords(fs.JuicefsSecret.from_content(fresh)).content() == fresh
+def test_passwords_are_kept_and_made_where_there_are_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(volume_begun, "STATE_DIR", tmp_path / "state")
+    fresh = embedded_store.passwords("one", None).content()
+    assert embedded_store.passwords("two", None).content() != fresh
+    assert embedded_store.passwords("one", None).content() == fresh, "a hook that did not end gave them to the servers"
+    (kept,) = (tmp_path / "state" / "one").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    volume_begun.forget("one")
+    assert embedded_store.passwords("one", None).content() != fresh
+    assert embedded_store.passwords("three", fs.JuicefsSecret.from_content(fresh)).content() == fresh
     partial = fs.JuicefsSecret.from_content({"meta-password": "kept"})
-    assert embedded_store.with_passwords(partial).content()["meta-password"] == "kept"
+    assert embedded_store.passwords("three", partial).content()["meta-password"] == "kept"
+    assert not (tmp_path / "state" / "three").exists()
 
 
 @pytest.mark.parametrize(

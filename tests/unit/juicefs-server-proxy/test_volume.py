@@ -2,12 +2,14 @@
 
 import dataclasses
 import subprocess
+import typing
 
 import pytest
 from doubles import UUID
 from ops import testing
 from rig import Config, Rig, clients, peers
 
+import volume_begun
 from slurm_ddp import juicefs
 
 URL = "redis://db:6379/1"
@@ -171,6 +173,45 @@ def test_a_volume_whose_making_was_cut_off_is_ours(rig: Rig):
     assert out.unit_status == OFFERING
     assert '"formatting": null' not in out.get_relation(1).local_app_data
     assert out.get_relation(1).local_app_data["uuid"] == f'"{UUID}"'
+
+
+@pytest.mark.parametrize("config", [EXTERNAL, {}], ids=["external", "embedded"])
+def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, config: Config
+):
+    """Juju forgets all that it pinned, the secret with the passwords too."""
+    before = rig.state(config=config)
+    made, invoke = rig.world.formats, juicefs.invoke
+
+    def die(*arguments: typing.Any, **keywords: typing.Any) -> str:
+        invoke(*arguments, **keywords)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(juicefs, "invoke", die)
+        with pytest.raises(KeyboardInterrupt):
+            rig.ctx.run(rig.ctx.on.config_changed(), before)
+    assert len(made) == 1
+    first = dict(rig.world.format_env)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), before)
+    assert out.unit_status.name == "active", out.unit_status
+    assert len(made) == 1
+    if not config:
+        (secret,) = out.secrets
+        assert (secret.latest_content or {})["secret-key"] == first["SECRET_KEY"]
+    rig.ctx.run(rig.ctx.on.update_status(), out)
+    state = volume_begun.STATE_DIR / "juicefs-server-proxy"
+    assert list(state.glob("begun*")) == [], "Juju knows now"
+
+
+def test_what_began_here_is_not_another_volume(rig: Rig):
+    """A note of one engine says nothing of the volume in another."""
+    rig.world.format_error = "Storage s3://b is not configured correctly: 403"
+    rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    other = "redis://other/1"
+    rig.world.volumes["redis://other:6379/1"] = juicefs.Setting("shared", UUID, "s3", "https://h/b", 0, trash_days=1)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={**EXTERNAL, "metadata-url": other}))
+    assert "was not made here" in out.unit_status.message
 
 
 def test_before_anything_is_formatted_it_is_noted(rig: Rig):
