@@ -45,7 +45,7 @@ def torchrun(
         [sys.executable, *launch, "-m", accident or "ddptrain", *(str(a) for a in args)], env={**kept, "PYTHONUNBUFFERED": "1", **env},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
     )  # fmt: skip
-    return ranks.Result([done.returncode], done.stdout, 0.0)
+    return ranks.Result([done.returncode], done.stdout)
 
 
 def losses(run_dir: pathlib.Path) -> dict[int, float]:

@@ -33,7 +33,7 @@ def srun(cluster: dict[str, str], *args: object, **env: str) -> ranks.Result:
         [*argv, sys.executable, "-m", "ddptrain", *(str(a) for a in args)], env={**cluster, "PYTHONUNBUFFERED": "1", **env},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False,
     )  # fmt: skip
-    return ranks.Result([done.returncode], done.stdout, 0.0)
+    return ranks.Result([done.returncode], done.stdout)
 
 
 def test_training_on_two_nodes_needs_nothing_but_srun(

@@ -17,9 +17,11 @@ import statistics
 import tempfile
 import time
 
+import jinja2
+
 import volume_begun
 import volume_options
-from slurm_ddp import apt, files, juicefs_access, systemd, templates
+from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info
 from slurm_ddp.run import CommandError, last_line, run
 
@@ -337,4 +339,11 @@ def _bracketed(address: str) -> str:
 
 
 def _render(template: str, **values: object) -> str:
-    return templates.render(_TEMPLATES / template, **values)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - configuration files, not HTML
+    )
+    return environment.get_template(template).render(**values)

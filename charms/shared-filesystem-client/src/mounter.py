@@ -14,10 +14,11 @@ import shutil
 import socket
 import time
 
+import jinja2
 import pydantic
 
 import mount_keeper
-from slurm_ddp import apt, files, juicefs, mounts, systemd, templates
+from slurm_ddp import apt, files, juicefs, mounts, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 
 ETC = pathlib.Path("/etc/slurm-ddp")
@@ -305,7 +306,14 @@ def helper(app: str) -> str:
 
 def render(template: str, **values: object) -> str:
     """Return a rendered template of this charm."""
-    return templates.render(_TEMPLATES / template, **values)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - unit files, not HTML
+    )
+    return environment.get_template(template).render(**values)
 
 
 def quoted(argument: str) -> str:
