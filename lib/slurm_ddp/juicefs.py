@@ -106,6 +106,7 @@ _NOT_FORMATTED = (
     r"load setting: Error 1146[^:]*: Table '[^']*jfs_setting' doesn't exist",
     r'load setting: pq: relation "[^"]*jfs_setting" does not exist',
 )
+_DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
 _REFUSED = (
     "NOAUTH",
     "WRONGPASS",
@@ -192,7 +193,7 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 
 def version(program: pathlib.Path) -> Version:
     """Return the program's version. Raises `CommandError` when it does not run."""
-    said = run(program, "--version", timeout=20).stdout
+    said = _run(program, "--version", timeout=20).stdout
     found = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said)
     if not found:
         raise CommandError(f"{program.name}: cannot read its version from {last_line(said)!r}")
@@ -294,7 +295,22 @@ def run_program(
 ) -> Completed:
     """Run the program with the credentials in its environment, and `env`; return what it said."""
     variables = access.environment | dict(env or {})
-    return run(program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=access.secrets)
+    return _run(program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=access.secrets)
+
+
+def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
+    """Run the program; again when it died before it began.
+
+    0.14 lists the host's addresses when it is loaded, and panics when a network interface goes at that moment.
+    """
+    for pause in (0.1, 1.0):
+        try:
+            return run(program, *arguments, **keywords)
+        except CommandError as e:
+            if not _DIED_AT_START.search(e.stderr):
+                raise
+            time.sleep(pause)
+    return run(program, *arguments, **keywords)
 
 
 def explain(error: CommandError) -> str:

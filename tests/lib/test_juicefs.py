@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import pathlib
+import re
 import socket
 import sys
 import tarfile
@@ -14,7 +15,7 @@ import pytest
 
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import CommandError
+from slurm_ddp.run import CommandError, Completed
 
 OLD, NEW = (0, 14, 2), (1, 3, 1)
 SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"})
@@ -206,6 +207,39 @@ def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, er
         juicefs.inspect(program.path, program.access)
     assert message is None or str(caught.value) == message
     assert not isinstance(caught.value, juicefs.UnreachableError)
+
+
+DIED = """\
+panic: route ip+net: no such network interface
+
+goroutine 1 [running]:
+github.com/minio/minio/cmd.init()
+\t/go/pkg/mod/github.com/juicedata/minio@v0.0.0-20210222051636-e7cabdf948f4/cmd/net.go:34 +0x1b5c
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies", "message"), [(2, None), (3, "juicefs crashed: route ip+net: no such network interface")]
+)
+def test_what_died_before_it_began_is_run_again(
+    program: Program, monkeypatch: pytest.MonkeyPatch, dies: int, message: str | None
+):
+    really, runs = juicefs.run, list[object]()
+
+    def run(*argv: typing.Any, **keywords: typing.Any) -> Completed:
+        runs.append(argv)
+        if len(runs) <= dies:
+            raise CommandError("juicefs exited 2", returncode=2, stderr=DIED)
+        return really(*argv, **keywords)
+
+    monkeypatch.setattr(juicefs, "run", run)
+    program.answers_status(out=STATUS_NEW)
+    if message is None:
+        assert juicefs.inspect(program.path, program.access) is not None
+    else:
+        with pytest.raises(juicefs.JuicefsError, match=f"^{re.escape(message)}$"):
+            juicefs.inspect(program.path, program.access)
+    assert len(runs) == 3
 
 
 @pytest.mark.parametrize("out", ["", "null", "{\n}", '{\n"Setting": {}\n}', "{\nnot json"])
