@@ -9,6 +9,7 @@ import yaml
 from ops import testing
 
 import juicefs_volume
+import volume_begun
 import volume_maintenance
 from charm import JuicefsServerProxyCharm
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -106,4 +107,5 @@ def isolated(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
     """Keep what the charm writes on its machine below a folder."""
     monkeypatch.setattr(juicefs_volume, "PROGRAM_DIR", folder / "lib")
     monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", folder / "etc")
-    monkeypatch.setattr(volume_maintenance, "STATE_DIR", folder / "state")
+    for module in (volume_begun, volume_maintenance):
+        monkeypatch.setattr(module, "STATE_DIR", folder / "state")
