@@ -82,6 +82,25 @@ NUMBERS = [("upgrade-driver", {"branch": "580"}, "wait"), ("upgrade-driver", {"b
            ("reset-gpu", {"gpu": BUS}, "wait"), ("set-mig", {"gpu": BUS, "profiles": "off"}, "wait")]  # fmt: skip
 
 
+def check_refused(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    settled: MachineDouble,
+    paths: pathlib.Path,
+    action: str,
+    tries: list[tuple[dict[str, typing.Any], str]],
+) -> None:
+    """Run an action with each of these parameters: it fails with one line that begins so, and nothing is touched."""
+    before = tree(paths)
+    for params, words in tries:
+        with pytest.raises(testing.ActionFailed) as caught:
+            ctx.run(ctx.on.action(action, params=params), testing.State(relations=[COMPUTE]))
+        assert is_one_line_of(words, caught.value.message), (str(params)[:200], caught.value.message[:400])
+    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
+    assert settled.slurm.record == Record(GRES)
+    assert tree(paths) == before
+    assert not pathlib.Path("/tmp/owned").exists()
+
+
 @pytest.mark.parametrize("case", STRINGS, ids=[f"{action} {name}" for action, _, name in STRINGS])
 def test_a_parameter_that_is_none(
     ctx: testing.Context[charm.SlurmGpuCharm],
@@ -89,16 +108,8 @@ def test_a_parameter_that_is_none(
     paths: pathlib.Path,
     case: tuple[str, dict[str, typing.Any], str],
 ):
-    before = tree(paths)
     action, good, name = case
-    for text in TEXTS:
-        with pytest.raises(testing.ActionFailed) as caught:
-            ctx.run(ctx.on.action(action, params=good | {name: text}), testing.State(relations=[COMPUTE]))
-        assert is_one_line_of(f"{name}:", caught.value.message), (text[:60], caught.value.message[:400])
-    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
-    assert settled.slurm.record == Record(GRES)
-    assert tree(paths) == before
-    assert not pathlib.Path("/tmp/owned").exists()
+    check_refused(ctx, settled, paths, action, [(good | {name: text}, f"{name}:") for text in TEXTS])
 
 
 @pytest.mark.parametrize("case", NUMBERS, ids=[f"{action} {name}" for action, _, name in NUMBERS])
@@ -108,14 +119,10 @@ def test_a_number_out_of_its_range(
     paths: pathlib.Path,
     case: tuple[str, dict[str, typing.Any], str],
 ):
-    before = tree(paths)
     action, good, name = case
-    for number in (-1, -(2**63), 604801, 2**31, 2**63, 10**30):
-        with pytest.raises(testing.ActionFailed) as caught:
-            ctx.run(ctx.on.action(action, params=good | {name: number}), testing.State(relations=[COMPUTE]))
-        assert is_one_line_of(f"{name}: {number} is not between 0 and ", caught.value.message)
-    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
-    assert tree(paths) == before
+    numbers = (-1, -(2**63), 604801, 2**31, 2**63, 10**30)
+    tries = [(good | {name: number}, f"{name}: {number} is not between 0 and ") for number in numbers]
+    check_refused(ctx, settled, paths, action, tries)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +157,8 @@ def test_what_cannot_be(
     paths: pathlib.Path,
     case: tuple[str, dict[str, typing.Any], str],
 ):
-    before = tree(paths)
     action, params, words = case
-    with pytest.raises(testing.ActionFailed) as caught:
-        ctx.run(ctx.on.action(action, params=params), testing.State(relations=[COMPUTE]))
-    assert is_one_line_of(words, caught.value.message), caught.value.message
-    assert (settled.log, settled.slurm.log, settled.smi.log) == ([], [], [])
-    assert tree(paths) == before
+    check_refused(ctx, settled, paths, action, [(params, words)])
 
 
 OPTION_TEXTS = {
