@@ -59,7 +59,7 @@ class Lane:
     returncode: int | None = None
     last_line: str = ""
     closing: str = ""  # pytest's last line
-    notes: list[str] = dataclasses.field(default_factory=list[str])  # skips and expected failures, with their reasons
+    notes: list[str] = dataclasses.field(default_factory=list[str])  # skips, expected failures and reruns
     process: "subprocess.Popen[str] | None" = None
 
     @property
@@ -126,7 +126,7 @@ def _follow(lane: Lane, screen: Screen) -> None:
                 lane.last_line = text.strip()
             if CLOSING.match(text):
                 lane.closing = text  # shown at the end
-            elif text.startswith(("SKIPPED ", "XFAIL ")):
+            elif text.startswith(("SKIPPED ", "XFAIL ", "RERUN ")):
                 lane.notes.append(text)
             if lane.is_live and not CLOSING.match(text):
                 screen.say(text)
