@@ -47,7 +47,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
                     training: train.Training = training, steps: int = steps, batches: reader.Reader = batches
                 ) -> None:
                     for _ in range(steps):
-                        loss, _ = training._step(batches.next(), lr=1e-3)
+                        loss, *_ = training._step(batches.next(), lr=1e-3)
                         loss.item()
 
                 peers = [lambda loop=loop, steps=steps: [loop.step() for _ in range(steps)] for loop in loops]

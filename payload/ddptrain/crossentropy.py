@@ -16,8 +16,10 @@ _WORTH_BYTES = 16 << 20  # below so much of fp32 logits the plain form is as qui
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats over the targets that are not ignored, shape ()."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED)
+    """Return the mean cross-entropy in nats over the targets that are not ignored, shape (); 0 where all are."""
+    logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+    total = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum")
+    return total / (targets_N != IGNORED).sum().clamp(min=1)
 
 
 def projected_loss(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor) -> Tensor:
@@ -42,7 +44,7 @@ class _ProjectedLoss(torch.autograd.Function):
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_NC.dtype
         low_NC, low_VC = x_NC.to(dtype), weight_VC.to(dtype)
         counts_N = targets_N != IGNORED
-        share = 1.0 / counts_N.sum()  # of a token in the mean; none counts: the mean is not a number, as in torch
+        share = 1.0 / counts_N.sum().clamp(min=1)  # of a token in the mean
         grad_NV = torch.empty(len(targets_N), len(weight_VC), dtype=dtype) if learns else None
         total = torch.zeros(())
         for first in range(0, len(targets_N), _ROWS):

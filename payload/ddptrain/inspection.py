@@ -131,7 +131,9 @@ def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], lis
         except (OSError, ValueError) as e:
             damage.append(str(e))
     records = report.read_metrics(path / report.METRICS)
-    steps = [(int(r["step"]), float(r["loss"])) for r in records if r.get("kind") == "step"]
+    steps = [
+        (int(r["step"]), float(r["loss"])) for r in records if r.get("kind") == "step" and r.get("loss") is not None
+    ]
     facts["metrics"] = f"{len(steps)} steps, last at {steps[-1][0]} with loss {steps[-1][1]:.4f}" if steps else "none"
     listed: list[dict[str, object]] = []
     facts["checkpoints"] = listed

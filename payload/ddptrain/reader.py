@@ -84,6 +84,11 @@ def split_batch(rows_BT1: Tensor, mask_bit: int | None) -> tuple[Tensor, Tensor]
     return ids[:, :-1], ids[:, 1:].masked_fill(rows_BT1[:, 1:] >> mask_bit == 1, crossentropy.IGNORED)
 
 
+def num_learned(rows_BT1: Tensor, mask_bit: int) -> Tensor:
+    """Return of each row how many of its targets count, shape (B,)."""
+    return (rows_BT1[:, 1:] >> mask_bit == 0).sum(dim=1)
+
+
 def mask_bit(dataset: shards.Dataset) -> int | None:
     """Return the bit that says "read, not learned", or None in a dataset without."""
     return np.dtype(dataset.dtype).itemsize * 8 - 1 if dataset.masked else None

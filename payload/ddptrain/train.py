@@ -174,6 +174,7 @@ class Training:
         first = progress_.step
         pending_losses: list[Tensor] = []
         pending_norms: list[Tensor] = []
+        pending_learned: list[bool] = []
         next_sync = first + 1
         since, last_save = time.perf_counter(), time.monotonic()
         bar = progress.Bar(schedule.steps, "training", unit="step", start=first, enabled=world.is_main)
@@ -190,10 +191,11 @@ class Training:
         with data, bar, self._recorder() as recorder:
             for step in range(first + 1, schedule.steps + 1):
                 recorder.before(step)
-                loss, norm = self._step(data.next(), lr=schedule.lr(step - 1))
+                loss, norm, learned = self._step(data.next(), lr=schedule.lr(step - 1))
                 recorder.after(step)
                 pending_losses.append(loss)
                 pending_norms.append(norm)
+                pending_learned.append(learned)
                 if step == first + 1 and self.saver is not None:
                     self.saver.prepare(self.core.state_dict(), self.optimizer.state_dict())
                 at_end = schedule.ends_epoch(step)
@@ -214,14 +216,19 @@ class Training:
                         *([float(save_due), float(interval)] if world.is_main else [0.0, 0.0]),
                     ]
                 )
-                losses, (stop, save, interval) = [v / world.size for v in told[: len(mean)]], told[len(mean) :]
+                stop, save, interval = told[len(mean) :]
+                losses = [
+                    v / world.size if learned else None
+                    for v, learned in zip(told[: len(mean)], pending_learned, strict=True)
+                ]
                 next_sync = step + int(interval)
                 self._record(
                     step, losses, torch.stack(pending_norms).tolist(), elapsed, counted=step - len(mean) >= first + 1
                 )
-                bar.advance(len(losses), f"loss {losses[-1]:.3f}")
+                bar.advance(len(losses), "" if progress_.last_loss is None else f"loss {progress_.last_loss:.3f}")
                 pending_losses.clear()
                 pending_norms.clear()
+                pending_learned.clear()
 
                 if at_end:
                     self._end_epoch(step)
@@ -241,9 +248,14 @@ class Training:
         path = self.run_dir / "profile" / f"{attempt_id()}.rank-{rank}.json.gz"
         return profiling.Recorder(kind, config.profiled_steps(settings.profile_steps), path, self.world.device)
 
-    def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
-        """Do one optimiser step and return this rank's mean loss and the gradients' norm, both still on the device."""
+    def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor, bool]:
+        """Do one optimiser step.
+
+        Return this rank's share of the loss (the step's is their mean) and the gradients' norm, both still on the
+        device, and whether any target of the step counted.
+        """
         device, parts = self.world.device, self.batching.accumulate
+        weights, learned = self._weights(rows_BT1)
         tokens_BT, targets_BT = reader.split_batch(rows_BT1.to(device, non_blocking=True), self.mask_bit)
         total = torch.zeros((), device=device)
         size = self.batching.micro_batch
@@ -253,8 +265,8 @@ class Training:
             with contextlib.nullcontext() if last or self.world.size == 1 else self.ddp.no_sync():  # type: ignore[operator]
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.autocast):
                     loss = self.ddp(tokens_BT[rows], targets_BT[rows])
-                (loss / parts).backward()
-            total += loss.detach() / parts
+                (loss * weights[part]).backward()
+            total += loss.detach() * weights[part]
         limit = self.settings.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self.core.parameters(), limit)
         for group in self.optimizer.param_groups:
@@ -263,12 +275,27 @@ class Training:
             self.saver.before_update()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm
+        return total, norm, learned > 0
 
-    def _record(self, step: int, losses: list[float], norms: list[float], elapsed: float, *, counted: bool) -> None:
-        """Take note of the steps since the last sync."""
+    def _weights(self, rows_BT1: Tensor) -> tuple[list[float], float]:
+        """Return what each of this rank's forward passes counts for in the step, and the step's number of targets.
+
+        DDP takes the mean of the ranks' gradients. With prompts masked the passes have unlike numbers of targets: each
+        then counts for as many as it has, so that the step's loss is the mean over its tokens, however it is spread.
+        """
+        parts, size = self.batching.accumulate, self.world.size
+        if self.mask_bit is None:
+            return [1 / parts] * parts, float(self._tokens_per_step())
+        counts = reader.num_learned(rows_BT1, self.mask_bit).view(parts, -1).sum(dim=1).tolist()
+        (learned,) = self.world.sum([float(sum(counts))])
+        return [count * size / max(1.0, learned) for count in counts], learned
+
+    def _record(
+        self, step: int, losses: list[float | None], norms: list[float], elapsed: float, *, counted: bool
+    ) -> None:
+        """Take note of the steps since the last sync; a step that nothing was learnt in has no loss."""
         p, tokens = self.progress, self._tokens_per_step()
-        bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        bad = next((i for i, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)), None)
         if bad is not None:
             at = step - len(losses) + 1 + bad
             raise errors.SharedError(
@@ -281,7 +308,8 @@ class Training:
         for i, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
             number = step - len(losses) + 1 + i
             p.first_loss = loss if p.first_loss is None else p.first_loss
-            p.step, p.last_loss, p.tokens = number, loss, p.tokens + tokens
+            p.last_loss = p.last_loss if loss is None else loss
+            p.step, p.tokens = number, p.tokens + tokens
             lr = self.schedule.lr(number - 1)
             if self.metrics is not None:
                 self.metrics.add({
