@@ -29,7 +29,7 @@ lint unit functional bench pack integration:
 	@$(LANES) $@
 
 .PHONY: deploy
-deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller
+deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller; OVERLAYS="gpu nfs" adds overlays
 	@scripts/deploy.sh
 
 .PHONY: format

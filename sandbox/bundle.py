@@ -144,8 +144,22 @@ def load(
             )
     for file in overlays:
         for document in _parse(file):
+            if defaults is not None:
+                _refuse_constraints(file, document)
             _merge(bundle, file, document)
     return bundle
+
+
+def _refuse_constraints(file: pathlib.Path, document: _Node) -> None:
+    """Refuse what is asked of a cloud's machines; the sandbox has none to choose from."""
+    applications = document.entries(file, "a bundle").get("applications", _Node(document.line))
+    for name, node in applications.entries(file, "applications").items():
+        if found := node.entries(file, f"application {name!r}").get("constraints"):
+            what = f"application {name!r}: constraints {found.scalar!r} are for Juju's machines"
+            raise BundleError(
+                Where(file, found.line),
+                f"{what}; the sandbox's hosts are containers on this machine: leave this overlay out here",
+            )
 
 
 def _parse(file: pathlib.Path) -> list[_Node]:
@@ -157,6 +171,8 @@ def _parse(file: pathlib.Path) -> list[_Node]:
         return [_convert(file, node) for node in yaml.compose_all(text, yaml.SafeLoader)]
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else 1
+        if "FILL-IN" in str(e.problem):  # an alias without an anchor, which Juju's reader refuses as well
+            raise BundleError(Where(file, line), "is not filled in yet: put a value in the place of *FILL-IN") from e
         raise BundleError(Where(file, line), f"not YAML: {e.problem}") from e
 
 

@@ -8,6 +8,7 @@ import collections
 import collections.abc
 import copy
 import dataclasses
+import json
 import pathlib
 import re
 from typing import Any
@@ -25,6 +26,22 @@ _APPLICATION_KEYS = set(
     " expose exposed-endpoints offers plan requires-trust trust".split()
 )
 _MAPS = ("options", "annotations", "resources", "storage", "devices", "bindings")
+# slurm.conf(5) of 25.11, "PARTITION CONFIGURATION". Charmed HPC's slurmd writes PartitionName and Nodes itself
+# (charms/slurmd/src/config.py @24e0610, _build_partition), slurmctld writes Default (update_default_partition).
+_PARTITION_KEYS = set(
+    "AllocNodes AllowAccounts AllowGroups AllowQos Alternate CpuBind DefaultTime DefCpuPerGPU DefMemPerCPU DefMemPerGPU"
+    " DefMemPerNode DenyAccounts DenyQos DisableRootJobs ExclusiveTopo ExclusiveUser GraceTime Hidden LLN MaxCPUsPerNode"
+    " MaxCPUsPerSocket MaxMemPerCPU MaxMemPerNode MaxNodes MaxTime MinNodes OverSubscribe OverTimeLimit PowerDownOnIdle"
+    " PreemptMode PriorityJobFactor PriorityTier QOS ReqResv ResumeTimeout RootOnly SelectTypeParameters State SuspendTime"
+    " SuspendTimeout Topology TRESBillingWeights".split()
+)
+# What slurmctld's charm writes into slurm.conf and its includes (charms/slurmctld/src/charm.py @19dd063, _on_start; the
+# option's text is the last include): two answers to one question, unless it is a list that may be longer.
+_SLURM_CONF_TAKEN = set(
+    "ClusterName SlurmctldHost AuthAltParameters AuthAltTypes AuthType CredType MaxNodeCount PluginDir SelectType"
+    " SlurmctldParameters SlurmctldPort SlurmdPort StateSaveLocation SlurmdSpoolDir SlurmUser SlurmdUser Include"
+    " AccountingStorageHost AccountingStorageType NodeName NodeSet PartitionName".split()
+)
 # juju core/constraints.
 _CONSTRAINTS = set(
     "allocate-public-ip arch container cores cpu-power image-id instance-role instance-type mem root-disk"
@@ -116,9 +133,17 @@ def _charm(name: str, fact: dict[str, Any]) -> Charm:
 # --- merging ---------------------------------------------------------------------------------------------------------
 
 
+def filled(path: pathlib.Path) -> str:
+    """Return an overlay's text with the example from the comment in the place of each *FILL-IN, as a person would.
+
+    `*FILL-IN` is an alias without an anchor: no reader of YAML takes a file in which one is left.
+    """
+    return re.sub(r"[*]FILL-IN  # ([^;\n]+);", lambda found: json.dumps(found[1]) + "  #", path.read_text())
+
+
 def read(path: pathlib.Path) -> type_of_bundle:
-    """Return a bundle or overlay file; the path of a local charm is as from the bundle's folder."""
-    bundle = yaml.safe_load(path.read_text())
+    """Return a bundle or overlay file, filled in; the path of a local charm is as from the bundle's folder."""
+    bundle = yaml.safe_load(filled(path))
     for body in (bundle.get("applications") or {}).values():
         charm = (body or {}).get("charm", "")
         if charm.startswith("."):
@@ -205,6 +230,7 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
             yield f"{name}: {charm.name} has no option {option}"
         elif not isinstance(value, _OPTION_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
             yield f"{name}: option {option} is a {kind}, not {value!r}"
+    yield from _slurm_problems(name, body, charm)
     for resource in body.get("resources") or {}:
         if resource not in charm.resources:
             yield f"{name}: {charm.name} has no resource {resource}"
@@ -214,6 +240,25 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
             yield f"{name}: constraint {constraint} is not one of Juju's"
         elif key in {"mem", "root-disk"} and not re.fullmatch(r"\d+[MGTP]?", value):
             yield f"{name}: constraint {constraint} is not a size"
+
+
+def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
+    """Yield what Slurm's charms would refuse in their options, or overwrite without a word."""
+    options = body.get("options") or {}
+    partition = str(options.get("partition-config", "")) if charm.name == "slurmd" else ""
+    if "\n" in partition:
+        yield f"{name}: partition-config is one line"
+    for word in partition.split():
+        key, equals, value = word.partition("=")
+        if not (equals and value) or key not in _PARTITION_KEYS:
+            yield f"{name}: partition-config has no {word} for an operator to say"
+    conf = str(options.get("slurm-conf-parameters", "")) if charm.name == "slurmctld" else ""
+    for line in filter(None, map(str.strip, conf.splitlines())):
+        key, equals, value = line.partition("=")
+        if not (equals and value) or not key.isalpha():
+            yield f"{name}: slurm-conf-parameters has one KEY=VALUE in a line, not {line}"
+        elif key in _SLURM_CONF_TAKEN:
+            yield f"{name}: slurm-conf-parameters: the charm itself says {key}"
 
 
 def _relation_problems(

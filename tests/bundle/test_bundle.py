@@ -72,7 +72,18 @@ def test_each_overlay_changes_something_and_says_what_to_fill_in(bundle: dict[st
     header = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
     assert f"--overlay ./overlays/{path.name}" in header
     assert re.search(r"fill in", header, re.IGNORECASE), "the header says what to fill in, or that nothing is"
-    assert ("FILL-IN" in text) == ("Nothing to fill in" not in header) or "URLs" in header
+    assert ("*FILL-IN" in text) == ("Nothing to fill in" not in header) or "URLs" in header
+
+
+@pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)
+def test_no_reader_takes_an_overlay_that_is_not_filled_in(path: Any):
+    text = path.read_text()
+    if not re.search(r"^[^#]*FILL-IN", text, re.MULTILINE):
+        return
+    with pytest.raises(rules.yaml.YAMLError, match="undefined alias 'FILL-IN'"):
+        rules.yaml.safe_load(text)
+    body = re.sub("#.*", "", rules.filled(path))
+    assert "FILL-IN" not in body, "each has an example in its comment, before a semicolon"
 
 
 @pytest.mark.parametrize("name", sorted(FILESYSTEMS))
@@ -193,6 +204,26 @@ MISTAKES: list[tuple[Mistake, str]] = [
     (
         _set("applications/trainer/resources", {"juice": "./x"}),
         "trainer: ddp-trainer has no resource juice",
+    ),
+    (
+        _set("applications/slurmd/options/partition-config", "Nodes=ALL"),
+        "slurmd: partition-config has no Nodes=ALL for an operator to say",
+    ),
+    (
+        _set("applications/slurmd/options/partition-config", "DefMemPerGpu=1"),
+        "slurmd: partition-config has no DefMemPerGpu=1 for an operator to say",
+    ),
+    (
+        _set("applications/slurmd/options/partition-config", "MaxTime=1\nState=UP"),
+        "slurmd: partition-config is one line",
+    ),
+    (
+        _set("applications/slurmctld/options/slurm-conf-parameters", "SelectType=select/linear"),
+        "slurmctld: slurm-conf-parameters: the charm itself says SelectType",
+    ),
+    (
+        _set("applications/slurmctld/options/slurm-conf-parameters", "GresTypes=gpu\nprolog"),
+        "slurmctld: slurm-conf-parameters has one KEY=VALUE in a line, not prolog",
     ),
     (_set("applications/slurmd/constraints", "memory=8G"), "slurmd: constraint memory=8G is not one of Juju's"),
     (_set("applications/slurmd/constraints", "mem=lots"), "slurmd: constraint mem=lots is not a size"),

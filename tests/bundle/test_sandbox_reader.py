@@ -1,6 +1,7 @@
 """The sandbox merges overlays exactly as Juju does: its reader against the rules of rules.py."""
 
 import itertools
+import pathlib
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ def as_read(path: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("names", SETS, ids="+".join)
-def test_both_readers_agree(names: tuple[str, ...]):
-    files = [rules.ROOT / "overlays" / f"{name}.yaml" for name in names]
+def test_both_readers_agree(names: tuple[str, ...], tmp_path: pathlib.Path):
+    files = [tmp_path / f"{name}.yaml" for name in names]
+    for file in files:
+        file.write_text(rules.filled(rules.ROOT / "overlays" / file.name))
     ours = reader.load(rules.BUNDLE, files)
     juju = rules.merge(rules.read(rules.BUNDLE), *(rules.read(file) for file in files))
     bodies = {
@@ -31,6 +34,26 @@ def test_both_readers_agree(names: tuple[str, ...]):
     }
     assert as_read(bodies) == as_read(juju["applications"])
     assert [list(relation.ends) for relation in ours.relations] == juju["relations"]
+
+
+@pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
+def test_what_is_not_filled_in_is_told_with_its_line(name: str):
+    file = rules.ROOT / "overlays" / f"{name}.yaml"
+    with pytest.raises(
+        reader.BundleError, match=rf"^{name}.yaml line \d+: is not filled in yet: put a value in the place of"
+    ):
+        reader.load(rules.BUNDLE, [file])
+
+
+@pytest.mark.parametrize("name", ["gpu", "lxd"])
+def test_what_only_a_cloud_can_give_is_refused_by_name(name: str, tmp_path: pathlib.Path):
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(rules.filled(rules.ROOT / "overlays" / file.name))
+    defaults = rules.ROOT / "sandbox" / "overlay.yaml"
+    with pytest.raises(
+        reader.BundleError, match=rf"^{name}.yaml line \d+: .*constraints.* hosts are containers on this machine"
+    ):
+        reader.load(rules.BUNDLE, [file], defaults)
 
 
 def test_charms_from_files_are_found_from_the_bundle_s_folder():
