@@ -135,6 +135,7 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
             description=f"{text[0].upper()}{text[1:]}. {more}",
             epilog=_EXAMPLES_OF[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # who submits a job reads the flags, too
         )
         sub.set_defaults(command=run, name=name)
         if name in argv:  # the others' modules need not be imported

@@ -196,6 +196,7 @@ def short(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pa
         (["--profile-steps", "5-2"], "--profile-steps 5-2: first and last step, such as 10-12"),
         (["--profile-ranks", "all"], "--profile-ranks all: ranks separated by commas, such as 0,8"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--warm", "2"], "unrecognized arguments: --warm 2"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_all_ranks_leave(

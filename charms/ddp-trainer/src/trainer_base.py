@@ -50,6 +50,7 @@ class Settings:
     torch_index: str  # an additional package index for torch; may be empty
     mlflow_uri: str = ""  # a server's URI, or a path; empty: no MLflow
     tensorboard: bool = False
+    transformers: bool = False  # whether the environment holds it, for fine-tuning
     attached: collections.abc.Callable[[], pathlib.Path | None] = dataclasses.field(
         default=lambda: None, repr=False, compare=False
     )  # fetches the resource wheelhouse; None where there is none
@@ -59,9 +60,10 @@ class Settings:
     )  # answers a request within some seconds; None: start a child for it, see trainer_workspace.session
 
     @property
-    def tracks(self) -> bool:
-        """Return whether the environment needs the packages that track runs."""
-        return bool(self.mlflow_uri) or self.tensorboard
+    def extras(self) -> tuple[str, ...]:
+        """Return the payload's folders whose locked packages the environment gets on top."""
+        wanted = {"tracking": bool(self.mlflow_uri) or self.tensorboard, "tuning": self.transformers}
+        return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     @property
     def user_to_be(self) -> str | None:

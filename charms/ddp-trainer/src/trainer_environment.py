@@ -28,7 +28,7 @@ from trainer_base import Log, ParameterError, Results, Settings, TrainerError, o
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
 STAGING = pathlib.Path("/var/lib/ddp-trainer/payload")  # root's; the submit user reads the payload there
-_TRACKING = "tracking/requirements.txt"  # in the payload: MLflow and TensorBoard
+_EXTRAS = {"tracking": "the packages that track runs", "tuning": "transformers"}  # folders in the payload
 _FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
 _PIP_TIMEOUT_S = 5400.0
 _BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
@@ -363,8 +363,8 @@ def _install_packages(
         with_progress(log, text, lambda: _run(*pip, *arguments, user=user), lambda: _last_step(settings, pip_log))
 
     install("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
-    if settings.tracks:
-        install("installing the packages that track runs", "--require-hashes", "-r", payload / _TRACKING)
+    for extra in settings.extras:
+        install(f"installing {_EXTRAS[extra]}", "--require-hashes", "-r", payload / extra / "requirements.txt")
     index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
     if wheels is not None:
         install(f"installing torch {TORCH} for {kind.upper()}", f"torch=={TORCH}" + ("+cpu" if kind == "cpu" else ""))
@@ -394,7 +394,8 @@ def _finish(settings: Settings, build: pathlib.Path, payload: pathlib.Path) -> t
 def _check(settings: Settings, build: pathlib.Path) -> str:
     """Return torch's version as the environment itself tells it, with all that the payload imports."""
     python = build / "env" / "bin" / "python"
-    code = "import ddptrain, numpy, torch, torch.distributed.run; print(torch.__version__)"
+    more = ", transformers" if settings.transformers else ""
+    code = f"import ddptrain, numpy, torch, torch.distributed.run{more}; print(torch.__version__)"
     return _run(python, "-c", code, user=settings.user_to_be, timeout=300).strip()
 
 
@@ -402,7 +403,7 @@ def _key(settings: Settings, build: str, wheelhouse: str = "") -> str:
     """Return what the environment that would be made now is known by."""
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, _python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
-    inputs += ["tracking"] if settings.tracks else []
+    inputs += settings.extras
     inputs += [f"wheelhouse {wheelhouse}"] if wheelhouse else []
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
 
@@ -425,11 +426,10 @@ def _payload_files(payload: pathlib.Path) -> list[pathlib.Path]:
     package = sorted(
         path for path in (payload / "ddptrain").rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
-    locked = payload / "requirements.txt"
-    if not package or not locked.is_file():
+    locked = [payload / folder / "requirements.txt" for folder in ("", *_EXTRAS)]
+    if not package or not all(path.is_file() for path in locked):
         raise TrainerError(f"this charm carries no payload in {payload}; pack it with: make pack")
-    tracking = payload / _TRACKING
-    return [*package, locked, *([tracking] if tracking.is_file() else [])]
+    return [*package, *locked]
 
 
 def _stage_payload(settings: Settings) -> pathlib.Path:

@@ -196,6 +196,7 @@ class Config(Parsed):
         ),
     ] = ""
     tensorboard: Flag = False
+    transformers: Flag = False
     hf_token: typing.Annotated[str, STRICT, matches(r"(secret:[A-Za-z0-9/._-]+)?", 200, "the URI of a Juju secret")] = (
         ""
     )

@@ -38,6 +38,7 @@ def settings(config: trainer_params.Config, charm_dir: pathlib.Path, unit: str, 
         torch_index=config.torch_index,
         mlflow_uri=config.mlflow_tracking_uri,
         tensorboard=config.tensorboard,
+        transformers=config.transformers,
         token=token,
     )
 

@@ -12,6 +12,7 @@ import trainer_plan
 import trainer_prepare
 import trainer_scripts
 import trainer_token
+import trainer_tuning
 import trainer_workspace
 from slurm_ddp.slurm import jobs
 from trainer_base import Log, ParameterError, Results, Settings
@@ -82,13 +83,16 @@ def check(
     run: str | None,
     resume: str = "auto",
     sweep: trainer_scripts.Sweep | None = None,
+    choices: trainer_tuning.Choices = (),
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError naming what fails."""
     partitions = trainer_checks.partitions()
     request = trainer_plan.training(params, partitions)
     contents = trainer_workspace.look(settings)
     passed = [f"resources: {describe(request)}", *trainer_checks.workspace(settings, contents)]
-    workload = _workload(settings, params, contents, run=run, resume=resume)
+    tuning = trainer_tuning.check(settings, params, choices) if params.workload == "gpt" else None
+    passed += [tuning] if tuning else []
+    workload = _workload(settings, params, contents, run=run, resume=resume, tunes=tuning is not None)
     if workload.kind == "script":
         passed.append(f"workload: {params.workload} is there and readable by {settings.user}")
     if workload.dataset:
@@ -168,6 +172,7 @@ def _workload(
     *,
     run: str | None,
     resume: str,
+    tunes: bool,
 ) -> Workload:
     """Return what is to run. Raises ParameterError where parameters contradict each other or name what is not there."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
@@ -181,7 +186,7 @@ def _workload(
             if value is not None:
                 raise ParameterError(name, "only the workload gpt has it")
     _check_resume(settings, resume)
-    dataset, prepare = _dataset(settings, params, contents) if kind == "gpt" else (None, False)
+    dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
     label = kind if kind != "script" else trainer_checks.label(params.workload)
     if run is None:
         return Workload(kind, label, dataset, prepare, trainer_jobs.new_name(settings, label), is_again=False)
@@ -196,9 +201,11 @@ def _workload(
 
 
 def _dataset(
-    settings: Settings, params: trainer_params.Training, contents: trainer_workspace.Contents
+    settings: Settings, params: trainer_params.Training, contents: trainer_workspace.Contents, *, tunes: bool
 ) -> tuple[str, bool]:
     """Return the dataset's path and whether it must be prepared first."""
+    if tunes:
+        trainer_tuning.dataset(settings, params.dataset)
     wanted = params.dataset or trainer_prepare.DEFAULT_DATASET
     if "/" not in wanted:
         path = str(settings.datasets / wanted)
@@ -211,6 +218,8 @@ def _dataset(
         raise ParameterError(
             "dataset", f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it with: {how}"
         )
+    if tunes:
+        return wanted, False
     trainer_checks.check_inside(settings, "dataset", wanted, kinds=("folder",))
     if trainer_workspace.locate(settings, f"{wanted}/dataset.json").kind != "file":
         raise ParameterError("dataset", f"{wanted} holds no dataset.json; make a dataset with prepare-dataset")

@@ -31,7 +31,7 @@ def submit_sweep(settings: Settings, params: trainer_params.SubmitSweep, log: Lo
     for taken in (name, f"{name}-0"):
         if trainer_workspace.locate(settings, str(settings.runs / taken)).kind != "absent":
             raise ParameterError("name", f"{settings.runs / taken} exists already; choose another name")
-    checked = trainer_submit.check(settings, params, run=name, sweep=sweep)
+    checked = trainer_submit.check(settings, params, run=name, sweep=sweep, choices=choices)
     lines = [json.dumps(choice, sort_keys=True) for choice in choices]
     if params.dry_run:
         return trainer_submit.dry(settings, params, checked, sweep=sweep) | {"runs": _listing(name, lines)}

@@ -99,8 +99,9 @@ def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     (folder / "payload" / "ddptrain").mkdir(parents=True)
     (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
     (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
-    (folder / "payload" / "tracking").mkdir()
-    (folder / "payload" / "tracking" / "requirements.txt").write_text("mlflow-skinny==3.17 --hash=sha256:0\n")
+    for extra, locked in (("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
+        (folder / "payload" / extra).mkdir()
+        (folder / "payload" / extra / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
     return folder
 
 
