@@ -15,6 +15,7 @@ training loop only waits while tensors are copied into one of two persistent hos
 import collections.abc
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -292,12 +293,8 @@ class Saver:
     def check(self) -> None:
         """Raise what the writing thread met."""
         if self._error is not None:
-            reason = (
-                self._error.strerror if isinstance(self._error, OSError) and self._error.strerror else str(self._error)
-            )
-            raise CheckpointError(
-                f"a checkpoint could not be written to {self.run_dir}: {reason}; make room or mend the filesystem"
-            ) from self._error
+            reason = files.explain(self._error) if isinstance(self._error, OSError) else str(self._error)
+            raise CheckpointError(f"a checkpoint could not be written: {reason}") from self._error
 
     def wait(self) -> None:
         """Return when everything is on disk. Raises what the writing thread met."""
@@ -346,7 +343,8 @@ class Saver:
                 job.slot.free.set()
 
     def _write(self, job: _Job) -> None:
-        with Draft(self.run_dir, job.name, self.attempt) as draft:
+        size = sum(tensor.nbytes for tensor in job.slot.tensors)
+        with Draft(self.run_dir, job.name, self.attempt) as draft, draft.room_for(size):
             draft.add("rank-0000/model.pt", job.slot.tree["model"])
             draft.add("rank-0000/optimizer.pt", job.slot.tree["optimizer"])
             for rank, state in enumerate(job.rngs):
@@ -378,11 +376,26 @@ class Draft:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def room_for(self, size_bytes: int) -> collections.abc.Iterator[None]:
+        """Say, when the block finds no room, how much was needed and what there was. Raises CheckpointError then."""
+        try:
+            yield
+        except OSError as e:
+            if e.errno not in files.FULL:
+                raise
+            written = sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+            free = f", {(files.free_bytes(self.path) + written) >> 20} MiB were free" if e.errno == errno.ENOSPC else ""
+            raise CheckpointError(
+                f"{self.final}: {e.strerror}: it needs {-(-size_bytes >> 20)} MiB{free}; "
+                f"{files.make_room(self.path)}; the checkpoints before it are whole"
+            ) from e
+
     def add(self, name: str, value: object) -> None:
         """Write one file with torch.save, durable and counted."""
         path = self.path / name
         path.parent.mkdir(exist_ok=True)
-        with path.open("wb", buffering=0) as raw:
+        with files.naming(path), path.open("wb", buffering=0) as raw:
             counted = _Counted(raw)
             try:
                 torch.save(value, counted)  # type: ignore[arg-type]
@@ -457,11 +470,12 @@ def save_dcp(
                 stack.enter_context(draft)
         model_state, optimizer_state = state_dict.get_state_dict(module, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
-        with world.together():
+        size = sum(tensor.nbytes for tensor in _distinct(state).values())
+        with world.together(), draft.room_for(size), _plain_errors():
             dcp.save(
                 state, checkpoint_id=str(draft.path / "dcp"), process_group=world.control if world.size > 1 else None
             )
-        with world.together():
+        with world.together(), draft.room_for(size):
             if world.is_main:
                 for rank, rng in enumerate(rngs):
                     draft.add(f"rank-{rank:04d}/rng.pt", rng)
@@ -485,8 +499,21 @@ def load_dcp(path: pathlib.Path, module: nn.Module, optimizer: torch.optim.Optim
     from torch.distributed.checkpoint import state_dict
 
     model_state, optimizer_state = state_dict.get_state_dict(module, optimizer)
-    dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(path / "dcp"))
+    with _plain_errors():
+        dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(path / "dcp"))
     state_dict.set_state_dict(module, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> collections.abc.Iterator[None]:
+    """Raise what torch's distributed checkpoint met first on any rank, and not its wrapping, a BaseException."""
+    from torch.distributed.checkpoint import api
+
+    try:
+        yield
+    except api.CheckpointException as e:
+        first, _ = next(iter(e.failures.values()))
+        raise (first if isinstance(first, Exception) else CheckpointError(str(first))) from e
 
 
 class _Counted:

@@ -10,7 +10,7 @@ import time
 import traceback
 import typing
 
-from ddptrain import __version__, config, errors, inspection, markers, prepare
+from ddptrain import __version__, config, errors, files, inspection, markers, prepare
 
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which tells the user and may hold the rendezvous store, must have done so by then.
@@ -53,7 +53,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
         code = 130
     except Exception as e:  # a bug, or what nobody thought of: it is shown whole, and the run's files say it too
         _tell(e, args)
-        code = 1
+        code = 2 if isinstance(e, OSError) else 1
     if "torch" in sys.modules and _rank_count() > 1:
         from ddptrain import distributed
 
@@ -225,6 +225,8 @@ def _tell(e: Exception, args: argparse.Namespace) -> None:
     args.has_told = True
     if isinstance(e, errors.UserError):
         text, retry = str(e), e.retry
+    elif isinstance(e, OSError) and e.errno is not None:
+        text, retry = files.explain(e), True
     else:
         traceback.print_exception(e)
         text, retry = _explain(e), True

@@ -273,6 +273,9 @@ def run(options: Options, world: distributed.World) -> None:
         raise errors.SharedError("--min-bytes is above --max-bytes")
     if options.root >= world.size:
         raise errors.SharedError(f"--root {options.root}: there are {world.size} ranks, from 0")
+    with world.together():
+        if world.is_main:
+            files.need_outputs(options.run_dir, {"--json": options.json, "--plot": options.plot})
     coder = Coder(options.datatype, options.op, world.size, world.device)
     results = [_measure(name, options, world, coder) for name in options.collective]
     wrong = sum(result["out_of_bounds"]["count"] for result in results)

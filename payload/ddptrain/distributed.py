@@ -252,8 +252,8 @@ def _in_main_thread() -> bool:
 def _describe(e: Exception) -> str:
     if isinstance(e, errors.UserError):
         return str(e)
-    if isinstance(e, OSError) and e.strerror:
-        return f"{e.strerror}: {e.filename}" if e.filename else e.strerror
+    if isinstance(e, OSError) and e.errno is not None:
+        return files.explain(e)
     return f"{type(e).__name__}: {e}"
 
 
@@ -319,10 +319,13 @@ def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
     path = run_dir / "control" / f"{attempt}.rendezvous"
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
     if here.rank == 0:
+        files.need_folder(path.parent, "--run-dir")
         host = _own_address(several_nodes=int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1)
         store = dist.TCPStore(host, 0, here.size, is_master=True, timeout=timeout, wait_for_workers=False)
         files.write_json(path, {"host": host, "port": store.port})
     else:
+        if not files.may_write(path.parent):  # then rank 0 says so, and publishes nothing
+            raise errors.PeerError(f"--run-dir {run_dir} cannot be written")
         deadline = time.monotonic() + INIT_TIMEOUT_S
         while not path.exists():
             if time.monotonic() > deadline:

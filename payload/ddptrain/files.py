@@ -15,10 +15,87 @@ import typing
 import uuid
 import zlib
 
+from ddptrain import errors
+
 CHUNK_BYTES = 8 << 20
 _TRANSIENT = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.ENOTSUP, errno.EACCES}
+FULL = {errno.ENOSPC, errno.EDQUOT}
+_REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give user {user} the right to it, or another path"),
+    errno.EROFS: "it is mounted read-only: mount it for writing, or give another path",
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), "a file stands for a folder, or the reverse: move it"),
+    errno.ENOENT: "something removed it, or the path is wrong",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit on open files (ulimit -n)"),
+    errno.ENAMETOOLONG: "give a shorter path",
+}
 _T = typing.TypeVar("_T")
+
+
+def explain(e: OSError, where: pathlib.Path | None = None) -> str:
+    """Return what the operating system refused, on what, and the remedy, in one line."""
+    path = str(where or e.filename or "")
+    if e.errno in FULL:
+        remedy = make_room(pathlib.Path(path or "."))
+    else:
+        remedy = _REMEDIES.get(e.errno or 0, "look at the filesystem and its server, then run it again")
+    what = e.strerror or str(e)
+    return f"{path}{': ' if path else ''}{what}; {remedy.format(user=os.geteuid())}"
+
+
+def make_room(folder: pathlib.Path) -> str:
+    """Return how a person makes room where a folder is."""
+    kept = "; JuiceFS keeps what is removed for its volume's trash-days, and so long it takes room"
+    return f"make room: remove runs and checkpoints that nobody needs{kept if _is_juicefs(folder) else ''}"
+
+
+def _is_juicefs(folder: pathlib.Path) -> bool:
+    return _filesystem(folder, pathlib.Path("/proc/self/mountinfo")).endswith("juicefs")
+
+
+def _filesystem(folder: pathlib.Path, mountinfo: pathlib.Path) -> str:
+    """Return the type of the filesystem that a folder is on, or an empty text where the system does not tell."""
+    where = folder.absolute()
+    kinds: dict[pathlib.Path, str] = {}  # of what is mounted twice the last counts
+    with contextlib.suppress(OSError):
+        for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].replace("\\040", " ")
+            kinds[pathlib.Path(point)] = after.split()[0]
+    return next((kinds[path] for path in (where, *where.parents) if path in kinds), "")
+
+
+def need_folder(folder: pathlib.Path, flag: str) -> None:
+    """Make a folder, and prove by a file that this process can write there. Raises UserError naming the flag."""
+    probe = folder / f".{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as e:
+        raise errors.UserError(f"{flag} {folder} cannot be written: {explain(e, folder)}") from e
+
+
+def need_outputs(run_dir: pathlib.Path | None, by_flag: dict[str, pathlib.Path | None]) -> None:
+    """Prove that what is asked for can be written later. Raises UserError naming the flag that cannot be."""
+    if run_dir is not None:
+        need_folder(run_dir, "--run-dir")
+    for flag, path in by_flag.items():
+        if path is not None:
+            if path.is_dir():
+                raise errors.UserError(f"{flag} {path} is a folder; give the name of a file")
+            need_folder(path.parent, flag)
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> collections.abc.Generator[None, None, None]:
+    """Add the path to what the block raises: of a write the operating system does not say where."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = e.filename or str(path)
+        raise
 
 
 def sync_directory(path: pathlib.Path) -> None:
@@ -39,7 +116,7 @@ def replacing(path: pathlib.Path) -> collections.abc.Generator[typing.BinaryIO, 
     path.parent.mkdir(parents=True, exist_ok=True)
     tmp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
-        with tmp.open("wb") as file:
+        with naming(path), tmp.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -102,9 +179,18 @@ def retried(action: collections.abc.Callable[[], _T], *, attempts: int = 3, paus
     raise AssertionError("unreachable")
 
 
+def _nearest(path: pathlib.Path) -> pathlib.Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(found for found in (path, *path.absolute().parents) if os.path.lexists(found))
+
+
+def may_write(folder: pathlib.Path) -> bool:
+    """Return whether this process may make files in a folder, or make the folder; nothing is tried."""
+    nearest = _nearest(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
 def free_bytes(path: pathlib.Path) -> int:
     """Return how much an ordinary user may still write below the nearest existing folder of `path`."""
-    while not path.exists():
-        path = path.parent
-    stats = os.statvfs(path)
+    stats = os.statvfs(_nearest(path))
     return stats.f_bavail * stats.f_frsize

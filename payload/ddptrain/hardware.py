@@ -48,16 +48,8 @@ def available_bytes(device: torch.device, sharers: int) -> int:
     """Return the memory that a rank, one of `sharers` on this host, may still take: the GPU's or the job's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_meminfo("MemAvailable")]
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for folder in _cgroups():
-                if (folder / limit).exists():
-                    limits.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
-    return max(0, min(limits)) // max(1, sharers)
+    left = cgroup_left(pathlib.Path("/proc/self/cgroup"), pathlib.Path("/sys/fs/cgroup"))
+    return max(0, min(_meminfo("MemAvailable"), *left)) // max(1, sharers)
 
 
 def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_bytes: int) -> None:
@@ -78,7 +70,7 @@ def need_disk(folder: pathlib.Path, parameters: int) -> None:
     if (have := files.free_bytes(folder)) < need:
         raise errors.UserError(
             f"too little space in {folder}: two checkpoints need {need / GIB:.2f} GiB, {have / GIB:.2f} GiB is "
-            f"free; make room"
+            f"free; {files.make_room(folder)}"
         )
 
 
@@ -141,12 +133,33 @@ def _meminfo(name: str) -> int:
     return 1 << 62
 
 
-def _cgroups() -> collections.abc.Iterator[pathlib.Path]:
-    """Yield this process's control groups, from its own to the root."""
-    root = pathlib.Path("/sys/fs/cgroup")
-    own = pathlib.Path("/proc/self/cgroup").read_text(encoding="ascii").strip().splitlines()[0].split("::")[-1]
-    folder = root / own.lstrip("/")
-    while folder != root and root in folder.parents:
-        yield folder
-        folder = folder.parent
-    yield root
+def cgroup_left(own: pathlib.Path, mounted: pathlib.Path) -> list[int]:
+    """Return what each control group around this process, from its own to the root, still lets it take, in bytes.
+
+    `own` is /proc/self/cgroup, `mounted` where the groups are. Version 2 has one tree, version 1 one for memory; Slurm
+    nests job, step and task, and any of them may have the limit. What files were read through counts as used but is
+    given back on demand.
+    """
+    left: list[int] = []
+    with contextlib.suppress(OSError):
+        for line in own.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                roots, names = [mounted, mounted / "unified"], ("memory.max", "memory.current", "", "memory.stat")
+            elif "memory" in controllers.split(","):
+                roots = [mounted / "memory", mounted / controllers]
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_", "memory.stat")
+            else:
+                continue
+            for root in roots:
+                folder = root / path.lstrip("/")
+                for group in (folder, *(parent for parent in folder.parents if root in (parent, *parent.parents))):
+                    with contextlib.suppress(OSError, ValueError):  # no such group here, or it has no limit ("max")
+                        left.append(_left(group, *names))
+    return left
+
+
+def _left(group: pathlib.Path, limit: str, used: str, prefix: str, stat: str) -> int:
+    free = int((group / limit).read_text()) - int((group / used).read_text())
+    cached = dict(line.split(maxsplit=1) for line in (group / stat).read_text().splitlines())
+    return free + sum(int(cached.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))

@@ -14,6 +14,7 @@ from ddptrain import (
     config,
     distributed,
     errors,
+    files,
     finetune,
     hardware,
     markers,
@@ -77,8 +78,8 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     assert asked.data is not None
     run_dir = asked.run_dir
     with world.together():
-        if world.is_main:
-            run_dir.mkdir(parents=True, exist_ok=True)
+        if world.is_main or asked.checkpoint_format == "dcp":  # which all ranks write
+            files.need_outputs(run_dir, {"--report-json": asked.report_json})
     dataset = _open_data(asked, world)
     with world.together():
         found = checkpoint.choose(run_dir, asked.resume) if world.is_main else None

@@ -310,7 +310,10 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
     size = sum(part.num_bytes for part in todo)
     need = int(size * (2.1 if plan.identity.kind == "byte" else 1.5))
     if (free := files.free_bytes(options.output)) < need:
-        raise errors.UserError(f"--output {options.output}: {need >> 20} MiB needed, {free >> 20} MiB free; make room")
+        raise errors.UserError(
+            f"--output {options.output}: {need >> 20} MiB needed, {free >> 20} MiB free; "
+            f"{files.make_room(options.output)}"
+        )
     workers = min(options.workers or _cores(), len(todo))
     with progress.Bar(size, "tokenising", unit="B") as bar:
         if workers == 1:
@@ -335,7 +338,7 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
                 raise errors.UserError(
                     "a worker was killed, most likely for want of memory; use fewer --workers or a smaller --part-mib"
                 ) from e
-            except errors.UserError:
+            except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
 
@@ -398,6 +401,8 @@ def _check_output(output: pathlib.Path) -> None:
     """Refuse a folder that holds something else. Raises UserError."""
     if output.exists() and not output.is_dir():
         raise errors.UserError(f"--output {output} is a file; give a folder")
+    for folder in (output, *(output / name for name in ("parts", *shards.SPLITS) if (output / name).is_dir())):
+        files.need_folder(folder, "--output")
     known = {shards.MANIFEST, "parts", *shards.SPLITS}
     if output.is_dir() and any(path.name not in known and not path.name.startswith(".") for path in output.iterdir()):
         raise errors.UserError(f"--output {output} holds other files; give an empty folder or an earlier dataset")

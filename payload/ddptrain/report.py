@@ -91,14 +91,16 @@ class Metrics:
 
     def flush(self) -> None:
         """Hand what was written to the filesystem."""
-        self._file.flush()
+        with files.naming(self.path):
+            self._file.flush()
         self._last_flush = time.monotonic()
 
     def close(self) -> None:
         """Make everything durable."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with files.naming(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
 
 def read_metrics(path: pathlib.Path) -> list[Record]:

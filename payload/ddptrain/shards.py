@@ -142,12 +142,17 @@ def open_dataset(root: pathlib.Path) -> Dataset:
 
 def damaged(dataset: Dataset) -> list[str]:
     """Read every byte of a dataset and return a line for each shard that differs from the manifest."""
-    every = (shard for split in SPLITS for shard in dataset.splits[split])
-    return [
-        f"shard {shard.path} is corrupted: its CRC-32 is not the manifest's; prepare the dataset again"
-        for shard in every
-        if files.crc32(shard.path) != shard.crc32
-    ]
+    found: list[str] = []
+    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
+        try:
+            if files.crc32(shard.path) == shard.crc32:
+                continue
+            found.append(
+                f"shard {shard.path} is corrupted: its CRC-32 is not the manifest's; prepare the dataset again"
+            )
+        except OSError as e:
+            found.append(f"shard {files.explain(e, shard.path)}")
+    return found
 
 
 def _listed(root: pathlib.Path, entry: dict[str, typing.Any], dtype: str) -> Shard:

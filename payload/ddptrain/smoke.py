@@ -78,8 +78,8 @@ def run(options: Options, world: distributed.World) -> None:
             f"--samples {options.samples}: fewer than the {world.size} ranks; give at least one to each"
         )
     with world.together():
-        if options.run_dir is not None and world.is_main:
-            options.run_dir.mkdir(parents=True, exist_ok=True)
+        if world.is_main:
+            files.need_outputs(options.run_dir, {"--report-json": options.report_json})
 
     markers.emit("STEP", "2/4 data and model")
     generator = torch.Generator().manual_seed(options.seed)

@@ -284,7 +284,7 @@ def _full_disk(run_dir: pathlib.Path) -> None:
     try:
         saver.wait()
     except checkpoint.CheckpointError as e:
-        os._exit(42 if "File too large" in str(e) and "make room" in str(e) else 1)
+        os._exit(42 if "File too large" in str(e) and "ulimit -f" in str(e) else 1)
     os._exit(0)
 
 

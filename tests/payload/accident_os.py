@@ -1,0 +1,31 @@
+"""An accident: whoever opens a file whose path has $FAIL_AT in it, to write ($FAIL_MODE), gets the error $FAIL_ERRNO."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import builtins
+import errno
+import io
+import os
+
+_open, _os_open = io.open, os.open
+
+
+def refuse(path: object) -> None:
+    if not isinstance(path, int) and os.environ["FAIL_AT"] in os.fspath(path):
+        number = getattr(errno, os.environ["FAIL_ERRNO"])
+        raise OSError(number, os.strerror(number), os.fspath(path))
+
+
+def opened(file, mode="r", *args, **kwargs):
+    if any(letter in mode for letter in os.environ.get("FAIL_MODE", "wax+")):
+        refuse(file)
+    return _open(file, mode, *args, **kwargs)
+
+
+def created(path, flags, *args, **kwargs):
+    if flags & os.O_CREAT:
+        refuse(path)
+    return _os_open(path, flags, *args, **kwargs)
+
+
+io.open = builtins.open = opened
+os.open = created

@@ -1,0 +1,258 @@
+"""What the operating system refuses is one line that names the path and the remedy, on every rank, wherever it is met."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import errno
+import json
+import os
+import pathlib
+import shutil
+
+import pytest
+import ranks
+import savers
+
+from ddptrain import checkpoint, errors, files, hardware
+
+TINY = (
+    "--layers", 1, "--heads", 1, "--width", 16, "--seq-len", 16, "--batch", 2, "--precision", "fp32", "--eval-rows", 4,
+    "--steps", 4, "--epoch-steps", 2,
+)  # fmt: skip
+SMALL = ("-b", "1K", "-e", "1K", "-n", 1, "-w", 0)
+
+
+def one_line(result: ranks.Result, *words: str) -> str:
+    assert (result.codes[0], all(result.codes)) == (2, True), result.output
+    assert "Traceback" not in result.output
+    (line,) = result.fatal()
+    for word in words:
+        assert word in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "remedy"),
+    [
+        ("run/.", "EACCES", "Permission denied; give user"),
+        ("run/.", "EROFS", "mounted read-only"),
+        ("run/config", "EDQUOT", "make room: remove runs"),
+        ("run/metrics.jsonl", "EACCES", "Permission denied; give user"),
+        ("epoch-0001.tmp-local/rank-0000/model.pt", "EROFS", "mounted read-only"),
+        ("epoch-0001.tmp-local/rank-0000/model.pt", "ENOSPC", "MiB were free; make room: remove runs"),
+        ("run/summary.json", "EIO", "look at the filesystem"),
+        ("report/.", "EACCES", "--report-json"),
+    ],
+)
+def test_train_tells_what_it_could_not_write(
+    dataset: pathlib.Path, tmp_path: pathlib.Path, where: str, number: str, remedy: str
+):
+    where = where.replace("run/.", f"{tmp_path}/run/.").replace("report/.", f"{tmp_path}/report/.")
+    result = ranks.run(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", "--report-json", tmp_path / "report" / "r.json", *TINY,
+        accident="accident_os", FAIL_AT=where.replace("summary.json", ".summary.json").replace("run/config", "run/.config"), FAIL_ERRNO=number,
+    )  # fmt: skip
+    one_line(result, os.strerror(getattr(errno, number)), remedy, str(tmp_path))
+    assert bool(result.marked("CONFIG")) == ("/." not in where), "a folder is tried before any work"
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_whole(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    run = ("train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY)
+    full = {"FAIL_AT": "epoch-0002.tmp-local/", "FAIL_ERRNO": "ENOSPC"}
+    for more in ((), ("--checkpoint-format", "dcp")):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        result = ranks.run(2, *run, *more, accident="accident_os", **full)
+        one_line(result, "epoch-0002: No space left on device: it needs 1 MiB, ", "the checkpoints before it are whole")
+        assert (tmp_path / "run" / "latest").readlink().name == "epoch-0001"
+        assert not list((tmp_path / "run").glob("epoch-0002*"))
+        assert checkpoint.verify(tmp_path / "run" / "epoch-0001").step == 2
+        ranks.succeed(2, *run, *more)
+
+
+@pytest.mark.parametrize(
+    ("argv", "where"),
+    [
+        (("smoke", "--run-dir", "{tmp}/run"), "{tmp}/run/."),
+        (("smoke", "--report-json", "{tmp}/out/r.json"), "{tmp}/out/."),
+        (("collectives", *SMALL, "--json", "{tmp}/out/r.json"), "{tmp}/out/."),
+        (("collectives", *SMALL, "--plot", "{tmp}/out/r.png"), "{tmp}/out/."),
+        (("collectives", *SMALL, "--run-dir", "{tmp}/run"), "{tmp}/run/."),
+    ],
+)
+def test_where_the_result_will_go_is_tried_first(tmp_path: pathlib.Path, argv: tuple[object, ...], where: str):
+    given = [str(word).format(tmp=tmp_path) for word in argv]
+    result = ranks.run(2, *given, accident="accident_os", FAIL_AT=where.format(tmp=tmp_path), FAIL_ERRNO="EROFS")
+    one_line(result, given[-2], "cannot be written", "mounted read-only")
+    assert not result.marked("RESULT")
+
+
+@pytest.mark.parametrize("where", ["out/.", "shard-", "part-", ".dataset.json"])
+def test_prepare_tells_what_it_could_not_write(text_dir: pathlib.Path, tmp_path: pathlib.Path, where: str):
+    argv = ("prepare", "--source", text_dir, "--output", tmp_path / "out", "--tokenizer", "byte", "--workers", 1)
+    result = ranks.run(1, *argv, accident="accident_os", FAIL_AT=where, FAIL_ERRNO="ENOSPC")
+    one_line(result, "No space left on device", "make room", str(tmp_path / "out"))
+    assert bool(result.marked("DATA")) == (where != "out/.")
+
+
+def test_prepare_with_workers_ends_at_the_first_that_cannot_write(text_dir: pathlib.Path, tmp_path: pathlib.Path):
+    argv = ("prepare", "--source", text_dir, "--output", tmp_path / "out", "--tokenizer", "byte", "--part-mib", 0.03)
+    result = ranks.run(1, *argv, "--workers", 2, accident="accident_small_files")
+    one_line(result, "File too large", "ulimit -f", str(tmp_path / "out"))
+
+
+def test_paths_with_a_file_for_a_folder(dataset: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
+    (tmp_path / "file").touch()
+    bad = tmp_path / "file" / "run"
+    for size, argv in [
+        (2, ("train", "--data", dataset, "--run-dir", bad, *TINY)), (2, ("smoke", "--run-dir", bad)),
+        (2, ("collectives", *SMALL, "--json", bad / "x")), (1, ("prepare", "--source", text_dir, "--output", bad)),
+    ]:  # fmt: skip
+        one_line(ranks.run(size, *argv), str(bad), "Not a directory", "a file stands for a folder")
+    one_line(ranks.run(2, "smoke", "--report-json", tmp_path), "is a folder; give the name of a file")
+
+
+def test_inspect_tells_what_it_cannot_read(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    shutil.copytree(dataset, tmp_path / "d")
+    denied = {"FAIL_ERRNO": "EIO", "FAIL_MODE": "r"}
+    result = ranks.run(1, "inspect", tmp_path / "d", accident="accident_os", FAIL_AT="nothing", **denied)
+    assert result.codes == [0]
+    result = ranks.run(1, "inspect", tmp_path / "d", accident="accident_os", FAIL_AT="dataset.json", **denied)
+    assert result.codes == [1]
+    assert "dataset.json cannot be read" in result.fatal()[0]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    result = ranks.run(1, "inspect", tmp_path / "run", accident="accident_os", FAIL_AT="metrics.jsonl", **denied)
+    one_line(result, "metrics.jsonl: Input/output error; look at the filesystem")
+
+
+def test_a_shard_that_cannot_be_read_is_damage(dataset: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    from ddptrain import shards
+
+    def broken(path: pathlib.Path) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    opened = shards.open_dataset(dataset)
+    monkeypatch.setattr(files, "crc32", broken)
+    found = shards.damaged(opened)
+    assert len(found) == sum(len(split) for split in opened.splits.values())
+    assert found[0].startswith(f"shard {opened.splits['train'][0].path}: Input/output error")
+
+
+def as_nobody(folder: str, report: str) -> None:
+    out = os.open(report, os.O_WRONLY)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    told = [str(files.may_write(pathlib.Path(folder) / "run"))]
+    try:
+        files.need_folder(pathlib.Path(folder) / "run", "--run-dir")
+    except errors.UserError as e:
+        told.append(str(e))
+    os.write(out, json.dumps([os.geteuid(), *told]).encode())
+
+
+def test_a_folder_of_another_user_is_told(tmp_path: pathlib.Path):
+    report = tmp_path / "report"
+    report.touch()
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    process = ranks.CONTEXT.Process(target=as_nobody, args=(str(tmp_path / "theirs"), str(report)))
+    process.start()
+    process.join()
+    user, may, text = json.loads(report.read_text())
+    assert may == "False"
+    assert text == f"--run-dir {tmp_path / 'theirs' / 'run'} cannot be written: " + (
+        f"{tmp_path / 'theirs' / 'run'}: Permission denied; give user {user} the right to it, or another path"
+    )
+
+
+def test_under_srun_a_run_folder_that_nobody_can_write_ends_all_at_once(tmp_path: pathlib.Path):
+    (tmp_path / "file").touch()
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    processes = []
+    for rank, log in enumerate(logs):
+        env = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}  # fmt: skip
+        log.touch()
+        argv = ["smoke", "--run-dir", str(tmp_path / "file" / "run")]
+        processes.append(ranks.CONTEXT.Process(target=ranks._rank, args=(argv, env, str(log), None)))
+        processes[-1].start()
+    for process in processes:
+        process.join(100)  # the others would wait for rank 0's address for two minutes
+    assert [process.exitcode for process in processes] == [2, 1], [log.read_text() for log in logs]
+    assert "Not a directory" in ranks.Result([2], logs[0].read_text()).fatal()[0]
+    assert "cannot be written" in logs[1].read_text()
+
+
+def test_room_on_juicefs_comes_back_late(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 0:20 / / rw - ext4 /dev/sda rw\n30 22 0:40 / /shared rw,nosuid shared:1 - fuse.juicefs JuiceFS:vol rw\n"
+        "31 30 0:41 / /shared/my\\040disk rw - xfs /dev/sdb rw\n"
+    )
+    assert files._filesystem(pathlib.Path("/shared/runs/x"), mounts) == "fuse.juicefs"
+    assert files._filesystem(pathlib.Path("/shared/my disk/x"), mounts) == "xfs"
+    assert files._filesystem(pathlib.Path("/sharedx"), mounts) == "ext4"
+    assert files._filesystem(pathlib.Path("/"), tmp_path / "none") == ""
+    assert "trash" not in files.make_room(tmp_path)
+    monkeypatch.setattr(files, "_is_juicefs", lambda _: True)
+    assert "JuiceFS keeps what is removed for its volume's trash-days" in files.make_room(tmp_path)
+
+
+def group(folder: pathlib.Path, **values: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in values.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{value}\n")
+
+
+def test_a_jobs_memory_limit_is_found_at_any_level_of_version_2(tmp_path: pathlib.Path):
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
+    job = root / "system.slice" / "slurmstepd.scope" / "job_7"
+    stat = "anon 1\nactive_file 300\ninactive_file 100\nslab 9"
+    group(root / "system.slice", memory_max="max", memory_current=9000, memory_stat=stat)
+    group(job, memory_max=5000, memory_current=2000, memory_stat=stat)
+    group(job / "step_0" / "user" / "task_0", memory_max="max", memory_current=1500, memory_stat=stat)
+    assert hardware.cgroup_left(own, root) == [5000 - 2000 + 400]
+    group(job / "step_0", memory_max=2500, memory_current=1500, memory_stat=stat)
+    assert min(hardware.cgroup_left(own, root)) == 2500 - 1500 + 400
+    group(root, memory_max=1500, memory_current=1500, memory_stat=stat)  # a container sees its own limit at the root
+    assert min(hardware.cgroup_left(own, root)) == 400
+
+
+def test_a_jobs_memory_limit_is_found_in_version_1(tmp_path: pathlib.Path):
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text("12:pids:/x\n5:cpuset,memory:/slurm/uid_0/job_7/step_0\n1:name=systemd:/x\n0::/x\n")
+    stat = "cache 7\ntotal_active_file 30\ntotal_inactive_file 10\nactive_file 1"
+    job = root / "memory" / "slurm" / "uid_0" / "job_7"
+    group(job, memory_limit_in_bytes=900, memory_usage_in_bytes=500, memory_stat=stat)
+    group(job / "step_0", memory_limit_in_bytes=1 << 62, memory_usage_in_bytes=400, memory_stat=stat)
+    assert min(hardware.cgroup_left(own, root)) == 900 - 500 + 40
+    assert hardware.cgroup_left(tmp_path / "none", root) == []
+
+
+def test_the_estimate_knows_the_jobs_limit(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    monkeypatch.setattr(hardware, "cgroup_left", lambda *_: [8 << 30, 3 << 30])
+    monkeypatch.setattr(hardware, "_meminfo", lambda _: 100 << 30)
+    assert hardware.available_bytes(torch.device("cpu"), 2) == (3 << 30) // 2
+    with pytest.raises(errors.UserError, match=r"need 1\.6 GiB on each rank, 1\.5 GiB is free"):
+        hardware.need_memory(109_000_000, torch.device("cpu"), sharers=2, extra_bytes=0)
+
+
+def test_a_write_that_the_system_refuses_without_a_name_gets_one(tmp_path: pathlib.Path):
+    with pytest.raises(OSError, match="No space left") as refused, files.naming(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert files.explain(refused.value).startswith(f"{tmp_path / 'x'}: No space left on device; make room")
+
+
+def test_the_saver_counts_what_a_checkpoint_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self: checkpoint.Draft, name: str, value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.Draft, "add", full)
+    monkeypatch.setattr(files, "free_bytes", lambda _: 7 << 20)
+    saver = checkpoint.Saver(tmp_path, keep=2, attempt="test")
+    saver.save("epoch-0001", savers.state(1), {"moments": savers.state(1)}, savers.meta(1), [])
+    need = -(-sum(tensor.nbytes for tensor in savers.state(1).values()) * 2 >> 20)
+    with pytest.raises(errors.UserError, match=rf"it needs {need} MiB, 7 MiB were free; make room"):
+        saver.wait()
+    saver.close()
