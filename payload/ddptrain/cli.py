@@ -15,6 +15,7 @@ from ddptrain import __version__, config, errors, files, inspection, markers, pr
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which tells the user and may hold the rendezvous store, must have done so by then.
 _GRACE_S = 1.5
+_LATE = re.compile(r"Timed out waiting|[Oo]peration timed out|collective operation timeout").search
 _LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote process exited").search
 
 EXAMPLES = """examples:
@@ -89,8 +90,10 @@ def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) 
         args.run_dir = options.run_dir  # of train it may come from the TOML file
     except errors.UserError as e:
         problem = str(e)
-    device = options.device if options else "cpu"
-    with distributed.joined(device, _run_dir(args), problem, lambda e: _tell(e, args)) as world:
+    device, minutes = (options.device, options.timeout_minutes) if options else ("cpu", config.TIMEOUT_MINUTES)
+    args.timeout_minutes = minutes
+    joined = distributed.joined(device, _run_dir(args), problem, lambda e: _tell(e, args), timeout_minutes=minutes)
+    with joined as world:
         run(options, world)
     return 0
 
@@ -229,7 +232,7 @@ def _tell(e: Exception, args: argparse.Namespace) -> None:
         text, retry = files.explain(e), True
     else:
         traceback.print_exception(e)
-        text, retry = _explain(e), True
+        text, retry = _explain(e, getattr(args, "timeout_minutes", None)), True
     markers.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
     name = getattr(args, "name", None)
@@ -254,10 +257,15 @@ def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:
     return pathlib.Path(from_env) if from_env and getattr(args, "name", None) == "train" else None
 
 
-def _explain(e: Exception) -> str:
+def _explain(e: Exception, timeout_minutes: float | None) -> str:
     text = f"{type(e).__name__}: {e}"
     if "out of memory" in text.lower() or "can't allocate memory" in text or isinstance(e, MemoryError):
         return "out of memory; lower --batch (and raise --grad-accum to keep the step's size), --seq-len or --model"
+    if timeout_minutes is not None and _LATE(text):
+        return (
+            f"a rank did not answer within --timeout-minutes {timeout_minutes:g}: it hangs or is far behind; look at "
+            f"its log, or raise the timeout: {e}"
+        )
     if _LOST(text):  # gloo's and NCCL's words; whoever failed otherwise would have told by now
         return f"a rank was lost, killed (for want of memory?) or with its host; look at its log: {e}"
     return text

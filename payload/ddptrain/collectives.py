@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddptrain import distributed, errors, files, markers, report
+from ddptrain import config, distributed, errors, files, markers, report
 
 PERIOD = 61  # of the values that are reduced
 DTYPES: dict[str, torch.dtype] = {
@@ -62,6 +62,7 @@ class Options:
     json: pathlib.Path | None
     plot: pathlib.Path | None
     device: str
+    timeout_minutes: float
     run_dir: pathlib.Path | None
 
 
@@ -234,6 +235,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-J", "--json", type=pathlib.Path, help="also write the figures to this file")
     add("--plot", type=pathlib.Path, help="also draw the bus bandwidth by size into this PNG")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are some")
+    config.add_timeout(parser)
     add("--run-dir", type=pathlib.Path, help="folder for the rendezvous under srun and for the outcome")
 
 
@@ -246,6 +248,7 @@ def check(args: argparse.Namespace) -> Options:
         least = {"step_factor": 2, "iters": 1, "warmup_iters": 0, "root": 0}[flag]
         if getattr(args, flag) is not None and getattr(args, flag) < least:
             raise errors.UserError(f"--{flag.replace('_', '-')} {getattr(args, flag)}: must be at least {least}")
+    config.check_timeout(args.timeout_minutes)
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(Options)}
     sizes = {
         flag: parse_bytes(f"--{flag.replace('_', '-')}", values[flag])

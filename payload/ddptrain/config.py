@@ -22,6 +22,13 @@ MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 AUTO = "depends on the device"
 MAX_PROFILED_STEPS = 1000  # a trace of more is too large to look at
 
+TIMEOUT_MINUTES = 30.0
+_LEAST_TIMEOUT, _MOST_TIMEOUT = 0.1, 1440.0
+_TIMEOUT = (
+    "how long ranks wait for one another before a hang ends the run; a checkpoint that waits for a slow filesystem, or "
+    "a first compilation, must fit into it"
+)
+
 
 def _option(default: typing.Any, group: str, text: str, kind: type | None = None, **more: typing.Any) -> typing.Any:
     return dataclasses.field(
@@ -47,6 +54,7 @@ class Config:
     )
     seed: int = _option(42, "run", "seed of weights, order and dropout", least=0)
     deterministic: bool = _option(False, "run", "only operations that give the same bits every time; slower on GPUs")
+    timeout_minutes: float = _option(TIMEOUT_MINUTES, "run", _TIMEOUT, least=_LEAST_TIMEOUT, most=_MOST_TIMEOUT)
     report_json: pathlib.Path | None = _option(None, "run", "also write the summary to this file", pathlib.Path)
 
     model: str | None = _option(None, "model", "size (default: tiny on a CPU, gpt2 on a GPU)", str, choices=MODELS)
@@ -167,6 +175,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(
                 flag, type=kind, default=None, choices=meta.get("choices"), metavar=_metavar(meta), help=text
             )
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Declare `--timeout-minutes` for the commands that are not trainings."""
+    text = f"{_TIMEOUT.partition(';')[0]} (default: {TIMEOUT_MINUTES:g})"
+    parser.add_argument("--timeout-minutes", type=float, default=TIMEOUT_MINUTES, metavar="X", help=text)
+
+
+def check_timeout(minutes: float) -> None:
+    """Raise UserError when the timeout cannot be."""
+    _check("timeout_minutes", minutes)
 
 
 def from_arguments(args: argparse.Namespace) -> Config:

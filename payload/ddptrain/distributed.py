@@ -27,10 +27,9 @@ import typing
 import torch
 import torch.distributed as dist
 
-from ddptrain import errors, files, markers
+from ddptrain import config, errors, files, markers
 
 INIT_TIMEOUT_S = 120
-COLLECTIVE_TIMEOUT_S = 1800  # a checkpoint, a first compilation or a slow filesystem may hold a rank up for minutes
 WATCH_S = 1.0
 TELLING_S = 10.0  # how long the first rank that gives up has to tell why
 STUCK_S = 15.0  # after SIGTERM; launchers and Slurm send SIGKILL after 30 s
@@ -199,14 +198,19 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def joined(
-    device: str, run_dir: pathlib.Path | None = None, problem: str | None = None, tell: Tell | None = None
+    device: str,
+    run_dir: pathlib.Path | None = None,
+    problem: str | None = None,
+    tell: Tell | None = None,
+    *,
+    timeout_minutes: float = config.TIMEOUT_MINUTES,
 ) -> collections.abc.Iterator[World]:
     """Yield the world, and take it down at the end. A rank with a `problem` tells it to all, and none enters.
 
     Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the first of
     them calls `tell` with its exception, which goes on; then the others leave, with PeerError where they can.
     """
-    world = _join(device, run_dir, problem, tell or (lambda _: None))
+    world = _join(device, run_dir, problem, tell or (lambda _: None), timeout_minutes)
     before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS} if _in_main_thread() else {}
     arrived = signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False) if before else -1
     try:
@@ -261,7 +265,7 @@ def _may_work_again(e: Exception) -> bool:
     return e.retry if isinstance(e, errors.UserError) else isinstance(e, OSError)
 
 
-def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: Tell) -> World:
+def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: Tell, timeout_minutes: float) -> World:
     here = place()
     device = torch.device("cpu")
     try:
@@ -271,7 +275,7 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else "cpu"
     own = {"rank": here.rank, "host": socket.gethostname(), "device": name}
-    timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    timeout = datetime.timedelta(minutes=timeout_minutes)
     if here.size == 1:
         store: typing.Any = dist.HashStore()
         if problem is not None:

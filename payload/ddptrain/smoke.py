@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn import parallel
 
-from ddptrain import distributed, errors, files, markers, report
+from ddptrain import config, distributed, errors, files, markers, report
 
 HIDDEN = 256
 IMPROVED_BELOW = 0.7  # the last loss has improved when it is below this share of the first
@@ -33,6 +33,7 @@ class Options:
     lr: float
     seed: int
     device: str
+    timeout_minutes: float
     run_dir: pathlib.Path | None
     report_json: pathlib.Path | None
 
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
     )
+    config.add_timeout(parser)
     parser.add_argument("--run-dir", type=pathlib.Path, help="folder for summary.json, metrics.jsonl and loss.png")
     parser.add_argument("--report-json", type=pathlib.Path, help="also write the figures to this file")
 
@@ -65,6 +67,7 @@ def check(args: argparse.Namespace) -> Options:
             raise errors.UserError(f"--{name} {getattr(options, name)}: must be at least {least}")
     if not 0 < options.lr < float("inf"):
         raise errors.UserError(f"--lr {options.lr}: must be above 0")
+    config.check_timeout(options.timeout_minutes)
     return options
 
 

@@ -481,3 +481,25 @@ def test_memory_and_disk_are_checked_before_anything_is_built(tmp_path: pathlib.
     monkeypatch.setattr("ddptrain.files.free_bytes", lambda _: 10)
     with pytest.raises(errors.UserError, match=r"too little space in .* make room"):
         hardware.need_disk(tmp_path, 1000)
+
+
+@pytest.mark.parametrize("command", ["train", "smoke", "collectives"])
+def test_a_rank_that_hangs_is_found_by_the_timeout(command: str, dataset: pathlib.Path, tmp_path: pathlib.Path):
+    """Rank 1 sleeps; rank 0 tells it, and then both leave."""
+    more = ("--data", dataset, *TINY, "--steps", 9) if command == "train" else ()
+    result = ranks.run(
+        2, command, "--run-dir", tmp_path / "run", *more, "--timeout-minutes", 0.1,
+        accident="accident_hang", HANG_AT="3" if command == "train" else "0", RUN_ATTEMPT_ID="3.r0",
+    )  # fmt: skip
+    assert all(result.codes), result.output
+    (line,) = result.fatal()
+    assert "a rank did not answer within --timeout-minutes 0.1: it hangs or is far behind" in line
+    assert json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())["retry"] is True
+
+
+@pytest.mark.parametrize("command", ["train", "smoke", "collectives"])
+def test_a_timeout_has_bounds(command: str, dataset: pathlib.Path, tmp_path: pathlib.Path):
+    more = ("--data", dataset, "--run-dir", tmp_path / "run") if command == "train" else ()
+    for minutes, words in {"0": "must be at least 0.1", "1441": "must be at most 1440", "nan": "a finite"}.items():
+        result = ranks.run(1, command, *more, "--timeout-minutes", minutes)
+        assert words in result.fatal()[0]
