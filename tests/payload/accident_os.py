@@ -5,18 +5,19 @@ import builtins
 import errno
 import io
 import os
+import typing
 
 _open, _os_open = io.open, os.open
 
 
-def refuse(path: object) -> None:
+def refuse(path: typing.Any) -> None:
     if not isinstance(path, int) and os.environ["FAIL_AT"] in os.fspath(path):
         number = getattr(errno, os.environ["FAIL_ERRNO"])
         raise OSError(number, os.strerror(number), os.fspath(path))
 
 
 def opened(file, mode="r", *args, **kwargs):
-    if any(letter in mode for letter in os.environ.get("FAIL_MODE", "wax+")):
+    if any(letter in mode for letter in os.environ["FAIL_MODE"]):
         refuse(file)
     return _open(file, mode, *args, **kwargs)
 

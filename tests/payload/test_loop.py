@@ -1,12 +1,20 @@
 """The training loop by itself: what a step does, however it is spread over ranks and passes."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import collections.abc
+import contextlib
+import dataclasses
+import itertools
 import json
+import math
 import pathlib
 
 import conftest
 import pytest
 import ranks
+import torch
+
+from ddptrain import checkpoint, config, distributed, model, planning, reader, sampler, shards, train
 
 STEPS = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--precision", "fp32", "--eval-rows", 16,
@@ -34,14 +42,16 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder / "d"
 
 
-def test_with_masked_prompts_a_step_is_the_mean_over_its_tokens_however_it_is_spread(
-    unlike: pathlib.Path, tmp_path: pathlib.Path
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_step_is_the_mean_over_its_tokens_however_it_is_spread(
+    masked: bool, dataset: pathlib.Path, unlike: pathlib.Path, tmp_path: pathlib.Path
 ):
     """Eight sequences as one batch, in four passes, on two ranks in two passes each: the same loss and gradient."""
+    data = unlike if masked else dataset
     spread = {"one": (1, 8, 1), "passes": (1, 2, 4), "ranks": (2, 2, 2)}
     for name, (size, batch, accumulate) in spread.items():
         flags = ("--batch", batch, "--grad-accum", accumulate)
-        ranks.succeed(size, "train", "--data", unlike, "--run-dir", tmp_path / name, *STEPS, *flags)
+        ranks.succeed(size, "train", "--data", data, "--run-dir", tmp_path / name, *STEPS, *flags)
     for figures in (conftest.losses, norms, conftest.val_losses):
         wanted = figures(tmp_path / "one")
         assert len(set(wanted.values())) == len(wanted) > 0
@@ -69,3 +79,197 @@ def test_a_step_with_nothing_to_learn_has_no_loss_and_breaks_nothing(tmp_path: p
     assert (summary["first_loss"], summary["last_loss"]) == (learned[0], learned[-1])
     assert "nan" not in result.output.lower()
     assert "verified: whole" in ranks.succeed(1, "inspect", tmp_path / "run").output
+
+
+@pytest.fixture
+def build(
+    dataset: pathlib.Path, tmp_path: pathlib.Path
+) -> collections.abc.Iterator[collections.abc.Callable[..., train.Training]]:
+    """A training in this process: `build(steps=..., epoch_steps=..., accumulate=..., **settings)`."""
+    opened = shards.open_dataset(dataset)
+    with distributed.joined("cpu") as world, contextlib.ExitStack() as stack:
+
+        def make(*, steps: int = 4, epoch_steps: int = 4, accumulate: int = 1, **more: object) -> train.Training:
+            shape = model.Shape(1, 2, 16, 16, 320, float(str(more.get("dropout", 0.0))))
+            given = config.Config(run_dir=tmp_path, data=dataset, precision="fp32", lr=0.01, seq_len=16, eval_rows=8)
+            settings = config.complete(dataclasses.replace(given, **more), "cpu", {})  # pyright: ignore[reportArgumentType]
+            training = train.Training(
+                settings=settings, world=world, dataset=opened,
+                plan=sampler.make_plan(1, 16, 4, opened.tokens("train")),
+                batching=planning.Batching(4, 4 // accumulate, accumulate),
+                schedule=planning.Schedule(steps, epoch_steps, 0.01, 0.001, 0),
+                kind=model.Kind({"kind": "gpt"}, model.count(shape), lambda: model.GPT(shape)),
+            )  # fmt: skip
+            return stack.enter_context(training)
+
+        yield make
+
+
+def rows(training: train.Training) -> torch.Tensor:
+    with reader.Reader(
+        training.dataset, training.plan, rank=0, size=1, start=0, stop=1, device=torch.device("cpu")
+    ) as batches:
+        return batches.next()
+
+
+@pytest.mark.parametrize(("clip", "bound"), [(0.02, 0.02), (0.0, math.inf), (1e6, math.inf)])
+def test_clipping_bounds_what_the_optimiser_gets(
+    build: collections.abc.Callable[..., train.Training], clip: float, bound: float
+):
+    training = build(clip=clip)
+    got: list[float] = []
+    training.optimizer.register_step_pre_hook(
+        lambda *_: got.append(
+            math.hypot(*(p.grad.norm().item() for p in training.core.parameters() if p.grad is not None))
+        )
+    )
+    _, norm, _ = training._step(rows(training), lr=0.0)
+    assert norm.item() > 0.02
+    assert got == [pytest.approx(min(norm.item(), bound), rel=1e-4)]
+
+
+def test_the_rate_of_the_step_is_the_schedules(build: collections.abc.Callable[..., train.Training]):
+    training = build()
+    before = [p.detach().clone() for p in training.core.parameters()]
+    training._step(rows(training), lr=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, training.core.parameters(), strict=True))
+    training._step(rows(training), lr=0.5)
+    moved = max((a - b).abs().max().item() for a, b in zip(before, training.core.parameters(), strict=True))
+    assert 0.4 < moved < 0.7  # AdamW moves by about the rate
+    assert all(p.grad is None for p in training.core.parameters()), "the next step would add to them"
+
+
+def test_gradients_are_exchanged_in_the_last_pass_only(build: collections.abc.Callable[..., train.Training]):
+    training = build(accumulate=4)
+    training.world = dataclasses.replace(training.world, place=distributed.Place(0, 2, 0, 2, "torchrun"))
+    told: list[str] = []
+
+    class Ddp(torch.nn.Module):
+        def forward(self, *args: torch.Tensor) -> torch.Tensor:
+            told.append(f"pass of {len(args[0])}")
+            return training.core(*args)
+
+        @contextlib.contextmanager
+        def no_sync(self) -> collections.abc.Iterator[None]:
+            told.append("quiet")
+            yield
+            told.append("end")
+
+    training.ddp = Ddp()
+    training._step(rows(training), lr=0.01)
+    assert told == ["quiet", "pass of 1", "end"] * 3 + ["pass of 1"]
+
+
+def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., train.Training]):
+    training = build(dropout=0.5)
+    training._step(rows(training), lr=0.01)
+    before = [t.clone() for t in checkpoint._tensors([training.core.state_dict(), training.optimizer.state_dict()])]
+    states = checkpoint.random_states()
+    found = {training.evaluate() for _ in range(3)}
+    after = [*checkpoint._tensors([training.core.state_dict(), training.optimizer.state_dict()])]
+    assert len(found) == 1, "no dropout, and the same rows each time"
+    assert training.core.training
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(p.grad is None for p in training.core.parameters())
+    for a, b in zip(checkpoint._tensors(states), checkpoint._tensors(checkpoint.random_states()), strict=True):
+        assert torch.equal(a, b)
+    assert states["python"] == checkpoint.random_states()["python"]
+
+
+def test_only_an_improvement_is_the_best(
+    build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    training = build(steps=6, epoch_steps=1)
+    losses = iter([3.0, 2.5, 2.5, 2.75, 2.25, 9.0])
+    bests: list[str] = []
+    save = train.Training._save
+    monkeypatch.setattr(train.Training, "evaluate", lambda _: next(losses))
+    monkeypatch.setattr(
+        train.Training,
+        "_save",
+        lambda self, step, *, ends_epoch, is_best=False: (
+            bests.append(step) if is_best else None,
+            save(self, step, ends_epoch=ends_epoch, is_best=is_best),
+        ),
+    )
+    assert training.run(0.0) == train.DONE
+    assert bests == [1, 2, 5]
+    assert (tmp_path / "best").readlink().name == "epoch-0005"
+    assert (tmp_path / "latest").readlink().name == "epoch-0006"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["best_loss"], summary["best_step"], summary["val_loss"]) == (2.25, 5, 9.0)
+
+
+def test_the_last_epoch_may_be_short(build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path):
+    training = build(steps=7, epoch_steps=3)
+    assert training.run(0.0) == train.DONE
+    assert list(conftest.val_losses(tmp_path)) == [3, 6, 7]
+    assert checkpoint.verify(tmp_path / "epoch-0003").step == 7
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["epoch"]) for r in records if r["kind"] == "step"] == [
+        (1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2), (7, 3)
+    ]  # fmt: skip
+
+
+def test_the_schedule_at_its_edges():
+    def rates(steps: int, warmup: int, floor: float = 0.1) -> list[float]:
+        schedule = planning.Schedule(steps=steps, epoch_steps=steps, peak=1.0, floor=floor, warmup=warmup)
+        return [schedule.lr(step) for step in range(steps)]
+
+    assert rates(1, 0) == [1.0]
+    assert rates(4, 0)[0] == 1.0, "without warm-up the first step has the peak"
+    assert rates(4, 3) == [0.25, 0.5, 0.75, 1.0], "a warm-up to the last step"
+    assert rates(5, 0, floor=1.0) == [1.0] * 5
+    assert rates(5, 1)[3] == pytest.approx(0.1 + 0.45)  # half-way down the cosine
+    late = planning.Schedule(steps=4, epoch_steps=4, peak=1.0, floor=0.1, warmup=0)
+    assert late.lr(4) == late.lr(400) == pytest.approx(0.1)
+    assert (late.epoch(0), late.epoch(4), late.ends_epoch(3), late.ends_epoch(4)) == (1, 1, False, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "wanted"),
+    [
+        ({}, "cpu", (200, 50, 20)),
+        ({"steps": 3}, "cpu", (3, 3, 0)),
+        ({"steps": 1, "warmup": 9}, "cpu", (1, 1, 0)),
+        ({"epochs": 2}, "cpu", (160, 80, 16)),
+        ({"epochs": 2, "epoch_steps": 7}, "cpu", (14, 7, 1)),
+        ({}, "cuda", (80, 80, 8)),
+        ({"steps": 10_000}, "cuda", (10_000, 80, 700)),
+    ],
+)
+def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device: str, wanted: tuple[int, int, int]):
+    asked = config.Config(**given)  # pyright: ignore[reportArgumentType]
+    found = planning.make_schedule(asked, config.complete(asked, device, {}), 80, device)
+    assert (found.steps, found.epoch_steps, found.warmup) == wanted
+    assert found.floor == pytest.approx(0.1 * found.peak)
+
+
+def test_a_resumed_runs_metrics_are_complete_and_say_nothing_twice(dataset: pathlib.Path, tmp_path: pathlib.Path):
+    """Killed at step 13, its line cut short; it goes on behind step 10, and what it had said of 11 and 12 is gone."""
+    run = (
+        "train",
+        "--data",
+        dataset,
+        "--run-dir",
+        tmp_path / "run",
+        *STEPS,
+        "--batch",
+        4,
+        "--steps",
+        20,
+        "--epoch-steps",
+        5,
+    )
+    ranks.run(2, *run, accident="accident_kill", DIE_AT="13", DIE_RANK="1")
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"kind": "step", "step": 13, "lo')
+    assert '"step": 12' in path.read_text()
+    ranks.succeed(2, *run)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["step"] for r in records if r["kind"] == "step"] == list(range(1, 21))
+    assert [r["step"] for r in records if r["kind"] == "eval"] == [5, 10, 15, 20]
+    assert [r["step"] for r in records] == sorted(r["step"] for r in records)
+    tokens = [r["tokens"] for r in records if r["kind"] == "step"]
+    assert tokens == [step * 8 * 32 for step in range(1, 21)]
+    assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(records))

@@ -20,6 +20,11 @@ TINY = (
 SMALL = ("-b", "1K", "-e", "1K", "-n", 1, "-w", 0)
 
 
+def refused(size: int, *argv: object, at: str, error: str, mode: str = "wax+") -> ranks.Result:
+    """Run while files with `at` in their path cannot be opened to write."""
+    return ranks.run(size, *argv, accident="accident_os", FAIL_AT=at, FAIL_ERRNO=error, FAIL_MODE=mode)
+
+
 def one_line(result: ranks.Result, *words: str) -> str:
     assert (result.codes[0], all(result.codes)) == (2, True), result.output
     assert "Traceback" not in result.output
@@ -32,34 +37,32 @@ def one_line(result: ranks.Result, *words: str) -> str:
 @pytest.mark.parametrize(
     ("where", "number", "remedy"),
     [
-        ("run/.", "EACCES", "Permission denied; give user"),
-        ("run/.", "EROFS", "mounted read-only"),
-        ("run/config", "EDQUOT", "make room: remove runs"),
+        ("{tmp}/run/.", "EACCES", "Permission denied; give user"),
+        ("{tmp}/run/.", "EROFS", "mounted read-only"),
+        ("run/.config", "EDQUOT", "make room: remove runs"),
         ("run/metrics.jsonl", "EACCES", "Permission denied; give user"),
         ("epoch-0001.tmp-local/rank-0000/model.pt", "EROFS", "mounted read-only"),
         ("epoch-0001.tmp-local/rank-0000/model.pt", "ENOSPC", "MiB were free; make room: remove runs"),
-        ("run/summary.json", "EIO", "look at the filesystem"),
-        ("report/.", "EACCES", "--report-json"),
+        ("run/.summary.json", "EIO", "look at the filesystem"),
+        ("{tmp}/report/.", "EACCES", "--report-json"),
     ],
 )
 def test_train_tells_what_it_could_not_write(
     dataset: pathlib.Path, tmp_path: pathlib.Path, where: str, number: str, remedy: str
 ):
-    where = where.replace("run/.", f"{tmp_path}/run/.").replace("report/.", f"{tmp_path}/report/.")
-    result = ranks.run(
+    result = refused(
         2, "train", "--data", dataset, "--run-dir", tmp_path / "run", "--report-json", tmp_path / "report" / "r.json", *TINY,
-        accident="accident_os", FAIL_AT=where.replace("summary.json", ".summary.json").replace("run/config", "run/.config"), FAIL_ERRNO=number,
+        at=where.format(tmp=tmp_path), error=number,
     )  # fmt: skip
     one_line(result, os.strerror(getattr(errno, number)), remedy, str(tmp_path))
-    assert bool(result.marked("CONFIG")) == ("/." not in where), "a folder is tried before any work"
+    assert bool(result.marked("CONFIG")) == ("{tmp}" not in where), "a folder is tried before any work"
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_whole(dataset: pathlib.Path, tmp_path: pathlib.Path):
     run = ("train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY)
-    full = {"FAIL_AT": "epoch-0002.tmp-local/", "FAIL_ERRNO": "ENOSPC"}
     for more in ((), ("--checkpoint-format", "dcp")):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        result = ranks.run(2, *run, *more, accident="accident_os", **full)
+        result = refused(2, *run, *more, at="epoch-0002.tmp-local/", error="ENOSPC")
         one_line(result, "epoch-0002: No space left on device: it needs 1 MiB, ", "the checkpoints before it are whole")
         assert (tmp_path / "run" / "latest").readlink().name == "epoch-0001"
         assert not list((tmp_path / "run").glob("epoch-0002*"))
@@ -79,7 +82,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(dataset: pathlib.Path, t
 )
 def test_where_the_result_will_go_is_tried_first(tmp_path: pathlib.Path, argv: tuple[object, ...], where: str):
     given = [str(word).format(tmp=tmp_path) for word in argv]
-    result = ranks.run(2, *given, accident="accident_os", FAIL_AT=where.format(tmp=tmp_path), FAIL_ERRNO="EROFS")
+    result = refused(2, *given, at=where.format(tmp=tmp_path), error="EROFS")
     one_line(result, given[-2], "cannot be written", "mounted read-only")
     assert not result.marked("RESULT")
 
@@ -87,7 +90,7 @@ def test_where_the_result_will_go_is_tried_first(tmp_path: pathlib.Path, argv: t
 @pytest.mark.parametrize("where", ["out/.", "shard-", "part-", ".dataset.json"])
 def test_prepare_tells_what_it_could_not_write(text_dir: pathlib.Path, tmp_path: pathlib.Path, where: str):
     argv = ("prepare", "--source", text_dir, "--output", tmp_path / "out", "--tokenizer", "byte", "--workers", 1)
-    result = ranks.run(1, *argv, accident="accident_os", FAIL_AT=where, FAIL_ERRNO="ENOSPC")
+    result = refused(1, *argv, at=where, error="ENOSPC")
     one_line(result, "No space left on device", "make room", str(tmp_path / "out"))
     assert bool(result.marked("DATA")) == (where != "out/.")
 
@@ -111,15 +114,13 @@ def test_paths_with_a_file_for_a_folder(dataset: pathlib.Path, text_dir: pathlib
 
 def test_inspect_tells_what_it_cannot_read(dataset: pathlib.Path, tmp_path: pathlib.Path):
     shutil.copytree(dataset, tmp_path / "d")
-    denied = {"FAIL_ERRNO": "EIO", "FAIL_MODE": "r"}
-    result = ranks.run(1, "inspect", tmp_path / "d", accident="accident_os", FAIL_AT="nothing", **denied)
-    assert result.codes == [0]
-    result = ranks.run(1, "inspect", tmp_path / "d", accident="accident_os", FAIL_AT="dataset.json", **denied)
+    assert refused(1, "inspect", tmp_path / "d", at="nothing", error="EIO", mode="r").codes == [0]
+    result = refused(1, "inspect", tmp_path / "d", at="dataset.json", error="EIO", mode="r")
     assert result.codes == [1]
     assert "dataset.json cannot be read" in result.fatal()[0]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
-    result = ranks.run(1, "inspect", tmp_path / "run", accident="accident_os", FAIL_AT="metrics.jsonl", **denied)
+    result = refused(1, "inspect", tmp_path / "run", at="metrics.jsonl", error="EIO", mode="r")
     one_line(result, "metrics.jsonl: Input/output error; look at the filesystem")
 
 
