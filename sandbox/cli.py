@@ -3,8 +3,10 @@
 import collections.abc
 import contextlib
 import functools
+import itertools
 import json
 import pathlib
+import re
 import signal
 import sys
 import time
@@ -20,9 +22,10 @@ from sandbox import model as rules
 from sandbox import view
 from sandbox.engine import Engine, Progress, parse_gpus
 from sandbox.hosts import HostError, Hosts
-from sandbox.store import Model, SandboxError, Store, Unit
+from sandbox.store import Application, Model, SandboxError, Store, Unit
 
 _OVERLAY = pathlib.Path(__file__).parent / "overlay.yaml"
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _SETTLED = ("active", "blocked", "error", "terminated")
 _UPDATE_ROUNDS = 6  # update-status rounds after a command, for units that wait for something that time brings
 _UPDATE_PAUSE_S = 5.0
@@ -116,6 +119,20 @@ def cli(context: click.Context, model: str) -> None:
     context.obj = Store(model)
 
 
+class _Duration(click.ParamType[float]):
+    """Seconds, written as Juju does: 90s, 5m, 1h30m."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", str(value))
+        if parts is None or not any(parts.groups()):
+            self.fail(f"{value!r} is no duration such as 90s, 5m or 1h30m", param, ctx)
+        hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+        return float(hours * 3600 + minutes * 60 + seconds)
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines as blocks, as `juju run` does."""
 
@@ -151,25 +168,29 @@ def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...
 
 
 @cli.command()
+@click.argument("names", nargs=-1)
 @click.option("--format", "form", type=click.Choice(["tabular", "json", "yaml"]), default="tabular")
-@click.option("--watch", is_flag=True, help="Show it again every two seconds, until interrupted.")
+@click.option("--relations", "--integrations", is_flag=True, help="Also show what is related.")
+@click.option(
+    "--watch", is_flag=False, flag_value="2s", type=_Duration(), help="Show it again every so often, such as 5s."
+)
 @click.pass_obj
 @_errors
-def status(store: Store, form: str, watch: bool) -> None:
-    """Show applications and units."""
+def status(store: Store, names: tuple[str, ...], form: str, *, relations: bool, watch: float | None) -> None:
+    """Show applications, units and machines; only those of NAMES where some are given."""
     while True:
-        model = store.load()
+        model = view.select(store.load(), names)
         if form == "tabular":
-            text = view.as_text(model)
+            text = view.as_text(model, relations=relations)
         else:
             data = view.as_data(model)
             text = json.dumps(data, indent=2) if form == "json" else yaml.safe_dump(data, sort_keys=False)
-        if watch:
+        if watch is not None:
             click.clear()
         click.echo(text)
-        if not watch:
+        if watch is None:
             return
-        time.sleep(2)
+        time.sleep(watch)
 
 
 @cli.command()
@@ -200,80 +221,185 @@ def demo(store: Store, bundle: pathlib.Path) -> None:
         click.echo(demonstration.show(engine.hosts, model, result, phases))
 
 
-@cli.command(context_settings={"ignore_unknown_options": True})
-@click.argument("unit")
-@click.argument("action")
-@click.argument("params", nargs=-1)
-@click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
+@cli.command()
+@click.argument("words", nargs=-1, required=True, metavar="UNIT... ACTION [KEY=VALUE]...")
+@click.option("--format", "form", type=click.Choice(["plain", "yaml", "json"]), default="plain", show_default=True)
+@click.option("--params", "file", type=click.Path(path_type=pathlib.Path), help="YAML with parameters; KEY=VALUE wins.")
+@click.option(
+    "--wait", type=_Duration(), help="As in Juju, which gives up after it; here the end is always waited for."
+)
 @click.pass_obj
 @_errors
-def run(store: Store, unit: str, action: str, params: tuple[str, ...], form: str) -> None:
-    """Run ACTION on UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
-    values = _assignments(params)
+def run(store: Store, words: tuple[str, ...], form: str, file: pathlib.Path | None, wait: float | None) -> None:
+    """Run ACTION on each UNIT (`trainer/0`, or `trainer/leader`) with key=value parameters, and show its results."""
+    del wait
+    names = list(itertools.takewhile(lambda word: "/" in word and "=" not in word, words))
+    action, *params = [*words[len(names) :], ""] if len(words) == len(names) else words[len(names) :]
+    if not names or not action or "=" in action:
+        raise click.UsageError("say which unit, and which action: trainer/0 submit-ddp nodes=2")
+    values = (_from_file(file) if file else {}) | _assignments(params)
+    shown: dict[str, dict[str, typing.Any]] = {}
     session = _Session(store)
     with session.open() as (model, engine):
-        if unit.endswith("/leader"):
-            unit = model.leader(model.application(unit.removesuffix("/leader")).name) or unit
-        outcome = session.action(model, engine, unit, action, values)
-    failure = outcome["failure"]
-    shown: dict[str, typing.Any] = {
-        "id": outcome["id"],
-        "unit": unit,
-        "status": "failed" if failure is not None else "completed",
-        "results": outcome["results"],
-    }
-    if failure is not None:
-        shown["message"] = failure
+        for name in names:
+            app = name.removesuffix("/leader")
+            unit = (model.leader(model.application(app).name) or name) if app != name else name
+            outcome = session.action(model, engine, unit, action, values)
+            failed = outcome["failure"] is not None
+            shown[unit] = {
+                "id": outcome["id"],
+                "unit": unit,
+                "status": "failed" if failed else "completed",
+                "results": outcome["results"],
+                **({"message": outcome["failure"]} if failed else {}),
+            }
     if form == "json":
-        click.echo(json.dumps({unit: shown}, indent=2))
+        click.echo(json.dumps(shown, indent=2))
+    elif form == "yaml" or len(shown) > 1:
+        click.echo(_as_yaml(shown), nl=False)
     else:
-        click.echo(_as_yaml(outcome["results"]) if outcome["results"] else "", nl=False)
-    if failure is not None:
-        click.echo(f"ERROR {action}: {failure}", err=True)
+        (only,) = shown.values()
+        click.echo(_as_yaml(only["results"]) if only["results"] else "", nl=False)
+    for told in shown.values():
+        if told["status"] == "failed":
+            who = "" if len(shown) == 1 else f"{told['unit']}: "
+            click.echo(f"ERROR {who}{action}: {told['message']}", err=True)
+    if any(told["status"] == "failed" for told in shown.values()):
         sys.exit(1)
+
+
+def _from_file(path: pathlib.Path) -> dict[str, str]:
+    """Return the plain values in a YAML file, as texts."""
+    try:
+        read: object = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as e:
+        raise SandboxError(f"{path}: {str(e).splitlines()[0]}") from e
+    if not isinstance(read, dict):
+        raise SandboxError(f"{path}: is no mapping of names to values")
+    values = typing.cast("dict[str, object]", read)
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+
+
+@cli.command()
+@click.argument("app")
+@click.pass_obj
+@_errors
+def actions(store: Store, app: str) -> None:
+    """List the actions of APP."""
+    declared = store.load().application(app).section("actions")
+    width = max(map(len, declared), default=0)
+    for name in sorted(declared):
+        text = " ".join(str((declared[name] or {}).get("description", "")).split())
+        click.echo(f"{name:<{width}}  {text}".rstrip())
 
 
 @cli.command()
 @click.argument("app")
 @click.argument("settings", nargs=-1)
+@click.option(
+    "--file", type=click.Path(path_type=pathlib.Path), help="YAML: the options to set, below the name of APP."
+)
+@click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Options to set back to their defaults.")
 @click.pass_obj
 @_errors
-def config(store: Store, app: str, settings: tuple[str, ...], reset: str) -> None:
-    """Show the options of APP, or set some of them with key=value."""
-    if not settings and not reset:
-        model = store.load()
-        click.echo(yaml.safe_dump(rules.options(model.application(app)), sort_keys=True), nl=False)
+def config(
+    store: Store, app: str, settings: tuple[str, ...], *, file: pathlib.Path | None, form: str, reset: str
+) -> None:
+    """Show the options of APP, or one by its name, or set some with key=value (key=@FILE takes a file's text)."""
+    if len(settings) <= 1 and not (reset or file or any("=" in item for item in settings)):
+        _show_options(store.load().application(app), settings, form)
         return
+    values = _assignments(settings)
+    for name, value in values.items():
+        if value.startswith("@"):
+            values[name] = _text(pathlib.Path(value[1:]))
+    if file is not None:
+        try:
+            below: object = typing.cast("dict[str, object]", yaml.safe_load(_text(file)) or {}).get(app)
+        except (yaml.YAMLError, AttributeError) as e:
+            raise SandboxError(f"{file}: is no YAML with the options of {app} below its name") from e
+        if not isinstance(below, dict):
+            raise SandboxError(f"{file}: has no options below the name {app}")
+        given = typing.cast("dict[str, object]", below)
+        values = {
+            name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()
+        } | values
     session = _Session(store)
     with session.open() as (model, engine):
         names = [name for name in reset.split(",") if name]
-        rules.set_options(model, model.application(app), _assignments(settings), reset=names)
+        rules.set_options(model, model.application(app), values, reset=names)
+        session.settle(model, engine)
+
+
+def _show_options(app: Application, names: collections.abc.Sequence[str], form: str) -> None:
+    declared, values = app.declared_options(), rules.options(app)
+    if names:
+        if names[0] not in declared:
+            raise SandboxError(f"{app.name} has no option {names[0]!r} (there are: {', '.join(sorted(declared))})")
+        value = values.get(names[0], "")
+        click.echo(str(value).lower() if isinstance(value, bool) else value)
+        return
+    shown: dict[str, dict[str, typing.Any]] = {}
+    for name in sorted(declared):
+        about = {key: declared[name][key] for key in ("default", "description") if key in declared[name]}
+        source = "user" if name in app.options else "default" if "default" in about else "unset"
+        value = {"value": values[name]} if values.get(name) is not None else {}
+        shown[name] = {**about, "source": source, "type": declared[name]["type"], **value}
+    data = {"application": app.name, "charm": app.charm, "settings": shown}
+    click.echo(json.dumps(data, indent=2) if form == "json" else _as_yaml(data).rstrip("\n"))
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as e:
+        raise SandboxError(f"{path}: {e.strerror}") from e
+
+
+@cli.command("attach-resource")
+@click.argument("app")
+@click.argument("resource", metavar="NAME=FILE")
+@click.pass_obj
+@_errors
+def attach_resource(store: Store, app: str, resource: str) -> None:
+    """Give APP a resource; its units get upgrade-charm, as in Juju."""
+    ((name, path),) = _assignments([resource]).items()
+    session = _Session(store)
+    with session.open() as (model, engine):
+        deployment.Deployment(store, model, session.progress).attach(model.application(app), name, pathlib.Path(path))
         session.settle(model, engine)
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("unit")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-u", "--unit", help="The unit; as in Juju, in place of the first word.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[UNIT] -- COMMAND...")
 @click.pass_obj
 @_errors
-def exec_(store: Store, unit: str, command: tuple[str, ...]) -> None:
+def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     """Run a command as root on the host of UNIT: ./sandboxctl exec slurmd/0 -- sinfo."""
-    host = Hosts(store.name).get(store.load().unit(unit).host)
-    argv = command[1:] if command[0] == "--" else command
+    name, *argv = (unit, *words) if unit else words
+    argv = argv[1:] if argv[:1] == ["--"] else argv
+    if not argv:
+        raise click.UsageError("say which command: exec slurmd/0 -- sinfo")
+    host = Hosts(store.name).get(store.load().unit(name).host)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it, too
-    sys.exit(0 if host.popen(list(argv), stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
+    sys.exit(0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
 
 
-@cli.command()
+@cli.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("unit")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 @_errors
-def ssh(store: Store, unit: str) -> None:
-    """Open a shell as user ubuntu on the host of UNIT (sudo works there)."""
+def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
+    """Open a shell as user ubuntu on the host of UNIT (sudo works there), or run COMMAND in one."""
     host = Hosts(store.name).get(store.load().unit(unit).host)
+    words = command[1:] if command[:1] == ("--",) else command
+    run_it = ["-c", " ".join(words)] if words else []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(0 if host.popen(["/bin/su", "-", "ubuntu"], stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
+    argv = ["/bin/su", "-", "ubuntu", *run_it]
+    sys.exit(0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
 
 
 @cli.command("add-unit")
@@ -394,30 +520,57 @@ def grant_secret(store: Store, name: str, app: str) -> None:
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
     """Return the content; `key#file=PATH` takes the value from a file, as Juju does."""
-    content: dict[str, str] = {}
-    for key, value in _assignments(items).items():
-        if key.endswith("#file"):
-            try:
-                content[key.removesuffix("#file")] = pathlib.Path(value).read_text()
-            except OSError as e:
-                raise SandboxError(f"{value}: {e.strerror}") from e
-        else:
-            content[key] = value
-    return content
+    return {
+        key.removesuffix("#file"): _text(pathlib.Path(value)) if key.endswith("#file") else value
+        for key, value in _assignments(items).items()
+    }
 
 
 @cli.command("debug-log")
 @click.argument("unit", required=False)
-@click.option("-n", "--limit", default=500, show_default=True, type=click.IntRange(1))
+@click.option("-i", "--include", multiple=True, metavar="ENTITY", help="Only of this unit or application; repeatable.")
+@click.option("-x", "--exclude", multiple=True, metavar="ENTITY", help="Not of this unit or application; repeatable.")
+@click.option("-l", "--level", type=click.Choice(_LEVELS, case_sensitive=False), help="Only this serious, or more.")
+@click.option("-n", "--lines", "--limit", default=500, show_default=True, type=click.IntRange(1))
+@click.option("--replay", is_flag=True, help="All there is, from the beginning.")
+@click.option("--tail/--no-tail", default=False, help="Also show what comes, until interrupted.")
 @click.pass_obj
 @_errors
-def debug_log(store: Store, unit: str | None, limit: int) -> None:
+def debug_log(
+    store: Store, unit: str | None, *, include: tuple[str, ...], exclude: tuple[str, ...],
+    level: str | None, lines: int, replay: bool, tail: bool,
+) -> None:  # fmt: skip
     """Show what the charms logged, of one unit or of all."""
     model = store.load()
-    if unit:
-        model.unit(unit)
-    for line in store.log_lines(unit, limit):
+    wanted = {_entity(model, name) for name in (*include, *((unit,) if unit else ()))}
+    unwanted = {_entity(model, name) for name in exclude}
+    least = _LEVELS.index(level.upper()) if level else 0
+
+    def is_shown(line: str) -> bool:
+        _, who, grade, *_ = [*line.split(" ", 3), "", ""]
+        names = {who, who.partition("/")[0]}
+        rank = _LEVELS.index(grade) if grade in _LEVELS else _LEVELS.index("INFO")
+        return (not wanted or bool(names & wanted)) and not names & unwanted and rank >= least
+
+    every = store.log_lines()
+    shown = [line for line in every if is_shown(line)]
+    for line in shown if replay else shown[-lines:]:
         click.echo(line)
+    seen = len(every)
+    while tail:
+        time.sleep(1)
+        every = store.log_lines()
+        for line in every[seen:]:
+            if is_shown(line):
+                click.echo(line)
+        seen = len(every)
+
+
+def _entity(model: Model, name: str) -> str:
+    """Return a unit's or an application's name; Juju also takes unit-trainer-0."""
+    if (tag := re.fullmatch(r"unit-(.+)-(\d+)", name)) is not None:
+        name = f"{tag[1]}/{tag[2]}"
+    return name if name in model.applications else model.unit(name).name
 
 
 @cli.command()

@@ -97,6 +97,17 @@ class Deployment:
                 rules.add_unit(self.model, current)
         self.store.save(self.model)
 
+    def attach(self, app: Application, name: str, path: pathlib.Path) -> None:
+        """Give an application's resource other content; its units then get upgrade-charm, as Juju has it."""
+        known = app.section("resources")
+        if name not in known:
+            raise SandboxError(f"{app.name} has no resource {name!r} (there are: {', '.join(known) or 'none'})")
+        if not path.is_file():
+            raise SandboxError(f"resource {name!r}: no file {path}")
+        self._attach(app, name, path)
+        for unit in self.model.app_units(app.name):
+            rules.enqueue(self.model, unit, "upgrade-charm")
+
     def refresh(self, app: Application) -> bool:
         """Upgrade the application to its charm's present files; return whether they differ from what it runs."""
         with tempfile.TemporaryDirectory(prefix="sandbox-refresh-") as scratch:

@@ -18,7 +18,6 @@ from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
 _ID_ALPHABET = string.digits + string.ascii_lowercase
-_LOG_LIMIT = 5_000
 
 
 class SandboxError(Exception):
@@ -263,14 +262,9 @@ class Store:
         with os.fdopen(descriptor, "a") as file:
             file.writelines(f"{stamp} {unit} {level} {line}\n" for line in message.splitlines() or [""])
 
-    def log_lines(self, unit: str | None, limit: int = _LOG_LIMIT) -> list[str]:
-        """Return the last lines of the log, of one unit or of all."""
-        if not self.log_path.exists():
-            return []
-        lines = self.log_path.read_text().splitlines()
-        if unit is not None:
-            lines = [line for line in lines if line.split(" ", 2)[1] == unit]
-        return lines[-limit:]
+    def log_lines(self) -> list[str]:
+        """Return the lines of the log."""
+        return self.log_path.read_text().splitlines() if self.log_path.exists() else []
 
     @contextlib.contextmanager
     def locked(

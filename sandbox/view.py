@@ -1,5 +1,7 @@
-"""What `status` shows: the text as `juju status` lays it out, and the same as data."""
+"""What `status` shows: the text as `juju status` of Juju 3.6 lays it out, and the same as data."""
 
+import collections.abc
+import time
 import typing
 
 from sandbox.store import Application, Model, Status, Unit
@@ -8,10 +10,46 @@ Json = dict[str, typing.Any]
 _ORDER = ("error", "blocked", "maintenance", "waiting", "active", "unknown")
 
 
+def select(model: Model, names: collections.abc.Collection[str]) -> Model:
+    """Return the model with only these applications and units, and what stands on the same hosts for them.
+
+    Raises:
+        SandboxError: there is nothing of that name.
+    """
+    if not names:
+        return model
+    for name in names:
+        if name not in model.applications:
+            model.unit(name)
+    meant = {unit.name for unit in model.units.values() if {unit.app, unit.name} & set(names)}
+    meant |= {unit.principal for unit in model.units.values() if unit.principal and unit.name in meant}
+    units = {
+        name: unit for name, unit in model.units.items()
+        if name in meant or (unit.principal in names or (unit.principal or "").split("/")[0] in names)
+    }  # fmt: skip
+    apps = {unit.app for unit in units.values()} | {name for name in names if name in model.applications}
+    return model.model_copy(
+        update={
+            "units": units,
+            "applications": {name: app for name, app in model.applications.items() if name in apps},
+            "relations": {
+                number: relation
+                for number, relation in model.relations.items()
+                if all(app in apps for app, _ in relation.ends)
+            },
+        }
+    )
+
+
 def as_data(model: Model) -> Json:
     """Return the model in the shape of `juju status --format json`."""
+    hosts = {unit.host: unit for unit in model.units.values() if unit.principal is None}
     return {
-        "model": {"name": model.name, "cloud": "sandbox", "version": "3.6"},
+        "model": {"name": model.name, "type": "iaas", "controller": "sandbox", "cloud": "sandbox", "version": "3.6"},
+        "machines": {
+            host: {"juju-status": {"current": _machine_state(unit)}, "dns-name": unit.address, "instance-id": host}
+            for host, unit in hosts.items()
+        },
         "applications": {name: _application(model, app) for name, app in model.applications.items()},
         "relations": [
             {
@@ -26,7 +64,13 @@ def as_data(model: Model) -> Json:
 
 def _application(model: Model, app: Application) -> Json:
     units = model.app_units(app.name)
-    data: Json = {"charm": app.charm, "charm-rev": app.revision, "application-status": _status(_worst(app, units))}
+    data: Json = {
+        "charm": app.charm,
+        "charm-rev": app.revision,
+        "version": next((unit.version for unit in units if unit.version), ""),
+        "exposed": False,
+        "application-status": _status(_worst(app, units)),
+    }
     if app.subordinate:
         data["subordinate-to"] = sorted({(unit.principal or "").split("/")[0] for unit in units})
     else:
@@ -39,6 +83,7 @@ def _unit(model: Model, unit: Unit) -> Json:
         "workload-status": _status(_shown(unit)),
         "juju-status": _status(unit.agent),
         "machine": unit.host,
+        "open-ports": _ports(unit),
         "public-address": unit.address,
         "leader": model.leader(unit.app) == unit.name,
         "workload-version": unit.version,
@@ -64,26 +109,60 @@ def _worst(app: Application, units: list[Unit]) -> Status:
     return min((_shown(unit) for unit in units), key=lambda status: _ORDER.index(status.name), default=Status())
 
 
-def as_text(model: Model) -> str:
-    """Return applications and units as tables, subordinates indented below their principal."""
-    apps: list[tuple[str, ...]] = [("App", "Version", "Status", "Scale", "Charm", "Rev")]
+def as_text(model: Model, *, relations: bool = False) -> str:
+    """Return applications, units and machines as tables, subordinates indented below their principal."""
+    head = [
+        ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp"),
+        (model.name, "sandbox", "this machine", "3.6", "unsupported", time.strftime("%H:%M:%S%z")),
+    ]
+    apps: list[tuple[str, ...]] = [
+        ("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")
+    ]
     for app in model.applications.values():
         members = model.app_units(app.name)
         version = next((unit.version for unit in members if unit.version), "")
         worst = _worst(app, members)
-        apps.append((app.name, version, worst.name, str(len(members)), app.charm, str(app.revision)))
-    units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Address", "Message")]
+        apps.append(
+            (app.name, version, worst.name, str(len(members)), app.charm, "", str(app.revision), "no", worst.message)
+        )
+    units: list[tuple[str, ...]] = [("Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message")]
+    machines: list[tuple[str, ...]] = [("Machine", "State", "Address", "Inst id", "Base", "AZ", "Message")]
     for unit in model.units.values():
         if unit.principal is None:
             units.append(_row(model, unit, ""))
             units += [_row(model, other, "  ") for other in model.units.values() if other.principal == unit.name]
-    return f"Model  {model.name} (sandbox)\n\n{_table(apps)}\n\n{_table(units)}\n"
+            machines.append((unit.host, _machine_state(unit), unit.address, unit.host, "debian@12", "", ""))
+    tables = [head, apps, units, machines]
+    if relations:
+        tables.append([("Integration provider", "Requirer", "Interface", "Type", "Message"), *_relations(model)])
+    return "\n\n".join(_table(table) for table in tables) + "\n"
+
+
+def _relations(model: Model) -> collections.abc.Iterator[tuple[str, ...]]:
+    for relation in model.relations.values():
+        ends = [(f"{app}:{endpoint}", app, endpoint) for app, endpoint in relation.ends]
+        # the provider comes first; `juju-info` is provided by every charm without a word
+        ends.sort(key=lambda end: end[2] in model.applications[end[1]].section("requires"))
+        kind = "peer" if relation.peer else "subordinate" if relation.container else "regular"
+        yield (ends[0][0], ends[-1][0], relation.interface, kind, "")
+
+
+def _machine_state(unit: Unit) -> str:
+    return "started" if unit.address else "pending"
+
+
+def _ports(unit: Unit) -> list[str]:
+    return [f"{port}/{protocol}" if port is not None else protocol for protocol, port in unit.ports]
 
 
 def _row(model: Model, unit: Unit, indent: str) -> tuple[str, ...]:
     shown = _shown(unit)
     leader = "*" if model.leader(unit.app) == unit.name else ""
-    return (f"{indent}{unit.name}{leader}", shown.name, unit.agent.name, unit.address, shown.message)
+    machine = "" if unit.principal else unit.host
+    ports = ",".join(_ports(unit))
+    return (
+        f"{indent}{unit.name}{leader}", shown.name, unit.agent.name, machine, unit.address, ports, shown.message
+    )  # fmt: skip
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
