@@ -35,6 +35,8 @@ import typing
 MOUNTINFO = pathlib.Path("/proc/self/mountinfo")
 PROBE_DIR = ".mount-probe"  # what a probe writes lies here, at the top of the mounted filesystem
 _ABANDONED = pathlib.Path("/run/slurm-ddp")  # one file for each mountpoint with a child that was left behind
+_ANSWERS_S = 2.0  # for a filesystem that has let a write wait
+_START_S = 30.0  # for a child to start, on a machine however busy
 _REAP_S = 0.5  # how long a killed child may take to die before it is left behind
 _LEFTOVER_S = 3600.0  # a probe's file older than this was left by a probe that was killed
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # linux/fs.h
@@ -50,6 +52,7 @@ class State(enum.Enum):
     WRONG = "wrong"  # something else is mounted there, or with other options
     STACKED = "stacked"  # more than one mount lies there
     STALE = "stale"  # the mount is a leftover: its daemon or server has forgotten it
+    SLOW = "slow"  # it answers, but a small write did not end within the deadline: what stores the data is slow or busy
     HUNG = "hung"  # no answer within the deadline
     FAILED = "failed"  # it answers, but reading or writing fails
 
@@ -139,7 +142,8 @@ def probe(
         fstype: the type that is expected, or several; any type when empty.
         source: the source that is expected, as mountinfo shows it, or several; any source when None.
         writable: also write, sync, rename, read back and remove a small file.
-        deadline: in seconds; without an answer until then the state is HUNG.
+        deadline: in seconds from the question on; without an answer until then the state is HUNG, or SLOW where the
+            mount answers and only a write does not end. Where the write has used up the deadline the answer has 2 s.
     """
     mountpoint = os.path.normpath(mountpoint)
     here = at(mountpoint)
@@ -154,15 +158,19 @@ def probe(
         return Result(State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
     if writable and mount.read_only:
         return Result(State.WRONG, f"{mountpoint} is mounted read-only")
-    since = _abandoned_since(mountpoint)
-    if since is not None:
-        return Result(
-            State.HUNG, f"{mountpoint} has not answered since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
-        )
-    answer = _ask_child(mountpoint, [str(mount.id), "write" if writable else "read"], deadline)
+    unwritten = ""
+    if writable:
+        begin = time.monotonic()
+        answer, unwritten = _ask(mountpoint, mount, "write", deadline)
+        if answer is not None:
+            return _judge(mountpoint, answer)
+        if time.monotonic() - begin >= deadline:
+            deadline = min(deadline, _ANSWERS_S)
+    answer, silent = _ask(mountpoint, mount, "read", deadline)
     if answer is None:
-        return Result(State.HUNG, f"{mountpoint} did not answer within {deadline:g} s")
-    return _judge(mountpoint, answer)
+        return Result(State.HUNG, f"{mountpoint} {silent}")
+    found = _judge(mountpoint, answer)
+    return Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}") if unwritten and found else found
 
 
 def users(mountpoint: str | os.PathLike[str]) -> list[tuple[int, str]]:
@@ -323,6 +331,22 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
     return Result(State.FAILED, f"{mountpoint}: {step}: {reason}")
 
 
+def _ask(mountpoint: str, mount: Mount, kind: str, deadline: float) -> tuple[dict[str, typing.Any] | None, str]:
+    """Return what a child that reads or writes found; None and why when it does not end in time.
+
+    While an earlier child of the kind still hangs there, none is started.
+    """
+    since = _abandoned_since(mountpoint, kind)
+    if since is not None:
+        verb = "answered" if kind == "read" else "ended"
+        return None, f"has not {verb} since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
+    answer = _ask_child(mountpoint, [str(mount.id), kind], deadline)
+    return (
+        answer,
+        "" if answer is not None else f"did not {'answer' if kind == 'read' else 'end'} within {deadline:g} s",
+    )
+
+
 def _ask_child(mountpoint: str, arguments: list[str], deadline: float) -> dict[str, typing.Any] | None:
     """Run the child's part of a probe; None when it does not answer in time."""
     reader, writer = os.pipe()
@@ -343,7 +367,7 @@ def _ask_child(mountpoint: str, arguments: list[str], deadline: float) -> dict[s
     finally:
         os.close(writer)
         os.close(null)
-    said, end = b"", time.monotonic() + deadline
+    said, end = b"", time.monotonic() + _START_S
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         poll = select.poll()
         poll.register(pipe, select.POLLIN | select.POLLHUP)
@@ -351,13 +375,15 @@ def _ask_child(mountpoint: str, arguments: list[str], deadline: float) -> dict[s
             block = pipe.read(65536)
             if not block:
                 os.waitpid(pid, 0)  # the pipe is closed, so the child is past the filesystem
-                return json.loads(said) if said else {"step": "start"}
+                return json.loads(said) if said.strip() else {"step": "start"}
+            if not said:  # only now does it ask the filesystem: a busy machine takes its time to start a program
+                end = time.monotonic() + deadline
             said += block
-    _abandon(pid, mountpoint)
+    _abandon(pid, mountpoint, arguments[-1])
     return None
 
 
-def _abandon(pid: int, mountpoint: str) -> None:
+def _abandon(pid: int, mountpoint: str, kind: str) -> None:
     os.kill(pid, signal.SIGKILL)
     end = time.monotonic() + _REAP_S
     while time.monotonic() < end:
@@ -366,14 +392,14 @@ def _abandon(pid: int, mountpoint: str) -> None:
         time.sleep(0.02)
     try:
         _ABANDONED.mkdir(mode=0o755, exist_ok=True)
-        _note(mountpoint).write_text(f"{pid} {_start_time(pid)}")
+        _note(mountpoint, kind).write_text(f"{pid} {_start_time(pid)}")
     except OSError:
         pass  # not root: the next probe starts a child of its own
 
 
-def _abandoned_since(mountpoint: str) -> float | None:
-    """Return when a child was left behind that still hangs in this mountpoint."""
-    note = _note(mountpoint)
+def _abandoned_since(mountpoint: str, kind: str) -> float | None:
+    """Return when a child of the kind was left behind that still hangs in this mountpoint."""
+    note = _note(mountpoint, kind)
     try:
         pid, started = note.read_text().split()
         since = note.stat().st_mtime
@@ -385,8 +411,8 @@ def _abandoned_since(mountpoint: str) -> float | None:
     return None
 
 
-def _note(mountpoint: str) -> pathlib.Path:
-    return _ABANDONED / f"probe-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]}"
+def _note(mountpoint: str, kind: str) -> pathlib.Path:
+    return _ABANDONED / f"{kind}-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]}"
 
 
 def _start_time(pid: int) -> int | None:
@@ -422,6 +448,7 @@ def _umount(mountpoint: str, flags: int) -> None:
 
 def _child(mountpoint: str, mount_id: int, *, write: bool) -> dict[str, typing.Any]:
     """The part of a probe that touches the filesystem, and may hang."""
+    print(flush=True)  # it begins now
     step = "open"
     try:
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)

@@ -31,6 +31,7 @@ from functional.storage_faults import (
 pytestmark = pytest.mark.timeout(1500)
 
 NODE = "slurmd/1"
+OBJECTS = "juicefs-objects-juicefs-server-proxy.service"
 
 
 @pytest.fixture
@@ -66,6 +67,28 @@ def test_a_client_that_hangs_while_its_server_answers_is_replaced(healthy: Clust
     said = healthy.on(NODE, "journalctl", "-u", f"mount-keeper-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
     assert f"{MP}: abort: " in said  # it could not be asked to go
     healthy.on(NODE, "touch", f"{MP}/.after-stop")
+
+
+def test_a_client_whose_store_hangs_is_left_to_finish(healthy: Cluster):
+    """The store takes connections and says nothing for a minute, as one does that is overloaded: nothing is lost."""
+    proxy, writer = f"{PROXY}/0", "/run/written-to-a-hung-store"
+    heals, begin = health(healthy, NODE)["heals"], time.time()
+    healthy.on(proxy, "systemctl", "kill", "--signal=STOP", OBJECTS)
+    try:
+        write = f"(head -c 20M /dev/zero >{MP}/.hung-store && sync {MP}/.hung-store; echo $? >{writer}) &"
+        healthy.on(NODE, "bash", "-c", f"rm -f {writer}; {write}")
+        until(healthy, NODE, lambda found: found["state"] == "slow")
+        time.sleep(60)
+        found = health(healthy, NODE)
+        assert (found["state"], found["heals"]) == ("slow", heals)
+        assert "writes are slow" in healthy.ok("status")
+    finally:
+        healthy.on(proxy, "systemctl", "kill", "--signal=CONT", OBJECTS)
+    until_right(healthy, NODE)
+    print(f"the store hung for {time.time() - begin:.0f} s: no client aborted")
+    ended = f"for _ in $(seq 1200); do [ -s {writer} ] && break; sleep 0.1; done; grep -qx 0 {writer}"
+    healthy.on(NODE, "bash", "-c", ended)
+    healthy.on(NODE, "bash", "-c", f"cmp -n 20971520 {MP}/.hung-store /dev/zero; rm {MP}/.hung-store")
 
 
 def test_hooks_while_the_engine_is_dead_in_one_way_or_another(healthy: Cluster):

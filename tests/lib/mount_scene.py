@@ -5,6 +5,7 @@ purpose.
 """
 
 import ctypes
+import errno
 import json
 import os
 import pathlib
@@ -16,7 +17,8 @@ import typing
 
 from slurm_ddp import mounts
 
-_FUSE_LOOKUP, _FUSE_GETATTR, _FUSE_INIT, _FUSE_OPENDIR = 1, 3, 26, 27
+_FUSE_LOOKUP, _FUSE_FORGET, _FUSE_GETATTR, _FUSE_MKDIR, _FUSE_WRITE, _FUSE_FSYNC = 1, 2, 3, 9, 16, 20
+_FUSE_INIT, _FUSE_OPENDIR, _FUSE_CREATE = 26, 27, 35
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,24 +34,43 @@ def mount_fuse(target: pathlib.Path) -> int:
     return device
 
 
-def serve(device: int, until: int, reached: threading.Event) -> None:
-    """Answer what opening the root takes, and no request of the kind `until`, nor any after it.
+def serve(device: int, until: int, reached: threading.Event, *, then: bool = False) -> None:
+    """Answer what it takes to look at the root and to write a file, but no request of the kind `until`.
 
-    No signal ends a process that waits for the answer to a request that was taken.
+    Nor is any after it answered, unless `then`. No signal ends a process that waits for the answer to a request that was
+    taken.
     """
-    attributes = struct.pack("<6Q10I", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 0, 0, 0, 4096, 0)
+    folder, file = (
+        struct.pack("<6Q10I", inode, 0, 0, 0, 0, 0, 0, 0, 0, mode, 2, 0, 0, 0, 4096, 0)
+        for inode, mode in ((1, 0o40755), (3, 0o100644))
+    )
     bodies = {
         _FUSE_INIT: struct.pack("<IIIIHHII", 7, 31, 0, 0, 12, 9, 4096, 1) + bytes(36),
         _FUSE_OPENDIR: bytes(16),
-        _FUSE_GETATTR: struct.pack("<QII", 3600, 0, 0) + attributes,
+        _FUSE_GETATTR: struct.pack("<QII", 3600, 0, 0) + folder,
+        _FUSE_MKDIR: struct.pack("<4QII", 2, 0, 3600, 3600, 0, 0) + folder,
+        _FUSE_CREATE: struct.pack("<4QII", 3, 0, 3600, 3600, 0, 0) + file + bytes(16),
+        _FUSE_WRITE: struct.pack("<II", 32, 0),
     }
     while True:
         request = os.read(device, 1 << 20)
         _, opcode, unique = struct.unpack_from("<IIQ", request)
         if opcode == until:
             reached.set()
-        if opcode in bodies and not reached.is_set():
-            os.write(device, struct.pack("<IiQ", 16 + len(bodies[opcode]), 0, unique) + bodies[opcode])
+        if opcode in {until, _FUSE_FORGET} or (reached.is_set() and not then):
+            continue
+        body = bodies.get(opcode, b"")
+        problem = 0 if body else -(errno.ENOENT if opcode == _FUSE_LOOKUP else errno.ENOSYS)
+        os.write(device, struct.pack("<IiQ", 16 + len(body), problem, unique) + body)
+
+
+def without_children(look: typing.Callable[[], mounts.Result]) -> mounts.Result:
+    """Look while no child may be started."""
+    ask, mounts._ask_child = mounts._ask_child, None  # type: ignore[assignment]
+    try:
+        return look()
+    finally:
+        mounts._ask_child = ask
 
 
 def tell(result: mounts.Result) -> list[str]:
@@ -149,13 +170,10 @@ def hung(at: pathlib.Path) -> typing.Any:
     device = mount_fuse(at)
     opened = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
-    begin = time.monotonic()
-    first = mounts.probe(at, deadline=0.5)
-    between = time.monotonic()
-    second = mounts.probe(at, deadline=0.5)
-    end = time.monotonic()
+    first = mounts.probe(at, deadline=5)
+    second = without_children(lambda: mounts.probe(at, deadline=60))
     mounts.clear(at, fstype="fuse", source="silent")
-    return [opened.is_set(), tell(first), tell(second), between - begin, end - between, tell(mounts.probe(at))]
+    return [opened.is_set(), tell(first), tell(second), tell(mounts.probe(at))]
 
 
 def forgetful(at: pathlib.Path) -> typing.Any:
@@ -164,9 +182,22 @@ def forgetful(at: pathlib.Path) -> typing.Any:
     device = mount_fuse(at)
     asked = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_LOOKUP, asked), daemon=True).start()
-    found = tell(mounts.probe(at, deadline=2))
+    found = tell(mounts.probe(at, deadline=8))
     mounts.clear(at, fstype="fuse", source="silent")
     return [asked.is_set(), found]
+
+
+def unwritten(at: pathlib.Path) -> typing.Any:
+    """What was written is never confirmed, and all else is answered."""
+    mount("x", pathlib.Path("/run"), "tmpfs")
+    device = mount_fuse(at)
+    asked = threading.Event()
+    threading.Thread(target=serve, args=(device, _FUSE_FSYNC, asked), kwargs={"then": True}, daemon=True).start()
+    mounts._ANSWERS_S = 60.0  # a busy machine may take long to start a child
+    found = [tell(mounts.probe(at, writable=True, deadline=8)), tell(mounts.probe(at, writable=True, deadline=60))]
+    found.append(tell(mounts.probe(at, deadline=60)))
+    mounts.clear(at, fstype="fuse", source="silent")
+    return [asked.is_set(), *found]
 
 
 def busy(at: pathlib.Path) -> typing.Any:

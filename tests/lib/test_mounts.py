@@ -37,7 +37,7 @@ def play(tmp_path: pathlib.Path) -> typing.Callable[[str], typing.Any]:
     def played(scene: str) -> typing.Any:
         env = os.environ | {"PYTHONPATH": str(pathlib.Path(mounts.__file__).parent.parent)}
         argv = [*UNSHARE, sys.executable, str(SCENE), scene, str(tmp_path)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=240, env=env, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.partition("ANSWER ")[2])
 
@@ -221,13 +221,11 @@ def test_a_mount_without_its_daemon_is_stale_and_cleared(
 
 @needs_namespaces
 def test_a_mount_that_never_answers_hangs_nobody(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    opened, first, second, took_first, took_second, after = play("hung")
+    opened, first, second, after = play("hung")  # the second look starts no child
     assert opened  # the daemon did take the request
-    assert first == ["hung", f"{tmp_path} did not answer within 0.5 s"]
+    assert first == ["hung", f"{tmp_path} did not answer within 5 s"]
     assert second[0] == "hung"
     assert second[1].startswith(f"{tmp_path} has not answered since ")
-    assert took_first < 3
-    assert took_second < 0.3  # no second child
     assert after[0] == "absent"
 
 
@@ -236,7 +234,20 @@ def test_what_a_client_remembers_is_not_taken_for_an_answer(
     play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
 ):
     """JuiceFS opens its root without its engine: a mount would be right for up to a minute after that died."""
-    assert play("forgetful") == [True, ["hung", f"{tmp_path} did not answer within 2 s"]]
+    assert play("forgetful") == [True, ["hung", f"{tmp_path} did not answer within 8 s"]]
+
+
+@needs_namespaces
+def test_a_mount_that_answers_while_a_write_hangs_is_slow_not_hung(
+    play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path
+):
+    """Under heavy writing a small write waits for minutes: whoever took that for a dead client would kill a live one."""
+    asked, first, second, reader = play("unwritten")
+    assert asked
+    assert first == ["slow", f"{tmp_path} answers, but a small write did not end within 8 s"]
+    assert second[0] == "slow"
+    assert second[1].startswith(f"{tmp_path} answers, but a small write has not ended since ")
+    assert reader == ["right", ""]
 
 
 @needs_namespaces

@@ -49,6 +49,10 @@ _SYSTEMCTL_S, _SCONTROL_S = 10.0, 6.0
 _REAP_S = 1.0  # how long a killed program may take to die
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
+_HANGS = 3  # looks, also where a busy machine takes longer than the timer's interval for one
+# So long a mount that answers counts as working while a small write does not end: under heavy writing, or with a slow
+# object store, a minute is nothing unusual. After it the node is drained where that is asked for; nothing is aborted
+SLOW_S = 300.0
 # After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after one of a minute
 _COMES_BACK_S = 40.0
 
@@ -108,7 +112,9 @@ class Health:
     since: float = 0.0  # when the mount began to be right, or ceased to be
     checked: float = 0.0
     wrote: float = 0.0  # the last pass that wrote
+    slow: float = 0.0  # since when it answers while writes do not end; 0 when they do
     hung: float = 0.0  # since when it does not answer; 0 when it does
+    hangs: int = 0  # looks in a row that had no answer
     answered: float = 0.0  # from when on it counts that its servers answer although it does not; 0 when they do not
     down: str = ""  # the server that does not answer, and why
     down_since: float = 0.0
@@ -128,6 +134,12 @@ class Health:
             return cls(**{name: value for name, value in raw.items() if name in fields})
         except (OSError, ValueError, TypeError, AttributeError):
             return cls()
+
+    @property
+    def works(self) -> bool:
+        """Tell whether the mount is right, or only slow, that not for long, and no server silent."""
+        is_slow = self.slow and not self.down and self.checked - self.slow < SLOW_S
+        return self.state == mounts.State.RIGHT.value or bool(is_slow)
 
     def save(self, folder: pathlib.Path) -> None:
         """Keep it for the next pass, and for the charm."""
@@ -176,9 +188,13 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Look, mend, look again, tell; return what was found."""
     now = time.time()
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != mounts.State.RIGHT.value)
+    was_hung = old.state == mounts.State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
     down = unreachable(watch.servers) if old.down else ""
-    look = probe(watch, write=writes, deadline=_SILENT_PROBE_S if down else _PROBE_S)
+    look = probe(watch, write=writes and not was_hung, deadline=_SILENT_PROBE_S if down else _PROBE_S)
+    if look and writes and was_hung:
+        look = probe(watch, write=True)
+    hangs = old.hangs + 1 if look.state is mounts.State.HUNG else 0
     hung = (old.hung or now) if look.state is mounts.State.HUNG else 0.0
     down = "" if look else down or unreachable(watch.servers)
     answered = (old.answered or now + (_COMES_BACK_S if old.down else 0.0)) if hung and not down else 0.0
@@ -190,7 +206,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         in_use=asks_users and bool(mounts.users(watch.mountpoint)),
         pending=pending,
         fuse=watch.is_fuse,
-        hung_s=now - answered if answered else 0.0,
+        hung_s=now - answered if answered and hangs >= _HANGS else 0.0,
         servers_answer=not down,
     )
     heals, healed, healed_at = old.heals, old.healed, old.healed_at
@@ -200,27 +216,30 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         apply(chosen, watch)
         mounts.wait(watch.mountpoint, fstype=watch.fstypes, source=watch.wanted, timeout=_SETTLE_S)
         look = probe(watch, write=False)  # the last look of `wait` may have had a short deadline
-    is_right = bool(look)
-    was_right = old.state == mounts.State.RIGHT.value
     health = Health(
         state=look.state.value,
         detail=look.detail,
-        since=old.since if old.since and is_right == was_right else now,
         checked=now,
         wrote=now if writes else old.wrote,
+        slow=(old.slow or now) if look.state is mounts.State.SLOW else 0.0,
         hung=hung if look.state is mounts.State.HUNG else 0.0,
+        hangs=hangs if look.state is mounts.State.HUNG else 0,
         answered=answered if look.state is mounts.State.HUNG else 0.0,
         down=down,
         down_since=(old.down_since or now) if down else 0.0,
-        passes=old.passes + 1 if is_right else 0,
         drained=old.drained,
         heals=heals,
         healed=healed,
         healed_at=healed_at,
         settled_us=watch.changed_us if look and not pending else old.settled_us,
     )
-    if old.state and is_right != was_right:
-        print(f"{watch.mountpoint}: {'works' if is_right else down or look.detail}", flush=True)
+    health = dataclasses.replace(
+        health,
+        since=old.since if old.since and health.works == old.works else now,
+        passes=old.passes + 1 if health.works else 0,
+    )
+    if old.state and health.works != old.works:
+        print(f"{watch.mountpoint}: {'works' if health.works else down or look.detail}", flush=True)
     health = tell_slurm(watch, health, now)
     health.save(folder)
     write_metrics(watch, health)
@@ -277,7 +296,7 @@ def remedy(
             if fuse:
                 return Remedy.ABORT if hung_s >= HUNG_FUSE_S else Remedy.NOTHING
             return Remedy.RESTART if hung_s >= HUNG_KERNEL_S and not in_use else Remedy.NOTHING
-        case mounts.State.FAILED:
+        case mounts.State.FAILED | mounts.State.SLOW:
             return Remedy.NOTHING
 
 
@@ -357,9 +376,8 @@ def tell_slurm(watch: Watch, health: Health, now: float) -> Health:
     if not watch.node:
         return health
     prefix = f"{REASON}{watch.app}: "
-    is_right = health.state == mounts.State.RIGHT.value
     try:
-        if watch.drain and not is_right and not health.drained and now - health.since >= _DRAIN_AFTER_S:
+        if watch.drain and not health.works and not health.drained and now - health.since >= _DRAIN_AFTER_S:
             drained, _ = _node(watch.node)
             if not drained:
                 said = health.down or health.detail
@@ -369,7 +387,7 @@ def tell_slurm(watch: Watch, health: Health, now: float) -> Health:
                 )
                 print(f"drained {watch.node}: {reason}", flush=True)
                 return dataclasses.replace(health, drained=True)
-        elif is_right and health.drained and health.passes >= _PASSES_TO_RESUME:
+        elif health.works and health.drained and health.passes >= _PASSES_TO_RESUME:
             drained, reason = _node(watch.node)
             if drained and reason.startswith(prefix):
                 _run(SCONTROL, "update", f"nodename={watch.node}", "state=resume", timeout=_SCONTROL_S)
@@ -388,7 +406,7 @@ def write_metrics(watch: Watch, health: Health) -> None:
     rows = [
         "# HELP shared_filesystem_mount_ok Whether the mount works.",
         "# TYPE shared_filesystem_mount_ok gauge",
-        f"shared_filesystem_mount_ok{labels} {int(health.state == mounts.State.RIGHT.value)}",
+        f"shared_filesystem_mount_ok{labels} {int(health.works)}",
         "# HELP shared_filesystem_mount_checked_seconds When that was found out, in seconds since 1970.",
         "# TYPE shared_filesystem_mount_checked_seconds gauge",
         f"shared_filesystem_mount_checked_seconds{labels} {health.checked:.0f}",

@@ -11,6 +11,7 @@ import juicefs_mount
 import kernel_mount
 import lustre_client
 import lustre_mount
+import mount_keeper
 import mount_settings
 import mount_tuning
 import mounter
@@ -82,6 +83,10 @@ def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
             return Verdict(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
         case mounts.State.FAILED:
             return Verdict(Level.BLOCKED, look.detail)
+        case mounts.State.SLOW:
+            if seen.slow and time.time() - seen.slow >= mount_keeper.SLOW_S:
+                return Verdict(Level.WAITING, f"{look.detail}; look at what stores the data of {plan.source}")
+            return Verdict(Level.ACTIVE, f"{plan.source} is mounted at {plan.wish.mountpoint}; writes are slow now")
         case mounts.State.HUNG:
             text = f"{plan.wish.mountpoint} does not answer{_since(seen.hung)}" if seen.hung else look.detail
             return Verdict(Level.WAITING, text)

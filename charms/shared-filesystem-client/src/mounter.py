@@ -446,7 +446,7 @@ def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.Unrea
     here = mounts.at(mountpoint)
     answered = health(plan.wish.app).answered if look.state is mounts.State.HUNG else 0.0
     fuse = any(fstype.startswith("fuse") for fstype in plan.fstypes)
-    if silence and look.state is mounts.State.HUNG:
+    if silence and look.state in (mounts.State.HUNG, mounts.State.SLOW):
         raise silence
     remedy = mount_keeper.remedy(
         look.state,

@@ -394,6 +394,11 @@ AT = "/mnt/shared"
             testing.BlockedStatus(f"{AT}: write: no space left on device"),
         ),
         (
+            mounts.Result(mounts.State.SLOW, f"{AT} answers, but a small write did not end within 5 s"),
+            False,
+            testing.ActiveStatus(f"JuiceFS:shared is mounted at {AT}; writes are slow now"),
+        ),
+        (
             mounts.Result(mounts.State.HUNG, f"{AT} did not answer within 5 s"),
             False,
             testing.WaitingStatus(f"{AT} did not answer within 5 s"),

@@ -137,6 +137,8 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
         (State.WRONG, {"in_use": True}, Remedy.NOTHING),
         (State.WRONG, {"ours": False}, Remedy.NOTHING),
         (State.FAILED, {}, Remedy.NOTHING),
+        (State.SLOW, {"fuse": True}, Remedy.NOTHING),
+        (State.SLOW, {"fuse": True, "pending": True}, Remedy.NOTHING),
         (State.HUNG, {"hung_s": 5.0, "fuse": True}, Remedy.NOTHING),
         (State.HUNG, {"hung_s": 25.0, "fuse": True}, Remedy.ABORT),
         (State.HUNG, {"hung_s": 25.0, "fuse": True, "in_use": True}, Remedy.ABORT),
@@ -255,6 +257,40 @@ def test_a_client_that_hangs_although_its_servers_answer_is_killed(rig: Rig):
     assert (health.state, health.heals) == ("right", 1)
     assert abort.read_text() == "1"
     assert rig.did("kill", "--signal=SIGKILL", UNIT) == 1
+
+
+def test_a_machine_too_busy_to_look_often_does_not_make_a_client_hung(rig: Rig):
+    rig.tick()
+    rig.mounts.looks[MP] = mounts.Result(State.HUNG, "no answer")
+    assert rig.tick(2, seconds=60).heals == 0
+    assert not any(one["writable"] for one in rig.mounts.probes[-1:])  # a plain look has all the time there is
+    assert rig.tick(seconds=60).heals == 1
+
+
+def test_a_client_that_only_writes_slowly_is_left_alone_and_its_node_too(rig: Rig):
+    """Under heavy writing: an abort would lose what it has in hand."""
+    rig.watch = dataclasses.replace(rig.watch, node="node-1", drain=True)
+    rig.tick()
+    rig.mounts.looks[MP] = mounts.Result(State.SLOW, "a small write did not end")
+    health = rig.tick(29)
+    assert (health.state, health.slow, health.works, health.drained, health.heals) == (
+        "slow", 1_800_000_020.0, True, False, 0
+    )  # fmt: skip
+    assert all(one["writable"] for one in rig.mounts.probes[2:])  # whether writes end is asked each time
+    health = rig.tick(10)
+    assert (health.works, health.drained, health.heals) == (False, True, 0)
+    assert not rig.did("kill") and not rig.did("restart")
+    rig.mounts.looks.clear()
+    health = rig.tick(3)
+    assert (health.state, health.slow, health.works, health.drained) == ("right", 0.0, True, False)
+
+
+def test_slow_writes_with_a_silent_server_are_no_working_mount(rig: Rig):
+    rig.tick()
+    rig.mounts.looks[MP] = mounts.Result(State.SLOW, "a small write did not end")
+    rig.down = "10.0.0.9:9000 does not answer (connection refused)"
+    health = rig.tick()
+    assert (health.works, health.down, health.heals) == (False, rig.down, 0)
 
 
 def test_a_client_has_time_to_come_back_once_its_server_answers_again(rig: Rig):
