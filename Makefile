@@ -4,7 +4,7 @@ LANES := /usr/bin/python3 scripts/lanes.py
 
 .PHONY: help
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9.-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 .PHONY: demo
 demo:  ## the bundle on this machine: deploy, train on two nodes over JuiceFS, show the result
@@ -18,14 +18,15 @@ down:  ## take the sandbox away: hosts, mounts, processes, network
 test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
 	@$(LANES)
 
-.PHONY: lint unit functional bench pack integration
+.PHONY: lint unit functional functional-24.11 bench pack integration
 lint:  ## ruff, pyright, codespell, shellcheck
 unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
 functional:  ## the bundle in the sandbox (root)
+functional-24.11:  ## the same with Slurm 24.11: trainer, bundle and GPUs
 bench:  ## measurements, each against a peer or a limit
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
 integration:  ## the bundle on juju's current controller
-lint unit functional bench pack integration:
+lint unit functional functional-24.11 bench pack integration:
 	@$(LANES) $@
 
 .PHONY: deploy

@@ -18,8 +18,8 @@ import yaml
 from sandbox import bundle as bundles
 from sandbox import demo as demonstration
 from sandbox import deploy as deployment
+from sandbox import image, view
 from sandbox import model as rules
-from sandbox import view
 from sandbox.engine import Engine, Progress, parse_gpus
 from sandbox.hosts import HostError, Hosts
 from sandbox.store import Application, Model, SandboxError, Store, Unit
@@ -60,10 +60,11 @@ def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
 class _Session:
     """One command's hold on the model: locked, with hosts and agents, progress on standard error."""
 
-    def __init__(self, store: Store, *, create: bool = False) -> None:
+    def __init__(self, store: Store, *, create: bool = False, slurm: str | None = None) -> None:
         self.store = store
         self.progress = Progress(lambda line: click.echo(line, err=True))
         self._create = create
+        self._slurm = slurm  # what was asked for
 
     @contextlib.contextmanager
     def open(self) -> collections.abc.Generator[tuple[Model, Engine]]:
@@ -71,7 +72,14 @@ class _Session:
             self.store.load()
         busy = functools.partial(self.progress, "sandbox", "waits for another sandboxctl command to end")
         with self.store.locked(_LOCK_WAIT_S, busy):
-            model = self.store.load() if self.store.exists() else Model(name=self.store.name)
+            if self.store.exists():
+                model = self.store.load()
+            else:
+                model = Model(name=self.store.name, slurm=self._slurm or image.DEFAULT_SLURM)
+            if self._slurm not in (None, model.slurm):
+                raise SandboxError(
+                    f"model {model.name} runs Slurm {model.slurm}: for {self._slurm} ./sandboxctl destroy, then deploy"
+                )
             with Engine(self.store, model, self.progress) as engine:
                 yield model, engine
 
@@ -150,17 +158,26 @@ def _as_yaml(results: dict[str, typing.Any]) -> str:
     return yaml.dump(results, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
+_slurm_option = click.option(
+    "--slurm",
+    type=click.Choice(list(image.SLURM)),
+    envvar="SLURM_DDP_SLURM",
+    help=f"Which Slurm a new model runs; {image.DEFAULT_SLURM} when absent.",
+)
+
+
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=pathlib.Path))
 @click.option(
     "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merged over the bundle."
 )
+@_slurm_option
 @click.pass_obj
 @_errors
-def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...]) -> None:
+def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], slurm: str | None) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until it settles."""
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
-    session = _Session(store, create=True)
+    session = _Session(store, create=True, slurm=slurm)
     with session.open() as (model, engine):
         deployment.Deployment(store, model, session.progress).apply(merged)
         session.settle(model, engine)
@@ -195,13 +212,14 @@ def status(store: Store, names: tuple[str, ...], form: str, *, relations: bool, 
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=pathlib.Path), default=deployment.REPOSITORY / "bundle.yaml")
+@_slurm_option
 @click.pass_obj
 @_errors
-def demo(store: Store, bundle: pathlib.Path) -> None:
+def demo(store: Store, bundle: pathlib.Path, slurm: str | None) -> None:
     """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
     merged = bundles.load(bundle, defaults=_OVERLAY)
     phases = demonstration.Phases()
-    session = _Session(store, create=True)
+    session = _Session(store, create=True, slurm=slurm)
     result: dict[str, typing.Any] = {}
     with session.open() as (model, engine):
         with phases.phase("deploy the bundle"):

@@ -60,7 +60,7 @@ class Engine:
         self.store = store
         self.model = model
         self.progress = progress
-        self.hosts = Hosts(store.name)
+        self.hosts = Hosts(store.name, slurm=model.slurm)
         self._agents: dict[str, _Agent] = {}
         self._running: dict[str, _Running] = {}
         self._retry_at: dict[str, float] = {}

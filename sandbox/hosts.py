@@ -99,12 +99,13 @@ class _Record:
 class Hosts:
     """The hosts of one model."""
 
-    def __init__(self, model: str, root: pathlib.Path = ROOT) -> None:
+    def __init__(self, model: str, root: pathlib.Path = ROOT, *, slurm: str = image.DEFAULT_SLURM) -> None:
         if not _NAME.fullmatch(model):
             raise HostError(f"model name {model!r}: use lower-case letters, digits and hyphens, at most 40")
         self.model = model
         self.root = root
         self.directory = root / model
+        self.slurm = slurm  # of the image that new hosts get
 
     @property
     def network(self) -> network.Network:
@@ -128,7 +129,7 @@ class Hosts:
         if os.geteuid() != 0:
             raise HostError("the sandbox needs root; run it with sudo")
         if not self.names():
-            _image(progress)
+            _image(progress, self.slurm)
         with self._lock(), _translated(self.model):
             path = self.directory / "network.json"
             if not path.exists():
@@ -168,7 +169,7 @@ class Hosts:
         host = Host(self, name)
         with host.lock():
             if not host.exists():
-                made = _image(progress)
+                made = _image(progress, self.slurm)
                 with self._lock(), _translated(name):
                     address = self.network.address({self._host(other).address for other in self.names()})
                     _Record(
@@ -607,16 +608,16 @@ def _escape(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:")
 
 
-_images: list[image.Image] = []
+_images: dict[str, image.Image] = {}
 _images_lock = threading.Lock()
 
 
-def _image(progress: Progress) -> image.Image:
+def _image(progress: Progress, slurm: str) -> image.Image:
     """Return the image, looked up once per command."""
     with _images_lock:
-        if not _images:
+        if slurm not in _images:
             try:
-                _images.append(image.ensure_image(progress))
+                _images[slurm] = image.ensure_image(progress, slurm)
             except (image.ImageError, CommandError) as e:
                 raise HostError(str(e)) from e
-        return _images[0]
+        return _images[slurm]

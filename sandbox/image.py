@@ -1,9 +1,10 @@
 """The image that every host of the sandbox boots from: made once, cached, shared read-only.
 
-An image is two directories that overlayfs stacks: `system`, a Debian with what a minimal cloud image has, and `python`,
-the virtual environment that runs charm code plus pip's configuration. Each lives under its recipe's hash, so whatever
-goes in (packages, archives, CA certificates, the charms' pinned requirements) decides which image is used, and a build
-that was interrupted never counts.
+An image is directories that overlayfs stacks: `system`, a Debian with what a minimal cloud image has, and `python`,
+the virtual environment that runs charm code plus pip's configuration; between them, for a Slurm that this Debian does
+not carry, a newer Debian's Slurm and the libraries that it needs. Each lives under its recipe's hash, so whatever goes
+in (packages, archives, CA certificates, the charms' pinned requirements) decides which image is used, and a build that
+was interrupted never counts.
 """
 
 import ast
@@ -42,6 +43,7 @@ _HEARTBEAT_S = 8.0
 _KEEP_S = 86_400
 _CA_BUNDLE = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 _KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_INSTALL = "DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends"
 _PIP_CONF = pathlib.Path("/etc/pip.conf")
 _PIP_INDEX_KEYS = ("index-url", "extra-index-url", "find-links")
 _PIP_KEYS = (*_PIP_INDEX_KEYS, "trusted-host", "proxy", "timeout", "default-timeout", "retries", "no-index")
@@ -59,6 +61,7 @@ _DOWNLOADS = (
     "redis-server", "openssh-server", "openssh-sftp-server",
     "fuse3", "nfs-common", "zstd", "rsync", "acl",
 )  # fmt: skip
+_NEWER_DOWNLOADS = ("sackd",)  # which Slurm has since 23.11
 _MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer",
     "console-getty.service", "systemd-resolved.service", "e2scrub_reap.service",
@@ -75,6 +78,29 @@ _GUEST_FILES = {
     "etc/tmpfiles.d/sandbox.conf": "c /dev/fuse 0666 root root - 10:229\n",
     "etc/sudoers.d/90-ubuntu": "ubuntu ALL=(ALL) NOPASSWD:ALL\n",
     "etc/default/locale": "LANG=C.UTF-8\n",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Newer:
+    """Where a Slurm newer than the guest's comes from: another suite of the same archive.
+
+    Attributes:
+        sources: the source packages that the guest takes from there, Slurm's own and what that needs.
+    """
+
+    suite: str
+    sources: tuple[str, ...]
+
+
+DEFAULT_SLURM = "22.05"
+_SLURM_SOURCES = (
+    "slurm-wlm", "munge", "hwloc", "level-zero", "libgcrypt20", "libgpg-error", "libzstd", "openssl", "openssh",
+    "gcc-14", "glibc", "base-files", "init-system-helpers",
+)  # fmt: skip
+SLURM: dict[str, _Newer | None] = {
+    DEFAULT_SLURM: None,  # the guest's own
+    "24.11": _Newer("trixie", _SLURM_SOURCES),
 }
 
 
@@ -95,8 +121,10 @@ class Image:
     read_only_binds: tuple[pathlib.Path, ...]
 
 
-def ensure_image(progress: Progress) -> Image:
-    """Return the image for the present recipe; make what is missing of it. `progress` gets one line per step.
+def ensure_image(progress: Progress, slurm: str = DEFAULT_SLURM) -> Image:
+    """Return the image with this Slurm for the present recipe; make what is missing of it.
+
+    `progress` gets one line per step.
 
     Raises:
         ImageError: a tool is missing, the archive cannot be reached, or the charms' requirements contradict each other.
@@ -115,15 +143,21 @@ def ensure_image(progress: Progress) -> Image:
     system_recipe = _system_recipe()
     python_recipe = _python_recipe(system_recipe, pip)
     system, python = (images / _digest(recipe) for recipe in (system_recipe, python_recipe))
-    if not (system.is_dir() and python.is_dir()):
+    newer = {
+        release: images / _digest(_slurm_recipe(system_recipe, suite)) for release, suite in SLURM.items() if suite
+    }
+    layers = [python, *([newer[slurm]] if slurm in newer else []), system]
+    if not all(layer.is_dir() for layer in layers):
         with _build_lock(images, progress):
             _remove_leftovers(images)
             if not system.is_dir():
                 _build(system, progress, lambda tree: _build_system(tree, system_recipe, progress))
+            if slurm in newer:
+                _build(newer[slurm], progress, lambda tree: _build_slurm(tree, system, slurm, progress))
             if not python.is_dir():
                 _build(python, progress, lambda tree: _build_python(tree, system, pip, progress))
-            _prune(images, {system.name, python.name})
-    return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
+            _prune(images, {layer.name for layer in (system, python, *newer.values())})
+    return Image(layers=tuple(layer / "tree" for layer in layers), read_only_binds=pip.folders)
 
 
 def host_proxies() -> dict[str, str]:
@@ -156,6 +190,15 @@ def _python_recipe(system_recipe: dict[str, object], pip: "_PipSettings") -> dic
         "system": _digest(system_recipe),
         "requirements": requirements,
         "pip": pip.text,
+    }
+
+
+def _slurm_recipe(system_recipe: dict[str, object], newer: _Newer) -> dict[str, object]:
+    return {
+        "system": _digest(system_recipe),
+        "suite": newer.suite,
+        "sources": newer.sources,
+        "packages": (*_DOWNLOADS, *_NEWER_DOWNLOADS),
     }
 
 
@@ -336,7 +379,6 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     _add_certificates(tree)
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     shutil.copyfile("/etc/resolv.conf", tree / "etc/resolv.conf")
-    install = "DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends"
     script = f"""set -e
 update-ca-certificates
 useradd --create-home --uid 1000 --shell /bin/bash --groups sudo ubuntu
@@ -347,9 +389,9 @@ systemctl set-default multi-user.target
 rm -f /etc/machine-id /var/lib/dbus/machine-id /etc/hostname
 touch /etc/machine-id
 apt-get update
-{install} dist-upgrade
+{_INSTALL} dist-upgrade
 apt-get clean
-{install} --download-only install {" ".join(_DOWNLOADS)}
+{_INSTALL} --download-only install {" ".join(_DOWNLOADS)}
 """
     _step("image: accounts, units, package downloads", _in_guest(tree, "/bin/sh", "-c", script), progress)
     for name in ("hosts", "resolv.conf"):  # bound over in every host
@@ -371,6 +413,37 @@ def _pem_blocks(bundle: bytes) -> list[bytes]:
     return re.findall(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", bundle, re.DOTALL)
 
 
+def _build_slurm(tree: pathlib.Path, system: pathlib.Path, slurm: str, progress: Progress) -> None:
+    """Give the guest a newer suite's Slurm: what Slurm needs installed, Slurm's packages fetched."""
+    newer = SLURM[slurm]
+    assert newer is not None
+    mirror = next(
+        line.split()[1]
+        for line in (system / "tree/etc/apt/sources.list").read_text().splitlines()
+        if line.split()[2] == SUITE
+    )
+    files.ensure_file(tree / "etc/apt/sources.list.d/slurm.list", f"deb {mirror} {newer.suite} main\n")
+    pins = {"*": 100, " ".join(f"src:{source}" for source in newer.sources): 900}
+    text = "\n".join(
+        f"Package: {packages}\nPin: release n={newer.suite}\nPin-Priority: {priority}\n"
+        for packages, priority in pins.items()
+    )
+    files.ensure_file(tree / "etc/apt/preferences.d/slurm", text)
+    # The guest's systemd does not know the newer suite's `u!`, which locks the account.
+    files.ensure_file(tree / "etc/sysusers.d/slurm-wlm-basic-plugins.conf", "u slurm 64030\n")
+    # The C library wants a newer base-files. Its os-release stays aside: the guest is the Debian that it was.
+    script = f"""set -e
+dpkg-divert --local --no-rename --divert /usr/lib/os-release.{newer.suite} --add /usr/lib/os-release
+apt-get update
+apt-cache policy slurmctld | grep -q 'Candidate: {slurm}' || {{ echo 'E: no Slurm {slurm} in {newer.suite}'; exit 1; }}
+{_INSTALL} dist-upgrade
+{_INSTALL} install {" ".join(_PACKAGES)}
+apt-get clean
+{_INSTALL} --download-only install {" ".join((*_DOWNLOADS, *_NEWER_DOWNLOADS))}
+"""
+    _in_layer(f"image: Slurm {slurm} of {newer.suite}", tree, system, script, progress)
+
+
 def _build_python(tree: pathlib.Path, system: pathlib.Path, pip: _PipSettings, progress: Progress) -> None:
     files.ensure_file(tree / _PIP_CONF.relative_to("/"), pip.text)
     folder = tree / "opt/sandbox/requirements"
@@ -384,11 +457,23 @@ def _build_python(tree: pathlib.Path, system: pathlib.Path, pip: _PipSettings, p
 {VENV}/bin/python -m pip install --no-compile --require-hashes {pinned}
 {VENV}/bin/python -m compileall -q {VENV}/lib
 """
+    _in_layer("image: Python environment for charms", tree, system, script, progress, binds=[PIP_CACHE, *pip.folders])
+
+
+def _in_layer(
+    text: str,
+    tree: pathlib.Path,
+    system: pathlib.Path,
+    script: str,
+    progress: Progress,
+    *,
+    binds: collections.abc.Sequence[pathlib.Path] = (),
+) -> None:
+    """Run a script in the system, what it writes going to `tree`."""
     merged, work = tree.parent / "merged", tree.parent / "work"
     merged.mkdir()
     work.mkdir()
     mount = f"lowerdir={system / 'tree'},upperdir={tree},workdir={work}"
-    binds = [PIP_CACHE, *pip.folders]
     guest = _in_guest(merged, "/bin/sh", "-c", script, binds=binds)
     # The overlay exists in a mount namespace of its own, and so never outlives the build.
     nested = [
@@ -399,7 +484,7 @@ def _build_python(tree: pathlib.Path, system: pathlib.Path, pip: _PipSettings, p
         "-c",
         'mount -t overlay overlay -o "$0" "$1" && shift && exec "$@"',
     ]
-    _step("image: Python environment for charms", [*nested, mount, str(merged), *guest], progress)
+    _step(text, [*nested, mount, str(merged), *guest], progress)
     shutil.rmtree(work, ignore_errors=True)
     merged.rmdir()
     for name in ("tmp", "var/tmp", "run", "root"):

@@ -14,6 +14,7 @@ import uuid
 
 import pydantic
 
+from sandbox import image
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
@@ -172,6 +173,7 @@ class Model(_Record):
     name: str
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
     created: float = pydantic.Field(default_factory=time.time)
+    slurm: str = image.DEFAULT_SLURM  # the release that its hosts install
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
     relations: dict[int, Relation] = {}

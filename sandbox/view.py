@@ -45,7 +45,14 @@ def as_data(model: Model) -> Json:
     """Return the model in the shape of `juju status --format json`."""
     hosts = {unit.host: unit for unit in model.units.values() if unit.principal is None}
     return {
-        "model": {"name": model.name, "type": "iaas", "controller": "sandbox", "cloud": "sandbox", "version": "3.6"},
+        "model": {
+            "name": model.name,
+            "type": "iaas",
+            "controller": "sandbox",
+            "cloud": "sandbox",
+            "version": "3.6",
+            "slurm": model.slurm,
+        },
         "machines": {
             host: {"juju-status": {"current": _machine_state(unit)}, "dns-name": unit.address, "instance-id": host}
             for host, unit in hosts.items()
@@ -112,8 +119,16 @@ def _worst(app: Application, units: list[Unit]) -> Status:
 def as_text(model: Model, *, relations: bool = False) -> str:
     """Return applications, units and machines as tables, subordinates indented below their principal."""
     head = [
-        ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp"),
-        (model.name, "sandbox", "this machine", "3.6", "unsupported", time.strftime("%H:%M:%S%z")),
+        ("Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"),
+        (
+            model.name,
+            "sandbox",
+            "this machine",
+            "3.6",
+            "unsupported",
+            time.strftime("%H:%M:%S%z"),
+            f"Slurm {model.slurm}",
+        ),
     ]
     apps: list[tuple[str, ...]] = [
         ("App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message")

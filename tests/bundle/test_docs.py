@@ -36,8 +36,8 @@ def test_links_resolve(page: pathlib.Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_make_targets_exist(page: pathlib.Path):
-    known = set(re.findall(r"^([a-z-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)) <= known
+    known = set(re.findall(r"^([a-z0-9.-]+):.*##", (rules.ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+(?:\d+\.\d+)?)", page.read_text(), re.MULTILINE)) <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -46,7 +46,7 @@ def test_lanes_exist(page: pathlib.Path):
     tox.read(rules.ROOT / "tox.ini")
     known = {section.removeprefix("testenv:") for section in tox.sections()}
     known |= {f"unit-{path.parent.name}" for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")}
-    assert set(re.findall(r"tox -e ([a-z][a-z-]+)", page.read_text())) <= known
+    assert set(re.findall(r"tox -e ([a-z][a-z-]+(?:\d+\.\d+)?)", page.read_text())) <= known
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

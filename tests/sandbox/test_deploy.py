@@ -6,6 +6,8 @@ import pytest
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
+from sandbox import view
+from sandbox.cli import _Session
 from sandbox.deploy import Deployment, charm_filler
 from sandbox.engine import Progress, parse_gpus
 from sandbox.hosts import Gpus
@@ -109,6 +111,19 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
         bench.deploy()
     assert str(error.value).startswith(message)
     assert not bench.store.exists()
+
+
+def test_a_model_keeps_the_slurm_that_it_was_made_with(tmp_path: pathlib.Path):
+    store = Store("t", tmp_path)
+    with _Session(store, create=True, slurm="24.11").open() as (made, _):
+        store.save(made)
+        assert view.as_text(made).splitlines()[1].endswith(" Slurm 24.11")
+        assert view.as_data(made)["model"]["slurm"] == "24.11"
+    with _Session(store, create=True).open() as (model, engine):
+        assert model.slurm == engine.hosts.slurm == "24.11"
+    wanted = r"^model t runs Slurm 24\.11: for 22\.05 ./sandboxctl destroy, then deploy$"
+    with pytest.raises(SandboxError, match=wanted), _Session(store, create=True, slurm="22.05").open():
+        pass
 
 
 def test_an_upgrade_that_loses_a_related_endpoint_is_refused(bench: Bench):

@@ -523,6 +523,34 @@ def test_what_goes_in_decides_which_image(tmp_path: pathlib.Path, monkeypatch: p
     assert image._digest(image._python_recipe({"system": 1}, pip)) != first
 
 
+def test_images_with_different_slurms_share_what_they_can_and_outlive_each_other(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(image, "CACHE", tmp_path)
+    monkeypatch.setattr(image, "PIP_CACHE", tmp_path / "pip")
+    monkeypatch.setattr(image, "_KEYRING", pathlib.Path("/etc/passwd"))
+    monkeypatch.setattr(image.shutil, "which", lambda *_, **__: "/bin/true")
+    monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 1})
+    monkeypatch.setattr(image, "_pip_settings", lambda: image._PipSettings("", ()))
+    built: list[str] = []
+    monkeypatch.setattr(image, "_build_system", lambda *_: built.append("system"))
+    monkeypatch.setattr(image, "_build_slurm", lambda _tree, _system, slurm, _progress: built.append(slurm))
+    monkeypatch.setattr(image, "_build_python", lambda *_: built.append("python"))
+    usual = image.ensure_image(said).layers
+    newer = image.ensure_image(said, "24.11").layers
+    assert built == ["system", "python", "24.11"]
+    assert (newer[0], newer[-1], len(newer)) == (*usual, 3)
+    for layer in newer:
+        os.utime(layer.parent, (0, 0))
+    monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 1, "changed": True})
+    changed = image.ensure_image(said, "24.11").layers
+    for layer in changed:
+        os.utime(layer.parent, (0, 0))
+    image.shutil.rmtree(changed[0].parent)
+    image.ensure_image(said)  # makes one layer anew, and tidies up
+    assert {path.name for path in (tmp_path / "images").glob("*/")} == {layer.parent.name for layer in changed}
+
+
 def test_pips_configuration_reaches_guests(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     wheels, simple = tmp_path / "wheels", tmp_path / "index" / "simple"
     wheels.mkdir()

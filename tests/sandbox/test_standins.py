@@ -580,6 +580,23 @@ def test_sackds_service_is_fed_from_its_options(tmp_path: pathlib.Path, monkeypa
     assert restarts == ["sackd.service"]  # the second time nothing changed
 
 
+@pytest.mark.parametrize(("known", "package"), [(0, "sackd"), (100, "slurmd")])
+def test_slurms_own_sackd_runs_where_the_distribution_has_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, known: int, package: str
+):
+    monkeypatch.setattr(login_node, "_PROGRAM", tmp_path / "sackd")
+    monkeypatch.setattr(login_node, "run", lambda *argv, **_: Completed(known if "sackd" in argv else 0, "", ""))
+    installed: list[str] = []
+    monkeypatch.setattr(login_node.apt, "ensure_packages", installed.extend)
+    units: list[str] = []
+    monkeypatch.setattr(login_node.systemd, "ensure_dropin", lambda *_: True)
+    monkeypatch.setattr(login_node.systemd, "ensure_unit", lambda name, _: units.append(name))
+    login_node.install()
+    assert installed == ["slurm-client", package, "munge"]
+    assert units == (["sackd.service"] if known else [])
+    assert (tmp_path / "sackd").exists() == bool(known)
+
+
 # --- slurmctld --------------------------------------------------------------------------------------------------------
 
 

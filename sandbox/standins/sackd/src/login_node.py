@@ -1,9 +1,9 @@
 """The login host: Slurm's commands, and what sackd does for them.
 
 Slurm has sackd since 23.11; it keeps the configuration that the controller serves in /run/slurm/conf, where every
-command finds it. The distribution's 22.05 has no sackd, but its slurmd can fetch the configuration and leave (`-G`).
-The service of the same name written here does that at start, on reload and twice a minute; files are replaced
-atomically.
+command finds it. Where the distribution has it, it runs. 22.05 has no sackd, but its slurmd can fetch the configuration
+and leave (`-G`). The service of the same name written here does that at start, on reload and twice a minute; files are
+replaced atomically.
 """
 
 import pathlib
@@ -14,7 +14,6 @@ from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import run
 
 SERVICE = "sackd.service"
-PACKAGES = ("slurm-client", "slurmd", munge.PACKAGE)
 
 _DEFAULTS = pathlib.Path("/etc/default/sackd")
 _PROGRAM = pathlib.Path("/usr/local/sbin/sackd")
@@ -38,6 +37,8 @@ TimeoutStartSec=90
 [Install]
 WantedBy=multi-user.target
 """
+# The packaged sackd starts as soon as it is installed, where it would wait for a controller that nobody named.
+_DROPIN = f"[Service]\nExecCondition=/usr/bin/grep -q -e --conf-server {_DEFAULTS}\n"
 # slurmd writes into /run/slurm and its spool directory while it fetches; both are private to that one process, so that
 # a command that runs at the same time always finds a whole configuration.
 _SCRIPT = """\
@@ -80,9 +81,13 @@ done
 
 
 def install() -> None:
-    """Install Slurm's commands. The package that holds slurmd is needed for its binary; its service never runs here."""
-    apt.ensure_packages(PACKAGES)
-    run("/usr/bin/systemctl", "mask", "--now", "slurmd.service")
+    """Install Slurm's commands and sackd, or what plays it where the distribution has none."""
+    systemd.ensure_dropin(SERVICE, "10-charmed-hpc.conf", _DROPIN)
+    if run("/usr/bin/apt-cache", "show", "sackd", check=False).returncode == 0:
+        apt.ensure_packages(("slurm-client", "sackd", munge.PACKAGE))
+        return
+    apt.ensure_packages(("slurm-client", "slurmd", munge.PACKAGE))
+    run("/usr/bin/systemctl", "mask", "--now", "slurmd.service")  # needed for its binary only
     files.ensure_file(_PROGRAM, _SCRIPT, mode=0o755)
     systemd.ensure_unit(SERVICE, _UNIT)
 
@@ -109,5 +114,5 @@ def is_running() -> bool:
 
 
 def version() -> str:
-    """Return Slurm's version."""
-    return run("/usr/sbin/slurmd", "-V").stdout.split()[-1]
+    """Return Slurm's version; its commands tell theirs only where they find a configuration."""
+    return run("/usr/bin/dpkg-query", "--show", "--showformat=${Version}", "slurm-client").stdout.partition("-")[0]

@@ -14,12 +14,14 @@ PACKAGES = ("slurmd", "slurm-client", munge.PACKAGE)
 
 _MEM_SPEC_LIMIT_MB = 1024
 _DETECTED = ("cpus", "boards", "socketsperboard", "corespersocket", "threadspercore", "realmemory")
-# The distribution starts slurmd only where a slurm.conf lies; a configless node has none.
-_DROPIN = """\
+# 22.05's unit starts slurmd only where a slurm.conf lies, which a configless node has not; later ones start it as soon
+# as it is installed, where it would wait for a controller that nobody named.
+_DROPIN = f"""\
 [Unit]
 ConditionPathExists=
 
 [Service]
+ExecCondition=/usr/bin/grep -q -e --conf-server {slurmd_options.PATH}
 Restart=on-failure
 RestartSec=5
 """
@@ -27,8 +29,8 @@ RestartSec=5
 
 def install(name: str, app: str) -> None:
     """Install slurmd and write the options of node `name`; it starts when the controller is known."""
-    apt.ensure_packages(PACKAGES)
     systemd.ensure_dropin(SERVICE, "10-charmed-hpc.conf", _DROPIN)
+    apt.ensure_packages(PACKAGES)
     options = slurmd_options.load()
     if "--conf" not in options:
         systemd.stop(SERVICE)
