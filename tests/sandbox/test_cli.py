@@ -56,7 +56,7 @@ def columns(text: str) -> list[list[str]]:
 def test_status_has_the_sections_and_columns_of_juju(prompt: Prompt):
     text = prompt.ok("status", "--relations")
     assert [[word.strip() for word in head] for head in columns(text)] == [
-        ["Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp"],
+        ["Model", "Controller", "Cloud/Region", "Version", "SLA", "Timestamp", "Notes"],
         ["App", "Version", "Status", "Scale", "Charm", "Channel", "Rev", "Exposed", "Message"],
         ["Unit", "Workload", "Agent", "Machine", "Public address", "Ports", "Message"],
         ["Machine", "State", "Address", "Inst id", "Base", "AZ", "Message"],
