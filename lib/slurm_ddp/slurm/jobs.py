@@ -400,7 +400,7 @@ def _accounted(job_id: int, user: str) -> Job | None:
 
 
 def _wait_status(text: str) -> int:
-    """Return an exit code as a shell would, from wait(2)'s status (squeue of 22.05) or `code:signal` (of 24.11; sacct)."""
+    """Return an exit code as a shell would, from wait(2)'s status (squeue of 22.05) or `code:signal` (24.11, sacct)."""
     if ":" in text:
         code, signal = (_number(part) for part in text.split(":", 1))
     else:
