@@ -13,9 +13,10 @@ import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 import time
 
-from slurm_ddp import files
+from slurm_ddp import files, mounts
 from slurm_ddp.run import CommandError, clean_env, last_line, run
 
 NSPAWN = "/usr/bin/systemd-nspawn"
@@ -23,6 +24,7 @@ NSPAWN = "/usr/bin/systemd-nspawn"
 _REBOOT_STATUS = 133  # systemd-nspawn's exit status when the machine rebooted, systemd-nspawn(1) "Exit status"
 _NSPAWN_ENV = {"SYSTEMD_NSPAWN_TMPFS_TMP": "0"}  # /tmp on disk: pip unpacks gigabytes there
 _KILL_S = 30.0
+_CANNOT_END = "cannot be ended: a filesystem hangs that is no FUSE filesystem of its own; restart this computer"
 
 # The first lines let a later command tell whether the process it finds under the pid is still this one.
 _SUPERVISOR = f"""
@@ -45,7 +47,7 @@ zero="--time --boottime=-$(cut -d. -f1 /proc/uptime)"
 /usr/bin/unshare $zero /bin/true 2> /dev/null || exec "$@"
 exec /usr/bin/unshare $zero "$@"
 """
-_BOOTED = ["/bin/sh", "-c", _BOOT, "sandbox-boot", NSPAWN]
+_BOOTED = ["/bin/sh", "-c", _BOOT, "sandbox-boot"]
 
 # How a command gets into a machine. Its cgroups become those of the machine's first process; where systemd keeps track
 # (cgroup v2 and v1's name=systemd) only the command itself may join, for systemd stumbles over processes from outside
@@ -97,8 +99,16 @@ class Machine(abc.ABC):
         """Return the pid of its systemd-nspawn; None while there is none."""
 
     @abc.abstractmethod
+    def _end(self, connections: collections.abc.Collection[str]) -> None:
+        """End all its processes at once, and remove what the kernel keeps for them; abort the FUSE connections.
+
+        Raises:
+            MachineError: a process stays.
+        """
+
     def kill(self) -> None:
         """End all its processes at once, and remove what the kernel keeps for them. Raises `MachineError`."""
+        self._end(self._connections())
 
     def leader(self, root: pathlib.Path) -> int | None:
         """Return the pid of its first process, once that has `root` as its root."""
@@ -113,16 +123,26 @@ class Machine(abc.ABC):
 
     def shut_down(self, timeout: float) -> None:
         """Shut the machine down in order; after `timeout` seconds end it at once. Raises `MachineError`."""
-        nspawn = self.nspawn()
+        nspawn, connections = self.nspawn(), self._connections()
         if nspawn is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(nspawn, signal.SIGTERM)
             wait_until(lambda: not self.is_kept_running(), timeout)
-        self.kill()
+        self._end(connections | self._connections())
 
     def last_words(self) -> str:
         """Return the last line on its console."""
         return last_line(self.console.read_text(errors="replace")) if self.console.exists() else ""
+
+    def _connections(self) -> set[str]:
+        """Return the numbers of the FUSE connections behind what the machine has mounted, and this computer has not.
+
+        A client that uses its own mount waits for itself when it is killed, and no signal ends it: the kernel must
+        be told to answer for it.
+        """
+        nspawn = self.nspawn()
+        inside = _children(nspawn) if nspawn is not None else []
+        return {number for pid in inside for number in _fuse(str(pid))} - _fuse("self")
 
 
 class _Service(Machine):
@@ -148,6 +168,7 @@ class _Service(Machine):
                 *arguments,
                 "--",
                 *_BOOTED,
+                NSPAWN,
                 *options,
             )
         except CommandError as e:
@@ -160,12 +181,13 @@ class _Service(Machine):
         pid = self._show("MainPID")
         return int(pid) if pid.isdigit() and pid != "0" else None
 
-    def kill(self) -> None:
+    def _end(self, connections: collections.abc.Collection[str]) -> None:
         run("/usr/bin/systemctl", "kill", "--signal=SIGKILL", self._unit, check=False)
+        _abort(connections)
         try:
             run("/usr/bin/systemctl", "stop", self._unit, check=False, timeout=_KILL_S)
         except CommandError as e:
-            raise MachineError(f"cannot be ended ({e}); is a filesystem hung?") from e
+            raise MachineError(f"{_CANNOT_END} ({e})") from e
         run("/usr/bin/systemctl", "reset-failed", self._unit, check=False)
 
     def _show(self, name: str) -> str:
@@ -183,7 +205,16 @@ class _Supervised(Machine):
         # The outer shell leaves at once, so the supervisor is nobody's child and outlives this command.
         supervisor = ["/usr/bin/setsid", "/bin/sh", "-c", _SUPERVISOR, "sandbox-host", str(self._record), groups]
         subprocess.run(
-            ["/bin/sh", "-c", '"$@" < /dev/null > "$0" 2>&1 &', str(self.console), *supervisor, *_BOOTED, *options],
+            [
+                "/bin/sh",
+                "-c",
+                '"$@" < /dev/null > "$0" 2>&1 &',
+                str(self.console),
+                *supervisor,
+                *_BOOTED,
+                NSPAWN,
+                *options,
+            ],
             env=clean_env() | _NSPAWN_ENV,
             check=True,
             timeout=30,
@@ -199,15 +230,16 @@ class _Supervised(Machine):
         children = _children(supervisor) if supervisor is not None else []
         return next((pid for pid in children if _stat(pid).get("name") == "systemd-nspawn"), None)
 
-    def kill(self) -> None:
+    def _end(self, connections: collections.abc.Collection[str]) -> None:
         supervisor, nspawn = self._supervisor(), self.nspawn()
         inside = _children(nspawn) if nspawn is not None else []
         pids = [pid for pid in (supervisor, nspawn, *inside) if pid is not None]
         for pid in pids:  # the machine's first process takes all its others with it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        _abort(connections)
         if not wait_until(lambda: not any(_is_alive(pid) for pid in pids), _KILL_S):
-            raise MachineError("a process cannot be ended; is a filesystem hung?")
+            raise MachineError(_CANNOT_END)
         _remove_cgroups(self._cgroup)
         files.ensure_absent(self._record)
 
@@ -270,6 +302,30 @@ def _is_alive(pid: int) -> bool:
 def _children(pid: int) -> list[int]:
     pids = (int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*"))
     return [child for child in pids if _stat(child).get("parent") == str(pid)]
+
+
+def _fuse(pid: str) -> set[str]:
+    """Return the numbers of the FUSE connections behind what a process sees mounted."""
+    try:
+        table = mounts.table(pathlib.Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape"))
+    except OSError:  # it ended
+        return set()
+    return {mount.device.partition(":")[2] for mount in table if mount.fstype.partition(".")[0] in ("fuse", "fuseblk")}
+
+
+def _abort(connections: collections.abc.Collection[str]) -> None:
+    """Have the kernel answer all requests of FUSE connections with an error, Documentation/filesystems/fuse.rst."""
+    if not connections:
+        return
+    with tempfile.TemporaryDirectory(prefix="sandbox-fuse-") as place:  # not every computer has it mounted
+        if run("/bin/mount", "-t", "fusectl", "fusectl", place, check=False).returncode != 0:
+            return
+        try:
+            for number in connections:
+                with contextlib.suppress(OSError):  # it is gone
+                    pathlib.Path(place, number, "abort").write_text("1")
+        finally:
+            run("/bin/umount", "-l", place, check=False)
 
 
 @functools.cache
