@@ -56,7 +56,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         try:
             with explained(self.app.name):
                 self._offer()
-                volume = self.verify()[0]
+                volume, setting = self.verify()
+                self._tell_room(setting.used_bytes or 0)
                 self._status = ops.ActiveStatus(self._describe(volume))
         except TroubleError as e:
             self._status = e.status
@@ -117,6 +118,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
                 self.unit.status = ops.MaintenanceStatus("starting the servers of the volume")
             embedded_store.ensure(settings)
             ledger.tell_address(settings.address)
+            if pinned.uuid is None:
+                self._tell_room(0)
         if not leads:
             return
         volume, credentials, access = self.access()
@@ -147,7 +150,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         wanted, pinned = self._wanted(), self.ledger().pinned
         if wanted is None and pinned.server == self.unit.name and not embedded_store.is_running(self._settings()):
             raise TroubleError(ops.MaintenanceStatus("starting the servers of the volume"))
-        volume, credentials = wanted or self._embedded()
+        volume, credentials = wanted or volume_sources.Sources(self).embedded(self.ledger(), self._sets_capacity())
         return volume, credentials, juicefs_volume.open_access(self.program, self.app.name, volume, credentials)
 
     def _wanted(self) -> tuple[Volume, fs.JuicefsSecret] | None:
@@ -160,18 +163,13 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             raise TroubleError(ops.BlockedStatus(text))
         return wanted
 
-    def _embedded(self) -> tuple[Volume, fs.JuicefsSecret]:
-        """Return the volume that a unit serves, and its credentials."""
-        ledger, sources = self.ledger(), volume_sources.Sources(self)
-        server = ledger.pinned.server
-        try:
-            address, credentials = ledger.address(), ledger.credentials()
-        except KeyError:
-            text = f"{server}, whose storage holds the volume, is gone: deploy another application"
-            raise TroubleError(ops.BlockedStatus(text)) from None
-        if address is None or credentials is None:
-            raise TroubleError(ops.WaitingStatus(f"waiting for {server or 'the leader'} to serve the volume"))
-        return embedded_store.volume(sources.config.volume_name, address, sources.format()), credentials
+    def _sets_capacity(self) -> bool:
+        return juicefs.has_command(juicefs.version(self.program), "config")
+
+    def _tell_room(self, volume_bytes: int) -> None:
+        """Tell what the volume may grow to, where this unit's disk holds it."""
+        if self.ledger().pinned.server == self.unit.name:
+            self.ledger().tell_room(embedded_store.usage(self._settings().directory).room_gib(volume_bytes))
 
     def _settings(self) -> embedded_store.Settings:
         """Return what this unit has to serve."""

@@ -29,6 +29,7 @@ METADATA_PORT = 6379
 OBJECTS_PORT = 2022
 ACCOUNT = "juicefs-objects"  # may log in to our SFTP server and to nothing else
 DATABASE = "1"  # of Redis
+_RESERVE_BYTES = 10 << 30  # of a disk, or a twentieth of it if that is less
 _START_S = 660.0  # Redis reads its whole log before it says that it is ready
 
 _CONFIG = pathlib.Path("/etc/slurm-ddp")
@@ -72,6 +73,15 @@ class Usage:
     def summary(self) -> str:
         """Return both in words."""
         return f"{_size(self.used)} of its disk used, {_size(self.free)} free"
+
+    def room_gib(self, volume_bytes: int) -> int:
+        """Return what a volume of this size here may hold in all, in GiB.
+
+        The disk's reserve is never part of it: where the volume ends, writers hear of it (ENOSPC), while servers whose
+        disk is full break.
+        """
+        reserve = min(_RESERVE_BYTES, (self.used + self.free) // 20)
+        return max(1, (volume_bytes + self.free - reserve) >> 30)
 
 
 def usage(directory: pathlib.Path) -> Usage:

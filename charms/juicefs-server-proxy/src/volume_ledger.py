@@ -79,15 +79,29 @@ class Ledger:
         """Tell the other units where this unit serves the volume."""
         self._relation.data[self._unit]["address"] = address
 
+    def tell_room(self, gib: int) -> None:
+        """Tell the other units what the volume may hold in all, in GiB; one more than before is no news."""
+        known = self.room()
+        if known is None or not known <= gib <= known + 1:
+            self._relation.data[self._unit]["room-gib"] = str(gib)
+
     def address(self) -> str | None:
         """Return where the server serves the volume; None before it does.
 
         Raises:
             KeyError: the server is no unit of the application any more.
         """
+        return self._told("address")
+
+    def room(self) -> int | None:
+        """Return what the server's disk has room for, in GiB; None before it said. Raises as `address` does."""
+        told = self._told("room-gib")
+        return int(told) if told is not None else None
+
+    def _told(self, key: str) -> str | None:
         units = {unit.name: unit for unit in (self._unit, *self._relation.units)}
         server = self.pinned.server
-        return self._relation.data[units[server]].get("address") if server is not None else None
+        return self._relation.data[units[server]].get(key) if server is not None else None
 
     def credentials(self) -> fs.JuicefsSecret | None:
         """Return what the secret holds; None when there is no secret yet."""

@@ -1,14 +1,17 @@
 """Where the volume lies, by the options and by the relations to charmed services; and what these are asked for."""
 
 import collections.abc
+import dataclasses
 
 import ops
 import pydantic
 
 import charmed_services
+import embedded_store
 import volume_options
 from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume_ledger import Ledger
 from volume_options import Volume, naming
 from volume_trouble import TroubleError
 
@@ -57,6 +60,25 @@ class Sources:
         return volume_options.read_format(
             config.block_size, config.compression, config.capacity, config.inodes, config.trash_days
         )
+
+    def embedded(self, ledger: Ledger, sets_capacity: bool) -> tuple[Volume, fs.JuicefsSecret]:
+        """Return the volume that a unit serves, as large as its disk allows where that can be set; its credentials.
+
+        Raises:
+            TroubleError: there is none, or not yet.
+        """
+        server = ledger.pinned.server
+        try:
+            address, room_gib, credentials = ledger.address(), ledger.room(), ledger.credentials()
+        except KeyError:
+            text = f"{server}, whose storage holds the volume, is gone: deploy another application"
+            raise TroubleError(ops.BlockedStatus(text)) from None
+        if address is None or credentials is None:
+            raise TroubleError(ops.WaitingStatus(f"waiting for {server or 'the leader'} to serve the volume"))
+        made = self.format()
+        if room_gib is not None and sets_capacity:
+            made = dataclasses.replace(made, capacity_gib=min(made.capacity_gib or room_gib, room_gib))
+        return embedded_store.volume(self.config.volume_name, address, made), credentials
 
     def read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
         """Return the volume that is asked for, and its credentials; None for an embedded one.

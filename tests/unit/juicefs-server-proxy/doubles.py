@@ -133,6 +133,7 @@ class FakeServers:
     removed: list[str] = dataclasses.field(default_factory=list[str])
     error: Exception | None = None
     slow: bool = False  # they take longer than the hook
+    disk: embedded_store.Usage = dataclasses.field(default_factory=lambda: embedded_store.Usage(2 << 30, 30 << 30))
 
     def ensure(self, settings: embedded_store.Settings) -> bool:
         if self.error is not None:
@@ -147,7 +148,7 @@ class FakeServers:
         return self.running == settings
 
     def usage(self, _directory: pathlib.Path) -> embedded_store.Usage:
-        return embedded_store.Usage(2 << 30, 30 << 30)
+        return self.disk
 
     def sync_ms(self, _directory: pathlib.Path) -> float:
         return 1.5

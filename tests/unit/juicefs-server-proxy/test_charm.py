@@ -52,7 +52,9 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
     assert rig.servers.running.address == ADDRESS
     assert rig.servers.running.synchronous
     assert list(rig.world.volumes) == [URL]
-    assert rig.world.volumes[URL] == juicefs.Setting("shared", UUID, "sftp", BUCKET, 0, encrypted=False, trash_days=1)
+    assert rig.world.volumes[URL] == juicefs.Setting(
+        "shared", UUID, "sftp", BUCKET, 0, encrypted=False, trash_days=1, capacity_gib=28
+    )
     assert rig.world.format_env == {
         "REDIS_PASSWORD": own_secret(out).latest_content["meta-password"],  # pyright: ignore[reportOptionalSubscript]
         "ACCESS_KEY": "juicefs-objects",
@@ -80,6 +82,61 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
     )
     assert own_secret(out).remote_grants == {client.id: {"shared-filesystem-client"}}
     assert out.workload_version == "1.3.1"
+
+
+def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
+    def capacity_after(state: testing.State, **changes: typing.Any) -> tuple[int, testing.State]:
+        out = rig.ctx.run(rig.ctx.on.update_status(), dataclasses.replace(state, **changes))
+        assert isinstance(out.unit_status, testing.ActiveStatus)
+        return rig.world.volumes[URL].capacity_gib, out
+
+    capacity, out = capacity_after(rig.state())
+    assert capacity == 28  # of 32 GiB 2 are taken, and a twentieth stays free
+    # What the volume itself holds is part of what it may hold
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=20 << 30)
+    rig.servers.disk = embedded_store.Usage(22 << 30, 10 << 30)
+    capacity, out = capacity_after(out)
+    capacity, out = capacity_after(out)
+    assert capacity == 28
+    # Somebody else's files on the disk; then a larger disk: each is heeded by the next look
+    rig.servers.disk = embedded_store.Usage(27 << 30, 5 << 30)
+    _, out = capacity_after(out)
+    capacity, out = capacity_after(out)
+    assert capacity == 23
+    rig.servers.disk = embedded_store.Usage(27 << 30, 1000 << 30)
+    _, out = capacity_after(out)
+    capacity, out = capacity_after(out)
+    assert capacity == 1010
+    # A person's limit holds where it is the lower one
+    assert capacity_after(out, config={"capacity": 40})[0] == 40
+    assert capacity_after(out, config={"capacity": 4000})[0] == 1010
+
+
+def test_an_old_juicefs_makes_an_embedded_volume_without_a_limit(rig: Rig):
+    rig.world.program = (0, 14, 2)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    assert out.unit_status == SERVING
+    assert rig.world.volumes[URL].capacity_gib == 0
+    rig.world.program = (1, 3, 1)  # a charm before this one left such a volume, too
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=100 << 30)
+    for _ in range(2):
+        out = rig.ctx.run(rig.ctx.on.upgrade_charm(), out)
+    assert rig.world.volumes[URL].capacity_gib == 128
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "volume", "room"),
+    [
+        (0, 100, 0, 95),
+        (0, 1000, 0, 990),  # 10 GiB are reserve enough
+        (990, 10, 980, 980),
+        (999, 1, 980, 971),  # the reserve was used up by others: less than the volume holds, so nobody writes more
+        (0, 3, 0, 2),
+        (3, 0, 0, 1),
+    ],
+)
+def test_room(used: int, free: int, volume: int, room: int):
+    assert embedded_store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
 
 
 @pytest.mark.parametrize("event", ["created", "joined"])
@@ -539,7 +596,7 @@ def test_the_action_shows_the_volume_and_no_secret(rig: Rig):
         "block-size": "4096K",
         "compression": "none",
         "encrypted": "no",
-        "capacity-gib": "unlimited",
+        "capacity-gib": "28",
         "inodes": "unlimited",
         "storage-used-bytes": str(2 << 30),
         "storage-free-bytes": str(30 << 30),
