@@ -1,6 +1,6 @@
 """The program `juicefs`: where it comes from, what each version of it can do, and what its words mean.
 
-Sources: the source of juicefs at the tags v0.14.2, v1.0.0 to v1.3.1 and v1.4.1, and runs of 0.14.2.
+Sources: the source of juicefs at the tags v0.14.2, v1.0.0 to v1.3.1 and v1.4.1, and runs of 0.14.2 and 1.3.1.
 """
 
 import collections.abc
@@ -107,6 +107,8 @@ _NOT_FORMATTED = (
     r'load setting: pq: relation "[^"]*jfs_setting" does not exist',
 )
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
+_STORE_REFUSED = re.compile(r"\b(SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied)\b")
+_OLD_MYSQL = "Unknown system variable 'transaction_isolation'"
 _REFUSED = (
     "NOAUTH",
     "WRONGPASS",
@@ -327,6 +329,10 @@ def reason(log: str) -> str:
         return f"juicefs crashed: {last_line(crash[1])}"
     for level in ("FATAL", "ERROR"):
         if found := re.findall(rf"<{level}>: (.*)", plain):
+            if refused := _STORE_REFUSED.search(found[-1]):
+                return f"the object store refuses the keys ({refused[1]})"
+            if _OLD_MYSQL in found[-1]:  # juicefs 1.3.0 and 1.3.1, its issue 6762
+                return "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
             return last_line(re.sub(r" \[\w+\.go:\d+\]$", "", found[-1]))
     return ""
 

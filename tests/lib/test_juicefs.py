@@ -187,6 +187,16 @@ def test_an_engine_without_a_volume(program: Program, err: str):
             '<FATAL>: Meta is not available: failed SASL auth (FATAL: password authentication failed for user "jfs")',
             "the metadata engine refuses the user or password",
         ),
+        (
+            "<FATAL>: Storage s3://h/train/v/ is not configured correctly: Failed to create bucket s3://h/train/v/: "
+            "https response error StatusCode: 403, RequestID: x, api error SignatureDoesNotMatch: no [format.go:1]",
+            "the object store refuses the keys (SignatureDoesNotMatch)",
+        ),
+        (
+            "<FATAL>: Meta mysql://jfs:****@(h:3306)/jfs is not available: ping database: Error 1193 (HY000): "
+            "Unknown system variable 'transaction_isolation' [interface.go:590]",
+            "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer",
+        ),
         ("<FATAL>: load setting: Error 1146: Table 'jfs.other' doesn't exist", None),
         ("\x1b[31m<FATAL>\x1b[0m: Invalid meta driver: foo [interface.go:12]", "Invalid meta driver: foo"),
         ("<ERROR>: first\n<FATAL>: last [a.go:1]\n<INFO>: more", "last"),

@@ -258,7 +258,7 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait(5)
+                process.wait(_MOUNT_S)
 
 
 @contextlib.contextmanager
