@@ -333,8 +333,13 @@ def reason(log: str) -> str:
                 return f"the object store refuses the keys ({refused[1]})"
             if _OLD_MYSQL in found[-1]:  # juicefs 1.3.0 and 1.3.1, its issue 6762
                 return "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
-            return last_line(re.sub(r" \[\w+\.go:\d+\]$", "", found[-1]))
+            return last_line(without_place(found[-1]))
     return ""
+
+
+def without_place(line: str) -> str:
+    """Return a line of the program's log without the place in its source: [main.go:31], or [main@main.go:31] of 1.3."""
+    return re.sub(r" \[(?:\w+@)?\w+\.go:\d+\]$", "", line)
 
 
 def _read_status(text: str) -> Setting:

@@ -347,8 +347,8 @@ def _private(folder: pathlib.Path) -> None:
 
 def _last_words(report: pathlib.Path) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
-    said = re.findall(r"<(?:INFO|WARNING)>: (.*)", plain)
-    return re.sub(r" \[\w+\.go:\d+\]$", "", last_line("\n".join(said) or plain))
+    said = re.findall(r"<(?:INFO|WARNING)>: (?!close session )(.*)", plain)  # 1.3 says that after all else
+    return juicefs.without_place(last_line("\n".join(said) or plain))
 
 
 def _uuid_of(backup: pathlib.Path) -> str:
