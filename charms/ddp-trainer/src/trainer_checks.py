@@ -1,7 +1,10 @@
 """What is checked of a request before anything is written, each by the parameter's name."""
 
+import collections.abc
+import typing
+
 import trainer_workspace
-from slurm_ddp.slurm import jobs
+from slurm_ddp.slurm import access, jobs
 from trainer_base import ParameterError, Settings, TrainerError
 
 LEAST_FREE_BYTES, LEAST_FREE_FILES = (
@@ -16,6 +19,105 @@ def partitions() -> tuple[jobs.Partition, ...]:
         return jobs.partitions()
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
+
+
+class Place(typing.Protocol):
+    """The parameters that say on whose account, and under which rules, a job runs."""
+
+    @property
+    def account(self) -> str | None: ...  # noqa: D102
+    @property
+    def qos(self) -> str | None: ...  # noqa: D102
+    @property
+    def reservation(self) -> str | None: ...  # noqa: D102
+
+
+def admission(settings: Settings, place: Place, partition: jobs.Partition) -> list[str]:
+    """Return in words what was looked up. Raises ParameterError for an account, QOS or reservation that cannot be had.
+
+    Slurm is asked only for what is named; where it does not tell, its verdict on the job counts.
+    """
+    passed: list[str] = []
+    if place.account is not None or place.qos is not None:
+        known = accounting(settings)
+        for name, value, look_up in (("account", place.account, _account), ("qos", place.qos, _qos)):
+            if value is None:
+                continue
+            _check_gate(name, value, partition)
+            if known is None:
+                passed.append(f"{name}: {value} could not be looked up, since no slurmdbd answers; Slurm decides")
+            else:
+                look_up(settings, place, known, partition)
+                passed.append(f"{name}: {value} is there and {settings.user} may use it")
+    if place.reservation is not None:
+        passed.append(_check_reservation(settings, place.reservation, partition))
+    return passed
+
+
+def accounting(settings: Settings) -> access.Accounting | None:
+    """Return what the accounting says about the submit user; None where there is none or it gives no answer."""
+    try:
+        return access.accounting(user=settings.user, configuration=jobs.configuration())
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+
+
+def _account(settings: Settings, place: Place, known: access.Accounting, partition: jobs.Partition) -> None:
+    wanted = (place.account or "").lower()
+    mine = known.charged(partition.name)
+    if wanted in mine:
+        return
+    if known.accounts and wanted not in known.accounts:
+        raise ParameterError("account", f"no account {place.account!r}; there are: {_some(known.accounts)}")
+    if "associations" in known.enforces:
+        mend = f"an administrator adds one with: sacctmgr add user {settings.user} account={wanted}"
+        text = f"{settings.user} may not charge {wanted} in {partition.name}, but: {_some(mine)}; {mend}"
+        raise ParameterError("account", text)
+
+
+def _qos(settings: Settings, place: Place, known: access.Accounting, _: jobs.Partition) -> None:
+    wanted = (place.qos or "").lower()
+    mine = known.allowed_qos(place.account)
+    if known.qos and wanted not in known.qos:
+        raise ParameterError("qos", f"no QOS {place.qos!r}; there are: {_some(known.qos)}")
+    if "qos" in known.enforces and wanted not in mine:
+        with_account = f" with account {place.account}" if place.account else ""
+        mend = f"an administrator adds it with: sacctmgr modify user {settings.user} set qos+={wanted}"
+        raise ParameterError("qos", f"{settings.user} may not use {wanted}{with_account}, but: {_some(mine)}; {mend}")
+
+
+def _check_gate(name: str, value: str, partition: jobs.Partition) -> None:
+    """Raise ParameterError where the partition keeps this account or QOS out."""
+    key = {"account": "Accounts", "qos": "Qos"}[name]
+    for rule, names in partition.access:
+        if rule == f"Allow{key}" and value.lower() not in names:
+            raise ParameterError(name, f"partition {partition.name} lets in only: {_some(sorted(names))}")
+        if rule == f"Deny{key}" and value.lower() in names:
+            raise ParameterError(name, f"partition {partition.name} keeps out: {_some(sorted(names))}")
+
+
+def _check_reservation(settings: Settings, name: str, partition: jobs.Partition) -> str:
+    try:
+        found = {one.name: one for one in access.reservations()}
+    except jobs.NotAnsweringError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    except jobs.SlurmError as e:
+        return f"reservation: {name} could not be looked up ({e}); Slurm decides"
+    if (one := found.get(name)) is None:
+        raise ParameterError("reservation", f"no reservation {name!r}; there are: {_some(sorted(found))}")
+    if one.partition and one.partition != partition.name:
+        text = f"{name} is in partition {one.partition}, not {partition.name}; add partition={one.partition}"
+        raise ParameterError("reservation", text)
+    barred = f"-{settings.user}" in one.users
+    allowed = [user for user in one.users if not user.startswith("-")]
+    if barred or (allowed and not one.accounts and settings.user not in allowed):
+        text = f"{name} is not for {settings.user}" + (f", but for: {_some(allowed)}" if allowed else "")
+        raise ParameterError("reservation", f"{text}; its owner can add it: scontrol update reservation={name} users+=")
+    return f"reservation: {name} is there" + ("" if one.is_active else f" and begins at {one.start}")
+
+
+def _some(names: collections.abc.Sequence[str]) -> str:
+    return ", ".join(names[:16]) + (", ..." if len(names) > 16 else "") or "none"
 
 
 def workspace(settings: Settings, contents: trainer_workspace.Contents) -> list[str]:

@@ -315,6 +315,19 @@ def list_runs(workspace: str) -> Json:
 
 
 @operation
+def find_element(workspace: str, array: int, element: int) -> Json:
+    """Return the run that this element of an array is, or is a part of; None where there is no such element."""
+    for run in list_runs(workspace)["runs"]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            job = _read_json(pathlib.Path(workspace, "runs", run, "job.json"))
+            if job.get("kind") == "sweep" and job["job_id"] == array:
+                return {"run": f"{run}-{element}" if element < int(job["count"]) else None, "of": run}
+            if job.get("kind") == "prepare" and job["array_job_id"] == array:
+                return {"run": run if element < int(job["elements"]) else None, "of": run}
+    return {"run": None, "of": None}
+
+
+@operation
 def find_run(workspace: str, job_id: int) -> Json:
     """Return the run that this job is, or was, an attempt at."""
     for path in pathlib.Path(workspace, "runs").glob(f"*/logs/{int(job_id)}.out"):
@@ -355,11 +368,13 @@ def read_run(workspace: str, run: str, job_id: int | None) -> Json:
 
 
 @operation
-def read_log(workspace: str, run: str, job_id: int, lines: int, rank: int | None) -> Json:
+def read_log(
+    workspace: str, run: str, job_id: int, *, lines: int, rank: int | None, element: int | None = None
+) -> Json:
     """Return the last lines of a job's merged log, or of one rank's own output in its last attempt."""
     logs = pathlib.Path(workspace, "runs", run, "logs")
     if rank is None:
-        path = logs / f"{int(job_id)}.out"
+        path = logs / _log_name(job_id, element)
         return {"path": str(path), "lines": _tail(path, MAX_TAIL_BYTES)[-lines:]}
     found = [log for log in _rank_logs(pathlib.Path(workspace, "runs", run), job_id) if log["rank"] == rank]
     if not found:
@@ -370,10 +385,12 @@ def read_log(workspace: str, run: str, job_id: int, lines: int, rank: int | None
 
 
 @operation
-def follow_log(workspace: str, run: str, job_id: int, rank: int | None, offsets: dict[str, int]) -> Json:
+def follow_log(
+    workspace: str, run: str, job_id: int, *, rank: int | None, offsets: dict[str, int], element: int | None = None
+) -> Json:
     """Return whole lines that a log has gained since `offsets`, and the new offsets; of a new file the lines so far."""
     folder = pathlib.Path(workspace, "runs", run)
-    paths = [str(folder / "logs" / f"{int(job_id)}.out")]
+    paths = [str(folder / "logs" / _log_name(job_id, element))]
     if rank is not None:
         paths = [log["path"] for log in _rank_logs(folder, job_id) if log["rank"] == rank]
     lines: list[str] = []
@@ -868,6 +885,10 @@ def last_step(path: str) -> Json:
             ):
                 return {"step": found[0]}
     return {"step": ""}
+
+
+def _log_name(job_id: int, element: int | None) -> str:
+    return f"{int(job_id)}.out" if element is None else f"{int(job_id)}_{int(element)}.out"
 
 
 def _objects(value: object) -> list[Json]:

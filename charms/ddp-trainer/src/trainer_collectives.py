@@ -34,6 +34,7 @@ def benchmark_collectives(settings: Settings, params: trainer_params_runs.Benchm
     partitions = trainer_checks.partitions()
     asked = _as_job(params)
     request = trainer_plan.training(asked, partitions)
+    trainer_checks.admission(settings, params, trainer_plan.choose_partition(request.partition, partitions))
     run = trainer_jobs.new_name(settings, "collectives")
     folder = settings.runs / run
     program = trainer_scripts.Program(_command(params, folder=str(folder)), leaves_outcome=True)

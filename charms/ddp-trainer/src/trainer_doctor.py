@@ -21,7 +21,7 @@ import trainer_params_runs
 import trainer_plan
 import trainer_workspace
 from slurm_ddp import mounts
-from slurm_ddp.slurm import jobs, nodes
+from slurm_ddp.slurm import access, jobs, nodes
 from trainer_base import Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
 
 Json = dict[str, typing.Any]
@@ -65,6 +65,7 @@ class Facts:
     manifests: tuple[trainer_workspace.Manifest, ...]
     damaged: tuple[str, ...]  # archives that are not what their manifests say
     login: tuple[str, str]  # type and source of the workspace's mount on this host
+    accounting: access.Accounting | None = None  # None: there is none, or it gives no answer
 
 
 def doctor(settings: Settings, params: trainer_params_runs.Doctor, log: Log) -> Results:
@@ -83,6 +84,7 @@ def gather(
 ) -> Facts:
     """Return what this host, the controller and the nodes say."""
     partition = _partition(params, partitions)
+    trainer_checks.admission(settings, params, partition)
     asked = _asked(params, partition)
     known = {node.name: node for node in _nodes()}
     left_out = {name: why for name in asked if (why := _unfit(known.get(name)))}
@@ -129,6 +131,7 @@ def gather(
         manifests=contents.environments,
         damaged=tuple(damaged),
         login=(mount.fstype, mount.source) if mount else ("", ""),
+        accounting=access.accounting(user=settings.user, configuration=config),
     )
 
 
@@ -186,6 +189,7 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     """Return the findings, the worst first."""
     found: list[Finding] = []
     found += _about_slurm(facts)
+    found += _about_accounting(settings, facts)
     found += _about_absent(facts)
     found += _about_versions(facts)
     for name, about in sorted(facts.reports.items()):
@@ -232,6 +236,21 @@ def _about_slurm(facts: Facts) -> list[Finding]:
     if limit is not None and limit < 1001:
         found.append(Finding("note", "slurm", f"MaxArraySize is {limit}: sweeps have at most {limit - 1} elements"))
     return found
+
+
+def _about_accounting(settings: Settings, facts: Facts) -> list[Finding]:
+    """Return whether the submit user's jobs would be taken."""
+    known = facts.accounting
+    if known is None:
+        if facts.config.get("AccountingStorageType", "").endswith("slurmdbd"):
+            text = "slurmdbd gives no answer: jobs run, but accounts and QOS cannot be looked up"
+            return [Finding("warning", "slurm", text, "juju status slurmdbd; sacctmgr show cluster")]
+        return []
+    if "associations" not in known.enforces or known.charged(facts.partition.name):
+        return []
+    text = f"{settings.user} has no account for partition {facts.partition.name}, and Slurm takes no job without one"
+    some = next(iter(known.accounts), "NAME")
+    return [Finding("error", "slurm", text, f"sacctmgr add user {settings.user} account={some}")]
 
 
 def _about_absent(facts: Facts) -> list[Finding]:

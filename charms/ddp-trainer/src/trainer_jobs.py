@@ -30,6 +30,7 @@ class Submitted:
     run_dir: str
     script: str
     log: str
+    element: int | None = None  # of an array that makes a dataset, where one of them is meant
 
     def as_results(self) -> Results:
         """Return the results that every submission gives."""
@@ -52,15 +53,15 @@ def list_jobs(settings: Settings, params: trainer_params.ListJobs, _: Log) -> Re
 
 def show_job(settings: Settings, params: trainer_params.ShowJob, _: Log) -> Results:
     """Return what is known of a job."""
-    return show(settings, job_id=params.job_id, run=params.run)
+    return show(settings, find(settings, params))
 
 
 def job_log(settings: Settings, params: trainer_params.JobLog, log: Log) -> Results:
     """Return the last lines of a job's log; with `follow` report each line as it comes, until the end or the limit."""
+    submitted = find(settings, params)
     if params.follow:
-        submitted = find(settings, job_id=params.job_id, run=params.run)
         _follow_log(settings, submitted, params.rank, log, timeout_s=params.follow_timeout)
-    return read_log(settings, job_id=params.job_id, run=params.run, rank=params.rank, lines=params.lines)
+    return read_log(settings, submitted, rank=params.rank, lines=params.lines)
 
 
 def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log: Log, *, timeout_s: float) -> None:
@@ -68,11 +69,11 @@ def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log:
     offsets: dict[str, int] = {}
     waits = False
     while True:
-        known = _known(settings, submitted.job_id)
+        known = _known(settings, submitted.job_id, submitted.element)
         over = known is None or not known.is_active  # what it wrote last is still to be read
         told = trainer_workspace.ask(
             settings, "follow_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
-            rank=rank, offsets=offsets,
+            rank=rank, offsets=offsets, element=submitted.element,
         )  # fmt: skip
         for line in told["lines"]:
             log(printable(line))
@@ -87,7 +88,7 @@ def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log:
 
 def cancel_job(settings: Settings, params: trainer_params.CancelJob, log: Log) -> Results:
     """Cancel a job, a run, a sweep or a preparation."""
-    return cancel(settings, job_id=params.job_id, run=params.run, log=log)
+    return cancel(settings, params, log)
 
 
 def new_name(settings: Settings, kind: str) -> str:
@@ -187,10 +188,9 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     return results
 
 
-def show(settings: Settings, *, job_id: int | None, run: str | None) -> Results:
-    """Return all that is known of a job, of the newest run's when nothing is named. Raises TrainerError."""
-    submitted = find(settings, job_id=job_id, run=run)
-    known = _known(settings, submitted.job_id)
+def show(settings: Settings, submitted: Submitted) -> Results:
+    """Return all that is known of a job. Raises TrainerError."""
+    known = _known(settings, submitted.job_id, submitted.element)
     if known is None or not known.is_active:
         results, trouble = _explain(settings, submitted, known)
         return results | ({"reason": trouble} if trouble else {})
@@ -316,11 +316,10 @@ def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> st
     )
 
 
-def read_log(settings: Settings, *, job_id: int | None, run: str | None, rank: int | None, lines: int) -> Results:
-    """Return the last lines of a job's log, of the newest run when nothing is named. Raises TrainerError."""
-    submitted = find(settings, job_id=job_id, run=run)
+def read_log(settings: Settings, submitted: Submitted, *, rank: int | None, lines: int) -> Results:
+    """Return the last lines of a job's log. Raises TrainerError."""
     results = {"job-id": str(submitted.job_id), "run": submitted.run}
-    known = _known(settings, submitted.job_id)
+    known = _known(settings, submitted.job_id, submitted.element)
     if known is not None:
         results["state"] = known.state
     try:
@@ -332,6 +331,7 @@ def read_log(settings: Settings, *, job_id: int | None, run: str | None, rank: i
             job_id=submitted.job_id,
             lines=lines,
             rank=rank,
+            element=submitted.element,
         )
     except trainer_workspace.MissingError as e:
         where = f" ({known.reason})" if known is not None and known.state == "PENDING" else ""
@@ -346,17 +346,25 @@ def read_log(settings: Settings, *, job_id: int | None, run: str | None, rank: i
     }
 
 
-def find(settings: Settings, *, job_id: int | None, run: str | None) -> Submitted:
+def find(settings: Settings, named: trainer_params.OneJob) -> Submitted:
     """Return a run's job by either's name, or the newest run's. Raises ParameterError where there is none."""
     workspace = str(settings.workspace)
+    job_id, run, element = named.job_id, named.run, named.element
     if job_id is not None and run is not None:
         raise ParameterError("run", "give either job-id or run")
-    if job_id is not None:
+    if element is not None:
+        run, is_whole = _run_of_element(settings, job_id, element)
+        if is_whole:
+            log = str(settings.runs / run / "logs" / f"{job_id}_{element}.out")
+            script = str(settings.runs / run / "parts.sbatch")
+            return Submitted(job_id or 0, run, str(settings.runs / run), script, log, element)
+        job_id = None  # a sweep's run knows its own
+    elif job_id is not None:
         run = trainer_workspace.ask(settings, "find_run", workspace=workspace, job_id=job_id)["run"]
         if run is None:
-            raise ParameterError(
-                "job-id", f"{job_id} is no job of a run in {settings.runs}; see: juju run {settings.unit} list-jobs"
-            )
+            hint = _as_element(job_id, lambda array, part: _looked_up(settings, array, part)["run"] is not None)
+            text = f"{job_id} is no job of a run in {settings.runs}; see: juju run {settings.unit} list-jobs"
+            raise ParameterError("job-id", text + (f"; or do you mean {hint}?" if hint else ""))
     elif run is None:
         runs = trainer_workspace.ask(settings, "list_runs", workspace=workspace)["runs"]
         if not runs:
@@ -374,15 +382,47 @@ def find(settings: Settings, *, job_id: int | None, run: str | None) -> Submitte
     return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
 
 
+def _run_of_element(settings: Settings, array: int | None, element: int) -> tuple[str, bool]:
+    """Return the run behind an element of an array, and whether all elements of the array are one run."""
+    if array is None:
+        raise ParameterError("element", "is an array's, so give the array's job-id, too")
+    found = _looked_up(settings, array, element)
+    if found["of"] is None:
+        raise ParameterError("job-id", f"{array} is no array of {settings.runs}; leave element away for a single job")
+    if found["run"] is None:
+        hint = f"juju run {settings.unit} show-job run={found['of']}"
+        raise ParameterError("element", f"{found['of']}, job {array}, has no element {element}; see: {hint}")
+    return str(found["run"]), found["run"] == found["of"]
+
+
+def _looked_up(settings: Settings, array: int, element: int) -> trainer_workspace.Json:
+    return trainer_workspace.ask(
+        settings, "find_element", workspace=str(settings.workspace), array=array, element=element
+    )
+
+
+def _as_element(number: int, is_there: collections.abc.Callable[[int, int], bool]) -> str:
+    """Return how to write the element of an array that a number such as 403 may stand for, or nothing.
+
+    Juju reads its parameters as YAML, and YAML's 40_3 is the number 403.
+    """
+    text = str(number)
+    for at in range(1, len(text)):
+        array, part = text[:at], text[at:]
+        if (part == "0" or not part.startswith("0")) and is_there(int(array), int(part)):
+            return f"job-id={array} element={part}"
+    return ""
+
+
 def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -> Results:
     """Let a job that was queued again, and waits for its turn at a later time, start as soon as there is room."""
-    submitted = find(settings, job_id=params.job_id, run=params.run)
-    known = _known(settings, submitted.job_id)
+    submitted = find(settings, params)
+    known = _known(settings, submitted.job_id, submitted.element)
     began = time.monotonic()
     while known is not None and known.state == "COMPLETING" and known.restarts and time.monotonic() - began < _CANCEL_S:
         log(f"job {known.job_id} is leaving its nodes")
         pause(REPORT_S)
-        known = _known(settings, submitted.job_id)
+        known = _known(settings, submitted.job_id, submitted.element)
     if known is None or not known.is_active:
         state = known.state if known is not None else "unknown to Slurm"
         hint = f"juju run {settings.unit} submit-ddp run={submitted.run} with the same parameters"
@@ -396,15 +436,23 @@ def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -
     except jobs.SlurmError as e:
         raise TrainerError(f"job {known.job_id} ({known.reason}) cannot be let go: {e}") from e
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
-    known = _known(settings, submitted.job_id) or known
+    known = _known(settings, submitted.job_id, submitted.element) or known
     return {"job-id": str(known.job_id), "run": submitted.run, "state": known.state, "reason": known.reason}
 
 
-def cancel(settings: Settings, *, job_id: int | None, run: str | None, log: Log) -> Results:
+def cancel(settings: Settings, named: trainer_params.OneJob, log: Log) -> Results:
     """Cancel jobs of the submit user and return their state once they have left the nodes. Raises TrainerError."""
+    job_id, run = named.job_id, named.run
     if (job_id is None) == (run is None):
         raise ParameterError("job-id", "give either job-id or run")
-    doomed = _doomed_run(settings, run) if run is not None else _doomed_job(settings, job_id or 0)
+    if named.element is not None:
+        run, is_whole = _run_of_element(settings, job_id, named.element)
+        if is_whole:
+            how = f"a dataset's preparation is cancelled as a whole: juju run {settings.unit} cancel-job run={run}"
+            raise ParameterError("element", f"{job_id}_{named.element} is a part of {run}; {how}")
+        doomed = _doomed_run(settings, run, name="element")
+    else:
+        doomed = _doomed_run(settings, run) if run is not None else _doomed_job(settings, job_id or 0)
     name, what = doomed.known[0].name, doomed.text
     try:
         jobs.cancel(*doomed.words, user=settings.user_to_be)
@@ -420,7 +468,7 @@ def cancel(settings: Settings, *, job_id: int | None, run: str | None, log: Log)
             told = time.monotonic()
             log(f"{what} is {_states(left) or 'gone'}, {told - began:.0f} s")
     trainer_token.drop(settings, name)
-    told_id = job_id if job_id is not None else doomed.known[0].job_id
+    told_id = job_id if job_id is not None and named.element is None else doomed.known[0].job_id
     results = {"job-id": str(told_id), "state": _states(left) or "CANCELLED", "run": printable(doomed.run)}
     return results | ({"cancelled": " ".join(map(str, doomed.words))} if len(doomed.words) > 1 else {})
 
@@ -443,13 +491,20 @@ class _Doomed:
 def _doomed_job(settings: Settings, job_id: int) -> _Doomed:
     """Return what cancelling a job by its id means. Raises ParameterError."""
     known = _known(settings, job_id)
+    queue = _queue(settings)
+    active = [job for job in queue if job.is_active]
+    hint = _as_element(
+        job_id, lambda array, part: any(job.array_id == array and jobs.holds_task(job.task, part) for job in active)
+    )
     if known is None:
-        raise ParameterError(
-            "job-id", f"{job_id} is no job of {settings.user} that Slurm knows; see: juju run {settings.unit} list-jobs"
-        )
+        text = f"{job_id} is no job of {settings.user} that Slurm knows; see: juju run {settings.unit} list-jobs"
+        raise ParameterError("job-id", text + (f"; or do you mean {hint}?" if hint else ""))
+    if hint and known.is_active:
+        meant = f"{job_id} is {known.run_name}, but also what Juju makes of an element, {hint}"
+        raise ParameterError("job-id", f"{meant}; say run={known.run_name}, or {hint}")
     if known.name.startswith(PREPARATION):
         return _doomed_run(settings, known.name, name="job-id")
-    array = [job for job in _queue(settings) if job.array_id == known.array_id]
+    array = [job for job in queue if job.array_id == known.array_id]
     mates = [job for job in array if job.is_active]
     if known.array_id == job_id and any(mate.job_id != job_id for mate in mates):  # its tasks go with it
         if known.is_active and known.task.isdecimal():
@@ -511,8 +566,10 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _known(settings: Settings, job_id: int) -> jobs.Job | None:
+def _known(settings: Settings, job_id: int, element: int | None = None) -> jobs.Job | None:
     try:
+        if element is not None:
+            return jobs.element(job_id, element, user=settings.user)
         return jobs.job(job_id, user=settings.user)
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e

@@ -73,8 +73,8 @@ def _check_path(value: str) -> str:
 
 def _check_time(value: str) -> str:
     seconds = jobs.parse_time(value)
-    if seconds is None or not 60 <= seconds <= 365 * 86400:
-        raise ValueError(f"{shown(value)} is not allowed; minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days")
+    if value not in jobs.NO_LIMIT and (seconds is None or not 60 <= seconds <= 365 * 86400):
+        raise ValueError(f"{shown(value)} is not allowed; {_TIME}")
     return value
 
 
@@ -109,7 +109,7 @@ def _check_env(value: str) -> str:
 
 
 NAME_RULE = "only letters, digits and . _ -, beginning with a letter or digit"
-_TIME = "minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days"
+_TIME = "minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 days, or UNLIMITED"
 Name = typing.Annotated[str, STRICT, matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 64, NAME_RULE)]
 PATH = r"/[A-Za-z0-9._/+@=-]*"
 PATH_RULE = "an absolute path of letters, digits and . _ / + @ = -"
@@ -142,7 +142,9 @@ Constraint = typing.Annotated[
     STRICT,
     matches(r"[A-Za-z0-9][A-Za-z0-9._-]*([&|][A-Za-z0-9][A-Za-z0-9._-]*)*", 256, "names of features joined by & or |"),
 ]
-Time = typing.Annotated[str, STRICT, matches(r"[0-9:-]+", 24, _TIME), pydantic.AfterValidator(_check_time)]
+Time = typing.Annotated[
+    str, STRICT, matches(rf"[0-9:-]+|{'|'.join(jobs.NO_LIMIT)}", 24, _TIME), pydantic.AfterValidator(_check_time)
+]
 Memory = typing.Annotated[
     str, STRICT, matches(r"[1-9][0-9]{0,8}[MGT]?", 10, "a whole number with M, G or T behind it, such as 8G")
 ]
@@ -157,6 +159,7 @@ Flag = typing.Annotated[bool, STRICT]
 Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, STRICT, between(1, 30 * 86400)]
 JobId = typing.Annotated[int, STRICT, between(1, 2**31)]
+Element = typing.Annotated[int, STRICT, between(0, 4_000_000)]  # slurm.conf(5), MaxArraySize
 _STEPS_RULE = "first and last step, such as 10-12"
 Steps = typing.Annotated[
     str, STRICT, matches(r"[0-9]{1,9}-[0-9]{1,9}", 20, _STEPS_RULE), pydantic.AfterValidator(_check_steps)
@@ -262,36 +265,33 @@ class ListJobs(Parsed):
     lines: Lines = 50
 
 
-class ShowJob(Parsed):
+class OneJob(Parsed):
+    """The parameters that name a job."""
+
+    job_id: JobId | None = None
+    element: Element | None = None
+    run: Name | None = None
+
+
+class ShowJob(OneJob):
     """Parameters of show-job."""
 
-    job_id: JobId | None = None
-    run: Name | None = None
 
-
-class JobLog(Parsed):
+class JobLog(OneJob):
     """Parameters of job-log."""
 
-    job_id: JobId | None = None
-    run: Name | None = None
     rank: typing.Annotated[int, STRICT, between(0, MAX_NODES * MAX_GPUS)] | None = None
     lines: Lines = 50
     follow: Flag = False
     follow_timeout: typing.Annotated[int, STRICT, between(1, 86400)] = 60
 
 
-class ResumeNow(Parsed):
+class ResumeNow(OneJob):
     """Parameters of resume-now."""
 
-    job_id: JobId | None = None
-    run: Name | None = None
 
-
-class CancelJob(Parsed):
+class CancelJob(OneJob):
     """Parameters of cancel-job."""
-
-    job_id: JobId | None = None
-    run: Name | None = None
 
 
 Model = typing.TypeVar("Model", bound=Parsed)

@@ -95,15 +95,18 @@ def choose_partition(name: str | None, partitions: tuple[jobs.Partition, ...]) -
 
 def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition:
     """Return the partition as if it held only the nodes that the constraint allows; one of both & and | is Slurm's."""
-    if "&" in constraint and "|" in constraint:
-        return partition
     wanted = set(re.split(r"[&|]", constraint))
     least = 1 if "|" in constraint else len(wanted)
-    found = tuple(node for node in partition.nodes if len(wanted & node.features) >= least)
-    if not any(node.is_usable for node in found):
-        known = ", ".join(sorted({name for node in partition.usable for name in node.features})[:12]) or "none"
+    is_mixed = "&" in constraint and "|" in constraint
+    found = tuple(node for node in partition.nodes if is_mixed or len(wanted & node.features) >= least)
+    known = {name for node in partition.usable for name in node.features}
+    if not any(node.is_usable for node in found) or wanted - {
+        name for node in partition.nodes for name in node.features
+    }:
+        what = next(iter(sorted(wanted - known)), constraint)
+        features = ", ".join(sorted(known)[:12]) or "none"
         raise ParameterError(
-            "constraint", f"no usable node of partition {partition.name} has {constraint}; its features are: {known}"
+            "constraint", f"no usable node of partition {partition.name} has {what}; its features are: {features}"
         )
     return dataclasses.replace(partition, nodes=found)
 
@@ -154,12 +157,12 @@ def _memory(node: jobs.Capacity, cpus: int, gpus: int) -> int:
 def _times(wanted: str | None, partition: jobs.Partition) -> tuple[str | None, int]:
     """Return the time limit to ask for and how long before its end the job is warned."""
     seconds = jobs.parse_time(wanted) if wanted else partition.default_time_s or partition.max_time_s
-    if wanted and seconds and partition.max_time_s and seconds > partition.max_time_s:
+    if wanted and partition.max_time_s and (seconds is None or seconds > partition.max_time_s):
         most = jobs.format_time(partition.max_time_s)
         raise ParameterError("time-limit", f"{wanted} asked for, partition {partition.name} allows at most {most}")
     least, most_s = _LEAD_S
     lead_s = most_s if seconds is None else min(most_s, max(least, seconds // 5))
-    return jobs.format_time(seconds) if wanted and seconds else None, lead_s
+    return (jobs.format_time(seconds) if seconds else "UNLIMITED") if wanted else None, lead_s
 
 
 def _describe_unusable(partition: jobs.Partition) -> str:

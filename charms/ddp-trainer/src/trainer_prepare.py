@@ -67,6 +67,7 @@ def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDatas
     if params.source != DEFAULT_DATASET:
         trainer_checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
     request = trainer_plan.preparation(params, partitions)
+    trainer_checks.admission(settings, params, trainer_plan.choose_partition(request.partition, partitions))
     run = f"{trainer_jobs.PREPARATION}{name}"
     trainer_jobs.refuse_if_active(settings, run)
     elements = params.elements or _elements(settings, params.source)

@@ -5,6 +5,7 @@ import dataclasses
 import typing
 
 import trainer_jobs
+import trainer_params
 import trainer_params_runs
 import trainer_workspace
 from slurm_ddp.slurm import jobs
@@ -64,7 +65,7 @@ def list_runs(settings: Settings, params: trainer_params_runs.ListRuns, _: Log) 
 
 def show_run(settings: Settings, params: trainer_params_runs.ShowRun, _: Log) -> Results:
     """Return a run's settings, figures, checkpoints and curve; the newest run's when none is named."""
-    run = params.run or trainer_jobs.find(settings, job_id=None, run=None).run
+    run = params.run or trainer_jobs.find(settings, trainer_params.ShowJob()).run
     read = _read(settings, run)
     states, silence = _states(settings, [read])
     job, summary = _dict(read["job"]), _dict(read["summary"])

@@ -89,7 +89,9 @@ def check(
     partitions = trainer_checks.partitions()
     request = trainer_plan.training(params, partitions)
     contents = trainer_workspace.look(settings)
-    passed = [f"resources: {describe(request)}", *trainer_checks.workspace(settings, contents)]
+    partition = trainer_plan.choose_partition(request.partition, partitions)
+    passed = [f"resources: {describe(request)}", *trainer_checks.admission(settings, params, partition)]
+    passed += trainer_checks.workspace(settings, contents)
     tuning = trainer_tuning.check(settings, params, choices) if params.workload == "gpt" else None
     passed += [tuning] if tuning else []
     workload = _workload(settings, params, contents, run=run, resume=resume, tunes=tuning is not None)

@@ -81,7 +81,7 @@ def submit_sweep(settings: Settings, params: trainer_params.SubmitSweep, log: Lo
 
 def show_job(settings: Settings, params: trainer_params.ShowJob, log: Log) -> Results:
     """Return what is known of a job, or of all runs of a sweep."""
-    if params.run is not None and params.job_id is None and is_sweep(settings, params.run):
+    if params.run is not None and params.job_id is None and params.element is None and is_sweep(settings, params.run):
         return show(settings, params.run)[0]
     return trainer_jobs.show_job(settings, params, log)
 

@@ -27,6 +27,9 @@ ACTIVE = frozenset(
 )  # fmt: skip
 """Job states that lead to another one (squeue(1), JOB STATE CODES)."""
 
+NO_LIMIT = ("UNLIMITED", "INFINITE")
+"""What Slurm calls no time limit (slurm.conf(5), MaxTime)."""
+
 _QUEUE_FIELDS = (
     "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
     "SubmitTime", "StartTime", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
@@ -74,6 +77,7 @@ class Partition:
     max_time_s: int | None  # None: UNLIMITED
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
+    access: tuple[tuple[str, frozenset[str]], ...] = ()  # ("AllowAccounts", names) ...: what lets in or keeps out
 
     @property
     def usable(self) -> tuple[Capacity, ...]:
@@ -148,6 +152,11 @@ def partitions() -> tuple[Partition, ...]:
             max_time_s=parse_time(record.get("MaxTime", "")),
             default_time_s=parse_time(record.get("DefaultTime", "")),
             nodes=tuple(sorted(members.get(record["PartitionName"], []), key=lambda node: _natural(node.name))),
+            access=tuple(
+                (key, frozenset(names.lower().split(",")))
+                for key in ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
+                if (names := show.value(record, key)) and names != "ALL"
+            ),
         )
         for record in found
     )
@@ -181,37 +190,25 @@ def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     for known in found:
         if known.job_id == job_id:
             return known if known.user == user else None
-    return _accounted(job_id, user)
+    return accounted((job_id,), user=user).get(job_id)
 
 
 def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:
     """Return those of these jobs of `user` that the accounting knows; without an accounting none."""
-    fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
-    wanted = ",".join(str(job_id) for job_id in job_ids)
-    try:
-        text = _ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)
-    except SlurmError:  # no slurmdbd: the caller looks at the files that the jobs left
-        return {}
-    found: dict[int, Job] = {}
-    for line in text.splitlines():
-        values = line.split("|", 10)
-        if len(values) == 11 and values[0].isdecimal() and int(values[0]) in job_ids and values[1] == user:
-            found[int(values[0])] = Job(
-                job_id=int(values[0]),
-                user=user,
-                state=values[2].split()[0] if values[2] else "UNKNOWN",  # CANCELLED by 1000
-                exit_code=_wait_status(values[3]),
-                restarts=0,
-                num_nodes=_number(values[4]),
-                partition=values[5],
-                elapsed=values[6],
-                time_limit=values[7],
-                submitted=values[8],
-                reason="",
-                nodes=values[9],
-                name=values[10],
-            )
-    return found
+    found = _accounted(",".join(str(job_id) for job_id in job_ids), user)
+    return {job.job_id: job for job in found if job.job_id in job_ids}
+
+
+def element(array: int, task: int, *, user: str) -> Job | None:
+    """Return an element of an array of `user`; one that waits has its record from those that wait with it.
+
+    None where neither the controller nor the accounting knows it. Raises SlurmError.
+    """
+    mine = [known for known in jobs(user=user) if known.array_id == array]
+    for known in sorted(mine, key=lambda known: not known.task.isdecimal()):
+        if holds_task(known.task, task):
+            return dataclasses.replace(known, task=str(task))
+    return next(iter(_accounted(f"{array}_{task}", user)), None)
 
 
 def jobs(*, user: str, name: str | None = None) -> tuple[Job, ...]:
@@ -394,9 +391,35 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
     return tuple(found)
 
 
-def _accounted(job_id: int, user: str) -> Job | None:
-    """Return a job that the controller has forgotten from the accounting; None where there is none."""
-    return accounted((job_id,), user=user).get(job_id)
+def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
+    """Return what the accounting knows of jobs and elements of `user`."""
+    fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
+    try:
+        text = _ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)
+    except SlurmError:  # no slurmdbd: the caller looks at the files that the jobs left
+        return ()
+    found: list[Job] = []
+    for line in text.splitlines():
+        values = line.split("|", 10)
+        if len(values) == 11 and values[0].isdecimal() and values[1] == user:
+            found.append(
+                Job(
+                    job_id=int(values[0]),
+                    user=user,
+                    state=values[2].split()[0] if values[2] else "UNKNOWN",  # CANCELLED by 1000
+                    exit_code=_wait_status(values[3]),
+                    restarts=0,
+                    num_nodes=_number(values[4]),
+                    partition=values[5],
+                    elapsed=values[6],
+                    time_limit=values[7],
+                    submitted=values[8],
+                    reason="",
+                    nodes=values[9],
+                    name=values[10],
+                )
+            )
+    return tuple(found)
 
 
 def _wait_status(text: str) -> int:

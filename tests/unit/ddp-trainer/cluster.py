@@ -93,9 +93,16 @@ class Cluster:
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
         self.driver = "driver 0\n"
+        self.gates = "AllowAccounts=ALL AllowQos=ALL"
+        self.enforces = "none"
+        self.accounts: tuple[str, ...] = ("physics", "root")
+        self.qos: tuple[str, ...] = ("high", "normal")
+        self.mine: tuple[str, ...] = ("physics||normal",)
+        self.dbd = True  # whether sacctmgr finds slurmdbd
+        self.reservations = ""
         self.config = (
             "Configuration data as of 2026-11-20T18:48:42\nAccountingStorageType   = accounting_storage/slurmdbd\n"
-            "JobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
+            "ClusterName             = main\nJobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
             "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 22.05.8\n"
             "SelectType              = select/cons_tres\n"
         )
@@ -157,7 +164,7 @@ class Cluster:
                 names = ",".join(machine.name for machine in self.machines)
                 return Completed(
                     0,
-                    f"PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={self.default} "
+                    f"PartitionName=slurmd AllowGroups=ALL {self.gates} AllocNodes=ALL Default={self.default} "
                     f"QoS=N/A DefaultTime={self.default_time} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO "
                     f"MaxNodes=UNLIMITED MaxTime={self.max_time} MinNodes=0 LLN=NO Nodes={names} RootOnly=NO ReqResv=NO "
                     f"State={self.partition_state} TotalCPUs=4 TotalNodes=2 DefMemPerNode=UNLIMITED\n{self.extra_partitions}",
@@ -166,7 +173,9 @@ class Cluster:
             case ("show", "nodes", "-o"):
                 return Completed(0, "".join(machine.line("slurmd") for machine in self.machines), "")
             case ("show", "config"):
-                return Completed(0, self.config, "")
+                return Completed(0, f"{self.config}AccountingStorageEnforce = {self.enforces}\n", "")
+            case ("show", "reservations", "-o"):
+                return Completed(0, self.reservations or "No reservations in the system\n", "")
             case ("show", "hostnames", names) if "," in names or "[" not in names:
                 return Completed(0, names.replace(",", "\n") + "\n", "")
             case ("update", job, "StartTime=now"):
@@ -257,6 +266,22 @@ class Cluster:
             if self.driver
             else Completed(1, "", "srun: error: Unable to allocate resources: busy")
         )
+
+    def _sacctmgr(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+        assert arguments[:3] == ("-n", "-P", "show")
+        if not self.dbd:
+            return Completed(1, "", "sacctmgr: error: slurm_persist_conn_open_without_init: failed to open connection")
+        match arguments[3:]:
+            case ("account", "format=Account"):
+                found = self.accounts
+            case ("qos", "format=Name"):
+                found = self.qos
+            case ("associations", "where", user, "cluster=main", "format=Account,Partition,QOS"):
+                assert user == f"user={self.user}"
+                found = self.mine
+            case _:
+                raise AssertionError(f"sacctmgr {arguments} is not known")
+        return Completed(0, "".join(f"{line}\n" for line in found), "")
 
     def _sacct(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[:4] == ("-X", "-n", "-P", "-j")

@@ -18,7 +18,7 @@ import trainer_status
 import trainer_workspace
 from slurm_ddp import mounts, run
 from slurm_ddp.run import CommandError, Completed
-from slurm_ddp.slurm import jobs, nodes
+from slurm_ddp.slurm import access, jobs, nodes
 from trainer_base import Settings
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
@@ -118,6 +118,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     double = Cluster(USER)
     monkeypatch.setattr(jobs, "run", double.run)
     monkeypatch.setattr(nodes, "run", double.run)
+    monkeypatch.setattr(access, "run", double.run)
     monkeypatch.setattr(jobs, "is_installed", lambda: True)
     monkeypatch.setattr(trainer_jobs, "pause", lambda _: None)
     return double

@@ -17,7 +17,7 @@ from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[r
 import trainer_doctor
 import trainer_probe
 from slurm_ddp.run import Completed
-from slurm_ddp.slurm import jobs
+from slurm_ddp.slurm import access, jobs
 from trainer_base import Settings
 
 Json = dict[str, typing.Any]
@@ -58,6 +58,7 @@ def facts(settings: Settings) -> trainer_doctor.Facts:
         reports={name: healthy(name) for name in NAMES}, trouble="",
         config={"KillWait": "30 sec", "SLURM_VERSION": "22.05.8", "AccountingStorageType": "accounting_storage/slurmdbd"},
         manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
+        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
     )  # fmt: skip
 
 

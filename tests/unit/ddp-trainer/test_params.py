@@ -130,11 +130,8 @@ def test_options_are_declared_as_they_are_parsed():
         ),
         (
             {"time-limit": "soon"},
-            "time-limit: 'soon' is not allowed; minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days",
-        ),
-        (
-            {"time-limit": "0:30"},
-            "time-limit: '0:30' is not allowed; minutes, H:MM:SS or D-HH:MM:SS, from 1 minute to 365 days",
+            "time-limit: 'soon' is not allowed; minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 "
+            "days, or UNLIMITED",
         ),
         ({"memory": "0"}, "memory: '0' is not allowed; a whole number with M, G or T behind it, such as 8G"),
         ({"env": "A"}, "env: 'A' is not NAME=value; separate several by blanks"),

@@ -52,6 +52,13 @@ def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
     assert request.num_nodes == nodes, "what both & and | mean is left to Slurm"
 
 
+def test_a_feature_that_no_node_has_is_named():
+    cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
+    for constraint in ("typo", "a100|typo", "a100&typo", "ib&a100|typo"):
+        told = "constraint: no usable node of partition main has typo; its features are: a100, h100, ib"
+        assert refusal(cluster, constraint=constraint) == told
+
+
 def test_a_constraint_that_no_node_meets_names_the_features():
     cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
     assert refusal(cluster, constraint="h100&ib") == (

@@ -6,6 +6,7 @@ import typing
 
 import pytest
 import test_charm
+import yaml
 from cluster import Cluster, Job
 from test_charm import Trainer, write_result
 
@@ -226,3 +227,86 @@ def test_the_last_run_left_of_a_sweep_is_cancelled_by_its_id(ready: Trainer, clu
 def test_what_is_to_be_cancelled_is_named_once(ready: Trainer, cluster: Cluster):
     assert ready.fails("cancel-job") == "job-id: give either job-id or run"
     assert ready.fails("cancel-job", job_id=1, run="a") == "job-id: give either job-id or run"
+
+
+# -- one element of an array, named by the array's id ------------------------------------------------------------------
+
+
+def test_an_element_is_shown_read_and_cancelled(ready: Trainer, cluster: Cluster):
+    jobs = shape(cluster, ready)
+    (jobs["runs"].script.parent / "logs" / "41.out").write_text("hello\n")
+    shown = ready.run("show-job", job_id=40, element=0)
+    assert (shown["run"], shown["job-id"], shown["state"]) == ("s-0", "41", "RUNNING")
+    assert ready.run("job-log", job_id=40, element=0)["text"] == "hello"
+    assert ready.run("show-job", job_id=40, element=3)["state"] == "PENDING", "it waits, so Slurm knows it by the array"
+    assert ready.run("cancel-job", job_id=40, element=0) == {"job-id": "41", "state": "CANCELLED", "run": "s-0"}
+    assert cluster.changes[-1] == ("scancel", "40_0")
+    assert ready.run("cancel-job", job_id=40, element=3)["run"] == "s-3"
+    assert cluster.changes[-1] == ("scancel", "40_3")
+    assert cancelled(cluster) == [41]
+
+
+def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Cluster):
+    job = shape(cluster, ready)["runs"]
+    job.states, job.reason, job.restarts = [("PENDING", 0)], "BeginTime", 1
+    assert ready.run("resume-now", job_id=40, element=0)["run"] == "s-0"
+    assert cluster.changes[-1] == ("scontrol", "update", "JobId=41", "StartTime=now")
+
+
+@pytest.mark.parametrize("action", ["show-job", "job-log", "cancel-job", "resume-now"])
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ({"job_id": 40, "element": 9}, "element: s, job 40, has no element 9; see: juju run trainer/0 show-job run=s"),
+        ({"job_id": 7, "element": 1}, "job-id: 7 is no array of {runs}; leave element away for a single job"),
+        ({"job_id": 40, "element": -1}, "element: -1 is not allowed; a whole number from 0 to 4000000"),
+        ({"run": "s", "element": 1}, "element: is an array's, so give the array's job-id, too"),
+    ],
+)
+def test_an_element_that_is_not_there_is_refused(
+    ready: Trainer, cluster: Cluster, action: str, named: dict[str, typing.Any], line: str
+):
+    shape(cluster, ready)
+    assert ready.fails(action, **named) == line.replace("{runs}", str(ready.workspace / "runs"))
+    assert cancelled(cluster) == []
+
+
+def test_a_number_that_juju_made_of_an_element_is_not_taken_for_a_job(ready: Trainer, cluster: Cluster):
+    """Juju reads `job-id=40_3` as YAML, where that is the number 403: somebody else's job, or nobody's."""
+    assert yaml.safe_load("40_3") == 403
+    shape(cluster, ready)
+    told = ready.fails("show-job", job_id=403)
+    assert told.endswith("; see: juju run trainer/0 list-jobs; or do you mean job-id=40 element=3?")
+    assert ready.fails("cancel-job", job_id=403).endswith("; or do you mean job-id=40 element=3?")
+    assert "do you mean" not in ready.fails("show-job", job_id=409)
+    other = Job(403, cluster.user, "night", ready.workspace / "x", "", [("RUNNING", 0)])
+    cluster.jobs.append(other)
+    assert ready.fails("cancel-job", job_id=403) == (
+        "job-id: 403 is night, but also what Juju makes of an element, job-id=40 element=3; say run=night, or job-id=40 "
+        "element=3"
+    )
+    assert cancelled(cluster) == []
+    assert ready.run("cancel-job", run="night")["state"] == "CANCELLED"
+
+
+def test_an_element_of_a_preparation(ready: Trainer, cluster: Cluster):
+    source = ready.workspace / "raw"
+    source.mkdir()
+    (source / "a.txt").write_text("x")
+    cluster.states = [("RUNNING", 0)]
+    ready.run("prepare-dataset", source=str(source), elements=3, wait=False)
+    (ready.workspace / "runs" / "prepare-raw" / "logs" / "40_2.out").write_text("[DONE] part\n")
+    assert ready.run("job-log", job_id=40, element=2)["text"] == "[DONE] part"
+    shown = ready.run("show-job", job_id=40, element=2)
+    assert (shown["run"], shown["state"]) == ("prepare-raw", "RUNNING")
+    assert ready.fails("cancel-job", job_id=40, element=2) == (
+        "element: 40_2 is a part of prepare-raw; a dataset's preparation is cancelled as a whole: juju run trainer/0 "
+        "cancel-job run=prepare-raw"
+    )
+    assert ready.fails("show-job", job_id=40, element=3).startswith("element: prepare-raw, job 40, has no element 3")
+    cluster.forgets = True
+    cluster.jobs.clear()
+    cluster.accounting = (
+        f"43|{cluster.user}|FAILED|1:0|1|slurmd|00:00:10|UNLIMITED|2026-11-20T18:48:22|slurmd-0|prepare-raw\n"
+    )
+    assert ready.run("show-job", job_id=40, element=2)["state"] == "FAILED"

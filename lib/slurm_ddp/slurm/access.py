@@ -1,0 +1,120 @@
+"""Who may run where: accounts and QOS of the accounting, reservations, and what a partition lets in.
+
+Names are told as Slurm prints them; the accounting keeps accounts and QOS in small letters (sacctmgr(1)).
+"""
+
+import collections.abc
+import dataclasses
+
+from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import jobs, show
+
+_SACCTMGR = "/usr/bin/sacctmgr"
+_SCONTROL = "/usr/bin/scontrol"
+
+
+@dataclasses.dataclass(frozen=True)
+class Association:
+    """An account that a user may charge."""
+
+    account: str
+    partition: str  # empty: any
+    qos: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounting:
+    """What slurmdbd knows, as far as it tells the one who asks."""
+
+    accounts: tuple[str, ...]
+    qos: tuple[str, ...]
+    mine: tuple[Association, ...]  # the user's
+    enforces: frozenset[str]  # associations, limits, qos ... (slurm.conf(5), AccountingStorageEnforce)
+
+    def charged(self, partition: str) -> tuple[str, ...]:
+        """Return the accounts that the user may charge in a partition."""
+        found = {one.account for one in self.mine if one.partition in ("", partition)}
+        return tuple(sorted(found))
+
+    def allowed_qos(self, account: str | None) -> tuple[str, ...]:
+        """Return the QOS that the user may ask for, with this account or any."""
+        found = [one.qos for one in self.mine if account is None or one.account == account.lower()]
+        return tuple(sorted(frozenset[str]().union(*found)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservation:
+    """Nodes that are kept for somebody."""
+
+    name: str
+    is_active: bool
+    users: tuple[str, ...]  # who may use it; empty: not told by user
+    accounts: tuple[str, ...]
+    partition: str  # empty: any
+    start: str
+
+
+def accounting(*, user: str, configuration: collections.abc.Mapping[str, str]) -> Accounting | None:
+    """Return what the accounting says about `user`; None where there is none, or it gives no answer.
+
+    `configuration` is what `jobs.configuration` returns: which cluster of the accounting this is, and what is enforced.
+    """
+    if not configuration.get("AccountingStorageType", "").endswith("slurmdbd"):
+        return None
+    cluster = configuration.get("ClusterName", "")
+    where = [f"cluster={cluster}"] if cluster else []
+    try:
+        accounts = _sacctmgr("account", "format=Account")
+        qos = _sacctmgr("qos", "format=Name")
+        mine = _sacctmgr("associations", "where", f"user={user}", *where, "format=Account,Partition,QOS")
+    except CommandError:
+        return None
+    rows = [line.split("|") for line in mine]
+    return Accounting(
+        accounts=tuple(sorted(set(accounts))),
+        qos=tuple(sorted(set(qos))),
+        mine=tuple(
+            Association(row[0], row[1], frozenset(name.lstrip("+") for name in row[2].split(",") if name))
+            for row in rows
+            if len(row) >= 3 and row[0]
+        ),
+        enforces=_enforced(configuration.get("AccountingStorageEnforce", "")),
+    )
+
+
+def reservations() -> tuple[Reservation, ...]:
+    """Return the reservations that there are now. Raises SlurmError."""
+    try:
+        text = run(_SCONTROL, "show", "reservations", "-o", timeout=60, cwd="/").stdout
+    except CommandError as e:
+        raise jobs.SlurmError(" ".join((e.stderr or e.stdout or str(e)).split())[:400]) from e
+    return tuple(
+        Reservation(
+            name=record["ReservationName"],
+            is_active=record.get("State") == "ACTIVE",
+            users=_names(record, "Users"),
+            accounts=_names(record, "Accounts"),
+            partition=show.value(record, "PartitionName") or "",
+            start=record.get("StartTime", ""),
+        )
+        for record in show.records(text)
+        if "ReservationName" in record
+    )
+
+
+def _sacctmgr(*words: str) -> list[str]:
+    """Return the lines of `sacctmgr show`; the words were the same from 22.05 to 25.11."""
+    answer = run(_SACCTMGR, "-n", "-P", "show", *words, timeout=30, cwd="/")
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _enforced(text: str) -> frozenset[str]:
+    """Return what is enforced; `qos`, `limits` and `safe` each bring `associations` with them, and so does `all`."""
+    words = frozenset(word.strip().lower() for word in text.split(",")) - {"", "none", "(null)", "0"}
+    if "all" in words:
+        words |= {"qos", "limits", "wckeys"}
+    return words | {"associations"} if words - {"nojobs", "nosteps"} else words
+
+
+def _names(record: collections.abc.Mapping[str, str], key: str) -> tuple[str, ...]:
+    return tuple(name for name in (show.value(record, key) or "").split(",") if name)

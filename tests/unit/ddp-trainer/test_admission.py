@@ -1,0 +1,210 @@
+"""Accounts, QOS, reservations: looked up before anything is written, with and without slurmdbd; the time limit's forms."""
+
+import dataclasses
+import typing
+
+import pytest
+import test_charm
+from cluster import Cluster
+from test_charm import Trainer
+from test_doctor import facts  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
+from test_plan import node, partition, refusal, training
+
+import trainer_doctor
+from slurm_ddp.slurm import access
+from trainer_base import Settings
+
+ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
+RESERVATION = (
+    "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes=slurmd-0 "
+    "NodeCnt=1 CoreCnt=2 Features=(null) PartitionName={partition} Flags=SPEC_NODES TRES=cpu=2 Users={users} Groups=(null) "
+    "Accounts={accounts} Licenses=(null) State={state} BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+)
+
+
+def reservation(
+    name: str = "spring",
+    *,
+    users: str = "(null)",
+    accounts: str = "(null)",
+    partition: str = "(null)",
+    state: str = "ACTIVE",
+) -> str:
+    return RESERVATION.format(name=name, users=users, accounts=accounts, partition=partition, state=state)
+
+
+ACTIONS = {
+    "submit-ddp": {},
+    "submit-sweep": {"grid": "lr=1"},
+    "prepare-dataset": {},
+    "benchmark-collectives": {},
+    "doctor": {},
+}
+
+
+@pytest.mark.parametrize("action", list(ACTIONS))
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"account": "chem"}, "account: no account 'chem'; there are: physics, root"),
+        ({"qos": "gold"}, "qos: no QOS 'gold'; there are: high, normal"),
+        ({"reservation": "autumn"}, "reservation: no reservation 'autumn'; there are: spring"),
+        ({"partition": "gpu"}, "partition: no partition 'gpu'; there are: slurmd"),
+    ],
+)
+def test_what_is_not_there_is_refused_and_what_there_is_is_listed(
+    ready: Trainer, cluster: Cluster, action: str, given: dict[str, typing.Any], line: str
+):
+    cluster.reservations = reservation()
+    before = ready.files()
+    assert ready.fails(action, **ACTIONS[action], **given) == line
+    assert ready.files() == before
+    assert not cluster.changes
+
+
+@pytest.mark.parametrize("action", ["submit-ddp", "doctor"])
+def test_what_somebody_else_may_use_is_refused_where_slurm_enforces_it(ready: Trainer, cluster: Cluster, action: str):
+    cluster.enforces, user = "associations,limits,qos", cluster.user
+    add = f"an administrator adds one with: sacctmgr add user {user} account=root"
+    line = f"account: {user} may not charge root in slurmd, but: physics; {add}"
+    assert ready.fails(action, account="root") == line
+    add = f"an administrator adds it with: sacctmgr modify user {user} set qos+=high"
+    assert ready.fails(action, qos="high") == f"qos: {user} may not use high, but: normal; {add}"
+    assert ready.fails(action, account="physics", qos="high").startswith(
+        f"qos: {user} may not use high with account physics, but: normal"
+    )
+    cluster.mine = ("physics|gpu|normal",)
+    assert ready.fails(action, account="physics").startswith(
+        f"account: {user} may not charge physics in slurmd, but: none"
+    )
+
+
+def test_what_slurm_does_not_enforce_is_not_refused(ready: Trainer, cluster: Cluster):
+    checks = ready.run("submit-ddp", dry_run=True, account="ROOT", qos="high")["checks"]
+    assert "account: ROOT is there and" in checks, "the accounting knows small letters only"
+    assert f"qos: high is there and {cluster.user} may use it" in checks
+
+
+@pytest.mark.parametrize("how", ["none", "silent"])
+def test_without_slurmdbd_slurm_decides(ready: Trainer, cluster: Cluster, how: str):
+    cluster.dbd = False
+    if how == "none":
+        cluster.config = cluster.config.replace("accounting_storage/slurmdbd", "accounting_storage/none")
+    checks = ready.run("submit-ddp", dry_run=True, account="chem", qos="gold")["checks"].splitlines()
+    assert "account: chem could not be looked up, since no slurmdbd answers; Slurm decides" in checks
+    assert "qos: gold could not be looked up, since no slurmdbd answers; Slurm decides" in checks
+    assert (how == "none") == (not any(call[0] == "sacctmgr" for call in cluster.calls))
+    cluster.refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination"
+    assert ready.fails("submit-ddp", account="chem").startswith("account: Slurm refuses the job: ")
+
+
+def test_nothing_is_looked_up_that_was_not_named(ready: Trainer, cluster: Cluster):
+    ready.run("submit-ddp", dry_run=True)
+    assert not [call for call in cluster.calls if call[0] == "sacctmgr" or call[1:3] == ("show", "reservations")]
+
+
+@pytest.mark.parametrize(
+    ("gates", "given", "line"),
+    [
+        (
+            "AllowAccounts=chem,bio AllowQos=ALL",
+            {"account": "physics"},
+            "account: partition slurmd lets in only: bio, chem",
+        ),
+        ("DenyAccounts=physics AllowQos=ALL", {"account": "Physics"}, "account: partition slurmd keeps out: physics"),
+        ("AllowAccounts=ALL AllowQos=high", {"qos": "normal"}, "qos: partition slurmd lets in only: high"),
+        ("AllowAccounts=ALL DenyQos=normal", {"qos": "normal"}, "qos: partition slurmd keeps out: normal"),
+    ],
+)
+@pytest.mark.parametrize("dbd", [True, False])
+def test_a_partitions_own_rules_count_with_and_without_slurmdbd(
+    ready: Trainer, cluster: Cluster, gates: str, given: dict[str, typing.Any], line: str, *, dbd: bool
+):
+    cluster.gates, cluster.dbd = gates, dbd
+    assert ready.fails("submit-ddp", **given) == line
+
+
+@pytest.mark.parametrize(
+    ("about", "line"),
+    [
+        ({"partition": "gpu"}, "reservation: spring is in partition gpu, not slurmd; add partition=gpu"),
+        (
+            {"users": "eve,bob"},
+            "reservation: spring is not for {user}, but for: eve, bob; its owner can add it: "
+            "scontrol update reservation=spring users+=",
+        ),
+        (
+            {"users": "-{user}"},
+            "reservation: spring is not for {user}; its owner can add it: scontrol update reservation=spring users+=",
+        ),
+    ],
+)
+def test_a_reservation_of_others_is_refused(ready: Trainer, cluster: Cluster, about: dict[str, str], line: str):
+    told = {name: value.replace("{user}", cluster.user) for name, value in about.items()}
+    cluster.reservations = reservation(**told)
+    assert ready.fails("submit-ddp", reservation="spring") == line.replace("{user}", cluster.user)
+
+
+def test_a_reservation_that_can_be_used(ready: Trainer, cluster: Cluster):
+    cluster.reservations = reservation(users=f"eve,{cluster.user}", state="INACTIVE") + reservation("other")
+    results = ready.run("submit-ddp", dry_run=True, reservation="spring")
+    assert "reservation: spring is there and begins at 2026-11-23T08:00:00" in results["checks"]
+    assert "#SBATCH --reservation=spring\n" in results["script"]
+    cluster.reservations = reservation(users="eve", accounts="physics")
+    ready.run("submit-ddp", dry_run=True, reservation="spring")
+    cluster.reservations = ""
+    assert ready.fails("submit-ddp", reservation="spring") == "reservation: no reservation 'spring'; there are: none"
+
+
+def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: trainer_doctor.Facts):  # noqa: F811
+    def told(known: access.Accounting | None) -> list[trainer_doctor.Finding]:
+        found = trainer_doctor.judge(settings, dataclasses.replace(facts, accounting=known))
+        return [finding for finding in found if finding.where == "slurm"]
+
+    mine = (access.Association("physics", "", frozenset({"normal"})),)
+    enforced = frozenset({"associations"})
+    assert told(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
+    (finding,) = told(access.Accounting(("physics",), ("normal",), (), enforced))
+    assert finding.level == "error"
+    assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
+    (finding,) = told(None)
+    assert (finding.level, "slurmdbd gives no answer" in finding.text) == ("warning", True)
+
+
+# -- the time limit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "lead_s"),
+    [
+        ("90", "01:30:00", 180),
+        ("5:30", "00:05:30", 66),
+        ("1:02:03", "01:02:03", 180),
+        ("2-6", "2-06:00:00", 180),
+        ("2-6:30", "2-06:30:00", 180),
+        ("2-06:30:15", "2-06:30:15", 180),
+        ("1:00", "00:01:00", 30),
+        ("UNLIMITED", "UNLIMITED", 180),
+        ("INFINITE", "UNLIMITED", 180),
+    ],
+)
+def test_each_of_slurms_forms_of_a_time(asked: str, limit: str, lead_s: int):
+    request = training(partition(node()), time_limit=asked)
+    assert (request.time_limit, request.lead_s) == (limit, lead_s)
+
+
+@pytest.mark.parametrize("asked", ["2-1", "25:00:00", "1441", "1-00:00:01", "UNLIMITED", "INFINITE"])
+def test_more_than_the_partition_allows_is_refused(asked: str):
+    line = f"time-limit: {asked} asked for, partition main allows at most 1-00:00:00"
+    assert refusal(partition(node(), max_time_s=86400), time_limit=asked) == line
+    assert training(partition(node(), max_time_s=86400), time_limit="1-0").time_limit == "1-00:00:00"
+
+
+@pytest.mark.parametrize(
+    "asked", ["0", "0:59", "00:00:59", "366-0", "1-2-3", "1:2:3:4", "-1", "unlimited", "1d", ":5", "5:"]
+)
+def test_what_is_no_time_is_refused(asked: str):
+    assert refusal(partition(node()), time_limit=asked) == (
+        f"time-limit: '{asked}' is not allowed; minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, from 1 minute to 365 "
+        "days, or UNLIMITED"
+    )
