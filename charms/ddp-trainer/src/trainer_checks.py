@@ -1,6 +1,7 @@
 """What is checked of a request before anything is written, each by the parameter's name."""
 
 import collections.abc
+import re
 import typing
 
 import trainer_workspace
@@ -118,6 +119,44 @@ def _check_reservation(settings: Settings, name: str, partition: jobs.Partition)
 
 def _some(names: collections.abc.Sequence[str]) -> str:
     return ", ".join(names[:16]) + (", ..." if len(names) > 16 else "") or "none"
+
+
+_NEVER = {
+    "afterok": frozenset({"FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}),
+    "afternotok": frozenset({"COMPLETED"}),
+}  # what a job has come to with which the condition can no longer come true (sbatch(1), --dependency)
+
+
+def dependency(settings: Settings, text: str | None) -> list[str]:
+    """Return in words that all jobs of a checked `dependency` are there. Raises ParameterError for one that is not."""
+    for condition in re.split(r"[,?]", text or ""):
+        kind, *words = condition.split(":")
+        for word in words:
+            number = int(re.split(r"[_+]", word)[0])
+            try:
+                known = jobs.queued(number)
+            except jobs.SlurmError as e:
+                raise TrainerError(f"Slurm: {e}") from e
+            if known is None:
+                hint = f"see: juju run {settings.unit} list-jobs; for one that ended long ago leave dependency away"
+                raise ParameterError("dependency", f"Slurm knows no job {number}; {hint}")
+            if known.array_id is None and known.state in _NEVER.get(kind, ()):
+                text = f"job {number} is {known.state}, so {condition} can never come true; leave it away"
+                raise ParameterError("dependency", text)
+    return [f"dependency: Slurm knows the jobs of {text}"] if text else []
+
+
+def hosts(name: str, text: str, known: collections.abc.Collection[str]) -> tuple[str, ...]:
+    """Return the nodes that a checked hostlist names. Raises ParameterError for one that Slurm does not know."""
+    try:
+        names = tuple(dict.fromkeys(jobs.hostnames(text)))
+    except jobs.NotAnsweringError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    except jobs.SlurmError as e:
+        raise ParameterError(name, f"{text}: {e}") from e
+    if strangers := [node for node in names if node not in known]:
+        raise ParameterError(name, f"Slurm knows no node {strangers[0]}; there are: {_some(sorted(known))}")
+    return names
 
 
 def workspace(settings: Settings, contents: trainer_workspace.Contents) -> list[str]:

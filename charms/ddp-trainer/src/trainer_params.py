@@ -155,6 +155,13 @@ _IMAGE = (
 _IMAGE_RULE = "an image with its tag, such as nvcr.io#nvidia/pytorch:25.01-py3, or the path of an image file"
 Image = typing.Annotated[str, STRICT, matches(rf"{_IMAGE}|{PATH}", 512, _IMAGE_RULE), checked_path]
 Ranks = typing.Annotated[str, STRICT, matches(r"[0-9]{1,6}(,[0-9]{1,6})*", 256, "ranks such as 0 or 0,8")]
+_HOSTS = r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[0-9,-]+\])?[A-Za-z0-9._-]*"
+Hosts = typing.Annotated[
+    str, STRICT, matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7")
+]
+_BEFORE = r"after(any|ok|notok)?(:[1-9][0-9]{0,9}(_[0-9]{1,7})?(\+[0-9]{1,6})?)+"
+_BEFORE_RULE = "after, afterany, afterok or afternotok with jobs' ids, such as afterok:40:41; all with , or any with ?"
+Dependency = typing.Annotated[str, STRICT, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFORE})*)", 512, _BEFORE_RULE)]
 Flag = typing.Annotated[bool, STRICT]
 Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, STRICT, between(1, 30 * 86400)]
@@ -224,6 +231,10 @@ class Training(Resources):
     cpus_per_task: typing.Annotated[int, STRICT, between(1, MAX_CPUS)] | None = None
     memory: Memory | None = None
     constraint: Constraint | None = None
+    nodelist: Hosts | None = None
+    exclude: Hosts | None = None
+    exclusive: Flag = False
+    dependency: Dependency | None = None
     args: Words = ""
     env: Env = ""
     dataset: Dataset | None = None

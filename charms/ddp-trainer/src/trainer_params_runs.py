@@ -5,13 +5,6 @@ import typing
 import trainer_fabric
 import trainer_params
 
-_HOSTS = r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[0-9,-]+\])?[A-Za-z0-9._-]*"
-Hosts = typing.Annotated[
-    str,
-    trainer_params.STRICT,
-    trainer_params.matches(rf"{_HOSTS}(,{_HOSTS})*", 1024, "names of nodes, such as node-[0-3],big-7"),
-]
-
 
 class InstallEnvironment(trainer_params.Parsed):
     """Parameters of install-environment."""
@@ -52,7 +45,7 @@ class Doctor(trainer_params.Parsed):
     """Parameters of doctor."""
 
     partition: trainer_params.Name | None = None
-    nodes: Hosts | None = None
+    nodes: trainer_params.Hosts | None = None
     account: trainer_params.Name | None = None
     qos: trainer_params.Name | None = None
     reservation: trainer_params.Name | None = None

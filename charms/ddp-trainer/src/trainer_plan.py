@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import trainer_checks
 import trainer_params
 from slurm_ddp.slurm import jobs
 from trainer_base import ParameterError, TrainerError
@@ -22,6 +23,8 @@ class Request:
     memory_mb: int  # for each node
     time_limit: str | None  # in Slurm's notation; None: the partition's own
     lead_s: int  # how long before the time limit the job is warned
+    nodelist: tuple[str, ...] = ()  # nodes that must be among them
+    exclude: tuple[str, ...] = ()  # nodes that must not
 
     @property
     def ranks_per_node(self) -> int:
@@ -38,23 +41,36 @@ def training(params: trainer_params.Training, partitions: tuple[jobs.Partition, 
     partition = choose_partition(params.partition, partitions)
     if params.constraint is not None:
         partition = _with_features(params.constraint, partition)
+    named, unwanted = _named(params, partition, partitions)
+    if params.nodes is not None and params.nodes < len(named):
+        raise ParameterError("nodes", f"{params.nodes} asked for, but nodelist names {len(named)}; leave nodes away")
+    if unwanted:
+        partition = _without(unwanted, partition)
+    if named and params.nodes in (None, len(named)):
+        partition = dataclasses.replace(partition, nodes=tuple(n for n in partition.nodes if n.name in named))
     candidates = _with_gpus(params.gpus_per_node, partition)
     gpus = min(node.gpus for node in candidates) if params.gpus_per_node is None else params.gpus_per_node
     candidates = _with_cpus(params.cpus_per_task, candidates, partition)
     if params.memory is not None:
         candidates = _with_memory(params.memory, candidates, partition)
+    if lacking := [name for name in named if name not in {node.name for node in candidates}]:
+        what = "the GPUs, cores or memory that are asked for"
+        raise ParameterError("nodelist", f"{lacking[0]} has not {what}; leave it out, or ask for less")
     num_nodes = len(candidates) if params.nodes is None else params.nodes
     if num_nodes > len(candidates):
         rest = _describe_unusable(partition)
         raise ParameterError(
             "nodes", f"{num_nodes} asked for, partition {partition.name} has {len(candidates)} usable{rest}"
         )
-    cpus = params.cpus_per_task or min(_share(node.cpus, gpus, node.gpus) for node in candidates)
+    whole = params.exclusive
+    cpus = params.cpus_per_task or min(n.cpus if whole else _share(n.cpus, gpus, n.gpus) for n in candidates)
     memory_mb = (
-        trainer_params.memory_mb(params.memory) if params.memory else min(_memory(n, cpus, gpus) for n in candidates)
+        trainer_params.memory_mb(params.memory)
+        if params.memory
+        else min(n.memory_mb if whole else _memory(n, cpus, gpus) for n in candidates)
     )
     limit, lead_s = _times(params.time_limit, partition)
-    return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s)
+    return Request(partition.name, num_nodes, gpus, cpus, memory_mb, limit, lead_s, named, unwanted)
 
 
 def preparation(params: trainer_params.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
@@ -109,6 +125,33 @@ def _with_features(constraint: str, partition: jobs.Partition) -> jobs.Partition
             "constraint", f"no usable node of partition {partition.name} has {what}; its features are: {features}"
         )
     return dataclasses.replace(partition, nodes=found)
+
+
+def _named(
+    params: trainer_params.Training, partition: jobs.Partition, partitions: tuple[jobs.Partition, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the nodes of `nodelist` and of `exclude`. Raises ParameterError where a job could not have them so."""
+    known = {node.name for one in partitions for node in one.nodes}
+    named = trainer_checks.hosts("nodelist", params.nodelist, known) if params.nodelist else ()
+    unwanted = trainer_checks.hosts("exclude", params.exclude, known) if params.exclude else ()
+    there = {node.name: node for node in partition.nodes}
+    for name in named:
+        if name in unwanted:
+            raise ParameterError("nodelist", f"{name} is named in exclude, too; leave it out of one of them")
+        if name not in there:
+            having = f" with {params.constraint}" if params.constraint else ""
+            raise ParameterError("nodelist", f"{name} is no node of partition {partition.name}{having}")
+        if not there[name].is_usable:
+            raise ParameterError("nodelist", f"{name} is {there[name].state.lower()}; see: scontrol show node {name}")
+    return named, unwanted
+
+
+def _without(unwanted: tuple[str, ...], partition: jobs.Partition) -> jobs.Partition:
+    rest = tuple(node for node in partition.nodes if node.name not in unwanted)
+    if not any(node.is_usable for node in rest):
+        others = _describe_unusable(dataclasses.replace(partition, nodes=rest))
+        raise ParameterError("exclude", f"leaves no usable node of partition {partition.name}{others}")
+    return dataclasses.replace(partition, nodes=rest)
 
 
 def _with_gpus(wanted: int | None, partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:

@@ -76,16 +76,20 @@ def training(
     run: str,
     program: Program,
     sweep: Sweep | None = None,
+    is_draft: bool = False,
 ) -> dict[str, str]:
-    """Return the files of a training run, or of a sweep of them, by name."""
-    directives = _directives(params)
-    if params.constraint:
-        directives.append(("constraint", params.constraint))
+    """Return the files of a training run, or of a sweep of them, by name; a draft is for `sbatch --test-only`."""
+    given = {"constraint": params.constraint, "nodelist": params.nodelist, "exclude": params.exclude}
+    directives = [*_directives(params), *((name, value) for name, value in given.items() if value)]
+    if params.exclusive:
+        directives.append(("exclusive", ""))
+    if params.dependency and not is_draft:  # sbatch --test-only finds no time for what waits for others
+        directives += [("dependency", params.dependency), ("kill-on-invalid-dep", "yes")]
     by_rank = params.launcher == "srun"
-    given = trainer_params.variables(params.env)
+    from_env = trainer_params.variables(params.env)
     has_token = trainer_token.is_wanted(settings, params)
     token = ((trainer_token.VARIABLE, trainer_token.path(settings, run)),) if has_token else ()
-    variables = (*_tracking(settings, {name for name, _ in given}), *token, *given)
+    variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     has_window = program.leaves_outcome and params.profile_steps is not None
     common = _common(settings, request, environment, run) | {
         "tasks_per_node": request.ranks_per_node if by_rank else 1,
@@ -168,6 +172,8 @@ def _common(settings: Settings, request: Request, environment: Environment, run:
         "memory_mb": request.memory_mb,
         "time_limit": request.time_limit,
         "lead_s": request.lead_s,
+        "nodelist": request.nodelist,
+        "exclude": request.exclude,
         "environment": environment.manifest,
         "archive": environment.archive,
         "node_cache": str(settings.node_cache),

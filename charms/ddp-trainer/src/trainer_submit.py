@@ -103,7 +103,9 @@ def check(
     if params.container_image and params.container_image.startswith("/"):
         trainer_checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
     checked = Checked(request, workload, "", contents, partitions, ())
-    draft = texts_of(settings, params, checked, trainer_environment.NOT_INSTALLED, resume=resume, sweep=sweep)
+    passed += trainer_checks.dependency(settings, params.dependency)
+    nothing = trainer_environment.NOT_INSTALLED
+    draft = texts_of(settings, params, checked, nothing, resume=resume, sweep=sweep, is_draft=True)
     verdict = trainer_checks.judge(settings, draft["job.sbatch"])
     passed.append(f"Slurm: {verdict}")
     return dataclasses.replace(checked, verdict=verdict, passed=tuple(passed))
@@ -139,13 +141,15 @@ def texts_of(
     *,
     resume: str = "auto",
     sweep: trainer_scripts.Sweep | None = None,
+    is_draft: bool = False,
 ) -> dict[str, str]:
-    """Return the run's files by name."""
+    """Return the run's files by name; a draft is for `sbatch --test-only`."""
     workload = checked.workload
     program = workload.program(settings, params, resume)
     return trainer_scripts.training(
-        settings, checked.request, params, environment, run=workload.run, program=program, sweep=sweep
-    )
+        settings, checked.request, params, environment, run=workload.run, program=program, sweep=sweep,
+        is_draft=is_draft,
+    )  # fmt: skip
 
 
 def facts_of(

@@ -178,6 +178,14 @@ def submit(script: str, *, user: str | None) -> int:
 
 def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
     """Return this job of `user`; None where neither the controller nor the accounting knows it. Raises SlurmError."""
+    known = queued(job_id, timeout_s=timeout_s)
+    if known is not None:
+        return known if known.user == user else None
+    return accounted((job_id,), user=user).get(job_id)
+
+
+def queued(job_id: int, *, timeout_s: float = 60) -> Job | None:
+    """Return this job, whosever it is; None where the controller does not know it, or no longer. Raises SlurmError."""
     try:
         argv = (_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
         found = _parse_queue(_ask(*argv, timeout=timeout_s))
@@ -187,10 +195,7 @@ def job(job_id: int, *, user: str, timeout_s: float = 60) -> Job | None:
         if "Invalid job id" not in str(e):
             raise
         found = ()
-    for known in found:
-        if known.job_id == job_id:
-            return known if known.user == user else None
-    return accounted((job_id,), user=user).get(job_id)
+    return next((known for known in found if known.job_id == job_id), None)
 
 
 def accounted(job_ids: collections.abc.Sequence[int], *, user: str) -> dict[int, Job]:

@@ -108,6 +108,7 @@ class Cluster:
         )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
         self.calls: list[tuple[str, ...]] = []
+        self.judged: list[str] = []  # what --test-only was asked about
 
     @property
     def changes(self) -> list[tuple[str, ...]]:
@@ -195,6 +196,7 @@ class Cluster:
         if arguments == ("--test-only",):
             assert stdin is not None
             assert stdin.startswith("#!/bin/bash\n")
+            self.judged.append(stdin)
             return Completed(
                 0,
                 "",

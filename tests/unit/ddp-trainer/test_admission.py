@@ -5,7 +5,7 @@ import typing
 
 import pytest
 import test_charm
-from cluster import Cluster
+from cluster import Cluster, Job
 from test_charm import Trainer
 from test_doctor import facts  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
 from test_plan import node, partition, refusal, training
@@ -169,6 +169,91 @@ def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts
     assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
     (finding,) = told(None)
     assert (finding.level, "slurmdbd gives no answer" in finding.text) == ("warning", True)
+
+
+# -- nodes and other jobs ----------------------------------------------------------------------------------------------
+
+
+def test_nodes_by_name_reach_the_script(ready: Trainer, cluster: Cluster):
+    results = ready.run("submit-ddp", dry_run=True, nodelist="slurmd-1", exclude="slurmd-0", exclusive=True)
+    for line in (
+        "#SBATCH --nodes=1",
+        "#SBATCH --nodelist=slurmd-1",
+        "#SBATCH --exclude=slurmd-0",
+        "#SBATCH --exclusive",
+    ):
+        assert f"{line}\n" in results["script"]
+    assert ready.fails("submit-ddp", nodelist="slurmd-9") == (
+        "nodelist: Slurm knows no node slurmd-9; there are: slurmd-0, slurmd-1"
+    )
+    results = ready.run("submit-sweep", grid="lr=1", dry_run=True, exclude="slurmd-0")
+    assert "#SBATCH --nodes=1\n#" in results["script"]
+
+
+@pytest.fixture
+def others(ready: Trainer, cluster: Cluster) -> None:
+    """Jobs 40 to 43: one works, one failed, one ended well, and an array of which a part failed."""
+    jobs = [("RUNNING", {}), ("FAILED", {}), ("COMPLETED", {}), ("FAILED", {"task": "1", "array_id": 43})]
+    for number, (state, more) in enumerate(jobs, 40):
+        cluster.jobs.append(Job(number, "eve", "x", ready.workspace / "x", "", [(state, 0)], **more))
+
+
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "afterok:40", "afterok:40:42", "afterany:41,afterok:42", "afternotok:41?after:40+5", "afternotok:40", "afterok:43_1",
+    ],
+)  # fmt: skip
+def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
+    cluster.judged = []
+    results = ready.run("submit-ddp", workload="smoke", dry_run=True, dependency=text)
+    assert f"#SBATCH --dependency={text}\n" in results["script"]
+    assert f"dependency: Slurm knows the jobs of {text}" in results["checks"]
+    (judged,) = cluster.judged
+    assert "--dependency" not in judged, "Slurm tells no start of a job that waits for others"
+
+
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "afterok:40:99",
+            "dependency: Slurm knows no job 99; see: juju run trainer/0 list-jobs; for one that ended long ago leave "
+            "dependency away",
+        ),
+        ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; leave it away"),
+        (
+            "after:40?afternotok:42",
+            "dependency: job 42 is COMPLETED, so afternotok:42 can never come true; leave it away",
+        ),
+    ],
+)
+def test_what_can_never_come_true_is_refused(ready: Trainer, cluster: Cluster, text: str, line: str):
+    for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
+        assert ready.fails(action, dependency=text, **more) == line
+    assert not cluster.changes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "40",
+        "afterok",
+        "afterok:",
+        "afterok:0",
+        "afterok:x",
+        "singleton",
+        "afterok:40,afterok:41?afterok:42",
+        "AFTEROK:40",
+    ],
+)
+def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
+    assert ready.fails("submit-ddp", dependency=text) == (
+        f"dependency: '{text}' is not allowed; after, afterany, afterok or afternotok with jobs' ids, such as "
+        "afterok:40:41; all with , or any with ?"
+    )
 
 
 # -- the time limit ----------------------------------------------------------------------------------------------------

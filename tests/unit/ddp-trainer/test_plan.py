@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import trainer_checks
 import trainer_params
 import trainer_params_runs
 import trainer_plan
@@ -50,6 +51,66 @@ def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
     )
     request = training(cluster, constraint=constraint, gpus_per_node=0)
     assert request.num_nodes == nodes, "what both & and | mean is left to Slurm"
+
+
+@pytest.fixture
+def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_checks.jobs, "hostnames", lambda text: tuple(text.split(",")))
+
+
+FOUR = partition(node("n0"), node("n1", gpus=8), node("n2", cpus=4), node("n3", usable=False))
+
+
+@pytest.mark.usefixtures("hostnames")
+def test_nodes_by_name():
+    request = training(FOUR, nodelist="n0,n2")
+    assert (request.num_nodes, request.gpus_per_node, request.cpus_per_task) == (2, 0, 4), "what these two have"
+    assert (request.nodelist, request.exclude) == (("n0", "n2"), ())
+    request = training(FOUR, nodelist="n0", nodes=2, gpus_per_node=0)
+    assert (request.num_nodes, request.cpus_per_task) == (2, 4), "Slurm chooses the second one"
+    request = training(FOUR, exclude="n1,n2,n2")
+    assert (request.num_nodes, request.cpus_per_task, request.exclude) == (1, 8, ("n1", "n2"))
+
+
+@pytest.mark.usefixtures("hostnames")
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"nodelist": "n9"}, "nodelist: Slurm knows no node n9; there are: m0, n0, n1, n2, n3"),
+        ({"exclude": "n0,n9"}, "exclude: Slurm knows no node n9; there are: m0, n0, n1, n2, n3"),
+        ({"nodelist": "m0"}, "nodelist: m0 is no node of partition main"),
+        ({"nodelist": "n3"}, "nodelist: n3 is down+drain; see: scontrol show node n3"),
+        ({"nodelist": "n0,n1", "exclude": "n1"}, "nodelist: n1 is named in exclude, too; leave it out of one of them"),
+        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 asked for, but nodelist names 2; leave nodes away"),
+        ({"exclude": "n0,n1,n2"}, "exclude: leaves no usable node of partition main (n3 is down+drain)"),
+        (
+            {"nodelist": "n0", "nodes": 2, "gpus_per_node": 1},
+            "nodelist: n0 has not the GPUs, cores or memory that are asked for; leave it out, or ask for less",
+        ),
+        (
+            {"nodelist": "n2", "nodes": 2, "cpus_per_task": 8},
+            "nodelist: n2 has not the GPUs, cores or memory that are asked for; leave it out, or ask for less",
+        ),
+        (
+            {"nodelist": "n0", "nodes": 3, "exclude": "n2"},
+            "nodes: 3 asked for, partition main has 2 usable (n3 is down+drain)",
+        ),
+        ({"nodelist": "n0;id"}, "nodelist: 'n0;id' is not allowed; names of nodes, such as node-[0-3],big-7"),
+    ],
+)
+def test_nodes_that_cannot_be_had_are_named(given: dict[str, object], line: str):
+    other = partition(node("m0"), name="other", default=False)
+    if given.get("exclude") == "n2":
+        given = {**given, "gpus_per_node": 0}
+    assert refusal(FOUR, other, **given) == line
+
+
+def test_exclusive_takes_nodes_whole():
+    cluster = partition(node(cpus=16, memory_mb=64000, gpus=8))
+    shared, alone = training(cluster, gpus_per_node=2), training(cluster, gpus_per_node=2, exclusive=True)
+    assert (shared.cpus_per_task, shared.memory_mb) == (4, 16000)
+    assert (alone.cpus_per_task, alone.memory_mb) == (16, 64000)
+    assert training(cluster, exclusive=True, memory="8G", cpus_per_task=3).memory_mb == 8192
 
 
 def test_a_feature_that_no_node_has_is_named():

@@ -393,6 +393,45 @@ def test_a_second_node_is_left_out_beside_the_first(settings: Settings, node: No
     assert (node.notes / "scontrol").read_text().splitlines()[-1] == "update JobId=12 ExcNodeList=localhost,other"
 
 
+def test_nodes_that_the_user_excluded_stay_left_out(settings: Settings, node: Node):
+    """ExcNodeList replaces what the job was submitted with."""
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "printf '%s\\n' localhost other third")
+    request = dataclasses.replace(REQUEST, num_nodes=1, exclude=("third", "fourth"))
+    files = texts(settings, request, max_restarts=5, exclude="third,fourth")
+    assert node.run(files, FAULTY="localhost")[0] == 75
+    assert (node.notes / "scontrol").read_text().splitlines()[
+        -1
+    ] == "update JobId=12 ExcNodeList=fourth,localhost,third"
+
+
+def test_a_node_that_the_user_excluded_is_no_spare_one(settings: Settings, node: Node):
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "printf '%s\\n' localhost third")
+    request = dataclasses.replace(REQUEST, num_nodes=1, exclude=("third",))
+    node.run(texts(settings, request, max_restarts=1, exclude="third"), FAULTY="localhost")
+    assert not node.requeued()
+    assert attempts(node) == ["12.r0", "12.r0t1"]
+
+
+def test_a_node_that_the_user_named_is_tried_again(settings: Settings, node: Node):
+    """Without it Slurm could never start the job."""
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "printf '%s\\n' localhost other third")
+    request = dataclasses.replace(REQUEST, num_nodes=1, nodelist=("localhost",))
+    node.run(texts(settings, request, max_restarts=1, nodelist="localhost"), FAULTY="localhost")
+    assert not node.requeued()
+    assert attempts(node) == ["12.r0", "12.r0t1"]
+
+
+def test_which_nodes_and_after_which_jobs(settings: Settings):
+    given = {"nodelist": "n[1-2]", "exclude": "n3", "exclusive": True, "dependency": "afterok:40:41,afterany:42"}
+    lines = directives(texts(settings, **given)["job.sbatch"])
+    for line in ("nodelist=n[1-2]", "exclude=n3", "exclusive", "dependency=afterok:40:41,afterany:42"):
+        assert line in lines
+    assert "kill-on-invalid-dep=yes" in lines, "or it would wait for ever"
+
+
 def test_the_last_node_is_not_left_out(settings: Settings, node: Node):
     node.add("srun", COUNTS + FAILS)
     node.add("sinfo", "echo localhost")
