@@ -193,9 +193,9 @@ def test_nodes_by_name_reach_the_script(ready: Trainer, cluster: Cluster):
 @pytest.fixture
 def others(ready: Trainer, cluster: Cluster) -> None:
     """Jobs 40 to 43: one works, one failed, one ended well, and an array of which a part failed."""
-    jobs = [("RUNNING", {}), ("FAILED", {}), ("COMPLETED", {}), ("FAILED", {"task": "1", "array_id": 43})]
-    for number, (state, more) in enumerate(jobs, 40):
-        cluster.jobs.append(Job(number, "eve", "x", ready.workspace / "x", "", [(state, 0)], **more))
+    for number, state in enumerate(("RUNNING", "FAILED", "COMPLETED", "FAILED"), 40):
+        cluster.jobs.append(Job(number, "eve", "x", ready.workspace / "x", "", [(state, 0)]))
+    cluster.jobs[-1].task, cluster.jobs[-1].array_id = "1", 43
 
 
 @pytest.mark.usefixtures("others")

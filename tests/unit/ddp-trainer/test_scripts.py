@@ -425,8 +425,9 @@ def test_a_node_that_the_user_named_is_tried_again(settings: Settings, node: Nod
 
 
 def test_which_nodes_and_after_which_jobs(settings: Settings):
-    given = {"nodelist": "n[1-2]", "exclude": "n3", "exclusive": True, "dependency": "afterok:40:41,afterany:42"}
-    lines = directives(texts(settings, **given)["job.sbatch"])
+    waits = "afterok:40:41,afterany:42"
+    files = texts(settings, nodelist="n[1-2]", exclude="n3", exclusive=True, dependency=waits)
+    lines = directives(files["job.sbatch"])
     for line in ("nodelist=n[1-2]", "exclude=n3", "exclusive", "dependency=afterok:40:41,afterany:42"):
         assert line in lines
     assert "kill-on-invalid-dep=yes" in lines, "or it would wait for ever"
