@@ -560,6 +560,28 @@ def read_result(workspace: str, run: str) -> Json:
 
 
 @operation
+def read_curve(workspace: str, run: str) -> Json:
+    """Return (step, loss) of training and validation; nothing where a run has no metrics."""
+    with contextlib.suppress(OSError):
+        return _curve(pathlib.Path(workspace, "runs", run, "metrics.jsonl"))
+    return {"steps": [], "evals": [], "lines": 0}
+
+
+@operation
+def read_briefly(workspace: str, runs: list[str]) -> Json:
+    """Return of each run job.json, config.json, summary.json, its last outcome and its last metric."""
+    found: list[Json] = []
+    for run in runs:
+        one = read_run(workspace, run, None)
+        folder = pathlib.Path(workspace, "runs", run)
+        config: Json | None = None
+        with contextlib.suppress(OSError, ValueError):
+            config = _read_json(folder / "config.json")
+        found.append({**one, "name": run, "config": config, "outcome": _outcome(folder)})
+    return {"runs": found}
+
+
+@operation
 def measure_source(path: str, part_bytes: int) -> Json:
     """Return the bytes below a path and into how many parts they are cut; of a very large folder a part."""
     total = parts = files = 0
@@ -938,7 +960,7 @@ def _curve(path: pathlib.Path) -> Json:
                     step = int(record["step"])
                     key, target = ("val_loss", evals) if record.get("kind") == "eval" else ("loss", steps)
                     value = float(record[key])
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     continue  # half a line, or somebody's own
                 if abs(value) < 1e300:
                     target[step] = value
@@ -1027,7 +1049,10 @@ def _attempt(path: pathlib.Path) -> tuple[int, int]:
 
 def _read_json(path: pathlib.Path) -> Json:
     with _opened(path) as file:
-        value: object = json.loads(file.read(MAX_JSON_BYTES))
+        try:
+            value: object = json.loads(file.read(MAX_JSON_BYTES))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return typing.cast(Json, value)

@@ -8,6 +8,7 @@ import time
 import typing
 
 import trainer_checks
+import trainer_curve
 import trainer_params
 import trainer_token
 import trainer_workspace
@@ -18,6 +19,7 @@ FAILURE_LINES = 5
 _SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
 _CANCEL_S = 60.0
 _ENDED_WELL = "COMPLETED"
+OUTCOMES = {"done": _ENDED_WELL, "preempted": "PREEMPTED", "failed": "FAILED", "cancelled": "CANCELLED"}
 PREPARATION = "prepare-"  # begins the names of the runs that make datasets
 
 
@@ -101,10 +103,15 @@ def new_name(settings: Settings, kind: str) -> str:
     raise TrainerError(f"{settings.runs} holds too many runs of this second; try again")
 
 
+def about(settings: Settings, run: str) -> dict[str, object]:
+    """Return what a run's job.json says; nothing where there is none."""
+    return _dict(_read(settings, run, None)["job"])
+
+
 def refuse_if_active(settings: Settings, run: str) -> None:
     """Raise ParameterError when a job of this run is pending or running."""
     names = [run]
-    if sweep := _dict(_read(settings, run, None)["job"]).get("sweep"):
+    if sweep := about(settings, run).get("sweep"):
         names.append(str(sweep))
     for known in (job for name in names for job in jobs.jobs(user=settings.user, name=name)):
         if known.is_active:
@@ -183,9 +190,20 @@ def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     """Return the results of a job that ended well. Raises TrainerError with the reason why another did not."""
     trainer_token.drop(settings, submitted.run)
     results, trouble = _explain(settings, submitted, known)
+    results |= _curve(settings, submitted.run)
     if trouble:
         raise TrainerError(trouble, results=results)
     return results
+
+
+def _curve(settings: Settings, run: str) -> Results:
+    """Return the run's loss curve as text; nothing where it has no metrics or they cannot be read in time."""
+    try:
+        told = trainer_workspace.ask(settings, "read_curve", workspace=str(settings.workspace), run=run)
+    except trainer_workspace.WorkspaceError:
+        return {}
+    drawn = trainer_curve.draw(told["steps"], told["evals"])
+    return {"curve-text": drawn} if drawn else {}
 
 
 def show(settings: Settings, submitted: Submitted) -> Results:
@@ -366,12 +384,7 @@ def find(settings: Settings, named: trainer_params.OneJob) -> Submitted:
             text = f"{job_id} is no job of a run in {settings.runs}; see: juju run {settings.unit} list-jobs"
             raise ParameterError("job-id", text + (f"; or do you mean {hint}?" if hint else ""))
     elif run is None:
-        runs = trainer_workspace.ask(settings, "list_runs", workspace=workspace)["runs"]
-        if not runs:
-            raise TrainerError(
-                f"there is no run in {settings.runs} yet; start one: juju run {settings.unit} submit-ddp"
-            )
-        run = str(runs[0])
+        run = newest(settings)
     record = _dict(_read(settings, run, None)["job"])
     if record.get("kind") == "sweep":
         raise ParameterError("run", f"{run} is a sweep; name one of its runs, such as {run}-0")
@@ -380,6 +393,14 @@ def find(settings: Settings, named: trainer_params.OneJob) -> Submitted:
         raise ParameterError("run", f"{run} is no run with a job in {settings.runs}")
     folder = settings.runs / run
     return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
+
+
+def newest(settings: Settings) -> str:
+    """Return the run that was submitted last. Raises TrainerError where there is none."""
+    runs = trainer_workspace.ask(settings, "list_runs", workspace=str(settings.workspace))["runs"]
+    if not runs:
+        raise TrainerError(f"there is no run in {settings.runs} yet; start one: juju run {settings.unit} submit-ddp")
+    return str(runs[0])
 
 
 def _run_of_element(settings: Settings, array: int | None, element: int) -> tuple[str, bool]:

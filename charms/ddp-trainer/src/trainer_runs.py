@@ -1,26 +1,34 @@
 """What runs left behind: listed, shown, compared. Slurm is asked only for what the files do not say."""
 
+import collections
 import collections.abc
 import dataclasses
+import json
+import math
 import typing
 
+import trainer_curve
 import trainer_jobs
 import trainer_params
 import trainer_params_runs
+import trainer_sweep
 import trainer_workspace
 from slurm_ddp.slurm import jobs
 from trainer_base import Log, ParameterError, Results, Settings, TrainerError, one_line
 
 Json = dict[str, typing.Any]
 
-_CURVE_ROWS, _CURVE_COLUMNS = 12, 64
-_OUTCOMES = {"done": "COMPLETED", "preempted": "PREEMPTED", "failed": "FAILED", "cancelled": "CANCELLED"}
 # Of summary.json, in the order in which people look at it; the sign says whether more or less is better.
 _FIGURES = {
     "last_loss": -1, "best_loss": -1, "first_loss": 0, "tokens_per_second": 1, "samples_per_second": 1, "mfu": 1,
     "steps": 0, "tokens": 0, "samples": 0, "elapsed_s": -1, "world_size": 0, "nodes": 0,
 }  # fmt: skip
-_NOT_SETTINGS = {"run_dir", "data", "report_json", "job_id", "run", "submitted", "summary_before", "format"}
+_NOT_SETTINGS = {
+    "run_dir", "data", "report_json", "job_id", "run", "submitted", "summary_before", "format", "choice", "started",
+    "sweep", "count", "array_job_id",
+}  # fmt: skip
+_WITHOUT_LOSS = {"collectives": "a benchmark", "prepare": "the preparation of a dataset"}
+_MOST_OPTIONS = 10  # columns of a table that a person still reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +73,13 @@ def list_runs(settings: Settings, params: trainer_params_runs.ListRuns, _: Log) 
 
 def show_run(settings: Settings, params: trainer_params_runs.ShowRun, _: Log) -> Results:
     """Return a run's settings, figures, checkpoints and curve; the newest run's when none is named."""
-    run = params.run or trainer_jobs.find(settings, trainer_params.ShowJob()).run
+    run = params.run or trainer_jobs.newest(settings)
     read = _read(settings, run)
+    if not (read["job"] or read["summary"] or read["steps"]):
+        hint = f"see: juju run {settings.unit} list-runs"
+        raise ParameterError("run", f"{settings.runs / run} is a folder without a run's files; {hint}")
+    if _kind(read) == "sweep":
+        return trainer_sweep.show(settings, run)[0] | {"run-dir": str(settings.runs / run)}
     states, silence = _states(settings, [read])
     job, summary = _dict(read["job"]), _dict(read["summary"])
     state = states[run]
@@ -74,20 +87,23 @@ def show_run(settings: Settings, params: trainer_params_runs.ShowRun, _: Log) ->
         "run": run,
         "run-dir": str(settings.runs / run),
         "state": state.word + (f" ({state.why})" if state.why else ""),
+        "kind": _kind(read),
         "job-id": _cell(job.get("job_id")),
         "submitted": _cell(job.get("submitted")),
     }
     results |= trainer_jobs.figures(summary)
     results["settings"] = "\n".join(f"{name}: {value}" for name, value in sorted(_settings(read).items()))
-    results["metrics"] = _told_metrics(read)
+    results["metrics"] = _told_metrics(settings, read)
     results["best"] = _best(read)
     results["checkpoints"] = "\n".join(
-        f"{c['name']}  step {c['step']}{' (latest)' if c['name'] == read['latest'] else ''}"
+        f"{c['name']}  step {_cell(c['step'])}{' (latest)' if c['name'] == read['latest'] else ''}"
         f"{' (best)' if c['name'] == read['best'] else ''}"
         for c in read["checkpoints"]
     )
-    results["attempts"] = "\n".join(f"{a['attempt']}: {a['outcome']}, step {a['step']}" for a in read["attempts"])
-    results["curve-text"] = text_curve(_points(read["steps"]), _points(read["evals"]))
+    results["attempts"] = "\n".join(
+        f"{a['attempt']}: {_cell(a['outcome'])}, step {_cell(a['step'])}" for a in read["attempts"]
+    )
+    results["curve-text"] = trainer_curve.draw(_points(read["steps"]), _points(read["evals"]))
     results["curve"] = str(read["png"] or "")
     results["tracking"] = _cell(_dict(read["tracking"]).get("url"))
     results["slurm"] = silence
@@ -98,9 +114,15 @@ def compare_runs(settings: Settings, params: trainer_params_runs.CompareRuns, _:
     """Return in which settings runs differ, and their results side by side."""
     names = params.runs.replace(",", " ").split() if params.runs else _newest_two(settings)
     names = list(dict.fromkeys(names))
+    if sweeps := [name for name in names if trainer_sweep.is_sweep(settings, name)]:
+        return _compare_sweeps(settings, names, sweeps)
     if not 2 <= len(names) <= 8:
         raise ParameterError("runs", f"{len(names)} named; two to eight different ones, separated by commas")
     read = {name: _read(settings, name) for name in names}
+    for name in names:
+        if what := _WITHOUT_LOSS.get(_kind(read[name])):
+            hint = f"see: juju run {settings.unit} show-run run={name}"
+            raise ParameterError("runs", f"{name} is {what}, which has no loss to compare; {hint}")
     states, silence = _states(settings, list(read.values()))
     all_settings = {name: _settings(found) for name, found in read.items()}
     keys = sorted({key for found in all_settings.values() for key in found})
@@ -119,68 +141,31 @@ def compare_runs(settings: Settings, params: trainer_params_runs.CompareRuns, _:
     return results | ({"curves": "\n".join(curves)} if curves else {}) | ({"slurm": silence} if silence else {})
 
 
-def text_curve(
-    steps: collections.abc.Sequence[tuple[int, float]], evals: collections.abc.Sequence[tuple[int, float]] = ()
-) -> str:
-    """Return a loss curve of characters: `*` the training loss (mean of each column), `o` the validation loss."""
-    if not steps:
-        return ""
-    first, last = steps[0][0], steps[-1][0]
-    columns = min(_CURVE_COLUMNS, len(steps))
-
-    def column(step: int) -> int:
-        return min(columns - 1, max(0, (step - first) * columns // max(1, last - first + 1)))
-
-    sums = [[0.0, 0] for _ in range(columns)]
-    for step, loss in steps:
-        cell = sums[column(step)]
-        cell[0], cell[1] = cell[0] + loss, cell[1] + 1
-    means = {index: total / count for index, (total, count) in enumerate(sums) if count}
-    marks = {column(step): loss for step, loss in evals}
-    values = [*means.values(), *marks.values()]
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-
-    def row(value: float) -> int:
-        return round((high - value) / span * (_CURVE_ROWS - 1))
-
-    canvas = [[" "] * columns for _ in range(_CURVE_ROWS)]
-    for index, value in means.items():
-        canvas[row(value)][index] = "*"
-    for index, value in marks.items():
-        canvas[row(value)][index] = "o"
-    lines = [
-        f"{high - span * number / (_CURVE_ROWS - 1):9.4f} |{''.join(cells)}".rstrip()
-        for number, cells in enumerate(canvas)
-    ]
-    lines.append(" " * 10 + "+" + "-" * columns)
-    lines.append(" " * 11 + str(first).ljust(max(1, columns - len(str(last)))) + f"{last}  step")
-    return "\n".join(lines)
-
-
 def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str]:
     """Return the state of each run, and why Slurm could not be asked or nothing.
 
     A job at work decides; then what the job itself wrote; then what the controller and, at last, the accounting know.
+    A sweep's state is what its runs come to.
     """
     silence = ""
-    known: dict[str, jobs.Job] = {}
+    known: tuple[jobs.Job, ...] = ()
     try:
-        for job in reversed(jobs.jobs(user=settings.user)):
-            if job.name not in known or job.is_active or not known[job.name].is_active:
-                known[job.name] = job
+        known = jobs.jobs(user=settings.user)
     except jobs.SlurmError as e:
         silence = f"Slurm gave no answer, so states are those that the runs wrote: {e}"
     found: dict[str, State] = {}
     forgotten: dict[int, str] = {}
     for run in runs:
         name, job, outcome = str(run["name"]), _dict(run["job"]), _dict(run["outcome"])
-        at_work = known.get(name)
+        if job.get("kind") == "sweep":
+            found[name] = State("UNKNOWN") if silence else _sweep_state(settings, name)
+            continue
+        at_work = _job_of(name, job, known)
         number = job.get("job_id")
         if at_work is not None and at_work.is_active:
             found[name] = State(at_work.state, at_work.reason if at_work.state == "PENDING" else "")
         elif outcome:
-            word = _OUTCOMES.get(str(outcome.get("outcome")), "UNKNOWN")
+            word = trainer_jobs.OUTCOMES.get(str(outcome.get("outcome")), "UNKNOWN")
             why = f"saved at step {outcome.get('step')}" if word == "PREEMPTED" else str(outcome.get("error") or "")
             found[name] = State(word, one_line(why, 200))
         elif at_work is not None and at_work.job_id == number:
@@ -195,6 +180,26 @@ def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str
     return found, silence
 
 
+def _job_of(name: str, job: Json, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job | None:
+    """Return the run's job: the one at work, else the last one. A sweep's run may wait in one record with others."""
+    sweep, number = str(job.get("sweep") or ""), name.rpartition("-")[2]
+    mine = [
+        one
+        for one in known
+        if one.run_name == name
+        or (sweep and number.isdecimal() and one.name == sweep and jobs.holds_task(one.task, int(number)))
+    ]
+    return next((one for one in mine if one.is_active), next(iter(mine), None))
+
+
+def _sweep_state(settings: Settings, name: str) -> State:
+    try:
+        shown = trainer_sweep.show(settings, name)[0]
+    except TrainerError as e:
+        return State("UNKNOWN", one_line(str(e), 200))
+    return State(shown["state"], shown["states"])
+
+
 def _read(settings: Settings, run: str) -> Json:
     try:
         return trainer_workspace.ask(settings, "read_result", timeout_s=60, workspace=str(settings.workspace), run=run)
@@ -203,9 +208,88 @@ def _read(settings: Settings, run: str) -> Json:
         raise ParameterError("run", text) from e
 
 
+def _compare_sweeps(settings: Settings, names: list[str], sweeps: list[str]) -> Results:
+    """Return a line for each run of the sweeps, and others named, with what differs; the best figures are marked."""
+    runs: list[str] = []
+    states: dict[str, str] = {}
+    for name in names:
+        rows = trainer_sweep.show(settings, name)[1] if name in sweeps else [{"run": name, "state": ""}]
+        runs += [str(row["run"]) for row in rows]
+        states |= {str(row["run"]): str(row["state"]) for row in rows}
+    if len(runs) > trainer_params.MAX_SWEEP:
+        text = f"{len(runs)} runs are in {', '.join(names)}; at most {trainer_params.MAX_SWEEP} are compared"
+        raise ParameterError("runs", text)
+    workspace = str(settings.workspace)
+    read: list[Json] = trainer_workspace.ask(settings, "read_briefly", timeout_s=120, workspace=workspace, runs=runs)[
+        "runs"
+    ]
+    if lacking := [str(run["name"]) for run in read if not (run["job"] or run["summary"])]:
+        raise ParameterError("run", f"there is no run {lacking[0]!r} in {settings.runs}")
+    alone = _states(settings, [run for run in read if run["name"] not in states or not states[run["name"]]])[0]
+    varied = list(dict.fromkeys(key for run in read for key in _choice(run)))
+    given = [_settings(run) for run in read]
+    differing = [key for key in varied if len({one.get(key, "-") for one in given}) > 1]
+    others = sorted({key for one in given for key in one} - set(varied))
+    differing += [key for key in others if len({one[key] for one in given if key in one}) > 1]
+    columns = differing[:_MOST_OPTIONS]
+    rows = [["RUN", "STATE", *(key.upper() for key in columns), "STEPS", "LOSS", "BEST", "PER-SECOND"]]
+    figures = [_outcome_figures(run) for run in read]
+    best = [_best_of([one[at] for one in figures], sign) for at, sign in enumerate((0, -1, -1, 1))]
+    for run, one, numbers in zip(read, given, figures, strict=True):
+        name = str(run["name"])
+        cells = [
+            _cell(value) + (" *" if mark is not None and value == mark else "")
+            for value, mark in zip(numbers, best, strict=True)
+        ]
+        rows.append([name, states.get(name) or alone[name].word, *(one.get(key, "-")[:40] for key in columns), *cells])
+    results: Results = {
+        "runs": ", ".join(runs),
+        "results": _table(rows),
+        "differing": ", ".join(differing) or "nothing",
+    }
+    finished = [(one[1], str(run["name"])) for run, one in zip(read, figures, strict=True) if one[1] is not None]
+    if finished:
+        loss, name = min(finished)
+        results |= {"best-run": name, "best-loss": _cell(loss)}
+    counts = collections.Counter(row[1] for row in rows[1:])
+    return results | {"states": trainer_sweep.counted(counts), "state": trainer_sweep.whole(counts)}
+
+
+def _outcome_figures(run: Json) -> tuple[float | None, float | None, float | None, float | None]:
+    """Return a run's steps, last loss, best validation loss and rate."""
+    summary, metric = _dict(run["summary"]), _dict(run["metric"])
+    rate = summary.get("tokens_per_second") or summary.get("samples_per_second") or metric.get("tokens_per_second")
+    steps = summary.get("steps") or metric.get("step")
+    loss = summary.get("last_loss", metric.get("loss"))
+    return _real(steps), _real(loss), _real(summary.get("best_loss")), _real(rate)
+
+
+def _best_of(values: list[float | None], sign: int) -> float | None:
+    """Return the greatest or least of the values that are there; None where they are all the same."""
+    numbers = [value for value in values if value is not None]
+    return max(numbers, key=lambda number: sign * number) if sign and len(set(numbers)) > 1 else None
+
+
+def _real(value: object) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _kind(read: Json) -> str:
+    """Return what a run is: gpt, smoke, script, collectives, prepare, sweep; "-" where it does not say."""
+    return _cell(_dict(read["job"]).get("kind") or _dict(read["summary"]).get("workload"))
+
+
+def _choice(read: Json) -> Json:
+    """Return the options that make a run of a sweep differ from the others."""
+    try:
+        return _dict(json.loads(str(_dict(read["job"]).get("choice") or "{}")))
+    except (ValueError, RecursionError):
+        return {}
+
+
 def _newest_two(settings: Settings) -> list[str]:
     found = trainer_workspace.ask(settings, "list_results", timeout_s=60, workspace=str(settings.workspace), limit=100)
-    names = [str(run["name"]) for run in found["runs"] if run["summary"]]
+    names = [str(run["name"]) for run in found["runs"] if run["summary"] and _kind(run) not in _WITHOUT_LOSS]
     if len(names) < 2:
         raise TrainerError(f"{settings.runs} holds {len(names)} runs with results; two are needed to compare")
     return names[:2]
@@ -214,9 +298,9 @@ def _newest_two(settings: Settings) -> list[str]:
 def _settings(read: Json) -> dict[str, str]:
     """Return what was asked for and what the payload made of it, as texts under one name each."""
     found: dict[str, str] = {}
-    for source in (_dict(read["job"]), _dict(read["config"])):
+    for source in (_dict(read["job"]), _choice(read), _dict(read["config"])):
         for name, value in _flat(source):
-            if name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS and value is not None:
+            if name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS and value not in (None, []):
                 found[name.removeprefix("request.")] = _cell(value)
     return found
 
@@ -262,10 +346,13 @@ def _loss_rows(read: dict[str, Json]) -> list[list[str]]:
     return rows
 
 
-def _told_metrics(read: Json) -> str:
+def _told_metrics(settings: Settings, read: Json) -> str:
     steps = _points(read["steps"])
     if not steps:
-        return "none yet"
+        kind, run = _kind(read), read["name"]
+        if what := _WITHOUT_LOSS.get(kind):
+            return f"none, since it is {what}; what it printed: juju run {settings.unit} job-log run={run}"
+        return "none: the script wrote no metrics.jsonl" if kind == "script" else "none yet"
     text = f"{read['lines']} records, the last at step {steps[-1][0]} with loss {steps[-1][1]:.4f}"
     return text + (f"; validation loss {read['evals'][-1][1]:.4f}" if read["evals"] else "")
 

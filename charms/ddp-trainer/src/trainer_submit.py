@@ -191,7 +191,7 @@ def _workload(
         ):
             if value is not None:
                 raise ParameterError(name, "only the workload gpt has it")
-    _check_resume(settings, resume)
+    _check_resume(settings, resume, is_awaited=params.dependency is not None)
     dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
     label = kind if kind != "script" else trainer_checks.label(params.workload)
     if run is None:
@@ -202,6 +202,7 @@ def _workload(
             "run", f"{run} exists already; choose another name" + (" or resume=auto" if kind == "gpt" else "")
         )
     if there:
+        _check_kind(settings, run, kind)
         trainer_jobs.refuse_if_active(settings, run)
     return Workload(kind, label, dataset, prepare, run, is_again=there)
 
@@ -232,12 +233,31 @@ def _dataset(
     return wanted, False
 
 
-def _check_resume(settings: Settings, resume: str) -> None:
+def _check_kind(settings: Settings, run: str, kind: str) -> None:
+    """Raise ParameterError unless a run that exists is of the kind that is to go on."""
+    about = trainer_jobs.about(settings, run)
+    if not about:
+        raise ParameterError("run", f"{settings.runs / run} holds no job.json, so it is no run; choose another name")
+    if (found := about.get("kind")) != kind:
+        what = trainer_jobs.printable(str(found))[:40]
+        raise ParameterError("run", f"{run} is of the kind {what}, which {kind} cannot go on with; choose another name")
+
+
+def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
+    """Raise ParameterError unless this run can be begun from; one whose job is waited for need not have saved yet."""
     if resume in ("auto", "never"):
         return
     if trainer_workspace.locate(settings, str(settings.runs / resume)).kind != "folder":
         raise ParameterError(
             "resume", f"there is no run {resume!r} in {settings.runs}; auto, never or the name of a run"
+        )
+    if (kind := trainer_jobs.about(settings, resume).get("kind")) != "gpt":
+        what = trainer_jobs.printable(str(kind or "unknown"))[:40]
+        text = f"{resume} is of the kind {what}; only a run of the workload gpt can be begun from"
+        raise ParameterError("resume", text)
+    if not is_awaited and trainer_workspace.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
+        raise ParameterError(
+            "resume", f"{resume} has no checkpoint to begin from; see: juju run {settings.unit} show-run run={resume}"
         )
 
 

@@ -3,6 +3,7 @@
 import collections
 import itertools
 import json
+import math
 import re
 import time
 import typing
@@ -101,32 +102,53 @@ def show(settings: Settings, name: str) -> tuple[Results, list[dict[str, typing.
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
     waiting = known.get(told["job_id"])
+    silent = [row["job_id"] for row in told["rows"] if row["job_id"] not in known and row["outcome"] is None]
+    accounted = (
+        jobs.accounted([number for number in silent if number is not None], user=settings.user) if silent else {}
+    )
     rows: list[dict[str, typing.Any]] = []
     for row in told["rows"]:
-        if row["job_id"] is not None:
-            job = known.get(row["job_id"])
-            state = job.state if job else {"done": "COMPLETED", "cancelled": "CANCELLED"}.get(row["outcome"], "FAILED")
-            if job is None and row["outcome"] is None and (accounted := _accounted(settings, row["job_id"])):
-                state = accounted
-        else:
+        if row["job_id"] is None:
             state = waiting.state if waiting and waiting.is_active else "CANCELLED"
+        elif job := known.get(row["job_id"]) or accounted.get(row["job_id"]):
+            state = job.state
+        else:
+            state = trainer_jobs.OUTCOMES.get(row["outcome"], "UNKNOWN")
         rows.append({**row, "state": state})
+    best = _best(rows)
     table = [("RUN", "JOB-ID", "STATE", "STEP", "LOSS", "OPTIONS")]
     for row in rows:
         loss = f"{row['loss']:.6g}" if isinstance(row["loss"], int | float) else ""
+        loss += " *" if row is best else ""
         step = str(row["step"]) if isinstance(row["step"], int) else ""
         table.append((row["run"], str(row["job_id"] or ""), row["state"], step, loss, str(row["choice"])))
     counts = collections.Counter(row["state"] for row in rows)
-    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    return {"sweep": name, "states": states, "runs": trainer_jobs.aligned(table)}, rows
+    results = {"sweep": name, "state": whole(counts), "states": counted(counts), "runs": trainer_jobs.aligned(table)}
+    if best is not None:
+        words = trainer_jobs.printable(str(best["choice"]))
+        results |= {"best-run": best["run"], "best-loss": f"{best['loss']:.6g}", "best-options": words}
+    return results, rows
 
 
-def _accounted(settings: Settings, job_id: int) -> str | None:
-    try:
-        job = jobs.job(job_id, user=settings.user)
-    except jobs.SlurmError:
-        return None
-    return job.state if job else None
+def counted(states: collections.Counter[str]) -> str:
+    """Return how many runs are in which state, in words."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+def whole(states: collections.Counter[str]) -> str:
+    """Return the state of a sweep as a whole: at work as long as one of its runs is, then as good as the worst."""
+    if at_work := jobs.ACTIVE & set(states):
+        return "PENDING" if at_work == {"PENDING"} and len(states) == 1 else "RUNNING"
+    if len(states) == 1:
+        return next(iter(states))
+    return "FAILED" if set(states) - {"COMPLETED", "CANCELLED"} else "CANCELLED"
+
+
+def _best(rows: list[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
+    """Return the run that ended well with the least loss."""
+    numbered = [row for row in rows if isinstance(row["loss"], int | float) and math.isfinite(row["loss"])]
+    finished = [row for row in numbered if row["state"] == "COMPLETED"]
+    return min(finished, key=lambda row: row["loss"], default=None)
 
 
 def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float) -> Results:
@@ -148,11 +170,6 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
         trainer_jobs.pause(2.0)
     trainer_token.drop(settings, name)
     results |= shown_now
-    finished = [row for row in rows if isinstance(row["loss"], int | float) and row["state"] == "COMPLETED"]
-    if finished:
-        best = min(finished, key=lambda row: row["loss"])
-        words = trainer_jobs.printable(str(best["choice"]))
-        results |= {"best-run": best["run"], "best-loss": f"{best['loss']:.6g}", "best-options": words}
     bad = [row for row in rows if row["state"] != "COMPLETED"]
     if bad:
         hint = f"juju run {settings.unit} show-job run={bad[0]['run']}"

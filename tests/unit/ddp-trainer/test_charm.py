@@ -16,6 +16,7 @@ from test_params import NASTY, ROAMING, TEXTS
 import charm
 import trainer_actions
 import trainer_base
+import trainer_curve
 import trainer_jobs
 import trainer_params
 import trainer_status
@@ -104,6 +105,9 @@ def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
     folder.mkdir(parents=True)
     (folder / "dataset.json").write_text("{}")
     return folder
+
+
+CURVE = trainer_curve.draw([(16, 0.5)])  # of what write_result leaves
 
 
 def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
@@ -280,6 +284,7 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
         "script": str(folder / "job.sbatch"), "state": "COMPLETED", "exit-code": "0", "loss": "0.586587", "first-loss": "1.39149",
         "best-loss": "0.5", "tokens-per-second": "1832.05", "samples-per-second": "56118.5", "steps": "16", "nodes": "2", "ranks": "2",
         "checkpoint": str(folder / "epoch-0001"), "curve": str(folder / "loss.png"), "device": "cpu",
+        "curve-text": CURVE,
     }  # fmt: skip
     assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
     words = "\n".join(trainer.log)
@@ -387,6 +392,11 @@ def test_an_earlier_jobs_summary_is_not_taken_for_this_ones(ready: Trainer, clus
 def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", run="base")
     cluster.jobs[0].states = [("COMPLETED", 0)]
+    line = "resume: base has no checkpoint to begin from; see: juju run trainer/0 show-run run=base"
+    assert ready.fails("submit-ddp", run="tuned", resume="base") == line
+    ready.run("submit-ddp", run="later", resume="base", dependency="afterok:40", dry_run=True)
+    (cluster.jobs[0].script.parent / "epoch-0001").mkdir()
+    (cluster.jobs[0].script.parent / "latest").symlink_to("epoch-0001")
     ready.run("submit-ddp", run="tuned", resume="base")
     assert f" resume={ready.workspace}/runs/base " in cluster.job(41).text
 
@@ -513,6 +523,11 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ({"resume": "nope"}, f"resume: there is no run 'nope' in {place}/runs; auto, never or the name of a run"),
         ({"run": "old", "resume": "never"}, "run: old exists already; choose another name or resume=auto"),
         ({"run": "old", "workload": "smoke"}, "run: old exists already; choose another name"),
+        ({"run": "old"}, f"run: {place}/runs/old holds no job.json, so it is no run; choose another name"),
+        (
+            {"resume": "old"},
+            "resume: old is of the kind unknown; only a run of the workload gpt can be begun from",
+        ),
         (
             {"args": "--x '$(id)'"},
             "args: \"--x '$(id)'\" is not allowed; only letters, digits, blanks and . _ + = / : , @ % ^ -",

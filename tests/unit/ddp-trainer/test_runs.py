@@ -1,20 +1,29 @@
 """list-runs, show-run, compare-runs: on whole runs, on half-written ones, and among what is no run at all."""
 
+import collections
 import json
 import os
 import pathlib
 import typing
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, Job
 from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
 import trainer_child
-import trainer_runs
+import trainer_curve
+import trainer_sweep
 
 
 def leave(
-    where: Trainer, name: str, *, job_id: int | None = 7, steps: int = 40, rate: float = 100.0, **config: object
+    where: Trainer,
+    name: str,
+    *,
+    job_id: int | None = 7,
+    steps: int = 40,
+    rate: float = 100.0,
+    kind: str = "gpt",
+    **config: object,
 ) -> pathlib.Path:
     """Leave in the workspace what a finished training leaves."""
     folder = where.workspace / "runs" / name
@@ -23,7 +32,7 @@ def leave(
     job = {
         "format": 1,
         "job_id": job_id,
-        "kind": "gpt",
+        "kind": kind,
         "submitted": "2026-11-20T18:00:00Z",
         "args": "",
         "request": {"num_nodes": 2},
@@ -181,10 +190,220 @@ def test_a_curve_of_millions_of_steps_is_read_in_samples(tmp_path: pathlib.Path)
     assert found["steps"][0][0] == 0
     assert found["steps"][-1][0] == 119_999
     assert found["lines"] == pytest.approx(120_000, rel=0.1)
-    curve = trainer_runs.text_curve([(step, loss) for step, loss in found["steps"]])
+    curve = trainer_curve.draw([(step, loss) for step, loss in found["steps"]])
     assert curve.splitlines()[0].lstrip().startswith("9.9")
 
 
 def test_a_curve_of_one_point_and_of_none():
-    assert trainer_runs.text_curve([]) == ""
-    assert "1.0000 |*" in trainer_runs.text_curve([(5, 1.0)])
+    assert trainer_curve.draw([]) == ""
+    assert "1.0000 |*" in trainer_curve.draw([(5, 1.0)])
+
+
+# -- the curve in a finished run's answer ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
+def test_the_answer_to_a_finished_run_carries_its_curve(ready: Trainer, cluster: Cluster, state: str):  # noqa: F811
+    def finish(job: Job) -> None:
+        write_result(job)
+        records = [{"kind": "step", "step": step, "loss": 4 - step / 10} for step in range(1, 31)]
+        evals = [{"kind": "eval", "step": 15, "val_loss": 2.75}]
+        text = "".join(json.dumps(record) + "\n" for record in [*records, *evals])
+        (job.script.parent / "metrics.jsonl").write_text(text)
+
+    cluster.submitted, cluster.states = finish, [(state, 0 if state == "COMPLETED" else 256)]
+    if state == "COMPLETED":
+        results = ready.run("submit-ddp", workload="smoke", wait=True)
+    else:
+        ready.fails("submit-ddp", workload="smoke", wait=True)
+        results = ready.results
+    lines = results["curve-text"].splitlines()
+    assert lines[0] == "   3.9000 |**"
+    assert sum(line.count("*") for line in lines) == 29, "one of the thirty is under the validation loss"
+    assert results["curve-text"].count("o") == 1
+    assert lines[-1].split() == ["1", "30", "step"]
+    assert all(line.isprintable() and line.isascii() and len(line) <= 80 for line in lines)
+
+
+def test_a_run_without_metrics_has_no_curve(ready: Trainer, cluster: Cluster):  # noqa: F811
+    def finish(job: Job) -> None:
+        write_result(job)
+        (job.script.parent / "metrics.jsonl").unlink()
+
+    cluster.submitted, cluster.states = finish, [("COMPLETED", 0)]
+    assert "curve-text" not in ready.run("submit-ddp", workload="smoke", wait=True)
+    assert "curve-text" not in ready.run("show-run")
+
+
+# -- runs of other kinds, and what is no run ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def motley(ready: Trainer) -> Trainer:  # noqa: F811
+    """A training, a benchmark, a preparation, a user's script, and a folder of notes."""
+    leave(ready, "night")
+    for name, kind in (("table", "collectives"), ("prepare-owt", "prepare"), ("mine", "script")):
+        folder = ready.workspace / "runs" / name
+        folder.mkdir()
+        (folder / "job.json").write_text(
+            json.dumps({"job_id": None, "kind": kind, "submitted": "2026-11-20T18:00:00Z"})
+        )
+    (ready.workspace / "runs" / "notes").mkdir()
+    return ready
+
+
+def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
+    told = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
+    assert {name: shown["kind"] for name, shown in told.items()} == {
+        "table": "collectives", "prepare-owt": "prepare", "mine": "script",
+    }  # fmt: skip
+    assert told["table"]["metrics"] == (
+        "none, since it is a benchmark; what it printed: juju run trainer/0 job-log run=table"
+    )
+    assert told["prepare-owt"]["metrics"].startswith("none, since it is the preparation of a dataset; ")
+    assert told["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
+    assert not [name for name in told if "curve-text" in told[name] or "best" in told[name]]
+    rows = {line.split()[0]: line.split()[1:3] for line in motley.run("list-runs")["runs"].splitlines()[1:]}
+    assert rows["table"] == ["collectives", "UNKNOWN"]
+    assert "notes" not in rows
+    line = f"run: {motley.workspace}/runs/notes is a folder without a run's files; see: juju run trainer/0 list-runs"
+    assert motley.fails("show-run", run="notes") == line
+
+
+def test_what_has_no_loss_is_not_compared(motley: Trainer):
+    for name, what in (("table", "a benchmark"), ("prepare-owt", "the preparation of a dataset")):
+        assert motley.fails("compare-runs", runs=f"night,{name}") == (
+            f"runs: {name} is {what}, which has no loss to compare; see: juju run trainer/0 show-run run={name}"
+        )
+    compared = motley.run("compare-runs", runs="night,mine")
+    assert ["kind", "gpt", "script"] in [line.split() for line in compared["settings"].splitlines()]
+    leave(motley, "dawn")
+    (motley.workspace / "runs" / "table" / "summary.json").write_text('{"average": 3}')
+    assert set(motley.run("compare-runs")["runs"].split(", ")) == {"night", "dawn"}, "the newest that can be compared"
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        (
+            {"run": "night", "workload": "smoke"},
+            "run: night exists already; choose another name",
+        ),
+        ({"run": "table"}, "run: table is of the kind collectives, which gpt cannot go on with; choose another name"),
+        (
+            {"run": "prepare-owt"},
+            "run: prepare-owt is of the kind prepare, which gpt cannot go on with; choose another name",
+        ),
+        ({"run": "mine"}, "run: mine is of the kind script, which gpt cannot go on with; choose another name"),
+        ({"run": "notes"}, "run: {runs}/notes holds no job.json, so it is no run; choose another name"),
+        (
+            {"resume": "table"},
+            "resume: table is of the kind collectives; only a run of the workload gpt can be begun from",
+        ),
+        ({"resume": "mine"}, "resume: mine is of the kind script; only a run of the workload gpt can be begun from"),
+    ],
+)
+def test_a_run_of_another_kind_is_not_gone_on_with(
+    motley: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str
+):
+    before = motley.files()
+    assert motley.fails("submit-ddp", **params) == line.replace("{runs}", str(motley.workspace / "runs"))
+    assert motley.files() == before
+    assert not cluster.changes
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"step": 1e999, "loss": 1}', '{"step": [], "loss": {}}', "null", '"x"', "\x00"]
+)
+def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):  # noqa: F811
+    folder = leave(ready, "odd")
+    for name in ("summary.json", "config.json", "metrics.jsonl", "tracking.json", "control/7.r0.outcome"):
+        (folder / name).write_text(text)
+    (folder / "epoch-0001" / "manifest.json").write_text(text)
+    leave(ready, "even")
+    assert ready.run("show-run", run="odd")["metrics"] == "none yet"
+    assert ready.run("list-runs")["count"] == "2"
+    assert ready.run("compare-runs", runs="odd,even")["runs"] == "odd, even"
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def sweep(ready: Trainer, cluster: Cluster) -> dict[str, Job]:  # noqa: F811
+    """A sweep of five: two ended well, one failed, one works, and one waits."""
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-sweep", grid="lr=1,2,3,4,5", args="--steps 16", name="s")
+    array = cluster.job(40)
+    found = {"array": array}
+    states = {0: ("COMPLETED", 0), 1: ("COMPLETED", 0), 2: ("FAILED", 256), 3: ("RUNNING", 0)}
+    for number, state in states.items():
+        folder = ready.workspace / "runs" / f"s-{number}"
+        (folder / "control" / "job").write_text(f"{41 + number}\n")
+        job = Job(41 + number, cluster.user, "s", folder / "job.sbatch", "", [state], task=str(number), array_id=40)
+        if number < 2:
+            write_result(job, last_loss=2.0 - number, best_loss=2.5 + number, workload="gpt")
+        (folder / "config.json").write_text(json.dumps({"lr": float(number + 1), "steps": 16}))
+        cluster.jobs.append(job)
+        found[str(number)] = job
+    array.task = "4"
+    array.states = [("PENDING", 0)]
+    return found
+
+
+def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: Cluster):  # noqa: F811
+    found = sweep(ready, cluster)
+    for shown in (ready.run("show-run", run="s"), ready.run("show-job", run="s")):
+        assert shown["state"] == "RUNNING"
+        assert shown["states"] == "2 COMPLETED, 1 FAILED, 1 PENDING, 1 RUNNING"
+        assert (shown["best-run"], shown["best-loss"], shown["best-options"]) == ("s-1", "1", '{"lr": "2"}')
+        assert [line.split()[0] for line in shown["runs"].splitlines() if "*" in line] == ["s-1"]
+    rows = {line.split()[0]: line.split()[1:3] for line in ready.run("list-runs")["runs"].splitlines()[1:]}
+    assert rows == {
+        "s": ["sweep", "RUNNING"], "s-0": ["gpt", "COMPLETED"], "s-1": ["gpt", "COMPLETED"], "s-2": ["gpt", "FAILED"],
+        "s-3": ["gpt", "RUNNING"], "s-4": ["gpt", "PENDING"],
+    }  # fmt: skip
+    assert ready.run("show-run", run="s-3")["state"] == "RUNNING"
+    found["array"].task = "4-7%2"
+    assert ready.run("show-run", run="s-4")["state"] == "PENDING (Resources)", (
+        "those that wait together have one record"
+    )
+    for name in ("3", "array"):
+        found[name].states = [("COMPLETED", 0)]
+    assert ready.run("show-run", run="s")["state"] == "FAILED", "one of its runs did"
+
+
+@pytest.mark.parametrize(
+    ("states", "whole"),
+    [
+        ({"PENDING": 3}, "PENDING"),
+        ({"PENDING": 3, "COMPLETED": 1}, "RUNNING"),
+        ({"RUNNING": 1, "FAILED": 3}, "RUNNING"),
+        ({"COMPLETED": 4}, "COMPLETED"),
+        ({"COMPLETED": 3, "CANCELLED": 1}, "CANCELLED"),
+        ({"COMPLETED": 3, "TIMEOUT": 1}, "FAILED"),
+        ({"CANCELLED": 4}, "CANCELLED"),
+        ({"UNKNOWN": 4}, "UNKNOWN"),
+    ],
+)
+def test_what_a_sweep_comes_to(states: dict[str, int], whole: str):
+    assert trainer_sweep.whole(collections.Counter(states)) == whole
+
+
+def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: Cluster):  # noqa: F811
+    sweep(ready, cluster)
+    results = ready.run("compare-runs", runs="s")
+    head, *rows = [line.split() for line in results["results"].splitlines()]
+    assert head == ["RUN", "STATE", "LR", "STEPS", "LOSS", "BEST", "PER-SECOND"]
+    assert [row[:3] for row in rows] == [
+        ["s-0", "COMPLETED", "1"], ["s-1", "COMPLETED", "2"], ["s-2", "FAILED", "3"], ["s-3", "RUNNING", "4"],
+        ["s-4", "PENDING", "5"],
+    ]  # fmt: skip
+    assert rows[0][3:] == ["16", "2", "2.5", "*", "56118.5"]
+    assert rows[1][3:] == ["16", "1", "*", "3.5", "56118.5"]
+    assert (results["best-run"], results["best-loss"]) == ("s-1", "1")
+    assert results["differing"].split(", ")[0] == "lr"
+    assert results["states"] == "2 COMPLETED, 1 FAILED, 1 PENDING, 1 RUNNING"
+    leave(ready, "night", lr=9.0)
+    both = [line.split() for line in ready.run("compare-runs", runs="s,night")["results"].splitlines()]
+    assert both[-1][:3] == ["night", "COMPLETED", "9"]
+    assert ready.fails("compare-runs", runs="s,nope").startswith("run: there is no run 'nope' in ")
