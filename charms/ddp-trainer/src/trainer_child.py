@@ -58,6 +58,10 @@ _BAD_NODE = re.compile(
 _TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
+_DID_NOT_COME = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
+_WAITED_IN_VAIN = re.compile(
+    r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
+)  # torch's TCPStore (2.0 to 2.13), and the payload around it
 _OURS = re.compile(r"srun: |slurmstepd: |\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]")
 _REASON = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
@@ -418,8 +422,10 @@ def find_failure(workspace: str, run: str, job_id: int, lines: int) -> Json:
     hosts: list[str] = []
     with contextlib.suppress(OSError):  # in the order of the ranks, which is not that of the names
         hosts = " ".join(_tail(folder / "control" / f"{int(job_id)}.hosts", 1 << 20)).split()
-    node = failure["node"]
-    return {**failure, "host": hosts[node] if node is not None and node < len(hosts) else "", "history": history}
+    node: int | None = failure["node"]
+    ranks, nodes = _absent(folder, int(job_id), failure["lines"], hosts)
+    host = hosts[node] if node is not None and node < len(hosts) else ""
+    return {**failure, "host": host, "history": history, "absent_ranks": ranks, "absent_nodes": nodes}
 
 
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
@@ -441,6 +447,9 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
     if lost and lost[0] in hosts:
         return "node", lost[0], "Slurm lost the node"
     failure = _first_failure(folder, int(job_id), 20)
+    ranks, absent = _absent(folder, int(job_id), failure["lines"], hosts)
+    if len(absent) == 1 < len(hosts):
+        return "node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} did not come"
     number: int | None = failure["node"]
     node = hosts[number] if number is not None and number < len(hosts) else "-"
     words = str(failure["lines"][-1]) if failure["lines"] else ""
@@ -476,6 +485,30 @@ def _first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
     telling = [line for line in text if not _OURS.match(line)]
     return {"rank": None, "node": None, "lines": _gist(telling or text, lines), "peer": False, "told": told}
+
+
+def _absent(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
+    """Return the ranks that never came to where all meet, and their nodes; none where that is not why it failed.
+
+    The payload names them. A script's own meeting only says that it waited in vain: then the nodes are meant that never
+    got so far as to start ranks.
+    """
+    text = "\n".join(lines)
+    per_node = _per_node(folder)
+    ranks: list[int] = []
+    if found := _DID_NOT_COME.search(text):
+        ranks = [int(number) for number in re.findall(r"\d+", found[1])]
+    elif "rank 0 published no address" in text:
+        ranks = [0]
+    elif _WAITED_IN_VAIN.search(text):
+        merged = _merged_log(folder, job_id)
+        begins = [index for index, line in enumerate(merged) if line.startswith("[ENV] job=")]
+        lines_now = merged[begins[-1] :] if begins else merged
+        came = {found[1] for line in lines_now if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
+        late = [number for number, host in enumerate(hosts) if came and host not in came]
+        ranks = [rank for number in late for rank in range(number * per_node, (number + 1) * per_node)]
+    numbers = sorted({rank // per_node for rank in ranks})
+    return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
 
 def _merged_log(folder: pathlib.Path, job_id: int) -> list[str]:

@@ -271,6 +271,9 @@ def _failure(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     if history := [words for words in history if len(words) == 5]:
         told = (f"{at} fault={fault} node={node}: {words}" for at, _, fault, node, words in history)
         results["failures"] = "\n".join(map(printable, told))
+    if failure["absent_ranks"]:
+        found, said = _absent(settings, failure)
+        return results | found | {"failure": "\n".join(lines)}, words + said
     if failure["rank"] is not None:
         results["failed-rank"] = str(failure["rank"])
         host = printable(failure["host"])
@@ -281,6 +284,20 @@ def _failure(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
         results["failure"] = "\n".join(lines)
         words += f": {one_line(lines[-1], 300)}"
     return results, words
+
+
+def _absent(settings: Settings, failure: trainer_workspace.Json) -> tuple[Results, str]:
+    """Return which ranks and nodes never came, and the same in words with what to look at."""
+    ranks: list[int] = failure["absent_ranks"]
+    nodes = [printable(str(node)) for node in failure["absent_nodes"]]
+    many = "s" if len(ranks) > 1 else ""
+    numbers = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+    where = f" on {', '.join(nodes[:8])}{', ...' if len(nodes) > 8 else ''}" if nodes else ""
+    found = {"absent-ranks": ", ".join(map(str, ranks[:256])), "absent-nodes": ", ".join(nodes[:256])}
+    hint = f"juju run {settings.unit} doctor" + (f" nodes={','.join(nodes[:8])}" if nodes else "")
+    return {
+        name: text for name, text in found.items() if text
+    }, f"; rank{many} {numbers}{where} did not come; see: {hint}"
 
 
 def figures(summary: dict[str, object]) -> Results:

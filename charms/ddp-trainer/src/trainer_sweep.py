@@ -137,7 +137,7 @@ def counted(states: collections.Counter[str]) -> str:
 
 def whole(states: collections.Counter[str]) -> str:
     """Return the state of a sweep as a whole: at work as long as one of its runs is, then as good as the worst."""
-    if at_work := jobs.ACTIVE & set(states):
+    if at_work := set(jobs.ACTIVE) & set(states):
         return "PENDING" if at_work == {"PENDING"} and len(states) == 1 else "RUNNING"
     if len(states) == 1:
         return next(iter(states))

@@ -468,6 +468,23 @@ def test_a_failed_job_shows_the_first_failing_ranks_last_lines(ready: Trainer, c
     assert ready.results["failures"] == "2026-11-20T22:13:39Z fault=program node=slurmd-1: RuntimeError: boom"
 
 
+def test_ranks_that_never_came_are_named_in_the_answer(ready: Trainer, cluster: Cluster):
+    def wait_in_vain(job: Job) -> None:
+        folder = job.script.parent
+        (folder / "control" / "40.hosts").write_text("slurmd-0 slurmd-1\n")
+        log = folder / "logs" / "40.r0" / "node-0" / "40.r0_x" / "attempt_0" / "0" / "stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("ERROR:ddptrain:[FATAL] 1 of 2 ranks did not come within 120 s: 1; look at their logs\n")
+
+    cluster.submitted, cluster.states = wait_in_vain, [("RUNNING", 0), ("FAILED", 2 << 8)]
+    line = ready.fails("submit-ddp", workload="smoke", wait=True)
+    hint = "juju run trainer/0 doctor nodes=slurmd-1"
+    assert line == f"job 40 FAILED, exit code 2; rank 1 on slurmd-1 did not come; see: {hint}"
+    assert (ready.results["absent-ranks"], ready.results["absent-nodes"]) == ("1", "slurmd-1")
+    assert ready.results["failure"].endswith("look at their logs")
+    assert ready.run("show-job")["reason"] == line
+
+
 def test_the_wait_ends_at_its_limit_and_the_job_goes_on(
     ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):

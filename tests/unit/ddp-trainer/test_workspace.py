@@ -448,3 +448,42 @@ def test_what_pip_does_now(settings: Settings, tmp_path: pathlib.Path):
         "2026-11-20T18:46:00,1 Collecting torch==2.13.0+cpu\n2026-11-20T18:46:00,1   Skipping link: none of the wheel's tags\n"
     )
     assert ask(settings, "last_step", path=str(log)) == {"step": "Collecting torch==2.13.0+cpu"}
+
+
+CAME = "[ENV] job=12 attempt=12.r0 nodes=n0 n1 n2 head=10.0.0.1:20096 ranks_per_node=2 launcher=torchrun\n"
+VAIN = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 2/3 clients joined."
+
+
+def came(*hosts: str) -> str:
+    return CAME + "".join(
+        f"{at}: [ENV] node={host} address=10.0.0.{at} fabric=tcp gloo=eth0 nccl=\n" for at, host in enumerate(hosts)
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "merged", "ranks", "nodes"),
+    [
+        ("[FATAL] 3 of 6 ranks did not come within 120 s: 2, 3, 5; look at their logs", CAME, [2, 3, 5], ["n1", "n2"]),
+        ("[FATAL] rank 0 published no address in /x within 120 s; is --run-dir shared?", CAME, [0], ["n0"]),
+        (VAIN, came("n0", "n2"), [2, 3], ["n1"]),
+        (VAIN, came("n0", "n1", "n2"), [], []),
+        (VAIN, came("n0", "n2") + came("n0", "n1", "n2"), [], []),  # they were absent in an earlier attempt
+        (VAIN, CAME, [], []),  # nobody came so far, so nobody is to blame
+        ("ValueError: boom", came("n0", "n2"), [], []),  # it failed of something else
+    ],
+)
+def test_ranks_that_never_came_are_named_with_their_nodes(
+    settings: Settings, said: str, merged: str, ranks: list[int], nodes: list[str]
+):
+    folder = make_run(settings)
+    (folder / "control" / "12.hosts").write_text("n0 n1 n2\n")
+    (folder / "logs" / "12.out").write_text(merged + f"0: {said}\n")
+    rank_log(folder, 0, 0, TRACE.format(said))
+    found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
+    assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
+    kind, node, words = trainer_child.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
+    if len(nodes) == 1:
+        told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} did not come"
+        assert (kind, node, words) == ("node", nodes[0], told), "the next attempt is made without it"
+    else:
+        assert kind == "program"
