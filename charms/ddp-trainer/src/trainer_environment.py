@@ -451,7 +451,7 @@ def _stage_payload(settings: Settings) -> pathlib.Path:
 
 def _require_space(folder: pathlib.Path, free: int, needed: int) -> None:
     if free < needed:
-        raise TrainerError(f"{folder} has {free >> 20} MiB free; the environment needs {needed >> 20}")
+        raise TrainerError(f"{folder} has {free >> 20} MiB free; the environment needs {needed >> 20}: make room")
 
 
 def _last_step(settings: Settings, path: pathlib.Path) -> str:

@@ -163,9 +163,9 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             patience_s = 5.0
         except jobs.SlurmError as e:
             if time.monotonic() - answered > _SILENCE_S:
-                raise TrainerError(
-                    f"job {submitted.job_id}: no word from Slurm: {e}", results=submitted.as_results()
-                ) from e
+                hint = f"juju run {settings.unit} show-job run={submitted.run}"
+                text = f"job {submitted.job_id}: no word from Slurm: {e}; it may go on, see: {hint}"
+                raise TrainerError(text, results=submitted.as_results()) from e
             known = None
             patience_s = min(60.0, patience_s * 2)  # a large cluster's controller may take its time
             text = f"job {submitted.job_id}: {e}; asking again"
@@ -407,7 +407,8 @@ def find(settings: Settings, named: trainer_params.OneJob) -> Submitted:
         raise ParameterError("run", f"{run} is a sweep; name one of its runs, such as {run}-0")
     number = job_id if job_id is not None else record.get("job_id")
     if not isinstance(number, int):
-        raise ParameterError("run", f"{run} is no run with a job in {settings.runs}")
+        text = f"{run} is no run with a job in {settings.runs}; see: juju run {settings.unit} list-runs"
+        raise ParameterError("run", text)
     folder = settings.runs / run
     return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
 

@@ -71,7 +71,7 @@ def mounted(options: Settings) -> str | None:
         what = "integrate shared-filesystem-client:juju-info with this machine's application"
         return f"no filesystem is mounted at {options.workspace}; {what}"
     found = mounts.probe(mount.mountpoint, deadline=5.0)
-    return None if found else found.detail
+    return None if found else f"{found.detail}; is the filesystem's server up? see: juju status"
 
 
 def check(options: Settings) -> Readiness:

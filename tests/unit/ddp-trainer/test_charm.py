@@ -196,8 +196,9 @@ def test_waits_for_the_filesystem(trainer: Trainer, host: dict[str, object], wor
 
 def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host: dict[str, object]):
     host["probe"] = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
-    assert trainer.event("update_status").unit_status == testing.WaitingStatus("/mnt/shared did not answer within 5 s")
-    assert trainer.fails("submit-ddp") == "/mnt/shared did not answer within 5 s"
+    line = "/mnt/shared did not answer within 5 s; is the filesystem's server up? see: juju status"
+    assert trainer.event("update_status").unit_status == testing.WaitingStatus(line)
+    assert trainer.fails("submit-ddp") == line
 
 
 def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[str, object]):
@@ -419,8 +420,8 @@ def test_slurm_staying_away_ends_the_wait(ready: Trainer, cluster: Cluster, monk
         cluster.silent = 1000
 
     cluster.submitted = vanish
-    line = "job 40: no word from Slurm: Unable to contact slurm controller (connect failure)"
-    assert ready.fails("submit-ddp", workload="smoke", wait=True) == line
+    line = "job 40: no word from Slurm: Unable to contact slurm controller (connect failure); it may go on, see: "
+    assert ready.fails("submit-ddp", workload="smoke", wait=True, run="a") == f"{line}juju run trainer/0 show-job run=a"
     assert ready.results["job-id"] == "40"
 
 
@@ -781,7 +782,7 @@ def test_a_failed_job_is_shown_with_its_reason(ready: Trainer, cluster: Cluster)
     shown = ready.run("show-job")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
     assert shown["failure"] == "[FATAL] slurmd-0: no"
-    assert ready.fails("show-job", run="no") == f"run: no is no run with a job in {ready.workspace}/runs"
+    assert ready.fails("show-job", run="no").endswith("/runs; see: juju run trainer/0 list-runs")
 
 
 def test_an_earlier_job_of_a_run_is_shown_without_the_later_ones_figures(ready: Trainer, cluster: Cluster):
@@ -842,7 +843,9 @@ def test_a_log_is_followed_only_so_long(ready: Trainer, cluster: Cluster, monkey
 def test_a_log_that_is_not_there_is_explained(ready: Trainer, cluster: Cluster):
     place = ready.workspace
     assert ready.fails("job-log") == f"there is no run in {place}/runs yet; start one: juju run trainer/0 submit-ddp"
-    assert ready.fails("job-log", run="no") == f"run: no is no run with a job in {place}/runs"
+    assert ready.fails("job-log", run="no") == (
+        f"run: no is no run with a job in {place}/runs; see: juju run trainer/0 list-runs"
+    )
     assert (
         ready.fails("job-log", job_id=9)
         == f"job-id: 9 is no job of a run in {place}/runs; see: juju run trainer/0 list-jobs"

@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(
         with monkeypatch.context() as context:
             context.setitem(getattr(trainer_environment, table), "cpu", 1 << 60)
             with pytest.raises(
-                TrainerError, match=rf"^{folder} has \d+ MiB free; the environment needs 1099511627776$"
+                TrainerError, match=rf"^{folder} has \d+ MiB free; the environment needs 1099511627776: make room$"
             ):
                 install(settings)
         assert not pip.calls
