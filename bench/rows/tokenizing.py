@@ -3,13 +3,13 @@
 # pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
-import time
+import subprocess
+import sys
 
 import tokenizers as hf  # pyright: ignore[reportMissingImports] - the peer; make bench installs it
 
 from bench import data, row
-from bench.peers import nanogpt
-from ddptrain import prepare, tokenizers
+from ddptrain import tokenizers
 
 # Words met before are remembered, here as there: a turn is long enough, and one goes before, to be like the many that
 # follow when gigabytes are tokenised.
@@ -62,22 +62,12 @@ def _tasks(documents: list[str], scratch: pathlib.Path) -> list[row.Row]:
     for number in range(PARTS):
         share = documents[number * len(documents) // PARTS : (number + 1) * len(documents) // PARTS]
         size += (scratch / "text" / f"{number:02d}.txt").write_bytes("".join(share).encode())
-    mine = tokenizers.Gpt2Tokenizer()
-    peer = nanogpt.Preparation(documents, mine._core.encode_ordinary, tokenizers.GPT2_END)
-    taken: dict[str, list[float]] = {"1": [], "2": [], "peer": []}
+    taken: dict[tuple[str, int], list[float]] = {("ours", 1): [], ("ours", 2): [], ("peer", 2): []}
     for turn in range(SCALING_TURNS):
-        for who, laps in taken.items():
-            began = time.perf_counter()
-            if who == "peer":
-                peer.run(scratch / f"peer-{turn}", 2)
-            else:
-                output = scratch / f"out-{who}-{turn}"
-                prepare.run(
-                    prepare.Options((str(scratch / "text"),), output, tokenizer="gpt2", workers=int(who), part_mib=4.0)
-                )
-            laps.append(time.perf_counter() - began)
-    one, two, theirs = (size / row.median(taken[who]) / 1e6 for who in ("1", "2", "peer"))
-    note = f"{size // 10**6} MB, whole command: reading, tokenising, writing, fsync; process start-up included"
+        for (who, tasks), laps in taken.items():
+            laps.append(_seconds(who, scratch / "text", scratch / f"{who}-{tasks}-{turn}", tasks))
+    one, two, theirs = (size / row.median(laps) / 1e6 for laps in taken.values())
+    note = f"{size // 10**6} MB: vocabulary, reading, tokenising, writing, fsync; the workers' start included"
     return [
         row.Row("prepare, two tasks", two, one, "MB/s", "one task", goal=1.9, note=note),
         row.Row(
@@ -85,3 +75,10 @@ def _tasks(documents: list[str], scratch: pathlib.Path) -> list[row.Row]:
             note="the same tiktoken; it neither checks nor syncs what it writes",
         ),
     ]  # fmt: skip
+
+
+def _seconds(who: str, text: pathlib.Path, output: pathlib.Path, tasks: int) -> float:
+    """Run bench/tasks.py, and return the seconds that it tells."""
+    argv = [sys.executable, "-m", "bench.tasks", who, str(text), str(output), str(tasks)]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.rpartition("seconds ")[2])
