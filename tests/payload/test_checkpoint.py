@@ -11,6 +11,7 @@ import signal
 import tempfile
 import threading
 import time
+import typing
 
 import numpy as np
 import pytest
@@ -177,6 +178,17 @@ def test_damage_is_found_and_named_and_the_previous_checkpoint_taken(tmp_path: p
         checkpoint.choose(tmp_path, str(tmp_path / "epoch-0002"))  # asked for by name, it is not replaced by another
 
 
+def test_a_quick_look_sees_a_length_and_no_more(tmp_path: pathlib.Path):
+    save(tmp_path, 1)
+    path = tmp_path / "epoch-0001" / "rank-0000" / "model.pt"
+    data = path.read_bytes()
+    path.write_bytes(b"x" * len(data))
+    assert checkpoint.verify(tmp_path / "epoch-0001", contents=False).step == 1
+    path.write_bytes(data + b"x")
+    with pytest.raises(checkpoint.CheckpointError, match=f"{path} has {len(data) + 1} bytes, the manifest says"):
+        checkpoint.verify(tmp_path / "epoch-0001", contents=False)
+
+
 def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathlib.Path):
     save(tmp_path, 1)
     (tmp_path / "epoch-0001" / "rank-0000" / "model.pt").unlink()
@@ -261,6 +273,27 @@ def test_the_copy_is_of_the_moment_of_the_call(tmp_path: pathlib.Path, monkeypat
         assert torch.equal(
             checkpoint.load(tmp_path / f"epoch-{step:04d}", "model")["weight1"], savers.state(step)["weight1"]
         )
+
+
+def test_an_update_waits_for_the_copy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    copy, gate = checkpoint.Saver._copy, threading.Event()
+
+    def gated(self: checkpoint.Saver, *args: typing.Any) -> None:
+        gate.wait(120)
+        copy(self, *args)
+
+    monkeypatch.setattr(checkpoint.Saver, "_copy", gated)
+    saver = checkpoint.Saver(tmp_path, keep=2, attempt="test")
+    saver.save("epoch-0001", savers.state(1), {"moments": {}}, savers.meta(1), [])
+    update = threading.Thread(target=saver.before_update)
+    update.start()
+    update.join(0.5)
+    assert update.is_alive()
+    gate.set()
+    update.join(120)
+    assert not update.is_alive()
+    saver.close()
+    assert saver.stall_s[0] > 0.4, "it counts as time that the training was held up"
 
 
 def test_tied_weights_are_kept_once(tmp_path: pathlib.Path):
