@@ -32,4 +32,5 @@ def main(who: str, text: pathlib.Path, output: pathlib.Path, tasks: int) -> floa
 
 
 if __name__ == "__main__":
-    print(f"\nseconds {main(sys.argv[1], *map(pathlib.Path, sys.argv[2:4]), int(sys.argv[4]))}")
+    _, kind, texts, folder, number = sys.argv
+    print(f"\nseconds {main(kind, pathlib.Path(texts), pathlib.Path(folder), int(number))}")

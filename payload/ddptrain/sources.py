@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 import pathlib
 import sysconfig
 import tarfile
@@ -71,7 +72,7 @@ def find(specs: collections.abc.Sequence[str], part_bytes: int) -> list[Item]:
         else:
             path = pathlib.Path(spec)
             if path.is_dir():
-                found = [p for p in sorted(path.rglob("*")) if p.is_file() and _kind(p) and not _hidden(p, path)]
+                found = [p for p in _files(path) if p.is_file() and _kind(p) and not _hidden(p, path)]
             elif path.is_file():
                 found = [path]
             else:
@@ -139,6 +140,15 @@ def _message(message: object, where: str) -> tuple[Segment, Segment]:
             return Segment(f"<{role}>\n", learned=False), Segment(f"{content}\n", learned=role == "assistant")
         case _:
             raise errors.UserError(f'{where}: each of "messages" needs "role" and "content" as text')
+
+
+def _files(root: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files in all folders below one. Raises OSError where one cannot be read: its text would be missing."""
+
+    def refuse(e: OSError) -> typing.NoReturn:
+        raise e
+
+    return sorted(pathlib.Path(folder, name) for folder, _, names in os.walk(root, onerror=refuse) for name in names)
 
 
 def _hidden(path: pathlib.Path, root: pathlib.Path) -> bool:

@@ -114,3 +114,13 @@ def test_sizes():
     assert collectives.parse_bytes("-b", "8g") == 8 << 30
     with pytest.raises(errors.UserError):
         collectives.parse_bytes("-b", "0")
+
+
+def test_values_tell_whence_whither_and_where():
+    """A part that arrives from or for another rank, or at another place, is wrong in every element."""
+    coder = collectives.Coder("float", "sum", 4, torch.device("cpu"))
+    parts = {(source, target): coder.coded(source, target, 1000) for source in range(4) for target in range(4)}
+    for one, values in parts.items():
+        assert int((values[1:] != values[:-1]).sum()) == 999
+        for other, others in parts.items():
+            assert collectives.count_wrong(values, others) == (0 if one == other else 1000), (one, other)

@@ -6,12 +6,13 @@ import json
 import os
 import pathlib
 import shutil
+import typing
 
 import pytest
 import ranks
 import savers
 
-from ddptrain import checkpoint, errors, files, hardware
+from ddptrain import checkpoint, cli, errors, files, hardware
 
 TINY = (
     "--layers", 1, "--heads", 1, "--width", 16, "--seq-len", 16, "--batch", 2, "--precision", "fp32", "--eval-rows", 4,
@@ -99,6 +100,24 @@ def test_prepare_with_workers_ends_at_the_first_that_cannot_write(text_dir: path
     argv = ("prepare", "--source", text_dir, "--output", tmp_path / "out", "--tokenizer", "byte", "--part-mib", 0.03)
     result = ranks.run(1, *argv, "--workers", 2, accident="accident_small_files")
     one_line(result, "File too large", "ulimit -f", str(tmp_path / "out"))
+
+
+def test_a_source_folder_that_cannot_be_read_is_not_passed_over(
+    text_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(text_dir, tmp_path / "text" / "more")
+    (tmp_path / "text" / "here.txt").write_text("some text")
+    listed = os.scandir
+
+    def denied(path: str) -> typing.Any:
+        if str(path).endswith("more"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    code = cli.main(["prepare", "--source", str(tmp_path / "text"), "--output", str(tmp_path / "out")])
+    assert code == 2
+    assert f"[FATAL] {tmp_path}/text/more: Permission denied; give user" in capsys.readouterr().out
 
 
 def test_paths_with_a_file_for_a_folder(dataset: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path):
