@@ -8,13 +8,15 @@ import itertools
 import json
 import math
 import pathlib
+import random
 
 import conftest
+import numpy as np
 import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, config, distributed, model, planning, reader, sampler, shards, train
+from ddptrain import checkpoint, config, distributed, engine, model, planning, reader, sampler, shards, train
 
 STEPS = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--precision", "fp32", "--eval-rows", 16,
@@ -273,3 +275,32 @@ def test_a_resumed_runs_metrics_are_complete_and_say_nothing_twice(dataset: path
     tokens = [r["tokens"] for r in records if r["kind"] == "step"]
     assert tokens == [step * 8 * 32 for step in range(1, 21)]
     assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(records))
+
+
+def test_the_optimiser_decays_matrices_and_nothing_else(build: collections.abc.Callable[..., train.Training]):
+    training = build(weight_decay=0.3, beta2=0.77)
+    decays = {id(p): group["weight_decay"] for group in training.optimizer.param_groups for p in group["params"]}
+    assert decays == {id(p): 0.3 if p.dim() >= 2 else 0.0 for p in training.core.parameters()}
+    assert set(decays.values()) == {0.0, 0.3}
+    assert {group["betas"] for group in training.optimizer.param_groups} == {(0.9, 0.77)}
+
+
+def test_an_optimiser_is_filled_without_a_change(build: collections.abc.Callable[..., train.Training]):
+    """What a checkpoint is read into."""
+    training = build(weight_decay=0.3)
+    before = [p.detach().clone() for p in training.core.parameters()]
+    groups = [(group["lr"], group["weight_decay"]) for group in training.optimizer.param_groups]
+    engine.fill_optimizer(training.optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, training.core.parameters(), strict=True))
+    assert [(group["lr"], group["weight_decay"]) for group in training.optimizer.param_groups] == groups
+    assert all(not training.optimizer.state[p]["exp_avg"].any() for p in training.core.parameters())
+
+
+def test_each_rank_has_random_numbers_of_its_own_and_the_same_again():
+    def drawn(seed: int, rank: int) -> tuple[float, float, float]:
+        engine.seed_all(seed, rank)
+        return random.random(), float(np.random.random()), torch.rand(()).item()
+
+    first, other, seeded = drawn(1, 0), drawn(1, 1), drawn(2, 0)
+    assert all(a != b for one in (other, seeded) for a, b in zip(first, one, strict=True))
+    assert drawn(1, 0) == first
