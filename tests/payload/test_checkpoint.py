@@ -1,6 +1,8 @@
 """Checkpoints: whole or absent, found when damaged, and never in the way of the training."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -187,6 +189,53 @@ def test_a_quick_look_sees_a_length_and_no_more(tmp_path: pathlib.Path):
     path.write_bytes(data + b"x")
     with pytest.raises(checkpoint.CheckpointError, match=f"{path} has {len(data) + 1} bytes, the manifest says"):
         checkpoint.verify(tmp_path / "epoch-0001", contents=False)
+
+
+def test_a_changed_value_in_the_manifest_is_found(tmp_path: pathlib.Path):
+    save(tmp_path, 1)
+    path = tmp_path / "epoch-0001" / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 1', '"step": 7'))
+    with pytest.raises(checkpoint.CheckpointError, match=f"{path} is corrupted"):
+        checkpoint.verify(tmp_path / "epoch-0001")
+
+
+def test_what_is_thrown_away_is_no_checkpoint(tmp_path: pathlib.Path):
+    save(tmp_path, 1, 2)
+    (tmp_path / "epoch-0002").rename(tmp_path / "epoch-0002.trash-ab")
+    shutil.copytree(tmp_path / "epoch-0002.trash-ab", tmp_path / "epoch-0002.tmp-ab")
+    assert newest(tmp_path).path.name == "epoch-0001"
+    assert [path.name for path in checkpoint.candidates(tmp_path)] == ["epoch-0001"]
+
+
+def test_the_next_save_tells_what_the_one_before_met(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(self: checkpoint.Draft, name: str, value: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint.Draft, "add", broken)
+    saver = checkpoint.Saver(tmp_path, keep=2, attempt="test")
+    saver.save("epoch-0001", savers.state(1), {"moments": {}}, savers.meta(1), [])
+    for slot in saver._slots:
+        assert slot.free.wait(120)
+    with pytest.raises(checkpoint.CheckpointError, match="Input/output error"):
+        saver.save("epoch-0002", savers.state(2), {"moments": {}}, savers.meta(2), [])
+    saver.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "fails", "tried"), [(errno.EIO, 2, 3), (errno.ESTALE, 1, 2), (errno.EIO, 3, 3), (errno.ENOENT, 1, 1)]
+)
+def test_what_a_network_filesystem_gets_over_is_tried_again(number: int, fails: int, tried: int):
+    calls: list[int] = []
+
+    def action() -> str:
+        calls.append(len(calls))
+        if len(calls) <= fails:
+            raise OSError(number, os.strerror(number))
+        return "read"
+
+    with pytest.raises(OSError, match=os.strerror(number)) if tried == fails else contextlib.nullcontext():
+        assert files.retried(action, pause_s=0.001) == "read"
+    assert len(calls) == tried
 
 
 def test_when_none_is_whole_it_says_so_instead_of_starting_over(tmp_path: pathlib.Path):

@@ -61,12 +61,14 @@ def test_a_shard_is_llm_cs(tmp_path: pathlib.Path):
     assert np.frombuffer(path.read_bytes()[:12], dtype="<i4").tolist() == [20240801, 7, 1]
 
 
-@pytest.mark.parametrize("damage", ["cut", "grow", "magic", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "grow", "magic", "version", "empty"])
 def test_a_shard_that_is_none_is_named(tmp_path: pathlib.Path, damage: str):
     dataset = make_dataset(tmp_path, [3000])
     path = dataset.splits["train"][0].path
     data = path.read_bytes()
-    path.write_bytes({"cut": data[:-2], "grow": data + b"xx", "magic": b"\0" * 4 + data[4:], "empty": b""}[damage])
+    version = data[:4] + b"\2" + data[5:]
+    damaged = {"cut": data[:-2], "grow": data + b"xx", "magic": b"\0" * 4 + data[4:], "version": version, "empty": b""}
+    path.write_bytes(damaged[damage])
     with pytest.raises(shards.ShardError, match=f"{path}.*prepare"):
         shards.open_dataset(tmp_path)
 

@@ -141,6 +141,20 @@ def test_the_rate_of_the_step_is_the_schedules(build: collections.abc.Callable[.
     assert all(p.grad is None for p in training.core.parameters()), "the next step would add to them"
 
 
+def test_each_step_takes_its_own_rate_and_says_it(
+    build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    training = build(steps=5, epoch_steps=5)
+    step, taken = train.Training._step, list[float]()
+    monkeypatch.setattr(
+        train.Training, "_step", lambda self, rows, *, lr: (taken.append(lr), step(self, rows, lr=lr))[1]
+    )
+    training.run(0.0)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert taken == [training.schedule.lr(step) for step in range(5)]
+    assert [r["lr"] for r in records if r["kind"] == "step"] == taken
+
+
 def test_gradients_are_exchanged_in_the_last_pass_only(build: collections.abc.Callable[..., train.Training]):
     training = build(accumulate=4)
     training.world = dataclasses.replace(training.world, place=distributed.Place(0, 2, 0, 2, "torchrun"))
