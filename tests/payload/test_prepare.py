@@ -200,6 +200,15 @@ def test_a_long_text_is_not_wholly_training_or_validation(tmp_path: pathlib.Path
     (tmp_path / "book.txt").write_text(conftest.prose(20000))
     dataset = run(tmp_path / "book.txt", output=tmp_path / "d", val_share=0.1)
     assert 0.02 < dataset.tokens("val") / dataset.tokens("train") < 0.4
+    assert [len(decoded(dataset, split)) for split in shards.SPLITS] == [1, 1], "it is one document of each still"
+
+
+def test_nothing_is_held_out_beside_a_validation_file(tmp_path: pathlib.Path):
+    for name in ("train", "val"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} " + conftest.prose(3000))
+    dataset = run(tmp_path / "train.txt", tmp_path / "val.txt", output=tmp_path / "d", val_share=0.5)
+    assert [text[:5] for split in shards.SPLITS for text in decoded(dataset, split)] == [b"train", b"val t"]
+    assert dataset.tokens("train") == 1 + (tmp_path / "train.txt").stat().st_size
 
 
 def test_the_three_shapes_of_json_lines_and_their_masks(tmp_path: pathlib.Path):
