@@ -226,3 +226,11 @@ def test_the_validation_set_is_fixed_and_within_its_limit(dataset: shards.Datase
     assert np.array_equal(np.concatenate([take(0, 3), take(3, 10)]), whole)
     assert len({tuple(row) for row in whole.tolist()}) == 10
     assert reader.fixed_rows(dataset, "val", 16, 10_000).count == 499 // 16
+
+
+def test_the_fixed_rows_go_through_all_shards(tmp_path: pathlib.Path):
+    """The last row of one and the first of the next among them; the tokens count on from shard to shard."""
+    dataset = make_dataset(tmp_path, [33, 65, 33])
+    take = reader.fixed_rows(dataset, "train", 16, 100)
+    assert take(0, take.count)[:, 0].tolist() == [0, 16, 33, 49, 65, 81, 98, 114]
+    assert all(np.array_equal(np.diff(row), np.ones(16)) for row in take(0, 8).astype(int))
