@@ -88,7 +88,7 @@ print(json.dumps(found))
 SCRIPT = f"""set -eu
 mkdir -p /mnt/bare /var/tmp/throughput {MP}/.throughput
 set -a; . /etc/slurm-ddp/{APP}/environment; set +a
-url=$(tr '\\0' '\\n' </proc/$(systemctl show -P MainPID juicefs-{APP}.service)/cmdline | grep '://')
+url=$(systemctl cat juicefs-{APP}.service | sed -n 's/^ExecStart=//p' | tr ' ' '\\n' | grep '://')
 /usr/local/lib/slurm-ddp/{APP}/juicefs mount "$url" /mnt/bare >/tmp/bare.log 2>&1 &
 bare=$!
 cleanup() {{ umount -l /mnt/bare; kill $bare; rm -rf /var/tmp/throughput {MP}/.throughput /var/jfsCache; rmdir /mnt/bare; }}

@@ -36,7 +36,6 @@ class Refused(typing.NamedTuple):
     error: str
 
 
-OLD = r"juicefs 0\.14\.2 .*: attach \S+ or newer as the resource juicefs"
 NO_SMI = r"there is no /usr/bin/nvidia-smi on this machine.*"
 TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (TRAINER, "list-runs"): Good(results={"runs": r"(?s).*tour-b .*COMPLETED.*tour-a .*COMPLETED.*"}),
@@ -62,15 +61,15 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
         ],
         ELSEWHERE,
     ),
-    (PROXY, "status"): Good(results={"volume": "shared", "clients": "3", "survives-power-loss": "yes"}),
-    (PROXY, "fsck"): Refused((), OLD),
-    (PROXY, "gc"): Refused((), OLD),
-    (PROXY, "backup-metadata"): Refused((), OLD),
+    (PROXY, "status"): Good(results={"volume": "shared", "clients": "3", "capacity-gib": r"\d+", "survives-power-loss": "yes"}),
+    (PROXY, "fsck"): Good(results={"state": "clean", "summary": r"Used by \d+ slices .*"}),
+    (PROXY, "gc"): Good(results={"mode": "dry run.*", "summary": r"scanned \d+ objects.*"}),
+    (PROXY, "backup-metadata"): Good(results={"file": r"/\S+\.json\.gz", "sha256": "[0-9a-f]{64}"}),
     (PROXY, "restore-metadata"): Refused(("uuid=x", "file=/tmp/none"), "uuid: this application's volume is .*"),
-    (PROXY, "set-quota"): Refused(("path=/x", "capacity=1"), OLD),
-    (PROXY, "list-quotas"): Refused((), OLD),
+    (PROXY, "set-quota"): Good(("path=/datasets", "capacity=900"), {"size": "900 GiB"}),
+    (PROXY, "list-quotas"): Good(results={"count": "1", "quotas": r".*/datasets.*"}),
     (PROXY, "export-kubernetes"): Good(results={"file": r"/\S+\.yaml", "without-secrets": r"(?s).*csi\.juicefs\.com.*"}),
-    (PROXY, "benchmark"): Refused((), OLD),
+    (PROXY, "benchmark"): Good(("big-file-size=8", "small-files=5"), {"write-big-file": r".* MiB/s.*"}),
     (CLIENT, "status"): Good(results={"state": "right", "source": "JuiceFS:shared", "mountpoint": "/mnt/shared"}),
     (CLIENT, "warmup"): Good(("path=runs",), {"path": "/mnt/shared/runs"}),
     (CLIENT, "remount"): Good(("wait=60",), {"state": "right"}),

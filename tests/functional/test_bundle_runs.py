@@ -167,7 +167,7 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster, argum
             "sackd/0",
             "sh",
             "-c",
-            f"find {SHARED} -name .mount-probe -prune -o -not -name .stats -print | sort; ls /tmp/owned || true",
+            f"find {SHARED} \\( -name .mount-probe -o -name .trash \\) -prune -o -not -name .stats -print | sort; ls /tmp/owned || true",
         )
         return found.splitlines()
 
