@@ -12,7 +12,7 @@ CONFIG = {
     "AccountingStorageEnforce": "associations,limits,qos",
 }
 ASSOCIATIONS = ("associations", "where", "user=ubuntu", "cluster=main", "format=Account,Partition,QOS")
-# Captured from 22.05.8 with `scontrol show reservations -o`; 24.05 and later print no Watts.
+# As the manual describes `scontrol show reservations -o`, written by hand; 24.05 and later print no Watts.
 RESERVATION = (
     "ReservationName=spring StartTime=2026-11-22T14:00:00 EndTime=2026-11-23T14:00:00 Duration=1-00:00:00 Nodes=n[0-1] "
     "NodeCnt=2 CoreCnt=4 Features=(null) PartitionName=gpu Flags=SPEC_NODES TRES=cpu=4 Users=eve,-bob Groups=(null) "
