@@ -347,7 +347,7 @@ def _private(folder: pathlib.Path) -> None:
 
 def _last_words(report: pathlib.Path) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
-    said = re.findall(r"<(?:INFO|WARNING)>: (?!close session )(.*)", plain)  # 1.3 says that after all else
+    said = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # what 1.3 says at its end
     return juicefs.without_place(last_line("\n".join(said) or plain))
 
 

@@ -60,6 +60,7 @@ def test_the_actions_are_those_that_are_declared_with_the_same_parameters():
 def test_fsck_says_that_all_is_there(rig: Rig, state: testing.State):
     rig.world.answers["fsck"] = (
         "juicefs[1] <INFO>: Found 3 blocks (12 bytes)\njuicefs[1] <INFO>: Used by 3 slices (12 bytes) [fsck@fsck.go:198]\n"
+        "juicefs[1] <INFO>: flush session 0: [FlushSession@base.go:722]\n"
         "juicefs[1] <INFO>: close session 0: <nil> [CloseSession@base.go:711]\n"
     )
     found = act(rig, state, "fsck")
