@@ -75,7 +75,8 @@ class Watch:
                 continue
             with contextlib.suppress(OSError):
                 line = (process / "cmdline").read_bytes()
-                self.programs.add(pathlib.PurePath(line.split(b"\0")[0].decode(errors="replace")).name)
+                # JuiceFS 1.3 writes its arguments anew, as one text with blanks
+                self.programs.add(pathlib.PurePath(re.split(rb"[\0 ]", line)[0].decode(errors="replace")).name)
                 if any(form in line for form in self._forms):
                     self.found.append(f"command line of {line[:60]!r}...")
                 if process.stat().st_uid != 0 and any(
