@@ -220,7 +220,8 @@ def main(arguments: list[str]) -> int:
         print(f"lanes: no lane `{unknown[0]}`; there are {', '.join(known.split())}", file=sys.stderr)
         return 2
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a cancelled CI job: the tests still clean up
+    # A cancelled CI job: the tests still clean up. SIGINT too, which a job in the background is started without
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     screen, began = Screen(), time.monotonic()
     lanes = [Lane(name, extra, is_live=len(names) == 1 or name in ALONE) for name in names]
