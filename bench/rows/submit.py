@@ -22,6 +22,7 @@ AWAY_MS = 0.4  # what the relay adds; with its own work half a millisecond, as w
 CODE = "/mnt/shared/bench"
 SMALL = ("nodes=1", "gpus-per-node=0", "cpus-per-task=1", "memory=2G")
 LIMIT_S = 120
+UNPACK_S = 1200  # some ten thousand files onto a filesystem that syncs each
 FIRST = """
 import os, pathlib, sys, time, torch
 torch.ones(64, 64).sum().item()
@@ -89,7 +90,7 @@ def _importing(archive: str) -> list[row.Row]:
     unpack = (
         f"[ -e {shared}.done ] || (mkdir -p {shared} && zstd -dc {archive} | tar -x -C {shared} && touch {shared}.done)"
     )
-    _on("sackd/0", "sh", "-c", f"{unpack}; chmod -R a+rX {CODE}")
+    _on("sackd/0", "sh", "-c", f"{unpack}; chmod -R a+rX {CODE}", limit_s=UNPACK_S)
     job = _action("submit-ddp", f"workload={CODE}/first.py", "nodes=2", *SMALL[1:])  # unpacks it on both nodes
     _first(job["run-dir"], job["job-id"])
     _drained()
@@ -175,13 +176,13 @@ def _awaited(condition: str, then: str, trouble: str) -> str:
     return _on("sackd/0", "sh", "-c", f"for _ in $(seq {LIMIT_S * 10}); do {once}; done; {trouble} >&2; exit 1")
 
 
-def _on(unit: str, *command: str) -> str:
-    return _ctl("exec", unit, "--", *command).strip()
+def _on(unit: str, *command: str, limit_s: float = LIMIT_S * 2) -> str:
+    return _ctl("exec", unit, "--", *command, limit_s=limit_s).strip()
 
 
-def _ctl(*words: str, check: bool = True) -> str:
+def _ctl(*words: str, check: bool = True, limit_s: float = LIMIT_S * 2) -> str:
     argv = [str(CTL), "--model", MODEL, *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S * 2, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(words)[:200]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
     return done.stdout
