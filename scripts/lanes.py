@@ -62,7 +62,7 @@ class Lane:
     returncode: int | None = None
     last_line: str = ""
     closing: str = ""  # pytest's last line
-    notes: list[str] = dataclasses.field(default_factory=list[str])  # skips, expected failures and reruns
+    notes: list[str] = dataclasses.field(default_factory=list[str])  # skips and expected failures, with their reasons
     process: "subprocess.Popen[str] | None" = None
 
     @property
@@ -129,7 +129,7 @@ def _follow(lane: Lane, screen: Screen) -> None:
                 lane.last_line = text.strip()
             if CLOSING.match(text):
                 lane.closing = text  # shown at the end
-            elif text.startswith(("SKIPPED ", "XFAIL ", "RERUN ")):
+            elif text.startswith(("SKIPPED ", "XFAIL ")):
                 lane.notes.append(text)
             if lane.is_live and not CLOSING.match(text):
                 screen.say(text)
