@@ -29,7 +29,10 @@ def main() -> int:
     away_s, python, turns = float(sys.argv[1]) / 1000, sys.argv[2], int(sys.argv[3])
     words, environment = client()
     (url,) = (word for word in words if "://" in word)
-    host, port = re.search(r"([^/@]+):(\d+)/", url).groups()  # type: ignore[union-attr]
+    address = re.search(r"([^/@]+):(\d+)/", url)
+    if address is None:
+        sys.exit("far: the volume's metadata engine has no address with a port")
+    host, port = address.groups()
     near = relay(host, int(port), away_s)
     far = url.replace(f"{host}:{port}/", f"127.0.0.1:{near}/")
     with tempfile.TemporaryDirectory(prefix="far-") as scratch:

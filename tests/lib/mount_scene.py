@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import typing
+import unittest.mock
 
 from slurm_ddp import mounts
 
@@ -62,15 +63,6 @@ def serve(device: int, until: int, reached: threading.Event, *, then: bool = Fal
         body = bodies.get(opcode, b"")
         problem = 0 if body else -(errno.ENOENT if opcode == _FUSE_LOOKUP else errno.ENOSYS)
         os.write(device, struct.pack("<IiQ", 16 + len(body), problem, unique) + body)
-
-
-def without_children(look: typing.Callable[[], mounts.Result]) -> mounts.Result:
-    """Look while no child may be started."""
-    ask, mounts._ask_child = mounts._ask_child, None  # type: ignore[assignment]
-    try:
-        return look()
-    finally:
-        mounts._ask_child = ask
 
 
 def tell(result: mounts.Result) -> list[str]:
@@ -171,7 +163,8 @@ def hung(at: pathlib.Path) -> typing.Any:
     opened = threading.Event()
     threading.Thread(target=serve, args=(device, _FUSE_OPENDIR, opened), daemon=True).start()
     first = mounts.probe(at, deadline=5)
-    second = without_children(lambda: mounts.probe(at, deadline=60))
+    with unittest.mock.patch.object(mounts, "_ask_child", side_effect=AssertionError("a second child")):
+        second = mounts.probe(at, deadline=60)
     mounts.clear(at, fstype="fuse", source="silent")
     return [opened.is_set(), tell(first), tell(second), tell(mounts.probe(at))]
 

@@ -405,21 +405,21 @@ def test_nodes_that_the_user_excluded_stay_left_out(settings: Settings, node: No
     ] == "update JobId=12 ExcNodeList=fourth,localhost,third"
 
 
-def test_a_node_that_the_user_excluded_is_no_spare_one(settings: Settings, node: Node):
+@pytest.mark.parametrize(
+    ("usable", "option", "name"),
+    [
+        pytest.param("localhost third", "exclude", "third", id="what the user excluded is no spare node"),
+        pytest.param("localhost other third", "nodelist", "localhost", id="a named node must be among the job's"),
+    ],
+)
+def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
+    settings: Settings, node: Node, usable: str, option: str, name: str
+):
     node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "printf '%s\\n' localhost third")
-    request = dataclasses.replace(REQUEST, num_nodes=1, exclude=("third",))
-    node.run(texts(settings, request, max_restarts=1, exclude="third"), FAULTY="localhost")
-    assert not node.requeued()
-    assert attempts(node) == ["12.r0", "12.r0t1"]
-
-
-def test_a_node_that_the_user_named_is_tried_again(settings: Settings, node: Node):
-    """Without it Slurm could never start the job."""
-    node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "printf '%s\\n' localhost other third")
-    request = dataclasses.replace(REQUEST, num_nodes=1, nodelist=("localhost",))
-    node.run(texts(settings, request, max_restarts=1, nodelist="localhost"), FAULTY="localhost")
+    node.add("sinfo", f"printf '%s\\n' {usable}")
+    request = dataclasses.replace(REQUEST, num_nodes=1, **{option: (name,)})
+    chosen: dict[str, typing.Any] = {option: name}
+    node.run(texts(settings, request, max_restarts=1, **chosen), FAULTY="localhost")
     assert not node.requeued()
     assert attempts(node) == ["12.r0", "12.r0t1"]
 
