@@ -91,6 +91,27 @@ def test_a_client_whose_store_hangs_is_left_to_finish(healthy: Cluster):
     healthy.on(NODE, "bash", "-c", f"cmp -n 20971520 {MP}/.hung-store /dev/zero; rm {MP}/.hung-store")
 
 
+def test_a_client_whose_engine_is_frozen_waits_for_it(healthy: Cluster):
+    """The engine takes connections and says nothing for a minute, as on a machine that hangs: nothing is lost."""
+    proxy, ended = f"{PROXY}/0", "/run/written-to-a-frozen-engine"
+    heals, begin = health(healthy, NODE)["heals"], time.time()
+    healthy.on(proxy, "systemctl", "kill", "--signal=STOP", ENGINE)
+    try:
+        write = f"(echo kept >{MP}/.frozen-engine; echo $? >{ended}) &"
+        healthy.on(NODE, "bash", "-c", f"rm -f {ended}; {write}")
+        until(healthy, NODE, lambda found: "is silent" in found["down"])
+        time.sleep(60)
+        found = health(healthy, NODE)
+        assert (found["heals"], "is silent" in found["down"]) == (heals, True)
+    finally:
+        healthy.on(proxy, "systemctl", "kill", "--signal=CONT", ENGINE)
+    until_right(healthy, NODE)
+    assert health(healthy, NODE)["heals"] == heals
+    print(f"the engine was frozen for {time.time() - begin:.0f} s: no client aborted")
+    healthy.on(NODE, "bash", "-c", f"for _ in $(seq 1200); do [ -s {ended} ] && break; sleep 0.1; done")
+    healthy.on(NODE, "bash", "-c", f"grep -qx 0 {ended} && grep -qx kept {MP}/.frozen-engine; rm {MP}/.frozen-engine")
+
+
 def test_hooks_while_the_engine_is_dead_in_one_way_or_another(healthy: Cluster):
     """Stopped (connections are refused), gone (packets are lost), frozen (it takes connections and says nothing)."""
     unit, proxy = client_of(healthy, NODE), f"{PROXY}/0"

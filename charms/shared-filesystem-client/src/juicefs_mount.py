@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 
+import mount_keeper
 import mount_tuning
 import mounter
 from slurm_ddp import juicefs, juicefs_access, mounts
@@ -86,6 +87,7 @@ def plan(
         fstypes=(_FSTYPE,),
         source=source,
         servers=tuple(group for group in (volume.addresses(), _store_addresses(volume)) if group),
+        speaks=mount_keeper.TLS if access.engine.tls else access.engine.kind,
         packages=("fuse3",),
         environment=mounter.environment_file(access.environment),
         secrets=secret.values(),

@@ -23,6 +23,7 @@ import pathlib
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -45,6 +46,11 @@ _PASSES_TO_RESUME = 2
 _WRITE_EVERY_S = 60.0  # a pass only reads, but for one a minute: a thousand nodes share the server
 _PROBE_S, _SILENT_PROBE_S, _SETTLE_S = 5.0, 2.0, 8.0
 _SERVER_S = 2.0
+# What a server is asked, since a stopped process still gets connections. Whatever it says will do, also that it wants a
+# password first. Sources: redis.io "Redis serialization protocol" (inline commands), PostgreSQL 16 "Message Formats"
+# (SSLRequest), MySQL "Protocol::Handshake" (the server speaks first)
+GREETINGS = {"redis": b"PING\r\n", "postgres": bytes.fromhex("0000000804d2162f"), "mysql": b""}
+TLS = "tls"
 _SYSTEMCTL_S, _SCONTROL_S = 10.0, 6.0
 _REAP_S = 1.0  # how long a killed program may take to die
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
@@ -79,6 +85,7 @@ class Watch:
     known: tuple[str, ...]  # those that were ours before, too
     writable: bool
     servers: tuple[tuple[tuple[str, int], ...], ...] = ()  # of each group one must answer
+    speaks: str = ""  # the protocol of the first group, one of GREETINGS or TLS; without one a connection is an answer
     changed_us: int = 0  # on the monotonic clock of `boot`: since then a running mount is out of date
     boot: str = ""
     node: str = ""  # in Slurm
@@ -190,13 +197,13 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != mounts.State.RIGHT.value)
     was_hung = old.state == mounts.State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
-    down = unreachable(watch.servers) if old.down else ""
+    down = unreachable(watch.servers, watch.speaks) if old.down else ""
     look = probe(watch, write=writes and not was_hung, deadline=_SILENT_PROBE_S if down else _PROBE_S)
     if look and writes and was_hung:
         look = probe(watch, write=True)
     hangs = old.hangs + 1 if look.state is mounts.State.HUNG else 0
     hung = (old.hung or now) if look.state is mounts.State.HUNG else 0.0
-    down = "" if look else down or unreachable(watch.servers)
+    down = "" if look else down or unreachable(watch.servers, watch.speaks)
     answered = (old.answered or now + (_COMES_BACK_S if old.down else 0.0)) if hung and not down else 0.0
     pending = watch.changed_us != old.settled_us and is_pending(watch)
     asks_users = pending or look.state in (mounts.State.WRONG, mounts.State.STACKED, mounts.State.HUNG)
@@ -354,21 +361,42 @@ def is_pending(watch: Watch) -> bool:
     return False
 
 
-def unreachable(servers: collections.abc.Iterable[collections.abc.Sequence[tuple[str, int]]]) -> str:
-    """Return which server does not answer, and why, where none of a group does; nothing otherwise."""
-    for group in servers:
+def unreachable(servers: collections.abc.Iterable[collections.abc.Sequence[tuple[str, int]]], speaks: str = "") -> str:
+    """Return which server does not answer, and why, where none of a group does; nothing otherwise.
+
+    The first group is asked in the protocol `speaks`, if that is given.
+    """
+    for number, group in enumerate(servers):
         problem = ""
         for host, port in group:
+            shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            problem = ""
             try:
-                socket.create_connection((host, port), timeout=_SERVER_S).close()
-                problem = ""
-                break
+                with socket.create_connection((host, port), timeout=_SERVER_S) as connection:
+                    problem = "" if number or _says(connection, speaks) else f"{shown} takes connections and is silent"
             except OSError as e:
-                shown = f"[{host}]" if ":" in host else host
-                problem = f"{shown}:{port} does not answer ({str(e.strerror or e).lower()})"
+                problem = f"{shown} does not answer ({str(e.strerror or e).lower()})"
+            if not problem:
+                break
         if problem:
             return problem
     return ""
+
+
+def _says(connection: socket.socket, protocol: str) -> bool:
+    """Tell whether a server says anything in time."""
+    try:
+        if protocol == TLS:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is told it, or believed
+            with contextlib.suppress(ssl.SSLError):
+                context.wrap_socket(connection).close()
+        elif protocol in GREETINGS:
+            connection.sendall(GREETINGS[protocol])
+            connection.recv(1)
+    except TimeoutError:
+        return False
+    return True
 
 
 def tell_slurm(watch: Watch, health: Health, now: float) -> Health:

@@ -90,6 +90,7 @@ class Plan:
     fstypes: tuple[str, ...]  # as mountinfo shows them
     source: str
     servers: tuple[tuple[tuple[str, int], ...], ...]  # of each group one must answer
+    speaks: str = ""  # what the first group is asked in: mount_keeper.GREETINGS
     packages: tuple[str, ...] = ()
     environment: str | None = dataclasses.field(default=None, repr=False)  # an EnvironmentFile; holds secrets
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
@@ -378,6 +379,7 @@ def _watch(plan: Plan, state: _State) -> None:
         known=tuple(source for source in state.sources if source not in plan.sources),
         writable=not plan.wish.read_only,
         servers=plan.servers,
+        speaks=plan.speaks,
         changed_us=state.changed_us,
         boot=state.boot,
         node=_node() or "",

@@ -6,6 +6,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 import typing
 
@@ -31,7 +32,7 @@ class Rig:
         monkeypatch.setattr(mount_keeper, "_run", self._run)
         monkeypatch.setattr(mount_keeper, "TEXTFILES", folder / "textfiles")
         monkeypatch.setattr(mount_keeper, "FUSE", folder / "fuse")
-        monkeypatch.setattr(mount_keeper, "unreachable", lambda servers: self.down)
+        monkeypatch.setattr(mount_keeper, "unreachable", lambda servers, speaks: self.down)
         monkeypatch.setattr(time, "time", lambda: self.now)
         self.now = 1_800_000_000.0
         self.down = ""
@@ -414,6 +415,31 @@ def test_of_a_group_of_servers_one_must_answer():
         assert not mount_keeper.unreachable([[dead, alive]])
         said = mount_keeper.unreachable([[alive], [dead]])
     assert said == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
+
+
+@pytest.mark.parametrize("speaks", [*mount_keeper.GREETINGS, mount_keeper.TLS])
+@pytest.mark.parametrize("answer", [None, b"-NOAUTH Authentication required.\r\n"])
+def test_a_server_that_takes_connections_must_say_something(speaks: str, answer: bytes | None):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                held.append(connection)
+                if answer is not None:
+                    connection.sendall(answer)
+
+        held: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        port = listener.getsockname()[1]
+        said = mount_keeper.unreachable([[("127.0.0.1", port)]], speaks)
+        assert said == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
+        assert not mount_keeper.unreachable([[("127.0.0.1", port)]])
+        for connection in held:
+            connection.close()
 
 
 def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
