@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from ddptrain import config, crossentropy, errors, files, markers, model, prepare, shards, tokenizers
 
+_PROBE = "Hello world"
+_PROBE_IDS = {"byte": list(_PROBE.encode()), "gpt2": [15496, 995]}  # as tokenizers.py's two give them
+
 
 class Wrapped(nn.Module):
     """A transformers model with this package's calling convention."""
@@ -33,17 +36,33 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     assert settings.data is not None
     assert settings.run_dir is not None
     assert settings.model_local_dir is not None
+    tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
     if (settings.data / shards.MANIFEST).exists():
+        _check_tokenizer(shards.open_dataset(settings.data), tokenizer_dir)
         return settings.data
     if not settings.data.exists():
         raise errors.UserError(f"--data {settings.data}: no such file or folder")
-    tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
     output = settings.run_dir / "tokens"
     options = prepare.Options(
         (str(settings.data),), output, tokenizer_local_dir=tokenizer_dir, mask_prompts=True, workers=1
     )
     prepare.run(options)
     return output
+
+
+def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
+    """Refuse tokens that stand for other text in the model's tokenizer. Raises UserError."""
+    own = tokenizers.HfTokenizer(folder)
+    theirs, expected = dataset.tokenizer, _PROBE_IDS.get(dataset.tokenizer["kind"])
+    same = theirs["eot_id"] == own.identity.eot_id
+    same &= theirs["vocab"] == own.identity.vocab if expected is None else own.encode(_PROBE).tolist() == expected
+    if not same:
+        raise errors.UserError(
+            f"--data {dataset.root} was tokenised with {theirs['kind']} ({theirs['vocab']} ids), not as the model in "
+            f"{folder} was; give its text, or prepare it with --tokenizer-local-dir {folder}"
+        )
+    if expected is None and theirs["sha256"] != own.identity.sha256:
+        markers.warn("DATA", f"the tokenizer in {folder} has other files than the one that made {dataset.root}")
 
 
 def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config) -> model.Kind:

@@ -9,6 +9,9 @@ import pytest
 import ranks
 import torch
 
+from ddptrain import config, finetune, prepare
+from ddptrain import tokenizers as payload_tokenizers
+
 tokenizers = pytest.importorskip("tokenizers", reason="the optional extra transformers is not installed")
 transformers = pytest.importorskip("transformers", reason="the optional extra transformers is not installed")
 
@@ -153,11 +156,35 @@ def test_what_cannot_be_is_one_line(
     assert words in line
 
 
-def test_a_dataset_of_another_vocabulary_is_refused(
-    model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
+@pytest.mark.parametrize(("kind", "ids"), [("gpt2", 50257), ("byte", 257)])
+def test_a_dataset_of_another_tokenizer_is_refused(
+    model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path, kind: str, ids: int
 ):
-    ranks.succeed(1, "prepare", "--source", text_dir, "--output", tmp_path / "d", "--tokenizer", "gpt2", "--workers", 1)
+    ranks.succeed(1, "prepare", "--source", text_dir, "--output", tmp_path / "d", "--tokenizer", kind, "--workers", 1)
     result = ranks.run(
         1, "train", "--data", tmp_path / "d", "--run-dir", tmp_path / "run", "--model-local-dir", model_dir, *FLAGS
     )
-    assert "the dataset's tokenizer has 50257 ids" in result.fatal()[0]
+    (line,) = result.fatal()
+    assert f"was tokenised with {kind} ({ids} ids)" in line
+    assert f"--tokenizer-local-dir {model_dir}" in line
+
+
+def test_a_dataset_of_the_models_own_tokenizer_is_taken_as_it_is(
+    model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
+):
+    prepare.run(prepare.Options((str(text_dir),), tmp_path / "d", tokenizer_local_dir=model_dir, workers=1))
+    asked = config.Config(data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=model_dir)
+    assert finetune.prepare_data(asked) == tmp_path / "d"
+
+
+def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(text_dir: pathlib.Path, tmp_path: pathlib.Path):
+    merges = [tuple(line.split()) for line in payload_tokenizers._gpt2_merges(None).splitlines()[1:] if line]
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # printable bytes first, as GPT-2 counts
+    vocabulary = {token: n for n, token in enumerate([*alphabet, *(left + right for left, right in merges)])}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
+    fast.save_pretrained(tmp_path / "gpt2")
+    prepare.run(prepare.Options((str(text_dir),), tmp_path / "d", tokenizer="gpt2", workers=1))
+    asked = config.Config(data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=tmp_path / "gpt2")
+    assert finetune.prepare_data(asked) == tmp_path / "d"
