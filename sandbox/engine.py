@@ -320,7 +320,7 @@ class _Agent:
     """The agent process inside one host."""
 
     def __init__(self, host: Host) -> None:
-        argv = ["/opt/sandbox/venv/bin/python", "-B", str(GUEST / "agent.py")]
+        argv = ["/opt/sandbox/venv/bin/python", str(GUEST / "agent.py")]
         self._process = host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self._said: list[str] = []
         threading.Thread(target=self._read_stderr, daemon=True).start()
