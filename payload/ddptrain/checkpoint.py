@@ -329,6 +329,8 @@ class Saver:
             slot.copied.set()
 
     def _work(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_device(self._stream.device)  # waiting in a new thread would otherwise wake GPU 0
         while (job := self._jobs.get()) is not None:
             try:
                 job.slot.copied.wait()

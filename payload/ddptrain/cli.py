@@ -226,16 +226,16 @@ def _tell(e: Exception, args: argparse.Namespace) -> None:
     if getattr(args, "has_told", False):
         return
     args.has_told = True
+    name = getattr(args, "name", None)
     if isinstance(e, errors.UserError):
         text, retry = str(e), e.retry
     elif isinstance(e, OSError) and e.errno is not None:
         text, retry = files.explain(e), True
     else:
         traceback.print_exception(e)
-        text, retry = _explain(e, getattr(args, "timeout_minutes", None)), True
+        text, retry = _explain(e, name, getattr(args, "timeout_minutes", None)), True
     markers.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
-    name = getattr(args, "name", None)
     from ddptrain import report
 
     if isinstance(e, errors.LostError) and run_dir is not None and report.has_failed(run_dir, since=args.began):
@@ -257,10 +257,20 @@ def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:
     return pathlib.Path(from_env) if from_env and getattr(args, "name", None) == "train" else None
 
 
-def _explain(e: Exception, timeout_minutes: float | None) -> str:
+_ROOM = {
+    "train": "lower --batch (and raise --grad-accum to keep the step's size), --seq-len or --model",
+    "smoke": "lower --batch, --samples or --features",
+    "prepare": "use fewer --workers or a smaller --part-mib",
+    "collectives": "lower --max-bytes",
+}
+
+
+def _explain(e: Exception, name: str | None, timeout_minutes: float | None) -> str:
     text = f"{type(e).__name__}: {e}"
     if "out of memory" in text.lower() or "can't allocate memory" in text or isinstance(e, MemoryError):
-        return "out of memory; lower --batch (and raise --grad-accum to keep the step's size), --seq-len or --model"
+        return f"out of memory; {_ROOM.get(name or '', 'give the job more')}"
+    if type(e).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+        return f"the model could not be compiled; use --no-compile: {text}"
     if timeout_minutes is not None and _LATE(text):
         return (
             f"a rank did not answer within --timeout-minutes {timeout_minutes:g}: it hangs or is far behind; look at "

@@ -34,6 +34,7 @@ WATCH_S = 1.0
 TELLING_S = 10.0  # how long the first rank that gives up has to tell why
 STUCK_S = 15.0  # after SIGTERM; launchers and Slurm send SIGKILL after 30 s
 EXIT_FAILED, EXIT_USER = 1, 2
+_GPUS = "ask for as many GPUs per node as ranks"
 _ABORT, _FIRST = "ddptrain/abort", "ddptrain/first"
 
 Tell = collections.abc.Callable[[Exception], None]
@@ -188,12 +189,18 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         raise errors.UserError(
             f"--device cuda: torch {torch.__version__} sees no GPU ({built}); use --device cpu or a GPU node"
         )
-    if local_rank >= torch.cuda.device_count():
-        raise errors.UserError(
-            f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible; ask for as many GPUs per "
-            f"node as ranks"
-        )
+    visible = torch.cuda.device_count()
+    if visible == 1:  # srun's --gpus-per-task and --gpu-bind show each task its own one alone
+        return torch.device("cuda", 0)
+    if local_rank >= visible:
+        raise errors.UserError(f"local rank {local_rank} has no GPU: {visible} visible; {_GPUS}")
     return torch.device("cuda", local_rank)
+
+
+def _gpu_id(device: torch.device) -> str | None:
+    """Return what tells a GPU from all others; None of a CPU, and where torch does not know it."""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+    return None if found is None else str(found)
 
 
 @contextlib.contextmanager
@@ -220,11 +227,7 @@ def joined(
         world._watch_over.set()
         raise
     except Exception as e:
-        world._watch_over.set()
-        if (told := _told_by_another(world)) is not None:
-            raise errors.PeerError(told) from e
-        world.tell(e)
-        _tell_others(world, e)
+        _give_up(world, e)
         raise
     except BaseException as e:
         _tell_others(world, e)
@@ -275,6 +278,7 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else "cpu"
     own = {"rank": here.rank, "host": socket.gethostname(), "device": name}
+    gpu = _gpu_id(device)
     timeout = datetime.timedelta(minutes=timeout_minutes)
     if here.size == 1:
         store: typing.Any = dist.HashStore()
@@ -283,16 +287,20 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
         members: list[dict[str, object]] = [own]
     else:
         store = _rendezvous(here, run_dir)
-        members = _meet(store, here, own, problem)
-    if cuda:
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    extra: dict[str, typing.Any] = {"device_id": device} if cuda else {}
-    dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
-    control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
-    world = World(here, socket.gethostname(), device, control, None, tell, members)
+        members = _meet(store, here, own, problem, gpu)
+    world = World(here, socket.gethostname(), device, None, None, tell, members)
     if here.size > 1:
         _start_watch(world)
+    try:
+        if cuda:
+            torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        extra: dict[str, typing.Any] = {"device_id": device} if cuda else {}
+        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
+        world.control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
+    except Exception as e:  # whatever it is, the others wait for this rank in there
+        _give_up(world, e)
+        raise
     return world
 
 
@@ -362,13 +370,15 @@ def _own_address(*, several_nodes: bool) -> str:
     return found
 
 
-def _meet(store: typing.Any, here: Place, own: dict[str, object], problem: str | None) -> list[dict[str, object]]:
+def _meet(
+    store: typing.Any, here: Place, own: dict[str, object], problem: str | None, gpu: str | None
+) -> list[dict[str, object]]:
     """Return what every rank is, once all have come and none has a problem; nothing that could hang was started yet.
 
     Raises SharedError naming the absent ranks, or the first one's problem.
     """
     prefix = f"ddptrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem}))
+    store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem, "gpu": gpu}))
     if here.rank == 0:
         members, verdict = _collect(store, prefix, here.size)
         store.set(f"{prefix}/all", json.dumps([members, verdict]))
@@ -399,7 +409,13 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
         verdict = str(bad[0]["problem"])
         if len(bad) < size:
             verdict = f"rank {bad[0]['rank']} on {bad[0]['host']}: {verdict}"
-    return [{key: value for key, value in member.items() if key != "problem"} for member in members], verdict
+    holders: dict[str, dict[str, object]] = {}
+    for member in members if not verdict else []:
+        gpu = member["gpu"]
+        if gpu is not None and (first := holders.setdefault(gpu, member)) is not member:
+            verdict = f"ranks {first['rank']} and {member['rank']} on {member['host']} have one GPU between them; {_GPUS}"
+            break
+    return [{key: member[key] for key in ("rank", "host", "device")} for member in members], verdict
 
 
 def _start_watch(world: World) -> None:
@@ -447,6 +463,15 @@ def _end_watch(world: World) -> None:
     if world._watch is not None:
         world._watch.join(timeout=10)
         world.barrier()
+
+
+def _give_up(world: World, e: Exception) -> None:
+    """Tell why this rank ends, in the log and to the others. Raises PeerError when another one was first."""
+    world._watch_over.set()
+    if (told := _told_by_another(world)) is not None:
+        raise errors.PeerError(told) from e
+    world.tell(e)
+    _tell_others(world, e)
 
 
 def _told_by_another(world: World) -> str | None:

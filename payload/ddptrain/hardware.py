@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import resource
 import shutil
+import sysconfig
 import time
 
 import torch
@@ -14,10 +15,13 @@ from torch import nn
 from ddptrain import errors, files
 
 GIB = 1 << 30
-# Dense bf16 peaks in FLOP/s, from NVIDIA's data sheets. The first name that the device's contains counts.
+# Dense bf16 peaks in FLOP/s, from NVIDIA's data sheets. The first name that is among the device's words counts; what is
+# called like a card but is not it ("RTX 4090 Laptop GPU", "RTX A4000") has no peak here.
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("B200", 2250e12),
+    ("GB200", 2500e12),
     ("GH200", 989.4e12),
+    ("H200 NVL", 835.5e12),
     ("H200", 989.4e12),
     ("H100 PCIe", 756.5e12),
     ("H100 NVL", 835.5e12),
@@ -25,7 +29,10 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("A100", 312e12),
     ("L40S", 362e12),
     ("A40", 149.7e12),
+    ("A30", 165e12),
+    ("A10G", 70e12),
     ("A10", 125e12),
+    ("L40", 181.05e12),
     ("L4", 121e12),
     ("RTX 6000 Ada", 364.2e12),
     ("RTX A6000", 154.8e12),
@@ -40,8 +47,8 @@ def peak_flops(device: torch.device) -> float | None:
     """Return the device's dense bf16 peak in FLOP/s, or None when it is not known (every CPU)."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS if part in name), None)
+    name = f" {torch.cuda.get_device_name(device).replace('-', ' ')} "
+    return next((peak for part, peak in PEAK_FLOPS if f" {part} " in name and " Laptop " not in name), None)
 
 
 def available_bytes(device: torch.device, sharers: int) -> int:
@@ -64,6 +71,16 @@ def need_memory(parameters: int, device: torch.device, *, sharers: int, extra_by
         )
 
 
+def need_buffers(size_bytes: int) -> None:
+    """Raise UserError when a GPU machine's own memory cannot hold the buffers that checkpoints are copied into."""
+    have = available_bytes(torch.device("cpu"), 1)
+    if size_bytes > have:
+        raise errors.UserError(
+            f"too little memory beside the GPU: the buffers for checkpoints need {size_bytes / GIB:.1f} GiB, "
+            f"{have / GIB:.1f} GiB is free; give the job more memory, or use --checkpoint-format dcp"
+        )
+
+
 def need_disk(folder: pathlib.Path, parameters: int) -> None:
     """Raise UserError when two checkpoints would not fit."""
     need = 2 * 12 * parameters
@@ -83,6 +100,8 @@ def can_compile() -> str | None:
     """Return why torch.compile cannot work here, or None."""
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang", "g++")):
         return "no C compiler"
+    if not pathlib.Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "no Python.h, which compiled code is built with; install this Python's headers (python3-dev)"
     return None
 
 

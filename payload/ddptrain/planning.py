@@ -108,6 +108,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
             hardware.need_memory(kind.parameters, world.device, sharers=world.place.local_size, extra_bytes=extra)
         else:
             hardware.need_memory(kind.parameters, world.device, sharers=1, extra_bytes=0)
+            hardware.need_buffers(extra)
         if world.is_main:
             hardware.need_disk(run_dir, kind.parameters)
     settings = _choose_precision(settings, world, kind, dataset.vocab, batching)

@@ -40,6 +40,7 @@ from ddptrain import (
 )
 
 DONE, PREEMPTED = "done", "preempted"
+_DIVERGED = "lower --lr, or use --precision fp32, and resume"
 _SYNC_TARGET_S = 1.0  # how long a request to stop may go unnoticed
 
 
@@ -203,6 +204,9 @@ class Training:
                     continue
 
                 mean = torch.stack(pending_losses).double().tolist()  # on a GPU, here the CPU waits for it
+                norms = torch.stack(pending_norms).tolist()
+                # Such a gradient has spoilt the weights already, though the loss before it was fine.
+                mean = [loss if math.isfinite(norm) else math.nan for loss, norm in zip(mean, norms, strict=True)]
                 now = time.perf_counter()
                 elapsed, since = now - since, now
                 save_due = (
@@ -222,9 +226,7 @@ class Training:
                     for v, learned in zip(told[: len(mean)], pending_learned, strict=True)
                 ]
                 next_sync = step + int(interval)
-                self._record(
-                    step, losses, torch.stack(pending_norms).tolist(), elapsed, counted=step - len(mean) >= first + 1
-                )
+                self._record(step, losses, norms, elapsed, counted=step - len(mean) >= first + 1)
                 bar.advance(len(losses), "" if progress_.last_loss is None else f"loss {progress_.last_loss:.3f}")
                 pending_losses.clear()
                 pending_norms.clear()
@@ -299,7 +301,7 @@ class Training:
         if bad is not None:
             at = step - len(losses) + 1 + bad
             raise errors.SharedError(
-                f"the loss is {losses[bad]} at step {at}; lower --lr, or use --precision fp32, and resume"
+                f"the loss is {losses[bad]}, the gradients' norm {norms[bad]} at step {at}; {_DIVERGED}"
             )
         rate = len(losses) * tokens / elapsed
         if counted:
@@ -330,6 +332,8 @@ class Training:
         p = self.progress
         began = time.perf_counter()
         p.val_loss = self.evaluate()
+        if p.val_loss is not None and not math.isfinite(p.val_loss):  # to go on from such weights would be no use
+            raise errors.SharedError(f"the validation loss is {p.val_loss} at step {step}; {_DIVERGED}")
         is_best = p.val_loss is not None and (p.best_loss is None or p.val_loss < p.best_loss)
         if is_best:
             p.best_loss, p.best_step = p.val_loss, step

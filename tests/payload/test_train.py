@@ -17,7 +17,7 @@ import ranks
 import torch
 from torch.nn import parallel
 
-from ddptrain import config, distributed, engine, errors, files, hardware, model, planning
+from ddptrain import checkpoint, config, distributed, engine, errors, files, hardware, model, planning
 
 TINY = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--epoch-steps", 5, "--precision", "fp32", "--eval-rows", 16,
@@ -258,7 +258,8 @@ def test_a_batch_that_the_ranks_do_not_divide(short: pathlib.Path, dataset: path
 @pytest.mark.parametrize(
     ("what", "rank", "words"),
     [("bug", 1, "RuntimeError: something nobody thought of"), ("bug", 0, "RuntimeError: something nobody thought of"),
-     ("memory", 1, "out of memory; lower --batch"), ("missing", 1, "rank 1 on ")],
+     ("memory", 1, "out of memory; lower --batch"), ("compiler", 0, "could not be compiled; use --no-compile"),
+     ("joining", 1, "NCCL error"), ("joining", 0, "NCCL error"), ("missing", 1, "rank 1 on ")],
 )  # fmt: skip
 def test_when_one_rank_fails_all_leave(dataset: pathlib.Path, tmp_path: pathlib.Path, what: str, rank: int, words: str):
     """No launcher is there to end the others."""
@@ -270,7 +271,7 @@ def test_when_one_rank_fails_all_leave(dataset: pathlib.Path, tmp_path: pathlib.
     assert any(words in line for line in result.fatal())
     assert json.loads((tmp_path / "run" / "control" / "3.r0.outcome").read_text())["outcome"] == "failed"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["state"], summary["steps"]) == ("failed", 0 if what == "missing" else 4)
+    assert (summary["state"], summary["steps"]) == ("failed", 0 if what in ("missing", "joining") else 4)
     assert words in summary["error"]  # the cause, and not what the other rank met in consequence
     assert len(result.fatal()) == 1
     assert "failed" in ranks.succeed(1, "inspect", tmp_path / "run").output
@@ -351,6 +352,23 @@ def test_a_loss_that_is_no_number_ends_the_training_on_all_ranks(dataset: pathli
     (line,) = result.fatal()
     assert "the loss is" in line
     assert "lower --lr" in line
+
+
+@pytest.mark.parametrize("where", ["gradient", "weights"])
+def test_weights_that_are_spoilt_are_never_saved(where: str, dataset: pathlib.Path, tmp_path: pathlib.Path):
+    """The last step of an epoch: its loss is fine, what it leaves is not, and a resume would go on from that for ever."""
+    flags = ("--epoch-steps", 2, "--steps", 6)
+    result = ranks.run(
+        2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, *flags,
+        accident="accident_spoil", SPOIL_AT="4", SPOIL_WHAT=where,
+    )  # fmt: skip
+    assert result.codes == [2, 2], result.output
+    (line,) = result.fatal()
+    assert ("the gradients' norm inf at step 4" if where == "gradient" else "the validation loss is nan at step 4") in line
+    assert "lower --lr" in line
+    assert [path.name for path in checkpoint.candidates(tmp_path / "run")] == ["epoch-0001"]
+    ranks.succeed(2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, *flags)
+    assert list(conftest.losses(tmp_path / "run")) == [1, 2, 3, 4, 5, 6]
 
 
 def test_settings_come_from_flags_then_file_then_device(tmp_path: pathlib.Path):
@@ -481,6 +499,63 @@ def test_memory_and_disk_are_checked_before_anything_is_built(tmp_path: pathlib.
     monkeypatch.setattr("ddptrain.files.free_bytes", lambda _: 10)
     with pytest.raises(errors.UserError, match=r"too little space in .* make room"):
         hardware.need_disk(tmp_path, 1000)
+
+
+def test_beside_a_gpu_the_buffers_for_checkpoints_need_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "available_bytes", lambda device, _: {"cpu": 3 << 30, "cuda": 80 << 30}[device.type])
+    hardware.need_buffers(3 << 30)
+    with pytest.raises(errors.UserError, match=r"need 4\.0 GiB, 3\.0 GiB is free; .* --checkpoint-format dcp"):
+        hardware.need_buffers(4 << 30)
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "wanted"), [(8, 0, "cuda:0"), (8, 7, "cuda:7"), (1, 0, "cuda:0"), (1, 7, "cuda:0")]
+)
+def test_a_rank_takes_its_gpu_also_where_it_sees_no_other(
+    visible: int, local_rank: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    assert str(distributed.choose_device("auto", local_rank)) == wanted
+    with pytest.raises(errors.UserError, match="local rank 2 has no GPU: 2 visible; ask for as many GPUs per node"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        distributed.choose_device("cuda", 2)
+
+
+@pytest.mark.parametrize(("gpus", "shared"), [((None, None), False), (("a", "b"), False), (("a", "a"), True)])
+def test_two_ranks_on_one_gpu_are_told_so(gpus: tuple[str | None, ...], shared: bool):
+    store = torch.distributed.HashStore()
+    for rank, gpu in enumerate(gpus):
+        own = {"rank": rank, "host": "n1", "device": "H200", "problem": None, "gpu": gpu}
+        store.set(f"p/rank/{rank}", json.dumps(own))
+    members, verdict = distributed._collect(store, "p", 2)
+    assert members == [{"rank": rank, "host": "n1", "device": "H200"} for rank in range(2)]
+    assert ("ranks 0 and 1 on n1 have one GPU between them; ask for as many GPUs" in verdict) is shared
+    assert bool(verdict) is shared
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [("NVIDIA H200", 989.4), ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA H100 PCIe", 756.5), ("NVIDIA GH200 480GB", 989.4),
+     ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10", 125), ("NVIDIA A10G", 70), ("NVIDIA L4", 121), ("NVIDIA L40", 181.05),
+     ("NVIDIA L40S", 362), ("NVIDIA RTX A4000", None), ("NVIDIA GeForce RTX 4090", 165.2),
+     ("NVIDIA GeForce RTX 4090 Laptop GPU", None)],
+)  # fmt: skip
+def test_the_peak_that_mfu_is_measured_against(name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    found = hardware.peak_flops(torch.device("cuda", 0))
+    assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
+    assert hardware.peak_flops(torch.device("cpu")) is None
+
+
+def test_what_compiling_needs_is_looked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cc")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    assert "no Python.h" in (hardware.can_compile() or "")
+    (tmp_path / "Python.h").touch()
+    assert hardware.can_compile() is None
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert hardware.can_compile() == "no C compiler"
 
 
 @pytest.mark.parametrize("command", ["train", "smoke", "collectives"])
