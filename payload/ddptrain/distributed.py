@@ -413,7 +413,9 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
     for member in members if not verdict else []:
         gpu = member["gpu"]
         if gpu is not None and (first := holders.setdefault(gpu, member)) is not member:
-            verdict = f"ranks {first['rank']} and {member['rank']} on {member['host']} have one GPU between them; {_GPUS}"
+            verdict = (
+                f"ranks {first['rank']} and {member['rank']} on {member['host']} have one GPU between them; {_GPUS}"
+            )
             break
     return [{key: member[key] for key in ("rank", "host", "device")} for member in members], verdict
 

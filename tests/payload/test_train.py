@@ -364,7 +364,9 @@ def test_weights_that_are_spoilt_are_never_saved(where: str, dataset: pathlib.Pa
     )  # fmt: skip
     assert result.codes == [2, 2], result.output
     (line,) = result.fatal()
-    assert ("the gradients' norm inf at step 4" if where == "gradient" else "the validation loss is nan at step 4") in line
+    assert (
+        "the gradients' norm inf at step 4" if where == "gradient" else "the validation loss is nan at step 4"
+    ) in line
     assert "lower --lr" in line
     assert [path.name for path in checkpoint.candidates(tmp_path / "run")] == ["epoch-0001"]
     ranks.succeed(2, "train", "--data", dataset, "--run-dir", tmp_path / "run", *TINY, *flags)
