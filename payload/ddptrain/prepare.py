@@ -306,7 +306,6 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
         markers.emit("DATA", f"{len(parts) - len(todo)} of {len(parts)} parts are done already and kept")
     if not todo:
         return
-    (options.output / shards.MANIFEST).unlink(missing_ok=True)  # from here on the folder is no dataset
     size = sum(part.num_bytes for part in todo)
     need = int(size * (2.1 if plan.identity.kind == "byte" else 1.5))
     if (free := files.free_bytes(options.output)) < need:
@@ -314,6 +313,7 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
             f"--output {options.output}: {need >> 20} MiB needed, {free >> 20} MiB free; "
             f"{files.make_room(options.output)}"
         )
+    (options.output / shards.MANIFEST).unlink(missing_ok=True)  # from here on the folder is no dataset
     workers = min(options.workers or _cores(), len(todo))
     with progress.Bar(size, "tokenising", unit="B") as bar:
         if workers == 1:
@@ -330,7 +330,10 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
             initargs=(options, tokenizer if forks else None),
         )
         with pool:
-            futures = {pool.submit(_one, options.output, plan, part): part for part in todo}
+            biggest_first = sorted(
+                todo, key=lambda part: part.num_bytes, reverse=True
+            )  # nobody waits long for the last
+            futures = {pool.submit(_one, options.output, plan, part): part for part in biggest_first}
             try:
                 for future in concurrent.futures.as_completed(futures):
                     _say(futures[future], future.result(), len(plan.parts), bar)

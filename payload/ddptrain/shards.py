@@ -135,7 +135,8 @@ def open_dataset(root: pathlib.Path) -> Dataset:
         found = read_header(shard.path)
         if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
             raise ShardError(
-                f"shard {shard.path} holds {found.tokens} tokens, {MANIFEST} says {shard.tokens}; prepare it again"
+                f"shard {shard.path} holds {found.tokens} tokens ({found.dtype}), {MANIFEST} says {shard.tokens} "
+                f"({shard.dtype}); prepare it again"
             )
     return dataset
 

@@ -3,6 +3,7 @@
 # pyright: basic, reportPrivateImportUsage=false
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -97,6 +98,23 @@ def test_a_bad_manifest_is_named(tmp_path: pathlib.Path, content: str | None, wo
     if content is not None:
         (tmp_path / "dataset.json").write_text(content)
     with pytest.raises(shards.ShardError, match=words):
+        shards.open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("says", "instead", "words"),
+    [('"tokens": 3000', '"tokens": 2999', "2999 (<u2)"), ('"<u2"', '"<u4"', "3000 (<u4)")],
+)
+def test_a_manifest_that_says_other_than_the_shard_is_named(
+    tmp_path: pathlib.Path, says: str, instead: str, words: str
+):
+    dataset = make_dataset(tmp_path, [3000])
+    manifest = (tmp_path / "dataset.json").read_text()
+    assert says in manifest
+    (tmp_path / "dataset.json").write_text(manifest.replace(says, instead))
+    path = dataset.splits["train"][0].path
+    words = f"shard {path} holds 3000 tokens (<u2), dataset.json says {words}; prepare it again"
+    with pytest.raises(shards.ShardError, match=re.escape(words)):
         shards.open_dataset(tmp_path)
 
 

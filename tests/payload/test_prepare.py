@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pathlib
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import tarfile
 import time
 import typing
+from concurrent import futures
 
 import conftest
 import hypothesis
@@ -102,6 +104,11 @@ def test_only_what_is_missing_or_stale_is_done_again(
     run(source, **small)
     assert done == [0]
     done.clear()
+    (source / "01.txt").write_bytes((source / "01.txt").read_bytes()[::-1])  # as long as before, but later
+    os.utime(source / "01.txt", (1, 1))
+    run(source, **small)
+    assert done == [0]
+    done.clear()
     run(source, **{**small, "tokenizer": "gpt2"})
     assert done == first
 
@@ -162,6 +169,44 @@ def test_while_parts_are_redone_the_folder_is_no_dataset(
         run(text_dir, output=tmp_path / "d", part_mib=0.03)
     with pytest.raises(shards.ShardError, match="has not finished"):
         shards.open_dataset(tmp_path / "d")
+
+
+@pytest.mark.parametrize(("tokenizer", "share"), [("byte", 2.1), ("gpt2", 1.5)])
+def test_want_of_room_is_told_before_anything_is_touched(
+    tokenizer: str, share: float, tmp_path: pathlib.Path, text_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    run(text_dir, output=tmp_path / "d", val_share=0.5)
+    before = contents(tmp_path / "d")
+    need = int(share * sum(path.stat().st_size for path in text_dir.iterdir()))
+    monkeypatch.setattr(prepare.files, "free_bytes", lambda _: need - 1)
+    with pytest.raises(errors.UserError, match=rf"--output {tmp_path}/d: {need >> 20} MiB needed, .* make room"):
+        run(text_dir, output=tmp_path / "d", tokenizer=tokenizer, mask_prompts=True)
+    assert shards.open_dataset(tmp_path / "d").tokenizer["kind"] == "byte"
+    assert contents(tmp_path / "d") == before
+    monkeypatch.setattr(prepare.files, "free_bytes", lambda _: need)
+    assert run(text_dir, output=tmp_path / "d", tokenizer=tokenizer, mask_prompts=True).masked
+
+
+def test_workers_begin_with_the_biggest_parts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """One that came last would keep all others waiting."""
+    for name, lines in (("a", 10), ("b", 400), ("c", 100)):
+        (tmp_path / f"{name}.txt").write_text(conftest.prose(lines))
+    begun: list[int] = []
+
+    class Pool(futures.ThreadPoolExecutor):
+        def __init__(self, workers: int, *, initializer: object, initargs: tuple[object, ...], mp_context: object):
+            prepare._worker_tokenizer[:] = [tokenizers.ByteTokenizer()]
+            super().__init__(1)
+
+    real = prepare.tokenize_part
+    monkeypatch.setattr(futures, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(
+        prepare, "tokenize_part", lambda o, p, part, t: begun.append(part.number) or real(o, p, part, t)
+    )
+    texts = [tmp_path / f"{name}.txt" for name in "abc"]
+    assert len(decoded(run(*texts, output=tmp_path / "d", part_mib=0.06, workers=2, val_share=0.0))) == 3
+    sizes = {part.stem[-5:]: part.stat().st_size for part in (tmp_path / "d" / "train").iterdir()}
+    assert [sizes[f"{number:05d}"] for number in begun] == sorted(sizes.values(), reverse=True)
 
 
 def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: pathlib.Path):
