@@ -1,8 +1,10 @@
 """`inspect`: what a run, a checkpoint or a dataset is, and whether it is whole."""
 
 import argparse
+import contextlib
 import json
 import pathlib
+import sys
 import typing
 
 import numpy as np
@@ -42,8 +44,9 @@ def run(path: pathlib.Path, *, quick: bool, as_json: bool) -> int:
             if key != "curve":
                 _print(key, value)
         print(facts.get("curve", ""), end="")
-    for text in damage:
-        markers.fatal(text)
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):  # a program reads what is there
+        for text in damage:
+            markers.fatal(text)
     if not damage and not as_json:
         print(f"{'verified' if not quick else 'sizes verified'}: whole")
     return 1 if damage else 0

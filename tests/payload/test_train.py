@@ -17,7 +17,19 @@ import ranks
 import torch
 from torch.nn import parallel
 
-from ddptrain import checkpoint, config, distributed, engine, errors, files, hardware, model, planning
+from ddptrain import (
+    checkpoint,
+    config,
+    distributed,
+    engine,
+    errors,
+    files,
+    hardware,
+    inspection,
+    markers,
+    model,
+    planning,
+)
 
 TINY = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--epoch-steps", 5, "--precision", "fp32", "--eval-rows", 16,
@@ -112,7 +124,7 @@ def test_a_finished_run_is_left_alone_when_started_again(
 
 
 def test_inspect_shows_a_run_and_a_checkpoint_and_finds_damage(
-    learned: tuple[pathlib.Path, ranks.Result], tmp_path: pathlib.Path
+    learned: tuple[pathlib.Path, ranks.Result], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ):
     run_dir = tmp_path / "run"
     shutil.copytree(learned[0], run_dir, symlinks=True)
@@ -126,6 +138,11 @@ def test_inspect_shows_a_run_and_a_checkpoint_and_finds_damage(
     result = ranks.run(1, "inspect", run_dir)
     assert result.codes == [1]
     assert str(path) in result.fatal()[0]
+    markers.setup(rank=0)
+    assert inspection.run(run_dir, quick=False, as_json=True) == 1
+    out, err = capsys.readouterr()
+    assert [str(path) in text for text in json.loads(out)["damage"]] == [True]
+    assert f"[FATAL] {path}" in err
     assert ranks.run(1, "inspect", tmp_path).codes == [2]
 
 
