@@ -20,6 +20,7 @@ from functional.storage_faults import (
     HOSTS,
     MP,
     PROXY,
+    SERVER,
     client_of,
     health,
     mounted,
@@ -48,20 +49,21 @@ def hook_s(cluster: Cluster, unit: str) -> float:
     return float(re.findall(r"ran update-status in ([0-9.]+) s", said)[-1])
 
 
-def test_a_killed_client_is_back_within_fifteen_seconds(healthy: Cluster):
+@pytest.mark.parametrize("process", [CLIENT, SERVER])
+def test_a_killed_client_is_back_within_fifteen_seconds(healthy: Cluster, process: str):
     script = f"""
-old=$({CLIENT}); begin=$(date +%s%N); kill -9 $old
-until new=$({CLIENT}) && [ "$new" != "$old" ] && echo x 2>/dev/null >{MP}/.after-kill; do sleep 0.1; done
+old=$({process}); begin=$(date +%s%N); kill -9 $old
+until new=$({process}) && [ "$new" != "$old" ] && echo x 2>/dev/null >{MP}/.after-kill; do sleep 0.1; done
 echo $(( ($(date +%s%N) - begin) / 1000000 ))"""
     times = [int(healthy.on(NODE, "bash", "-c", script)) / 1000 for _ in range(5)]
-    print(f"kill -9 of the client: writable again after {', '.join(f'{took:.1f}' for took in times)} s")
+    print(f"kill -9 of what {process} finds: writable again after {', '.join(f'{took:.1f}' for took in times)} s")
     assert max(times) < 15
     assert mounted(healthy, NODE) == ["fuse.juicefs"]
 
 
 def test_a_client_that_hangs_while_its_server_answers_is_replaced(healthy: Cluster):
     heals, begin = health(healthy, NODE)["heals"], time.time()
-    healthy.on(NODE, "bash", "-c", f"kill -STOP $({CLIENT})")
+    healthy.on(NODE, "bash", "-c", f"kill -STOP $({SERVER})")
     until(healthy, NODE, lambda found: found["state"] == "right" and found["heals"] > heals)
     print(f"SIGSTOP of the client: right again after {time.time() - begin:.0f} s")
     said = healthy.on(NODE, "journalctl", "-u", f"mount-keeper-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
