@@ -3,6 +3,7 @@
 import dataclasses
 
 import trainer_checks
+import trainer_dataset
 import trainer_environment
 import trainer_fabric
 import trainer_jobs
@@ -92,13 +93,17 @@ def check(
     partition = trainer_plan.choose_partition(request.partition, partitions)
     passed = [f"resources: {describe(request)}", *trainer_checks.admission(settings, params, partition)]
     passed += trainer_checks.workspace(settings, contents)
-    tuning = trainer_tuning.check(settings, params, choices) if params.workload == "gpt" else None
-    passed += [tuning] if tuning else []
-    workload = _workload(settings, params, contents, run=run, resume=resume, tunes=tuning is not None)
+    models = trainer_tuning.check(settings, params, choices) if params.workload == "gpt" else ()
+    passed += [f"model: {', '.join(models)} can be read by {settings.user}"] if models else []
+    workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(models))
     if workload.kind == "script":
         passed.append(f"workload: {params.workload} is there and readable by {settings.user}")
     if workload.dataset:
         passed.append(f"dataset: {workload.dataset} {'will be prepared first' if workload.prepare else 'is there'}")
+        trainer_dataset.check_model(settings, workload.dataset, models)
+        origin = workload.run if workload.is_again else resume
+        if origin not in ("auto", "never") and "--resume" not in params.args:
+            trainer_dataset.check_origin(settings, workload.dataset, origin, is_same_run=workload.is_again)
     _check_profile(params, workload.kind, request)
     if params.container_image and params.container_image.startswith("/"):
         trainer_checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))

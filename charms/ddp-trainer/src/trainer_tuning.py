@@ -14,8 +14,8 @@ _EXAMPLE = "/mnt/shared/chat.jsonl"
 Choices = collections.abc.Sequence[collections.abc.Mapping[str, object]]
 
 
-def check(settings: Settings, params: trainer_params.Training, choices: Choices) -> str | None:
-    """Return in words what was checked where a run of the payload tunes a model. Raises ParameterError.
+def check(settings: Settings, params: trainer_params.Training, choices: Choices) -> tuple[str, ...]:
+    """Return the folders of the models that a run of the payload tunes, which can be read. Raises ParameterError.
 
     `choices` are the options of a sweep's runs, which come on top of `args`.
     """
@@ -28,7 +28,7 @@ def check(settings: Settings, params: trainer_params.Training, choices: Choices)
         if TOKENIZER in paths and MODEL not in given | paths:
             raise ParameterError(source, f"{TOKENIZER} goes with {MODEL}; give both")
     if not any(MODEL in paths for paths in (given, *swept)):
-        return None
+        return ()
     if not settings.transformers and not params.container_image:
         app = settings.unit.partition("/")[0]
         raise ParameterError(
@@ -40,9 +40,7 @@ def check(settings: Settings, params: trainer_params.Training, choices: Choices)
             if (flag, path) not in checked:
                 _check_folder(settings, f"{source}: {flag}", path, is_model=flag == MODEL)
                 checked.add((flag, path))
-    return (
-        f"model: {', '.join(sorted({path for flag, path in checked if flag == MODEL}))} can be read by {settings.user}"
-    )
+    return tuple(sorted({path for flag, path in checked if flag == MODEL}))
 
 
 def dataset(settings: Settings, wanted: str | None) -> None:
