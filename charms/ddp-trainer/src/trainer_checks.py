@@ -146,6 +146,19 @@ def dependency(settings: Settings, text: str | None) -> list[str]:
     return [f"dependency: Slurm knows the jobs of {text}"] if text else []
 
 
+def mail(settings: Settings, types: str | None, address: str | None) -> list[str]:
+    """Return in words who is written to. Raises ParameterError for an address that nothing would be sent to."""
+    if types is None:
+        if address is not None:
+            raise ParameterError("mail-user", "nothing is sent without mail-type; add mail-type=END,FAIL")
+        return []
+    try:
+        program = jobs.configuration().get("MailProg", "")
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    return [f"mail: {types} to {address or settings.user}; slurmctld sends it with {program or 'its MailProg'}"]
+
+
 def hosts(name: str, text: str, known: collections.abc.Collection[str]) -> tuple[str, ...]:
     """Return the nodes that a checked hostlist names. Raises ParameterError for one that Slurm does not know."""
     try:

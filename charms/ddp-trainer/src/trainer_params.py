@@ -162,6 +162,19 @@ Hosts = typing.Annotated[
 _BEFORE = r"after(any|ok|notok)?(:[1-9][0-9]{0,9}(_[0-9]{1,7})?(\+[0-9]{1,6})?)+"
 _BEFORE_RULE = "after, afterany, afterok or afternotok with jobs' ids, such as afterok:40:41; all with , or any with ?"
 Dependency = typing.Annotated[str, STRICT, matches(rf"{_BEFORE}((,{_BEFORE})*|(\?{_BEFORE})*)", 512, _BEFORE_RULE)]
+_MAIL_TYPES = (
+    "ALL", "ARRAY_TASKS", "BEGIN", "END", "FAIL", "INVALID_DEPEND", "REQUEUE", "TIME_LIMIT", "TIME_LIMIT_50",
+    "TIME_LIMIT_80", "TIME_LIMIT_90",
+)  # fmt: skip # sbatch(1), --mail-type, without what needs a burst buffer
+_MAIL_TYPE = "|".join(_MAIL_TYPES)
+MailType = typing.Annotated[
+    str, STRICT, matches(rf"({_MAIL_TYPE})(,({_MAIL_TYPE}))*", 128, f"joined by commas: {', '.join(_MAIL_TYPES)}")
+]
+MailUser = typing.Annotated[
+    str,
+    STRICT,
+    matches(r"[A-Za-z0-9][A-Za-z0-9._+-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?", 254, "one address, such as me@example.com"),
+]
 Flag = typing.Annotated[bool, STRICT]
 Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, STRICT, between(1, 30 * 86400)]
@@ -235,6 +248,8 @@ class Training(Resources):
     exclude: Hosts | None = None
     exclusive: Flag = False
     dependency: Dependency | None = None
+    mail_type: MailType | None = None
+    mail_user: MailUser | None = None
     args: Words = ""
     env: Env = ""
     dataset: Dataset | None = None

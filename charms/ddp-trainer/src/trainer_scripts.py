@@ -79,7 +79,10 @@ def training(
     is_draft: bool = False,
 ) -> dict[str, str]:
     """Return the files of a training run, or of a sweep of them, by name; a draft is for `sbatch --test-only`."""
-    given = {"constraint": params.constraint, "nodelist": params.nodelist, "exclude": params.exclude}
+    given = {
+        "constraint": params.constraint, "nodelist": params.nodelist, "exclude": params.exclude,
+        "mail-type": params.mail_type, "mail-user": params.mail_user,
+    }  # fmt: skip
     directives = [*_directives(params), *((name, value) for name, value in given.items() if value)]
     if params.exclusive:
         directives.append(("exclusive", ""))

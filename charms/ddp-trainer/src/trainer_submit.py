@@ -109,6 +109,7 @@ def check(
         trainer_checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
     checked = Checked(request, workload, "", contents, partitions, ())
     passed += trainer_checks.dependency(settings, params.dependency)
+    passed += trainer_checks.mail(settings, params.mail_type, params.mail_user)
     nothing = trainer_environment.NOT_INSTALLED
     draft = texts_of(settings, params, checked, nothing, resume=resume, sweep=sweep, is_draft=True)
     verdict = trainer_checks.judge(settings, draft["job.sbatch"])

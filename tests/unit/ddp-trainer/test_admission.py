@@ -256,6 +256,52 @@ def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
     )
 
 
+# -- mail --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"mail_type": "END,FAIL", "mail_user": "me@example.com"}, "END,FAIL to me@example.com"),
+        ({"mail_type": "ALL"}, "ALL to {user}"),
+    ],
+)
+def test_slurm_writes_a_mail(ready: Trainer, cluster: Cluster, given: dict[str, str], told: str):
+    cluster.config += "MailProg                = /usr/bin/mail\n"
+    for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
+        results = ready.run(action, dry_run=True, **given, **more)
+        for name, value in given.items():
+            assert f"#SBATCH --{name.replace('_', '-')}={value}\n" in results["script"]
+        line = f"mail: {told.replace('{user}', cluster.user)}; slurmctld sends it with /usr/bin/mail"
+        assert line in results["checks"].splitlines()
+    assert "--mail" not in ready.run("submit-ddp", dry_run=True)["script"]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            {"mail_user": "me@example.com"},
+            "mail-user: nothing is sent without mail-type; add mail-type=END,FAIL",
+        ),
+        (
+            {"mail_type": "STOP"},
+            "mail-type: 'STOP' is not allowed; joined by commas: ALL, ARRAY_TASKS, BEGIN, END, FAIL, ",
+        ),
+        ({"mail_type": "END, FAIL"}, "mail-type: 'END, FAIL' is not allowed; joined by commas: ALL, "),
+        (
+            {"mail_type": "END", "mail_user": "a@b,c@d"},
+            "mail-user: 'a@b,c@d' is not allowed; one address, such as me@example.com",
+        ),
+    ],
+)
+def test_a_mail_that_would_not_be_sent_is_refused(
+    ready: Trainer, cluster: Cluster, given: dict[str, typing.Any], line: str
+):
+    assert ready.fails("submit-ddp", **given).startswith(line)
+    assert not cluster.changes
+
+
 # -- the time limit ----------------------------------------------------------------------------------------------------
 
 
