@@ -12,11 +12,22 @@ CONFIG = {
     "AccountingStorageEnforce": "associations,limits,qos",
 }
 ASSOCIATIONS = ("associations", "where", "user=ubuntu", "cluster=main", "format=Account,Partition,QOS")
-# As the manual describes `scontrol show reservations -o`, written by hand; 24.05 and later print no Watts.
-RESERVATION = (
-    "ReservationName=spring StartTime=2026-11-22T14:00:00 EndTime=2026-11-23T14:00:00 Duration=1-00:00:00 Nodes=n[0-1] "
-    "NodeCnt=2 CoreCnt=4 Features=(null) PartitionName=gpu Flags=SPEC_NODES TRES=cpu=4 Users=eve,-bob Groups=(null) "
-    "Accounts=physics Licenses=(null) State=ACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+# Captured from 22.05.8, with the node's name changed; 24.05 and later print no Watts. The last one's
+# list began as `users=-eve,-bob`, which keeps both out, and had `users+=ubuntu` after that.
+RESERVATIONS = (
+    "ReservationName=spring StartTime=2026-11-22T19:21:50 EndTime=2026-11-22T20:21:50 Duration=01:00:00 Nodes=n0 NodeCnt=1 "
+    "CoreCnt=2 Features=(null) PartitionName=(null) Flags=IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=2 Users=eve,bob "
+    "Groups=(null) Accounts=(null) Licenses=(null) State=ACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+    "ReservationName=both StartTime=2028-04-05T19:22:14 EndTime=2028-04-05T20:22:14 Duration=01:00:00 Nodes=n0 NodeCnt=1 "
+    "CoreCnt=2 Features=(null) PartitionName=(null) Flags=OVERLAP,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=2 Users=eve "
+    "Groups=(null) Accounts=physics Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+    "ReservationName=year StartTime=2026-11-23T19:22:14 EndTime=2027-11-23T19:22:14 Duration=365-00:00:00 Nodes=n0 NodeCnt=1 "
+    "CoreCnt=2 Features=(null) PartitionName=gpu Flags=OVERLAP,IGNORE_JOBS,SPEC_NODES,PART_NODES TRES=cpu=2 Users=(null) "
+    "Groups=(null) Accounts=chem Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
+    "ReservationName=deny StartTime=2027-12-27T19:22:14 EndTime=2027-12-27T20:22:14 Duration=01:00:00 Nodes=n0 NodeCnt=1 "
+    "CoreCnt=2 Features=(null) PartitionName=(null) Flags=OVERLAP,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=2 "
+    "Users=-eve,-bob,ubuntu Groups=(null) Accounts=-physics Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a "
+    "MaxStartDelay=(null)\n"
 )
 
 
@@ -38,17 +49,19 @@ def ask(config: dict[str, str] | None = None) -> access.Accounting | None:
 
 
 def test_what_the_accounting_says(commands: Commands):
-    expect(commands, "account", "format=Account", stdout="root\nphysics\nchem\n")
-    expect(commands, "qos", "format=Name", stdout="normal\nhigh\n")
-    expect(commands, *ASSOCIATIONS, stdout="physics||high,normal\nchem|gpu|+normal\n")
+    """As captured from 22.05.8, where accounts and QOS were made as Upper and Gold, too."""
+    expect(commands, "account", "format=Account", stdout="chem\nphysics\nroot\nupper\n")
+    expect(commands, "qos", "format=Name", stdout="normal\nhigh\ngold\n")
+    expect(commands, *ASSOCIATIONS, stdout="physics||normal\nchem|gpu|high,normal\n")
     found = ask()
     assert found is not None
-    assert found.accounts == ("chem", "physics", "root")
-    assert found.qos == ("high", "normal")
+    assert found.accounts == ("chem", "physics", "root", "upper")
+    assert found.qos == ("gold", "high", "normal")
     assert found.charged("gpu") == ("chem", "physics")
     assert found.charged("main") == ("physics",)
     assert found.allowed_qos(None) == ("high", "normal")
-    assert found.allowed_qos("CHEM") == ("normal",)
+    assert found.allowed_qos("CHEM") == ("high", "normal")
+    assert found.allowed_qos("physics") == ("normal",)
     assert found.enforces == {"associations", "limits", "qos"}
 
 
@@ -91,19 +104,17 @@ def test_a_slurmdbd_that_gives_no_answer_counts_as_none(commands: Commands):
 
 @pytest.mark.parametrize("watts", [" Watts=n/a", ""])
 def test_reservations(commands: Commands, watts: str):
-    text = RESERVATION.replace(" Watts=n/a", watts)
-    later = text.replace("spring", "autumn").replace("ACTIVE", "INACTIVE").replace("eve,-bob", "(null)")
-    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text + later)
-    spring, autumn = access.reservations()
-    assert spring == access.Reservation(
-        "spring",
-        is_active=True,
-        users=("eve", "-bob"),
-        accounts=("physics",),
-        partition="gpu",
-        start="2026-11-22T14:00:00",
-    )
-    assert (autumn.name, autumn.is_active, autumn.users) == ("autumn", False, ())
+    text = RESERVATIONS.replace(" Watts=n/a", watts)
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text)
+    found = [(one.name, one.is_active, one.users, one.accounts, one.partition) for one in access.reservations()]
+    assert found == [
+        ("spring", True, ("eve", "bob"), (), ""),
+        ("both", False, ("eve",), ("physics",), ""),
+        ("year", False, (), ("chem",), "gpu"),
+        ("deny", False, ("-eve", "-bob", "ubuntu"), ("-physics",), ""),
+    ]
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text)
+    assert access.reservations()[0].start == "2026-11-22T19:21:50"
 
 
 def test_there_may_be_no_reservation_and_no_answer(commands: Commands):

@@ -110,10 +110,13 @@ def _check_reservation(settings: Settings, name: str, partition: jobs.Partition)
         text = f"{name} is in partition {one.partition}, not {partition.name}; add partition={one.partition}"
         raise ParameterError("reservation", text)
     barred = f"-{settings.user}" in one.users
-    allowed = [user for user in one.users if not user.startswith("-")]
+    denies = any(user.startswith("-") for user in one.users)  # then all others may (scontrol(1), Users)
+    allowed = () if denies else one.users
     if barred or (allowed and not one.accounts and settings.user not in allowed):
         text = f"{name} is not for {settings.user}" + (f", but for: {_some(allowed)}" if allowed else "")
-        raise ParameterError("reservation", f"{text}; its owner can add it: scontrol update reservation={name} users+=")
+        change = f"users{'-' if barred else '+'}={settings.user}"
+        mend = f"an administrator changes that with: scontrol update reservation={name} {change}"
+        raise ParameterError("reservation", f"{text}; {mend}")
     return f"reservation: {name} is there" + ("" if one.is_active else f" and begins at {one.start}")
 
 

@@ -130,12 +130,13 @@ def test_a_partitions_own_rules_count_with_and_without_slurmdbd(
         ({"partition": "gpu"}, "reservation: spring is in partition gpu, not slurmd; add partition=gpu"),
         (
             {"users": "eve,bob"},
-            "reservation: spring is not for {user}, but for: eve, bob; its owner can add it: "
-            "scontrol update reservation=spring users+=",
+            "reservation: spring is not for {user}, but for: eve, bob; an administrator changes that with: "
+            "scontrol update reservation=spring users+={user}",
         ),
         (
             {"users": "-{user}"},
-            "reservation: spring is not for {user}; its owner can add it: scontrol update reservation=spring users+=",
+            "reservation: spring is not for {user}; an administrator changes that with: "
+            "scontrol update reservation=spring users-={user}",
         ),
     ],
 )
@@ -150,8 +151,9 @@ def test_a_reservation_that_can_be_used(ready: Trainer, cluster: Cluster):
     results = ready.run("submit-ddp", dry_run=True, reservation="spring")
     assert "reservation: spring is there and begins at 2026-11-23T08:00:00" in results["checks"]
     assert "#SBATCH --reservation=spring\n" in results["script"]
-    cluster.reservations = reservation(users="eve", accounts="physics")
-    ready.run("submit-ddp", dry_run=True, reservation="spring")
+    for about in ({"users": "eve", "accounts": "physics"}, {"users": "-eve,-bob"}, {"users": "-eve,bob"}):
+        cluster.reservations = reservation(**about)
+        ready.run("submit-ddp", dry_run=True, reservation="spring")
     cluster.reservations = ""
     assert ready.fails("submit-ddp", reservation="spring") == "reservation: no reservation 'spring'; there are: none"
 
