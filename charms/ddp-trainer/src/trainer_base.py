@@ -102,7 +102,9 @@ def account(name: str) -> pwd.struct_passwd:
         found = pwd.getpwnam(name)
     except KeyError:
         raise ParameterError(
-            "submit-user", f"no account {name!r} on this host; it must exist with the same uid on every node"
+            "submit-user",
+            f"no account {name!r} on this host; it must exist with the same uid on every node: "
+            f"useradd -m -u UID {name} there, or name another one",
         ) from None
     if found.pw_uid == 0:
         raise ParameterError("submit-user", f"{name!r} is root; jobs never run as root: name an ordinary account")

@@ -46,7 +46,7 @@ class Finding:
     level: Level  # error: a run would break; warning: it may suffer; note: good to know
     where: str  # a node's name, several, or what it is about
     text: str
-    remedy: str = ""  # what to type or do
+    remedy: str  # what to type or do; a note may have none
 
     def __str__(self) -> str:
         return f"{self.level.upper()} {self.where}: {self.text}" + (f"\n    -> {self.remedy}" if self.remedy else "")
@@ -188,7 +188,7 @@ def read_reports(text: str) -> dict[str, Json]:
 def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     """Return the findings, the worst first."""
     found: list[Finding] = []
-    found += _about_slurm(facts)
+    found += _about_slurm(settings, facts)
     found += _about_accounting(settings, facts)
     found += _about_absent(facts)
     found += _about_versions(facts)
@@ -205,12 +205,19 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     return tuple(sorted(_merged(found), key=lambda finding: order[finding.level]))
 
 
-def _about_slurm(facts: Facts) -> list[Finding]:
+def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
     """Return what Slurm's configuration means for training jobs."""
     found: list[Finding] = []
     config = facts.config
     if not config:
-        return [Finding("warning", "slurm", "scontrol show config gave no answer, so the configuration is not judged")]
+        return [
+            Finding(
+                "warning",
+                "slurm",
+                "scontrol show config gave no answer, so the configuration is not judged",
+                "scontrol ping; juju status slurmctld",
+            )
+        ]
     kill_wait = _leading_number(config.get("KillWait", ""))
     if kill_wait is not None and kill_wait < 10:
         text = f"KillWait is {kill_wait} s: at its time limit a job has no time left to write a checkpoint"
@@ -220,21 +227,23 @@ def _about_slurm(facts: Facts) -> list[Finding]:
         found.append(Finding("warning", "slurm", text, _slurm_conf("ProctrackType=proctrack/cgroup")))
     if "linear" in config.get("SelectType", ""):
         text = "SelectType is select/linear: every job takes whole nodes, whatever it asks for"
-        found.append(Finding("note", "slurm", text))
+        found.append(Finding("note", "slurm", text, _slurm_conf("SelectType=select/cons_tres")))
     if config.get("JobRequeue") == "0":
         text = "JobRequeue is 0: a job lost with its node does not come back; the trainer's own jobs ask for it"
-        found.append(Finding("note", "slurm", text))
+        found.append(Finding("note", "slurm", text, _slurm_conf("JobRequeue=1")))
     preempt = config.get("PreemptMode", "OFF")
     if "CANCEL" in preempt:
-        text = f"PreemptMode is {preempt}: a preempted run ends; submit-ddp run=NAME goes on from its checkpoint"
-        found.append(Finding("note", "slurm", text))
+        text = f"PreemptMode is {preempt}: a preempted run ends; submitted again, it goes on from its checkpoint"
+        remedy = f"juju run {settings.unit} submit-ddp run=NAME; {_slurm_conf('PreemptMode=REQUEUE')}"
+        found.append(Finding("note", "slurm", text, remedy))
     if config.get("AccountingStorageType", "").endswith("/none") or config.get("AccountingStorageType") == "(null)":
         age = config.get("MinJobAge", "300 sec")
         text = f"there is no slurmdbd: Slurm forgets a job {age} after its end; runs keep their own record"
-        found.append(Finding("note", "slurm", text))
+        found.append(Finding("note", "slurm", text, "juju deploy slurmdbd; juju integrate slurmdbd slurmctld"))
     limit = _leading_number(config.get("MaxArraySize", ""))
     if limit is not None and limit < 1001:
-        found.append(Finding("note", "slurm", f"MaxArraySize is {limit}: sweeps have at most {limit - 1} elements"))
+        text = f"MaxArraySize is {limit}: sweeps have at most {limit - 1} elements"
+        found.append(Finding("note", "slurm", text, _slurm_conf("MaxArraySize=1001")))
     return found
 
 
@@ -259,7 +268,7 @@ def _about_absent(facts: Facts) -> list[Finding]:
     for name, why in sorted(facts.left_out.items()):
         level: Level = "error" if chosen else "warning"
         remedy = (
-            ""
+            f"squeue --nodelist={name} shows whose jobs these are; try again when they have ended"
             if why.startswith("busy")
             else f"scontrol show node {name}; then: scontrol update nodename={name} state=resume"
         )
@@ -295,7 +304,7 @@ def _about_versions(facts: Facts) -> list[Finding]:
         theirs = _version(str(about["versions"].get("slurm", "")))
         if theirs and theirs < _OLDEST_SLURM:
             text = f"Slurm {about['versions']['slurm']} is older than 22.05, the oldest that the jobs are written for"
-            found.append(Finding("error", name, text, "upgrade slurmd"))
+            found.append(Finding("error", name, text, f"on {name}: apt-get install slurmd, from a release that has it"))
         elif theirs and controller and theirs > controller:
             text = (
                 f"its Slurm {about['versions']['slurm']} is newer than the controller's {facts.config['SLURM_VERSION']}"
@@ -323,7 +332,8 @@ def _about_filesystem(settings: Settings, facts: Facts, name: str, about: Json) 
     theirs, ours = (mount.get("type"), mount.get("source")), facts.login
     if theirs != ours:
         text = f"{settings.workspace} is {theirs[0]} {theirs[1]} here and {ours[0]} {ours[1]} on {settings.unit}"
-        found.append(Finding("note", name, text))
+        remedy = f"findmnt {settings.workspace} on both; if they are not the same filesystem: {join}"
+        found.append(Finding("note", name, text, remedy))
     if filesystem.get("read_only"):
         found.append(Finding("error", name, f"{settings.workspace} is mounted read-only", join))
     if (free := filesystem.get("free")) is not None and free < _LEAST_FREE:
@@ -338,14 +348,16 @@ def _about_filesystem(settings: Settings, facts: Facts, name: str, about: Json) 
     speed = filesystem.get("write_mb_s")
     if speed is not None and speed < _SLOW_WRITE_MB_S:
         text = f"writes {speed:.1f} MB/s to {settings.workspace} (8 MiB with fsync): checkpoints will take long"
-        found.append(Finding("warning", name, text, "look at the storage and at the network to it"))
+        remedy = f"on {name}: findmnt {settings.workspace}; is the server that it names near, and idle?"
+        found.append(Finding("warning", name, text, remedy))
     rename = filesystem.get("rename_ms")
     if rename is not None and rename > _SLOW_RENAME_MS:
         text = f"making and renaming a file in {settings.workspace} takes {rename:.0f} ms"
-        found.append(Finding("warning", name, text, "look at the filesystem's metadata server"))
+        remedy = f"on {name}: findmnt {settings.workspace}; is the filesystem's metadata server busy or far away?"
+        found.append(Finding("warning", name, text, remedy))
     if filesystem.get("locks") is False:
         found.append(
-            Finding("note", name, f"{settings.workspace} has no flock; nothing of the trainer's needs it there")
+            Finding("note", name, f"{settings.workspace} has no flock; nothing of the trainer's needs it there", "")
         )
     if "writeback" in str(mount.get("options", "")):
         text = "JuiceFS writes back: other nodes see files late, and a node that dies loses what it has not uploaded"
@@ -385,7 +397,9 @@ def _about_host(settings: Settings, facts: Facts, name: str, about: Json) -> lis
     needed = max((m.unpacked_bytes for m in facts.manifests[:1]), default=0)
     unpacked = any(e.get("unpacked") for e in about["environments"])
     if "error" in disk:
-        found.append(Finding("error", name, f"the environment cannot be unpacked: {disk['error']}"))
+        place = settings.node_cache.parent
+        remedy = f"on {name}: df {place}; ls -ld {place}; all must be able to write there"
+        found.append(Finding("error", name, f"the environment cannot be unpacked: {disk['error']}", remedy))
     elif needed and not unpacked and disk["free"] < needed + (256 << 20):
         free_mb, needed_mb = disk["free"] >> 20, (needed >> 20) + 256
         text = f"{settings.node_cache.parent} has {free_mb} MiB free; the environment needs {needed_mb}"
@@ -418,7 +432,14 @@ def _about_network(facts: Facts, name: str, about: Json) -> list[Finding]:
             )
             found.append(Finding("error", name, text, remedy))
         elif "route" in peer:
-            found.append(Finding("error", name, f"has no route to {host}: {peer['route']}", "ip route"))
+            found.append(
+                Finding(
+                    "error",
+                    name,
+                    f"has no route to {host}: {peer['route']}",
+                    f"on {name}: ip route get {peer.get('address', host)}",
+                )
+            )
         elif "port" in peer and not peer.get("iface"):
             text = f"has no interface with the address {peer.get('mine')} that leads to {host}"
             found.append(Finding("warning", name, text, "gloo needs GLOO_SOCKET_IFNAME then: submit-ddp env=..."))

@@ -116,7 +116,9 @@ def refuse_if_active(settings: Settings, run: str) -> None:
     for known in (job for name in names for job in jobs.jobs(user=settings.user, name=name)):
         if known.is_active:
             raise ParameterError(
-                "run", f"{run} is at work as job {known.job_id} ({known.state}); wait for it or cancel it"
+                "run",
+                f"{run} is at work as job {known.job_id} ({known.state}); wait for its end, or: "
+                f"juju run {settings.unit} cancel-job run={known.name}",
             )
 
 
@@ -372,7 +374,10 @@ def read_log(settings: Settings, submitted: Submitted, *, rank: int | None, line
         where = f" ({known.reason})" if known is not None and known.state == "PENDING" else ""
         state = f"job {submitted.job_id} is {known.state}{where}" if known is not None else f"job {submitted.job_id}"
         of_rank = "" if rank is None else f" of rank {rank}"
-        raise TrainerError(f"{state}; there is no output{of_rank} yet", results=results) from e
+        hint = f"juju run {settings.unit} show-job job-id={submitted.job_id}"
+        if submitted.element is not None:
+            hint += f" element={submitted.element}"
+        raise TrainerError(f"{state}; there is no output{of_rank} yet; see: {hint}", results=results) from e
     return {
         **results,
         "log": found["path"],
@@ -467,13 +472,15 @@ def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -
         hint = f"juju run {settings.unit} submit-ddp run={submitted.run} with the same parameters"
         raise TrainerError(f"job {submitted.job_id} does not wait: it is {state}; to go on from its checkpoint: {hint}")
     if known.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
-        raise TrainerError(f"job {known.job_id} does not wait: it is {known.state}")
+        hint = f"juju run {settings.unit} job-log job-id={known.job_id}"
+        raise TrainerError(f"job {known.job_id} does not wait: it is {known.state}; what it does: {hint}")
     try:
         if known.state == "REQUEUE_HOLD" or known.reason == "JobHeldUser":
             jobs.release(known.job_id, user=settings.user_to_be)
         jobs.start_now(known.job_id, user=settings.user_to_be)
     except jobs.SlurmError as e:
-        raise TrainerError(f"job {known.job_id} ({known.reason}) cannot be let go: {e}") from e
+        hint = f"an administrator lets it go with: scontrol release {known.job_id}"
+        raise TrainerError(f"job {known.job_id} ({known.reason}) cannot be let go: {e}; {hint}") from e
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
     known = _known(settings, submitted.job_id, submitted.element) or known
     return {"job-id": str(known.job_id), "run": submitted.run, "state": known.state, "reason": known.reason}
@@ -496,7 +503,8 @@ def cancel(settings: Settings, named: trainer_params.OneJob, log: Log) -> Result
     try:
         jobs.cancel(*doomed.words, user=settings.user_to_be)
     except jobs.SlurmError as e:
-        raise TrainerError(f"{what} could not be cancelled: {e}") from e
+        hint = f"how it stands: juju run {settings.unit} list-jobs"
+        raise TrainerError(f"{what} could not be cancelled: {e}; {hint}") from e
     log(f"{what} was {_states(doomed.known)}; cancelling, its ranks may save first")
     began = told = time.monotonic()
     left = doomed.known

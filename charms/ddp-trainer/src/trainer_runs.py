@@ -118,7 +118,7 @@ def compare_runs(settings: Settings, params: trainer_params_runs.CompareRuns, _:
         return _compare_sweeps(settings, names, sweeps)
     if not 2 <= len(names) <= 8:
         raise ParameterError("runs", f"{len(names)} named; two to eight different ones, separated by commas")
-    read = {name: _read(settings, name) for name in names}
+    read = {name: _read(settings, name, parameter="runs") for name in names}
     for name in names:
         if what := _WITHOUT_LOSS.get(_kind(read[name])):
             hint = f"see: juju run {settings.unit} show-run run={name}"
@@ -200,12 +200,12 @@ def _sweep_state(settings: Settings, name: str) -> State:
     return State(shown["state"], shown["states"])
 
 
-def _read(settings: Settings, run: str) -> Json:
+def _read(settings: Settings, run: str, *, parameter: str = "run") -> Json:
     try:
         return trainer_workspace.ask(settings, "read_result", timeout_s=60, workspace=str(settings.workspace), run=run)
     except trainer_workspace.MissingError as e:
         text = f"there is no run {run!r} in {settings.runs}; see: juju run {settings.unit} list-runs"
-        raise ParameterError("run", text) from e
+        raise ParameterError(parameter, text) from e
 
 
 def _compare_sweeps(settings: Settings, names: list[str], sweeps: list[str]) -> Results:
@@ -224,7 +224,8 @@ def _compare_sweeps(settings: Settings, names: list[str], sweeps: list[str]) -> 
         "runs"
     ]
     if lacking := [str(run["name"]) for run in read if not (run["job"] or run["summary"])]:
-        raise ParameterError("run", f"there is no run {lacking[0]!r} in {settings.runs}")
+        text = f"there is no run {lacking[0]!r} in {settings.runs}; see: juju run {settings.unit} list-runs"
+        raise ParameterError("runs", text)
     alone = _states(settings, [run for run in read if run["name"] not in states or not states[run["name"]]])[0]
     varied = list(dict.fromkeys(key for run in read for key in _choice(run)))
     given = [_settings(run) for run in read]
@@ -291,7 +292,8 @@ def _newest_two(settings: Settings) -> list[str]:
     found = trainer_workspace.ask(settings, "list_results", timeout_s=60, workspace=str(settings.workspace), limit=100)
     names = [str(run["name"]) for run in found["runs"] if run["summary"] and _kind(run) not in _WITHOUT_LOSS]
     if len(names) < 2:
-        raise TrainerError(f"{settings.runs} holds {len(names)} runs with results; two are needed to compare")
+        hint = f"start one: juju run {settings.unit} submit-ddp; see: juju run {settings.unit} list-runs"
+        raise TrainerError(f"{settings.runs} holds {len(names)} runs with results; two are needed to compare; {hint}")
     return names[:2]
 
 

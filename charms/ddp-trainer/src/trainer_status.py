@@ -112,5 +112,5 @@ def _missing(options: Settings) -> str | None:
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        return f"{e}; integrate sackd with slurmctld"
+        return f"{e}; is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
     return mounted(options)

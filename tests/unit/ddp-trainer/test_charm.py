@@ -177,12 +177,12 @@ def test_waits_for_the_controller(trainer: Trainer, cluster: Cluster):
     cluster.silent = 9
     out = trainer.event("update_status")
     assert out.unit_status == testing.WaitingStatus(
-        "Unable to contact slurm controller (connect failure); integrate sackd with slurmctld"
+        "Unable to contact slurm controller (connect failure); is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
     )
     cluster.silent, cluster.hung = 0, True
     out = trainer.event("update_status")
     assert out.unit_status == testing.WaitingStatus(
-        "Slurm: scontrol: no answer within 10 s; integrate sackd with slurmctld"
+        "Slurm: scontrol: no answer within 10 s; is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
     )
 
 
@@ -245,7 +245,8 @@ def test_an_option_that_cannot_be_blocks_and_names_itself(trainer: Trainer, opti
         ("root", "fix config: submit-user: 'root' is root; jobs never run as root: name an ordinary account"),
         (
             "nosuch",
-            "fix config: submit-user: no account 'nosuch' on this host; it must exist with the same uid on every node",
+            "fix config: submit-user: no account 'nosuch' on this host; it must exist with the same uid on every node: "
+            "useradd -m -u UID nosuch there, or name another one",
         ),
     ],
 )
@@ -613,7 +614,9 @@ def test_a_job_that_slurm_refuses_at_last_leaves_no_run(ready: Trainer, cluster:
 def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("submit-ddp", run="x")
-    assert ready.fails("submit-ddp", run="x") == "run: x is at work as job 40 (RUNNING); wait for it or cancel it"
+    assert ready.fails("submit-ddp", run="x") == (
+        "run: x is at work as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run=x"
+    )
     assert len(cluster.jobs) == 1
 
 
@@ -716,7 +719,8 @@ def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     assert ready.fails("prepare-dataset", source=f"{place}/no") == f"source: {place}/no is not there"
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
-    line = "run: prepare-python-stdlib is at work as job 40 (RUNNING); wait for it or cancel it"
+    run = "prepare-python-stdlib"
+    line = f"run: {run} is at work as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run={run}"
     assert ready.fails("prepare-dataset") == line
 
 
@@ -853,8 +857,9 @@ def test_a_log_that_is_not_there_is_explained(ready: Trainer, cluster: Cluster):
     assert ready.fails("job-log", job_id=9, run="no") == "run: give either job-id or run"
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", workload="smoke", run="a")
-    assert ready.fails("job-log") == "job 40 is PENDING (Resources); there is no output yet"
-    assert ready.fails("job-log", rank=3) == "job 40 is PENDING (Resources); there is no output of rank 3 yet"
+    see = "see: juju run trainer/0 show-job job-id=40"
+    assert ready.fails("job-log") == f"job 40 is PENDING (Resources); there is no output yet; {see}"
+    assert ready.fails("job-log", rank=3) == f"job 40 is PENDING (Resources); there is no output of rank 3 yet; {see}"
 
 
 def test_a_job_is_cancelled(ready: Trainer, cluster: Cluster):
@@ -884,7 +889,9 @@ def test_a_job_that_was_queued_again_is_let_go(ready: Trainer, cluster: Cluster)
 def test_a_job_that_does_not_wait_cannot_be_let_go(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", run="first")
     cluster.jobs[0].states = [("RUNNING", 0)]
-    assert ready.fails("resume-now", job_id=40) == "job 40 does not wait: it is RUNNING"
+    assert ready.fails("resume-now", job_id=40) == (
+        "job 40 does not wait: it is RUNNING; what it does: juju run trainer/0 job-log job-id=40"
+    )
     cluster.jobs[0].states = [("TIMEOUT", 1)]
     assert ready.fails("resume-now", job_id=40) == (
         "job 40 does not wait: it is TIMEOUT; to go on from its checkpoint: juju run trainer/0 submit-ddp run=first with "
@@ -905,4 +912,5 @@ def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
 @pytest.mark.parametrize("action", ["submit-ddp", "prepare-dataset", "list-jobs", "install-environment"])
 def test_slurm_that_does_not_answer_is_told(ready: Trainer, cluster: Cluster, action: str):
     cluster.hung = True
-    assert ready.fails(action) == "Slurm: scontrol: no answer within 10 s; integrate sackd with slurmctld"
+    line = "is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
+    assert ready.fails(action) == f"Slurm: scontrol: no answer within 10 s; {line}"

@@ -70,7 +70,9 @@ def test_runs_are_listed_the_newest_first(ready: Trainer, cluster: Cluster):  # 
 def test_an_empty_workspace_has_no_runs(ready: Trainer):  # noqa: F811
     assert ready.run("list-runs")["count"] == "0"
     assert "there is no run in" in ready.fails("show-run")
-    assert "0 runs with results; two are needed" in ready.fails("compare-runs")
+    assert "0 runs with results; two are needed to compare; start one: juju run trainer/0 submit-ddp" in ready.fails(
+        "compare-runs"
+    )
 
 
 def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):  # noqa: F811
@@ -171,7 +173,7 @@ def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):  # noqa: F8
         ("compare-runs", {"runs": "one,one"}, "runs: 1 named; two to eight different ones, separated by commas"),
         ("compare-runs", {"runs": "a,b,c,d,e,f,g,h,i"}, "runs: 9 named; two to eight different ones, separated by commas"),
         ("compare-runs", {"runs": "a,$(id)"}, "runs: 'a,$(id)' is not allowed; names of runs, separated by commas or blanks"),
-        ("compare-runs", {"runs": "one,two"}, "run: there is no run 'one' in {runs}; see: juju run trainer/0 list-runs"),
+        ("compare-runs", {"runs": "one,two"}, "runs: there is no run 'one' in {runs}; see: juju run trainer/0 list-runs"),
         ("list-runs", {"lines": 0}, "lines: 0 is not allowed; a whole number from 1 to 1000"),
     ],
 )  # fmt: skip
@@ -406,4 +408,4 @@ def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: C
     leave(ready, "night", lr=9.0)
     both = [line.split() for line in ready.run("compare-runs", runs="s,night")["results"].splitlines()]
     assert both[-1][:3] == ["night", "COMPLETED", "9"]
-    assert ready.fails("compare-runs", runs="s,nope").startswith("run: there is no run 'nope' in ")
+    assert ready.fails("compare-runs", runs="s,nope").startswith("runs: there is no run 'nope' in ")
