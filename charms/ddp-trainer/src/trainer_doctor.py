@@ -13,6 +13,7 @@ import re
 import secrets
 import statistics
 import typing
+import urllib.parse
 import zlib
 
 import trainer_checks
@@ -100,7 +101,8 @@ def gather(
         if fit:
             spec = {
                 "hosts": fit, "workspace": str(settings.workspace), "folder": folder["folder"],
-                "nonce": folder["nonce"], "cache": str(settings.node_cache), "port": 0, "environments": [
+                "nonce": folder["nonce"], "cache": str(settings.node_cache), "port": 0,
+                "tracking": _tracking_server(settings.mlflow_uri), "environments": [
                     {"hash": manifest.hash, "sha256": manifest.sha256}
                     for manifest in contents.environments[:4]
                     if trainer_environment.is_current(settings, manifest)
@@ -198,6 +200,7 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
         found += _about_network(facts, name, about)
         found += _about_environment(settings, facts, name, about)
         found += _about_gpus(settings, facts, name, about)
+        found += _about_tracking(settings, name, about)
     found += _about_sharing(settings, facts)
     found += _about_clocks(facts)
     found += _about_stored(settings, facts)
@@ -507,6 +510,25 @@ def _about_gpus(settings: Settings, facts: Facts, name: str, about: Json) -> lis
         text = ", ".join(f"{port['device']} ({port['kind']}) is {port['state']}" for port in down[:8])
         found.append(Finding("warning", name, text, "ibstat; NCCL falls back to TCP, ten times slower"))
     return found
+
+
+def _about_tracking(settings: Settings, name: str, about: Json) -> list[Finding]:
+    """Return whether runs on this node would be tracked; a server that is away stops none."""
+    if not about.get("tracking"):
+        return []
+    text = f"cannot reach the MLflow server {settings.mlflow_uri} ({about['tracking']}): runs train on, untracked"
+    app = settings.unit.partition("/")[0]
+    remedy = f"on {name}: curl -I {settings.mlflow_uri}; or: juju config {app} mlflow-tracking-uri=..."
+    return [Finding("warning", name, text, remedy)]
+
+
+def _tracking_server(uri: str) -> list[str | int] | None:
+    """Return host and port of an MLflow server; None where the store is a path, or there is none."""
+    parts = urllib.parse.urlsplit(uri)
+    with contextlib.suppress(ValueError):  # a port that is no number
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return [parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)]
+    return None
 
 
 def _about_sharing(settings: Settings, facts: Facts) -> list[Finding]:

@@ -33,6 +33,7 @@ PREFIX = "DOCTOR "
 GREETING = "slurm-ddp-doctor"
 MEET_S = 15.0  # how long a peer's server is tried: tasks of one step start within seconds
 LEAVE_S = 30.0  # how long this node's own server stays, at most
+REACH_S = 5.0  # how long a server may take to be connected to
 SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
 PORTS = 3  # so many ports after the first are tried, as the job script does
 _WRITE_BYTES = 8 << 20
@@ -443,6 +444,17 @@ def _asked(stream: typing.Any, text: str) -> str:
     return stream.readline(256).decode().strip()
 
 
+def reach(server: list[typing.Any] | None) -> str:
+    """Return why no connection to a server, host and port, can be made; nothing where it can or none is asked for."""
+    if server is None:
+        return ""
+    try:
+        socket.create_connection((str(server[0]), int(server[1])), timeout=REACH_S).close()
+    except OSError as e:
+        return e.strerror or str(e)
+    return ""
+
+
 def _route(address: str) -> Json:
     """Return this node's own address and interface on the way to another; connecting UDP sends nothing."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -486,7 +498,7 @@ def examine(spec: Json) -> Json:
         "node": node, "uid": os.getuid(), "time": began, "versions": versions(), "limits": limits(),
         "disk": disk(spec["cache"]), "filesystem": dict(filesystem.facts), "network": meeting.told(),
         "environments": environments(spec["cache"], spec["environments"]), "gpus": gpus(), "infiniband": infiniband(),
-        "scratch": tempfile.gettempdir(),
+        "scratch": tempfile.gettempdir(), "tracking": reach(spec.get("tracking")),
     }  # fmt: skip
     filesystem.close()
     return answer

@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import typing
@@ -163,6 +164,32 @@ def test_what_slurms_configuration_means_is_told(
     assert "juju " in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("uri", "server"),
+    [
+        ("http://mlflow.example:5000/x", ["mlflow.example", 5000]),
+        ("https://mlflow.example", ["mlflow.example", 443]),
+        ("http://mlflow.example", ["mlflow.example", 80]),
+        ("http://mlflow.example:x", None),
+        ("/mnt/shared/mlruns", None),
+        ("", None),
+    ],
+)
+def test_a_tracking_server_that_cannot_be_reached_is_told(
+    trainer: Trainer,  # noqa: F811
+    cluster: Cluster,
+    uri: str,
+    server: object,
+):
+    trainer.config["mlflow-tracking-uri"] = uri
+    asked = answering(cluster, {**healthy("slurmd-0"), "tracking": "Connection refused"}, healthy("slurmd-1"))
+    findings = trainer.run("doctor")["findings"]
+    assert json.loads(asked[0][-1])["tracking"] == server
+    line = f"WARNING slurmd-0: cannot reach the MLflow server {uri} (Connection refused): runs train on, untracked"
+    remedy = f"on slurmd-0: curl -I {uri}; or: juju config trainer mlflow-tracking-uri=..."
+    assert f"{line}\n    -> {remedy}" in findings
+
+
 def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: trainer_doctor.Facts):
     change(facts.reports["slurmd-1"], "limits/memlock", 65536)
     assert len(trainer_doctor.judge(settings, facts)) == 1
@@ -246,6 +273,15 @@ def test_an_environment_is_tried_where_it_is_unpacked(tmp_path: pathlib.Path):
     assert second == {"hash": "bb", "unpacked": False}
     (cache / "aa" / "bin" / "python").write_text("#!/bin/sh\necho 'ImportError: libgomp' >&2; exit 1\n")
     assert trainer_probe.environments(str(cache), wanted)[0]["error"] == "ImportError: libgomp"
+
+
+def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (about,) = probe(tmp_path, ("localhost",), ("localhost",), tracking=["127.0.0.1", port]).values()
+        assert about["tracking"] == ""
+    assert "refused" in trainer_probe.reach(["127.0.0.1", port]).lower()
+    assert trainer_probe.reach(["no.such.host.invalid", 80])
 
 
 # -- the action -------------------------------------------------------------------------------------------------------
