@@ -4,6 +4,7 @@
 import os
 import pathlib
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -60,6 +61,13 @@ def test_a_shard_is_llm_cs(tmp_path: pathlib.Path):
     assert shards.read_header(path).tokens == 3
     shards.write(path, [np.array([70000], dtype="<u4")], "<u4")
     assert np.frombuffer(path.read_bytes()[:12], dtype="<i4").tolist() == [20240801, 7, 1]
+
+
+def test_a_dataset_is_known_by_what_its_manifest_says(tmp_path: pathlib.Path):
+    """The trainer reckons the same from dataset.json (trainer_dataset.py), where the shards are not opened."""
+    dataset = make_dataset(tmp_path, [3000, 2000])
+    first, second, val = (shard.crc32 for split in shards.SPLITS for shard in dataset.splits[split])
+    assert dataset.fingerprint == f"{zlib.crc32(f'0 train {first} train {second} val {val}'.encode()):08x}"
 
 
 @pytest.mark.parametrize("damage", ["cut", "grow", "magic", "version", "empty"])
