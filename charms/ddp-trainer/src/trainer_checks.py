@@ -220,7 +220,9 @@ def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, 
     if found.kind not in kinds:
         raise ParameterError(name, f"{path} is not a {' or '.join(kinds)}")
     if not found.is_readable:
-        raise ParameterError(name, f"{path} cannot be read by {settings.user}")
+        raise ParameterError(
+            name, f"{path} cannot be read by {settings.user}; as root: chown -R {settings.user}: {path}"
+        )
 
 
 def label(path: str) -> str:

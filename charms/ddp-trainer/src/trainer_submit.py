@@ -282,7 +282,7 @@ def _check_profile(params: trainer_params.Training, kind: str, request: trainer_
                 raise ParameterError(name, "is for profile=nsys or profile=torch")
         return
     if kind != "gpt" and params.profile == "torch":
-        raise ParameterError("profile", "torch records the workload gpt only; use nsys")
+        raise ParameterError("profile", "torch records the workload gpt only; give profile=nsys")
     if kind != "gpt" and params.profile_steps:
         raise ParameterError("profile-steps", "only the workload gpt has it; a script starts its own recording")
     most = request.num_nodes * request.ranks_per_node

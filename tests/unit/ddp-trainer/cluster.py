@@ -88,6 +88,7 @@ class Cluster:
         self.states: list[tuple[str, int]] = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
         self.refusal = ""  # what sbatch says instead of accepting
         self.submit_refusal = ""  # the same, only when it is submitted
+        self.denial = ""  # what scancel, scontrol update and release say instead of doing it
         self.silent = 0  # so many commands find no controller
         self.hung = False
         self.forgets = False  # the controller knows no job any more
@@ -142,7 +143,8 @@ class Cluster:
             ):
                 assert user in (self.user, None)
                 assert cwd == "/"
-            answer = getattr(self, f"_{call[0]}")(call[1:], stdin)
+            is_denied = self.denial and changes(call) and call[0] != "sbatch"
+            answer = Completed(1, "", self.denial) if is_denied else getattr(self, f"_{call[0]}")(call[1:], stdin)
         if check and answer.returncode:
             said = (answer.stderr or answer.stdout).splitlines()[-1]
             raise CommandError(

@@ -20,6 +20,7 @@ import trainer_curve
 import trainer_jobs
 import trainer_params
 import trainer_status
+import trainer_workspace
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import jobs
@@ -547,6 +548,21 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
             {"resume": "old"},
             "resume: old is of the kind unknown; only a run of the workload gpt can be begun from",
         ),
+        ({"profile_ranks": "1"}, "profile-ranks: is for profile=nsys or profile=torch"),
+        ({"profile_steps": "1-2"}, "profile-steps: is for profile=nsys or profile=torch"),
+        (
+            {"profile": "torch", "workload": "smoke"},
+            "profile: torch records the workload gpt only; give profile=nsys",
+        ),
+        (
+            {"profile": "nsys", "profile_steps": "1-2", "workload": "smoke"},
+            "profile-steps: only the workload gpt has it; a script starts its own recording",
+        ),
+        ({"profile": "nsys", "profile_ranks": "0,2"}, "profile-ranks: there is no rank 2; the job has 2, from 0"),
+        (
+            {"profile": "nsys", "profile_steps": "2-1"},
+            "profile-steps: '2-1' is not allowed; first and last step, at most 1000 of them",
+        ),
         (
             {"args": "--x '$(id)'"},
             "args: \"--x '$(id)'\" is not allowed; only letters, digits, blanks and . _ + = / : , @ % ^ -",
@@ -564,6 +580,16 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
         assert not ready.results
     assert not cluster.changes
     assert ready.files() == before
+
+
+def test_what_the_submit_user_cannot_read_is_told(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    path = f"{ready.workspace}/train.py"
+    sealed = trainer_workspace.Place("file", path, is_inside=True, is_readable=False)
+    monkeypatch.setattr(trainer_workspace, "locate", lambda *_: sealed)
+    assert ready.fails("submit-ddp", workload=path) == (
+        f"workload: {path} cannot be read by {USER}; as root: chown -R {USER}: {path}"
+    )
+    assert not cluster.changes
 
 
 @pytest.mark.parametrize("action", list(META["actions"]))
@@ -898,6 +924,21 @@ def test_a_job_that_does_not_wait_cannot_be_let_go(ready: Trainer, cluster: Clus
         "the same parameters"
     )
     assert [call[0] for call in cluster.changes] == ["sbatch"]
+
+
+def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cluster):
+    cluster.states = [("PENDING", 0)]
+    ready.run("submit-ddp", run="first")
+    cluster.denial = "slurm_update error: Access/permission denied"
+    cluster.jobs[0].reason = "JobHeldAdmin"
+    assert ready.fails("resume-now").endswith(
+        "permission denied; an administrator lets it go with: scontrol release 40"
+    )
+    cluster.denial = "scancel: error: Kill job error on job id 40: Access/permission denied"
+    assert ready.fails("cancel-job", job_id=40) == (
+        "job 40 could not be cancelled: Kill job error on job id 40: Access/permission denied; how it stands: "
+        "juju run trainer/0 list-jobs"
+    )
 
 
 def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
