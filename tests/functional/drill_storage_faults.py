@@ -77,7 +77,9 @@ def test_a_client_whose_store_hangs_is_left_to_finish(healthy: Cluster):
     heals, begin = health(healthy, NODE)["heals"], time.time()
     healthy.on(proxy, "systemctl", "kill", "--signal=STOP", OBJECTS)
     try:
-        write = f"(head -c 20M /dev/zero >{MP}/.hung-store && sync {MP}/.hung-store; echo $? >{writer}) &"
+        write = (
+            f"(head -c 20M /dev/zero >{MP}/.hung-store && sync {MP}/.hung-store; echo $? >{writer}) >/dev/null 2>&1 &"
+        )
         healthy.on(NODE, "bash", "-c", f"rm -f {writer}; {write}")
         until(healthy, NODE, lambda found: found["state"] == "slow")
         time.sleep(60)
@@ -99,7 +101,7 @@ def test_a_client_whose_engine_is_frozen_waits_for_it(healthy: Cluster):
     heals, begin = health(healthy, NODE)["heals"], time.time()
     healthy.on(proxy, "systemctl", "kill", "--signal=STOP", ENGINE)
     try:
-        write = f"(echo kept >{MP}/.frozen-engine; echo $? >{ended}) &"
+        write = f"(echo kept >{MP}/.frozen-engine; echo $? >{ended}) >/dev/null 2>&1 &"
         healthy.on(NODE, "bash", "-c", f"rm -f {ended}; {write}")
         until(healthy, NODE, lambda found: "is silent" in found["down"])
         time.sleep(60)

@@ -87,6 +87,8 @@ def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
             if seen.slow and time.time() - seen.slow >= mount_keeper.SLOW_S:
                 return Verdict(Level.WAITING, f"{look.detail}; look at what stores the data of {plan.source}")
             return Verdict(Level.ACTIVE, f"{plan.source} is mounted at {plan.wish.mountpoint}; writes are slow now")
+        case mounts.State.HUNG if seen.down:
+            return Verdict(Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it")
         case mounts.State.HUNG:
             text = f"{plan.wish.mountpoint} does not answer{_since(seen.hung)}" if seen.hung else look.detail
             return Verdict(Level.WAITING, text)

@@ -212,6 +212,15 @@ def test_since_when_a_server_is_away(site: Site, ready: testing.State):
     )
 
 
+def test_a_mount_that_hangs_with_its_server_names_the_server(site: Site, ready: testing.State):
+    site.mounter.seen = mount_keeper.Health(hung=1_800_000_000.0, down="10.0.0.5:6379 is silent", down_since=1.8e9)
+    site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
+    out = site.ctx.run(site.ctx.on.update_status(), ready)
+    assert out.unit_status == testing.WaitingStatus(
+        "10.0.0.5:6379 is silent since 2027-01-15 08:00:00 UTC; the mount waits for it"
+    )
+
+
 @pytest.mark.parametrize(("others", "times"), [(set(), 1), ({"lustre"}, 0)])
 def test_lustres_repository_goes_with_the_last_lustre(site: Site, ready: testing.State, others: set[str], times: int):
     site.mounter.others = others
