@@ -102,6 +102,19 @@ def test_a_slurmdbd_that_gives_no_answer_counts_as_none(commands: Commands):
     assert ask() is None
 
 
+def test_reservations_of_26_05(commands: Commands):
+    text = (
+        "ReservationName=spring StartTime=2026-11-22T19:45:56 EndTime=2026-11-22T20:45:56 Duration=01:00:00 Nodes=n1 NodeCnt=1 "
+        "CoreCnt=2 Features=(null) PartitionName=(null) Flags=IGNORE_JOBS,SPEC_NODES TRES=cpu=2 AllowedPartitions=(null) "
+        "QOS=(null) Users=ubuntu,eve Groups=(null) Accounts=(null) Licenses=(null) State=ACTIVE BurstBuffer=(null) "
+        "MaxStartDelay=(null)\n"
+    )  # captured from 26.05.5
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text)
+    (spring,) = access.reservations()
+    assert (spring.name, spring.is_active, spring.users, spring.accounts) == ("spring", True, ("ubuntu", "eve"), ())
+    assert (spring.partition, spring.start) == ("", "2026-11-22T19:45:56")
+
+
 @pytest.mark.parametrize("watts", [" Watts=n/a", ""])
 def test_reservations(commands: Commands, watts: str):
     text = RESERVATIONS.replace(" Watts=n/a", watts)

@@ -1,7 +1,8 @@
-"""The text outputs of Slurm 22.05 to 25.11 that the trainer reads, each in the shape of its release.
+"""The text outputs of Slurm 22.05 to 26.05 that the trainer reads, each in the shape of its release.
 
-22.05.8 and 24.11.5 were captured from running clusters. The others are made from the nearest of the two after the
-releases' own words: RELEASE_NOTES and CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in
+22.05.8, 24.11.5 and 26.05.5 were captured from running clusters, those of accounting from the first and the last (the
+sizes of the last one's partition and node are those of the others). The rest is made from the nearest of the first two
+after the releases' own words: RELEASE_NOTES and CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in
 src/api/partition_info.c and node_info.c: what a release adds stands where it prints it, what it dropped is gone.
 """
 
@@ -44,9 +45,26 @@ NODE_24_11 = (
     "BootTime=2026-11-22T15:08:46 SlurmdStartTime=2026-11-22T15:15:06 LastBusyTime=2026-11-22T15:15:07 ResumeAfterTime=None "
     "CfgTRES=cpu=2,mem=24105M,billing=2 AllocTRES= CurrentWatts=0 AveWatts=0 \n"
 )
+PARTITION_26_05 = (
+    "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
+    "DisableRootJobs=NO Exclusive=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=2-00:00:00 MinNodes=0 LLN=NO "
+    "MaxCPUsPerNode=UNLIMITED MaxCPUsPerSocket=UNLIMITED NodeSets=slurmd Nodes=slurmd-[0-1] PriorityJobFactor=1 PriorityTier=1 "
+    "RootOnly=NO ReqResv=NO OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=4 TotalNodes=2 "
+    "SelectTypeParameters=NONE JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED "
+    "TRES=cpu=4,mem=48210M,node=2,billing=4\n"
+)
+NODE_26_05 = (
+    "NodeName={name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=2 CPUTot=2 CPULoad=8.59 AvailableFeatures=slurmd "
+    "ActiveFeatures=slurmd Gres=gpu:mock_gpu:1 NodeAddr=10.77.0.2 NodeHostName=ctl Port=17001 Version=26.05.5 "
+    "OS=Linux 6.18.44-fc-v595 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=24105 AllocMem=0 FreeMem=14565 Sockets=2 Boards=1 "
+    "MemSpecLimit=1024 State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=slurmd  "
+    "BootTime=2026-11-22T14:23:40 SlurmdStartTime=2026-11-22T19:43:31 LastBusyTime=2026-11-22T19:45:00 ResumeAfterTime=None "
+    "SuspendTime=INFINITE CfgTRES=cpu=2,mem=24105M,billing=2 AllocTRES= CurrentWatts=0 AveWatts=0\n"
+)
 CAPTURED = {
     "22.05.8": {"partition": PARTITION_22_05, "node": NODE_22_05},
     "24.11.5": {"partition": PARTITION_24_11, "node": NODE_24_11},
+    "26.05.5": {"partition": PARTITION_26_05, "node": NODE_26_05},
 }
 
 
@@ -86,6 +104,7 @@ RELEASES = (
     Release("24.11.5", "24.11.5"),
     Release("25.05.4", "24.11.5", (NO_POWER, ("node", "Weight=1", "Weight=1 Topology=default:s1"))),
     Release("25.11.2", "24.11.5", (NO_POWER, ("node", "Boards=1", "Boards=1 ResCoresPerGPU=2"))),
+    Release("26.05.5", "26.05.5"),
 )
 each = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
 
@@ -133,6 +152,16 @@ QUEUE_24_11 = {
     "was cancelled": "12|ubuntu|CANCELLED|0:15|0|1|slurmd|0:04|5:00|2026-11-22T15:41:01|2026-11-22T15:41:02|None|slurmd-0|11|3|run|\n",
     "of an array": "12|ubuntu|RUNNING|0:0|0|1|slurmd|0:04|5:00|2026-11-22T15:41:01|2026-11-22T15:41:02|None|slurmd-0|11|3|run|\n",
 }
+QUEUE_26_05 = {
+    "waits for its turn again": "12|ubuntu|PENDING|0:0|1|1|all|0:00|5:00|2026-11-22T19:45:00|2026-11-22T19:47:01|BeginTime||12|N/A|again|\n",
+    "runs": "12|ubuntu|RUNNING|0:0|0|1|all|0:09|1:00|2026-11-22T19:44:56|2026-11-22T19:44:56|None|n1|12|N/A|ranout|\n",
+    "was killed": "12|ubuntu|FAILED|0:9|0|1|all|0:00|5:00|2026-11-22T19:44:57|2026-11-22T19:45:00|RaisedSignal:9(Killed)|n1|12|N/A|killed|\n",
+    "failed": "12|ubuntu|FAILED|3:0|0|1|all|0:01|5:00|2026-11-22T19:44:56|2026-11-22T19:44:56|NonZeroExitCode|d2|12|N/A|exit3|\n",
+    "was cancelled while it waited": "12|ubuntu|CANCELLED|0:0|0|1|all|0:00|2-00:00:00|2026-11-22T19:44:58|2026-11-22T19:44:59|JobHeldUser||12|N/A|gone|\n",
+    "lost its node": "12|ubuntu|NODE_FAIL|0:1|0|1|all|0:00|5:00|2026-11-22T19:45:44|2026-11-22T19:45:44|NodeDown||12|N/A|wrap|\n",
+    "of an array": "12|ubuntu|PENDING|0:0|0|1|all|0:00|5:00|2026-11-22T19:44:58|N/A|Priority||12|0-5%1|arr|\n",
+    "with a bar in its name": "12|ubuntu|PENDING|0:0|0|1|all|0:00|2-00:00:00|2026-11-22T19:44:59|N/A|JobHeldUser||12|N/A|a|b=c State=X|\n",
+}
 JOBS = [
     ("22.05", "waits for its turn again", ("PENDING", True, 0, 1, "run")),
     ("22.05", "runs", ("RUNNING", True, 0, 0, "run")),
@@ -147,12 +176,20 @@ JOBS = [
     ("24.11", "failed", ("FAILED", False, 9, 0, "run")),
     ("24.11", "was cancelled", ("CANCELLED", False, 143, 0, "run-3")),
     ("24.11", "of an array", ("RUNNING", True, 0, 0, "run-3")),
+    ("26.05", "waits for its turn again", ("PENDING", True, 0, 1, "again")),
+    ("26.05", "runs", ("RUNNING", True, 0, 0, "ranout")),
+    ("26.05", "was killed", ("FAILED", False, 137, 0, "killed")),
+    ("26.05", "failed", ("FAILED", False, 3, 0, "exit3")),
+    ("26.05", "was cancelled while it waited", ("CANCELLED", False, 0, 0, "gone")),
+    ("26.05", "lost its node", ("NODE_FAIL", False, 129, 0, "wrap")),
+    ("26.05", "of an array", ("PENDING", True, 0, 0, "arr-0-5%1")),
+    ("26.05", "with a bar in its name", ("PENDING", True, 0, 0, "a|b=c State=X")),
 ]
 
 
 @pytest.mark.parametrize(("release", "which", "wanted"), JOBS)
 def test_a_job_in_the_queue(commands: Commands, release: str, which: str, wanted: tuple[str, bool, int, int, str]):
-    queue = {"22.05": QUEUE_22_05, "24.11": QUEUE_24_11}[release][which]
+    queue = {"22.05": QUEUE_22_05, "24.11": QUEUE_24_11, "26.05": QUEUE_26_05}[release][which]
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, stdout=queue)
     found = jobs.job(12, user="ubuntu")
     assert found is not None
@@ -201,6 +238,60 @@ def test_with_slurmdbd_a_forgotten_job_is_found(
     found = forgotten(commands, stdout=row)
     assert found is not None
     assert (found.state, found.exit_code) == wanted
+
+
+# Captured with slurmdbd: 22.05.8 and 26.05.5 wrote the same, but for the ids and the times.
+ACCOUNTED = """\
+1|ubuntu|TIMEOUT|0:0|1|all|00:01:32|00:01:00|2026-11-22T19:44:56|n1|ranout
+4|ubuntu|FAILED|0:9|1|all|00:00:00|00:05:00|2026-11-22T19:44:57|n1|killed
+5|ubuntu|REQUEUED|0:0|1|all|00:00:00|00:05:00|2026-11-22T19:45:00|n1|again
+10|ubuntu|COMPLETED|0:0|3|all|00:00:00|00:05:00|2026-11-22T19:45:44|n[0-1],d2|big
+15|ubuntu|CANCELLED by 0|0:0|1|all|00:00:00|Partition_Limit|2026-11-22T19:45:53|None assigned|gone
+"""
+
+
+def test_what_the_accounting_kept(commands: Commands):
+    argv = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "1,4,5,10,15", "-o", SACCT_FIELDS)
+    commands.expect(*argv, stdout=ACCOUNTED)
+    found = jobs.accounted((1, 4, 5, 10, 15), user="ubuntu")
+    assert {known.name: (known.state, known.is_active, known.exit_code, known.nodes) for known in found.values()} == {
+        "ranout": ("TIMEOUT", False, 0, "n1"),
+        "killed": ("FAILED", False, 137, "n1"),
+        "again": ("REQUEUED", True, 0, "n1"),
+        "big": ("COMPLETED", False, 0, "n[0-1],d2"),
+        "gone": ("CANCELLED", False, 0, ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "stderr"),
+    [
+        ("n[0-1", "Invalid hostlist: n[0-1\n"),
+        ("n[5-2]", "scontrol: error: _parse_single_range: Invalid range: `5-2'\nInvalid hostlist: n[5-2]\n"),
+    ],
+)  # 26.05.5; 22.05.8 says the second, too, and takes the first for a name
+def test_a_hostlist_that_means_nothing_is_refused(commands: Commands, asked: str, stderr: str):
+    commands.expect("/usr/bin/scontrol", "show", "hostnames", asked, stderr=stderr)
+    with pytest.raises(jobs.SlurmError, match=r"^Invalid hostlist: n\["):
+        jobs.hostnames(asked)
+
+
+def test_a_controller_whose_name_is_not_resolved_may_come_back(commands: Commands):
+    said = (
+        "squeue: error: _xgetaddrinfo: getaddrinfo() failed: Name or service not known: No error, attempt number {}\n"
+    )
+    text = "".join(said.format(number) for number in range(-4, 6))  # 26.05.5
+    text += "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=text)
+    with pytest.raises(jobs.NotAnsweringError, match="Name or service not known"):
+        jobs.job(12, user="ubuntu")
+
+
+def test_a_refused_release_names_no_function_of_slurm(commands: Commands):
+    said = "Invalid user id for job 18\nslurm_suspend error:Invalid user id\n"
+    commands.expect("/usr/bin/scontrol", "release", "18", returncode=1, stderr=said)
+    with pytest.raises(jobs.SlurmError, match=r"^Invalid user id for job 18; Invalid user id$"):
+        jobs.release(18, user="ubuntu")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,10 @@ _DID_NOT_COME = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]
 _WAITED_IN_VAIN = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
 )  # torch's TCPStore (2.0 to 2.13), and the payload around it
-_OURS = re.compile(r"srun: |slurmstepd: |\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]")
+_OURS = re.compile(
+    r"srun: |slurmstepd(-\S+)?: |\[[\dT:.-]+\] error: \*\*\* (JOB|STEP) "
+    r"|\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]"
+)  # 26.05 writes a time instead of slurmstepd
 _REASON = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 

@@ -103,7 +103,7 @@ def reservations() -> tuple[Reservation, ...]:
 
 
 def _sacctmgr(*words: str) -> list[str]:
-    """Return the lines of `sacctmgr show`; the words were the same from 22.05 to 25.11."""
+    """Return the lines of `sacctmgr show`; the words were the same from 22.05 to 26.05."""
     answer = run(_SACCTMGR, "-n", "-P", "show", *words, timeout=30, cwd="/")
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 

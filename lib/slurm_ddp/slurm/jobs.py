@@ -1,4 +1,4 @@
-"""Slurm's partitions and batch jobs, through the text outputs that kept their shape from 22.05 to 25.11.
+"""Slurm's partitions and batch jobs, through the text outputs that kept their shape from 22.05 to 26.05.
 
 No JSON: its shape changed in 23.02, 24.05 and 24.11 and 22.05 needs a plugin for it. No field that another user can
 write into (a job's name) stands before one that we decide by.
@@ -38,12 +38,12 @@ _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _UNUSABLE = frozenset({"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
-    r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_load_jobs error: "
+    r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
 )
 _SILENT = re.compile(
     r"Unable to contact slurm controller|standby mode|Socket timed out|Transport endpoint|authentication error"
     r"|Unable to authenticate|Could not establish a configuration source|Zero Bytes were transmitted|Connection refused"
-)  # slurm_errno.c of 22.05 to 25.11
+)  # slurm_errno.c of 22.05 to 26.05
 
 
 class SlurmError(Exception):
@@ -243,7 +243,10 @@ def release(job_id: int, *, user: str | None) -> None:
 
 def hostnames(hostlist: str) -> tuple[str, ...]:
     """Return the names behind a hostlist like `node-[0-3]`, in the order of a job's node numbers. Raises SlurmError."""
-    return tuple(_ask(_SCONTROL, "show", "hostnames", hostlist).split())
+    names = tuple(_ask(_SCONTROL, "show", "hostnames", hostlist).split())
+    if hostlist and not names:  # its exit status is 0 all the same
+        raise SlurmError(f"Invalid hostlist: {hostlist}")
+    return names
 
 
 def run_step(*argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float) -> str:
@@ -339,7 +342,8 @@ def _ask(
         if e.returncode is None:
             raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
         words = _words(e.stderr) or _words(e.stdout) or str(e)
-        raise (NotAnsweringError if _SILENT.search(words) else SlurmError)(words) from e
+        # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
+        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(words) from e
     return done.stderr if answer == "stderr" else done.stdout
 
 
@@ -420,7 +424,7 @@ def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
                     time_limit=values[7],
                     submitted=values[8],
                     reason="",
-                    nodes=values[9],
+                    nodes="" if values[9] == "None assigned" else values[9],
                     name=values[10],
                 )
             )

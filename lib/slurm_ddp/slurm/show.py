@@ -1,4 +1,4 @@
-"""Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 22.05 to 25.11.
+"""Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 22.05 to 26.05.
 
 A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, a reason or a comment may hold spaces,
 equals signs and line breaks, and each release adds fields. So a field ends where the next key begins, except that a

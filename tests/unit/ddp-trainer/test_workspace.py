@@ -415,6 +415,21 @@ def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
     assert found == {"rank": None, "node": None, "lines": ["[FATAL] slurmd-0: /mnt/x is damaged"]}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurmstepd: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
+        "slurmstepd-n0: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
+        "[2026-11-22T19:46:28.227] error: *** STEP 44.0 ON n0 CANCELLED AT 2026-11-22T19:46:28 DUE TO TASK FAILURE ***",
+    ],
+)  # 22.05, and where a node's name is not its host's; 26.05
+def test_what_slurm_says_of_the_end_is_not_why_it_came(settings: Settings, said: str):
+    folder = make_run(settings)
+    text = f"[ENV] job=12\n1: sh: 1: nope: not found\nsrun: error: n1: task 1: Exited with exit code 127\n0: {said}\n"
+    (folder / "logs" / "12.out").write_text(text)
+    assert failure(settings)["lines"] == ["sh: 1: nope: not found"]
+
+
 def test_a_failure_that_left_no_trace_says_nothing(settings: Settings):
     make_run(settings)
     found = failure(settings)
