@@ -135,7 +135,11 @@ def test_there_may_be_no_reservation_and_no_answer(commands: Commands):
     commands.expect(*argv, stdout="No reservations in the system\n")
     assert access.reservations() == ()
     commands.expect(*argv, returncode=1, stderr="slurm_load_reservations error: Access/permission denied\n")
-    with pytest.raises(jobs.SlurmError, match="permission denied"):
+    with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
+        access.reservations()
+    said = "slurm_load_reservations error: Unable to contact slurm controller (connect failure)\n"
+    commands.expect(*argv, returncode=1, stderr=said)
+    with pytest.raises(jobs.NotAnsweringError):
         access.reservations()
 
 

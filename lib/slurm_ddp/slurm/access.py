@@ -84,10 +84,7 @@ def accounting(*, user: str, configuration: collections.abc.Mapping[str, str]) -
 
 def reservations() -> tuple[Reservation, ...]:
     """Return the reservations that there are now. Raises SlurmError."""
-    try:
-        text = run(_SCONTROL, "show", "reservations", "-o", timeout=60, cwd="/").stdout
-    except CommandError as e:
-        raise jobs.SlurmError(" ".join((e.stderr or e.stdout or str(e)).split())[:400]) from e
+    text = jobs.ask(_SCONTROL, "show", "reservations", "-o")
     return tuple(
         Reservation(
             name=record["ReservationName"],

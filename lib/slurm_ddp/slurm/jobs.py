@@ -133,7 +133,7 @@ def ping(*, timeout_s: float = 10) -> None:
 
 def partitions() -> tuple[Partition, ...]:
     """Return all partitions with their nodes, in Slurm's order. Raises SlurmError."""
-    found = [record for record in show.records(_ask(_SCONTROL, "show", "partition", "-o")) if "PartitionName" in record]
+    found = [record for record in show.records(ask(_SCONTROL, "show", "partition", "-o")) if "PartitionName" in record]
     members: dict[str, list[Capacity]] = {}
     try:
         known = nodes.show_all()
@@ -164,12 +164,12 @@ def partitions() -> tuple[Partition, ...]:
 
 def judge(script: str, *, user: str | None) -> str:
     """Return what `sbatch --test-only` says of a script's text; nothing is submitted or written. Raises SlurmError."""
-    return _words(_ask(_SBATCH, "--test-only", user=user, stdin=script, answer="stderr"))
+    return _words(ask(_SBATCH, "--test-only", user=user, stdin=script, answer="stderr"))
 
 
 def submit(script: str, *, user: str | None) -> int:
     """Submit the script at this path as `user` and return the job's id. Raises SlurmError."""
-    answer = _ask(_SBATCH, "--parsable", script, user=user).strip()
+    answer = ask(_SBATCH, "--parsable", script, user=user).strip()
     number = answer.split(";")[0]  # a federation adds the cluster's name
     if not number.isdecimal():
         raise SlurmError(f"sbatch answered {answer[:80]!r} instead of a job's id")
@@ -188,7 +188,7 @@ def queued(job_id: int, *, timeout_s: float = 60) -> Job | None:
     """Return this job, whosever it is; None where the controller does not know it, or no longer. Raises SlurmError."""
     try:
         argv = (_SQUEUE, "-h", "-a", "-t", "all", "-j", str(job_id), "-O", _QUEUE_FORMAT)
-        found = _parse_queue(_ask(*argv, timeout=timeout_s))
+        found = _parse_queue(ask(*argv, timeout=timeout_s))
     except NotAnsweringError:
         raise
     except SlurmError as e:
@@ -219,7 +219,7 @@ def element(array: int, task: int, *, user: str) -> Job | None:
 def jobs(*, user: str, name: str | None = None) -> tuple[Job, ...]:
     """Return the jobs of `user` that the controller still knows, newest first. Raises SlurmError."""
     chosen = () if name is None else ("-n", name)
-    found = _parse_queue(_ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, *chosen, "-O", _QUEUE_FORMAT))
+    found = _parse_queue(ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, *chosen, "-O", _QUEUE_FORMAT))
     return tuple(sorted((known for known in found if known.user == user), key=lambda known: -known.job_id))
 
 
@@ -228,22 +228,22 @@ def cancel(*jobs: int | str, user: str | None) -> None:
 
     In this order. Raises SlurmError.
     """
-    _ask(_SCANCEL, *map(str, jobs), user=user)
+    ask(_SCANCEL, *map(str, jobs), user=user)
 
 
 def start_now(job_id: int, *, user: str | None) -> None:
     """Let a waiting job start before its begin time, which Slurm sets when a job is queued again. Raises SlurmError."""
-    _ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now", user=user)
+    ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now", user=user)
 
 
 def release(job_id: int, *, user: str | None) -> None:
     """Release a job that its user held. Raises SlurmError."""
-    _ask(_SCONTROL, "release", str(job_id), user=user)
+    ask(_SCONTROL, "release", str(job_id), user=user)
 
 
 def hostnames(hostlist: str) -> tuple[str, ...]:
     """Return the names behind a hostlist like `node-[0-3]`, in the order of a job's node numbers. Raises SlurmError."""
-    names = tuple(_ask(_SCONTROL, "show", "hostnames", hostlist).split())
+    names = tuple(ask(_SCONTROL, "show", "hostnames", hostlist).split())
     if hostlist and not names:  # its exit status is 0 all the same
         raise SlurmError(f"Invalid hostlist: {hostlist}")
     return names
@@ -251,7 +251,7 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
 
 def run_step(*argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float) -> str:
     """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
-    return _ask(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s)
+    return ask(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s)
 
 
 def run_everywhere(
@@ -274,11 +274,31 @@ def run_everywhere(
 def configuration() -> dict[str, str]:
     """Return Slurm's configuration as `scontrol show config` prints it. Raises SlurmError."""
     found: dict[str, str] = {}
-    for line in _ask(_SCONTROL, "show", "config").splitlines():
+    for line in ask(_SCONTROL, "show", "config").splitlines():
         name, equals, value = line.partition("=")
         if equals and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]* *", name):
             found.setdefault(name.strip(), value.strip())
     return found
+
+
+def ask(
+    *argv: str, user: str | None = None, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
+) -> str:
+    """Run one of Slurm's commands, as root or as `user`, in `/`: a job must not inherit a hook's folder.
+
+    Raises SlurmError.
+    """
+    try:
+        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/")
+    except CommandTimeout as e:
+        raise NotAnsweringError(f"Slurm: {e}") from e
+    except CommandError as e:
+        if e.returncode is None:
+            raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
+        words = _words(e.stderr) or _words(e.stdout) or str(e)
+        # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
+        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(words) from e
+    return done.stderr if answer == "stderr" else done.stdout
 
 
 def parse_time(text: str) -> int | None:
@@ -328,23 +348,6 @@ def parse_gpus(gres: str) -> int:
         if kind == "gpu":
             total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
     return total
-
-
-def _ask(
-    *argv: str, user: str | None = None, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
-) -> str:
-    """Run one of Slurm's commands, as root or as `user`, in `/`: a job must not inherit a hook's folder."""
-    try:
-        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/")
-    except CommandTimeout as e:
-        raise NotAnsweringError(f"Slurm: {e}") from e
-    except CommandError as e:
-        if e.returncode is None:
-            raise NotAnsweringError(f"Slurm's client is not installed: {e}") from e
-        words = _words(e.stderr) or _words(e.stdout) or str(e)
-        # in the whole text: 23.02 and later first tell of each try to resolve the controller's name
-        raise (NotAnsweringError if _SILENT.search(f"{e.stderr}\n{e.stdout}") else SlurmError)(words) from e
-    return done.stderr if answer == "stderr" else done.stdout
 
 
 def _words(text: str) -> str:
@@ -404,7 +407,7 @@ def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
     """Return what the accounting knows of jobs and elements of `user`."""
     fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
     try:
-        text = _ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)
+        text = ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)
     except SlurmError:  # no slurmdbd: the caller looks at the files that the jobs left
         return ()
     found: list[Job] = []
