@@ -1,7 +1,7 @@
 """What slurmd itself makes of a node's gres.conf lines, before Slurm is touched: `slurmd -G` on a configuration aside.
 
 It needs no controller and no munge, opens nothing but the files it is given, and exits 0 whatever it found, so what it
-prints is compared. Seen on 22.05.8 and 25.11.7:
+prints is compared. Seen on 22.05.8, 25.11.7 and 26.05.5 (with the time in front):
 
     slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224 Links=-1,0
 

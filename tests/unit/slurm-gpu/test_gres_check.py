@@ -27,6 +27,9 @@ def ask(lines: tuple[str, ...] = LINES, version: tuple[int, int] = (25, 11)) -> 
     [
         RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", " Flags=HAS_FILE,HAS_TYPE,ENV_NVML"),  # 25.11
         RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", ""),
+        RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "").replace(
+            "slurmd-n0:", "[2026-11-22T19:56:59.297]"
+        ),  # 26.05
         "slurmd-n0: error: /dev/nvidia0 is not a valid character or block device, fix your gres.conf\n"
         + RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", ""),
     ],
@@ -34,6 +37,7 @@ def ask(lines: tuple[str, ...] = LINES, version: tuple[int, int] = (25, 11)) -> 
 def test_slurmd_agrees(slurm: SlurmDouble, printed: str):
     slurm.printed = printed
     assert ask() is None
+    assert gres_check.ACCEPTED.exists()
     slurm.printed = "not asked again"
     assert ask() is None
 
@@ -61,9 +65,10 @@ def test_slurmd_differs(slurm: SlurmDouble, printed: str, problem: str):
     assert ask() == f"slurmd -G: {problem}"  # asked again, since it was not accepted
 
 
-def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble):
-    record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "")
-    slurm.printed = f"slurmd-n0: error: Invalid GRES data for gpu, Cores=0-1\n{record}"
+@pytest.mark.parametrize("start", ["slurmd-n0:", "[2026-11-22T19:56:59.311]"])  # 26.05 prints a time
+def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble, start: str):
+    record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "").replace("slurmd-n0:", start)
+    slurm.printed = f"{start} error: Invalid GRES data for gpu, Cores=0-1\n{record}"
     assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
     assert not gres_check.ACCEPTED.exists()
 
