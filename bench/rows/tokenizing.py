@@ -14,7 +14,7 @@ from ddptrain import tokenizers
 # Words met before are remembered, here as there: a turn is long enough, and one goes before, to be like the many that
 # follow when gigabytes are tokenised.
 TURN_BYTES, TURNS = 8_000_000, 5
-SCALING_BYTES, PARTS, SCALING_TURNS = 96_000_000, 24, 3
+SCALING_BYTES, PARTS, SCALING_TURNS = 160_000_000, 40, 3
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:

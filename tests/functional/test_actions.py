@@ -42,7 +42,13 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (TRAINER, "show-run"): Good(("run=tour-a",), {"state": "COMPLETED", "curve-text": r"(?s).*step"}),
     (TRAINER, "compare-runs"): Good((f"runs={','.join(RUNS)}",), {"losses": r"(?s)step +tour-a +tour-b\n1 .*"}),
     (TRAINER, "doctor"): Good(
-        results={"verdict": "a run can start.*", "errors": "0", "nodes": r"(?s).*slurmd-0 .*\n *slurmd-1 .*"}
+        ("collectives=true",),
+        {
+            "verdict": "a run can start.*",
+            "errors": "0",
+            "nodes": r"(?s).*slurmd-0 .*\n *slurmd-1 .*",
+            "collectives": r"all_reduce of 16 MiB over 2 ranks: [\d.]+ GB/s \(gloo over host0\).*",
+        },
     ),
     (TRAINER, "benchmark-collectives"): Good(
         (*SMALL[:1], "max-bytes=16K", "iters=3"),

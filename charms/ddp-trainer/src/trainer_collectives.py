@@ -11,11 +11,11 @@ import trainer_params_runs
 import trainer_plan
 import trainer_scripts
 import trainer_workspace
-from trainer_base import Log, Results, Settings, TrainerError
+from trainer_base import Log, ParameterError, Results, Settings, TrainerError
 
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
-_KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
+KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
 _BEGINS, _ENDS = "# nThread", "# Collective test concluded"
 
 
@@ -31,6 +31,15 @@ class Shape:
 
 def benchmark_collectives(settings: Settings, params: trainer_params_runs.BenchmarkCollectives, log: Log) -> Results:
     """Measure, and store the figures where they are the first or no worse than the stored ones. Raises TrainerError."""
+    submitted, results = measure(settings, params, log)
+    return results | _conclude(settings, submitted, params.store, log)
+
+
+def measure(
+    settings: Settings, params: trainer_params_runs.BenchmarkCollectives, log: Log
+) -> tuple[trainer_jobs.Submitted, Results]:
+    """Run the job; return it with its results. Raises TrainerError where it did not end well, or not in time."""
+    _check_sizes(params)
     partitions = trainer_checks.partitions()
     asked = _as_job(params)
     request = trainer_plan.training(asked, partitions)
@@ -54,8 +63,16 @@ def benchmark_collectives(settings: Settings, params: trainer_params_runs.Benchm
     }
     submitted = trainer_jobs.submit(settings, run, texts(environment), facts, again=False)
     log(f"job {submitted.job_id} measures {params.collective} on {request.num_nodes} nodes")
-    results = trainer_jobs.follow(settings, submitted, log, timeout_s=params.wait_timeout)
-    return results | _conclude(settings, submitted, params.store, log)
+    return submitted, trainer_jobs.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+
+
+def _check_sizes(params: trainer_params_runs.BenchmarkCollectives) -> None:
+    if params.min_bytes and params.max_bytes and _bytes(params.min_bytes) > _bytes(params.max_bytes):
+        raise ParameterError("min-bytes", f"{params.min_bytes} is more than max-bytes={params.max_bytes}; swap them")
+
+
+def _bytes(text: str) -> int:
+    return int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0)
 
 
 def baseline_path(settings: Settings) -> str:
@@ -107,12 +124,27 @@ def shape(entry: Json) -> Shape:
     return Shape(str(entry["collective"]), str(entry["backend"]), int(entry["nodes"]), int(entry["world_size"]))
 
 
-def _conclude(settings: Settings, submitted: trainer_jobs.Submitted, store: str, log: Log) -> Results:
-    measured = trainer_workspace.ask(settings, "read_json", path=f"{submitted.run_dir}/collectives.json")
+def read_measurement(settings: Settings, submitted: trainer_jobs.Submitted) -> tuple[Json, list[Json]]:
+    """Return what a job measured, and what of it is stored: one entry at least. Raises TrainerError."""
+    path = f"{submitted.run_dir}/collectives.json"
+    measured = trainer_workspace.ask(settings, "read_json", path=path)
     try:
         fresh = entries(measured, submitted.run)
+        return measured, [fresh[0], *fresh[1:]]
     except (KeyError, TypeError, IndexError) as e:
-        raise TrainerError(f"{submitted.run_dir}/collectives.json is not a measurement: {e!r}") from e
+        raise TrainerError(f"{path} is not a measurement: {e!r}; measure again") from e
+
+
+def read_printed(settings: Settings, submitted: trainer_jobs.Submitted) -> list[str]:
+    """Return the last lines that rank 0 printed."""
+    return trainer_workspace.ask(
+        settings, "read_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
+        lines=2000, rank=0,
+    )["lines"]  # fmt: skip
+
+
+def _conclude(settings: Settings, submitted: trainer_jobs.Submitted, store: str, log: Log) -> Results:
+    measured, fresh = read_measurement(settings, submitted)
     old = {shape(entry): entry for entry in read_baseline(settings)}
     told: list[str] = []
     kept: list[Json] = []
@@ -127,8 +159,8 @@ def _conclude(settings: Settings, submitted: trainer_jobs.Submitted, store: str,
                 f"{name}: {entry['average_busbw']:.4g} GB/s, {ratio:.2f} of the baseline of {before['created']} "
                 f"({before['average_busbw']:.4g} GB/s)"
             )
-            keep = store == "always" or (store == "auto" and ratio >= _KEEPS)
-            if ratio < _KEEPS:
+            keep = store == "always" or (store == "auto" and ratio >= KEEPS)
+            if ratio < KEEPS:
                 log(f"{verdict}: slower; juju run {settings.unit} doctor says what may be wrong")
         told.append(verdict + ("; stored" if keep else "; not stored"))
         if keep:
@@ -149,13 +181,9 @@ def _conclude(settings: Settings, submitted: trainer_jobs.Submitted, store: str,
 
 def _printed(settings: Settings, submitted: trainer_jobs.Submitted) -> str:
     """Return the table as rank 0 printed it."""
-    found = trainer_workspace.ask(
-        settings, "read_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
-        lines=2000, rank=0,
-    )  # fmt: skip
     lines: list[str] = []
     inside = False
-    for line in found["lines"]:
+    for line in read_printed(settings, submitted):
         inside = inside or line.startswith(_BEGINS)
         if inside and not line.startswith("["):
             lines.append(trainer_jobs.printable(line).rstrip())
@@ -181,8 +209,8 @@ def _flags(params: trainer_params_runs.BenchmarkCollectives) -> tuple[str, ...]:
 def _as_job(params: trainer_params_runs.BenchmarkCollectives) -> trainer_params.SubmitDdp:
     """Return the parameters that say where to run, as those of a training."""
     names = (
-        "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "constraint", "env",
-        "fabric",
+        "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "constraint", "nodelist",
+        "exclude", "env", "fabric",
     )  # fmt: skip
     given = {name.replace("_", "-"): getattr(params, name) for name in names}
     return trainer_params.parse(

@@ -17,9 +17,11 @@ import urllib.parse
 import zlib
 
 import trainer_checks
+import trainer_collectives
 import trainer_environment
 import trainer_params_runs
 import trainer_plan
+import trainer_sample
 import trainer_workspace
 from slurm_ddp import mounts
 from slurm_ddp.slurm import access, jobs, nodes
@@ -67,6 +69,7 @@ class Facts:
     damaged: tuple[str, ...]  # archives that are not what their manifests say
     login: tuple[str, str]  # type and source of the workspace's mount on this host
     accounting: access.Accounting | None = None  # None: there is none, or it gives no answer
+    sample: trainer_sample.Sample | None = None  # None: it was not asked for
 
 
 def doctor(settings: Settings, params: trainer_params_runs.Doctor, log: Log) -> Results:
@@ -119,6 +122,9 @@ def gather(
         )["damaged"]
     finally:
         trainer_workspace.ask(settings, "close_examination", folder=folder["folder"])
+    sample = None
+    if params.collectives:
+        sample = _sample(settings, params, log, contents=contents, partition=partition, reports=reports)
     try:
         config = jobs.configuration()
     except jobs.SlurmError:
@@ -134,7 +140,28 @@ def gather(
         damaged=tuple(damaged),
         login=(mount.fstype, mount.source) if mount else ("", ""),
         accounting=access.accounting(user=settings.user, configuration=config),
+        sample=sample,
     )
+
+
+def _sample(
+    settings: Settings,
+    params: trainer_params_runs.Doctor,
+    log: Log,
+    *,
+    contents: trainer_workspace.Contents,
+    partition: jobs.Partition,
+    reports: dict[str, Json],
+) -> trainer_sample.Sample:
+    """Return what an all_reduce over the nodes that answered measures, with an environment that is there."""
+    environment = trainer_environment.installed(settings, contents)
+    if environment is None or not reports:
+        return trainer_sample.Sample(
+            "missed", "no node gave an answer" if environment else "no environment is installed"
+        )
+    seen = min(int(about["gpus"]["seen"]) for about in reports.values())
+    gpus = seen if environment.manifest.build == "cuda" else 0
+    return trainer_sample.take(settings, params, log, partition=partition.name, hosts=sorted(reports), gpus=gpus)
 
 
 def _options(params: trainer_params_runs.Doctor, partition: jobs.Partition, fit: list[str], gpus: int) -> list[str]:
@@ -203,6 +230,7 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
         found += _about_tracking(settings, name, about)
     found += _about_sharing(settings, facts)
     found += _about_clocks(facts)
+    found += _about_sample(settings, facts)
     found += _about_stored(settings, facts)
     order = {"error": 0, "warning": 1, "note": 2}
     return tuple(sorted(_merged(found), key=lambda finding: order[finding.level]))
@@ -607,6 +635,32 @@ def clock_offsets(facts: Facts) -> dict[str, float]:
     return {names[0]: 0.0} | found
 
 
+def _about_sample(settings: Settings, facts: Facts) -> list[Finding]:
+    """Return what the measured all_reduce says of the network between the ranks."""
+    if (sample := facts.sample) is None:
+        return []
+    measure = f"juju run {settings.unit} benchmark-collectives nodelist={','.join(facts.asked)}"
+    if sample.outcome != "measured":
+        level: Level = "error" if sample.outcome == "failed" else "warning"
+        return [Finding(level, "collectives", f"nothing was measured: {sample.text}", measure)]
+    found: list[Finding] = []
+    ports = {
+        name: port["device"] for name, about in facts.reports.items() for port in about["infiniband"]
+        if port["state"] == "ACTIVE"
+    }  # fmt: skip
+    if sample.network == trainer_sample.SOCKETS and ports:
+        name, device = next(iter(ports.items()))
+        text = f"NCCL sends over TCP although {device} on {name} is active: several times slower than it could be"
+        remedy = "submit-ddp fabric=infiniband (or roce, efa); without NCCL_IB_DISABLE; is libibverbs installed there?"
+        found.append(Finding("warning", "collectives", text, remedy))
+    if sample.share is None:
+        found.append(Finding("note", "collectives", f"{sample.text}; there is no baseline yet", measure))
+    elif sample.share < trainer_collectives.KEEPS:
+        remedy = f"squeue shows who else sends; ethtool, ibstat; if it is to stay so: {measure} store=always"
+        found.append(Finding("warning", "collectives", sample.text, remedy))
+    return found
+
+
 def _about_stored(settings: Settings, facts: Facts) -> list[Finding]:
     found: list[Finding] = []
     install = f"juju run {settings.unit} install-environment"
@@ -632,8 +686,10 @@ def report(facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results
         verdict = f"{counts['error']} finding{'s' if counts['error'] > 1 else ''} would break a run"
     else:
         verdict = "a run can start" + (f"; {counts['warning']} warnings" if counts["warning"] else "")
+    measured = {"collectives": facts.sample.text} if facts.sample else {}
     return {
         "verdict": verdict,
+        **measured,
         "nodes": _table(facts, findings),
         "findings": "\n".join(str(finding) for finding in findings) or "none",
         "errors": str(counts["error"]),

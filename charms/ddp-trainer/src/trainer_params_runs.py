@@ -49,6 +49,7 @@ class Doctor(trainer_params.Parsed):
     account: trainer_params.Name | None = None
     qos: trainer_params.Name | None = None
     reservation: trainer_params.Name | None = None
+    collectives: trainer_params.Flag = False
     wait_timeout: typing.Annotated[int, trainer_params.STRICT, trainer_params.between(1, 3600)] = 60
 
 
@@ -100,6 +101,8 @@ class BenchmarkCollectives(trainer_params.Resources):
     nodes: _Nodes | None = None
     gpus_per_node: _Gpus | None = None
     constraint: trainer_params.Constraint | None = None
+    nodelist: trainer_params.Hosts | None = None
+    exclude: trainer_params.Hosts | None = None
     min_bytes: _Size | None = None
     max_bytes: _Size | None = None
     step_factor: typing.Annotated[int, trainer_params.STRICT, trainer_params.between(2, 1024)] | None = None

@@ -11,12 +11,14 @@ import sys
 import typing
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, Job
 from conftest import Pip
 from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+from test_collectives import leave, measured
 
 import trainer_doctor
 import trainer_probe
+import trainer_sample
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import access, jobs
 from trainer_base import Settings
@@ -375,3 +377,94 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
     assert set(trainer_doctor.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
     assert trainer_doctor.read_reports("\n".join(lines[:-1])) == {}
     assert trainer_doctor.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
+
+
+# -- its second job ---------------------------------------------------------------------------------------------------
+
+
+def sampled(ready: Trainer, cluster: Cluster, busbw: float, said: str = "", *reports: Json) -> dict[str, str]:  # noqa: F811
+    """Run the doctor with a measurement that gives so many GB/s, whose rank 0 says this, too."""
+
+    def submitted(job: Job) -> None:
+        leave(job, measured(busbw))
+        (log,) = job.script.parent.glob("logs/*/node-0/*/*/0/stdout.log")
+        log.write_text(f"{said}\n{log.read_text()}")
+
+    answering(cluster, *(reports or map(healthy, NAMES)))
+    cluster.submitted = submitted
+    return ready.run("doctor", collectives=True)
+
+
+def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+    results = sampled(ready, cluster, 1.5)
+    assert results["collectives"].startswith(
+        "all_reduce of 16 MiB over 2 ranks: 1.5 GB/s (gloo over eth0); the job took"
+    )
+    assert "NOTE collectives" in results["findings"]
+    assert "benchmark-collectives nodelist=slurmd-0,slurmd-1" in results["findings"]
+    assert "#SBATCH --nodelist=slurmd-0,slurmd-1" in cluster.jobs[-1].text
+    assert "--min-bytes 16M --max-bytes 16M" in cluster.jobs[-1].text
+    assert "--gpus-per-node" not in cluster.jobs[-1].text
+    assert not (ready.workspace / "baselines" / "collectives.json").exists()
+    ready.run("benchmark-collectives")
+    assert ", 100% of the baseline of 2026-11-20" in sampled(ready, cluster, 1.5)["collectives"]
+    slow = sampled(ready, cluster, 0.6)
+    assert ", 40% of the baseline of 2026-11-20" in slow["collectives"]
+    assert "WARNING collectives: all_reduce of 16 MiB" in slow["findings"]
+    assert slow["verdict"] == "a run can start; 1 warnings"
+
+
+@pytest.mark.parametrize(
+    ("network", "state", "warns"), [("Socket", "ACTIVE", True), ("Socket", "DOWN", False), ("IB", "ACTIVE", False)]
+)
+def test_nccl_over_tcp_beside_a_fabric_is_told(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    network: str,
+    state: str,
+    warns: bool,
+):
+    one, other = map(healthy, NAMES)
+    one["infiniband"] = [{"device": "mlx5_0:1", "state": state, "kind": "InfiniBand"}]
+    said = f"slurmd-0:12:12 [0] NCCL INFO Using network {network}"
+    findings = sampled(ready, cluster, 1.5, said, one, other)["findings"]
+    assert ("NCCL sends over TCP although mlx5_0:1 on slurmd-0 is active" in findings) is warns
+
+
+def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster: Cluster):  # noqa: F811
+    def fail(job: Job) -> None:
+        (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
+        (job.script.parent / "logs" / f"{job.job_id}.out").write_text("[FATAL] slurmd-1 is absent\n")
+
+    answering(cluster, *map(healthy, NAMES))
+    cluster.submitted, cluster.states = fail, [("FAILED", 256)]
+    line = ready.fails("doctor", collectives=True)
+    assert line.startswith("1 finding would break a run; the first: collectives: nothing was measured: job ")
+    assert "slurmd-1 is absent" in ready.results["findings"]
+
+
+def test_a_measurement_that_does_not_begin_is_cancelled(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    answering(cluster, *map(healthy, NAMES))
+    monkeypatch.setattr(trainer_sample, "_JOB_S", 0)
+    cluster.states = [("PENDING", 0)]
+    findings = ready.run("doctor", collectives=True, wait_timeout=1)["findings"]
+    assert "WARNING collectives: nothing was measured: job " in findings
+    assert "was not done in time and is cancelled" in findings
+    assert any(call[0] == "scancel" for call in cluster.calls)
+
+
+def test_without_an_environment_nothing_is_measured(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    answering(cluster, *map(healthy, NAMES))
+    results = trainer.run("doctor", collectives=True)
+    assert "nothing was measured: no environment is installed" in results["findings"]
+    assert not cluster.jobs
+
+
+def test_a_measurement_without_figures_is_none(ready: Trainer, cluster: Cluster):  # noqa: F811
+    answering(cluster, *map(healthy, NAMES))
+    cluster.submitted = lambda job: leave(job, {**measured(), "collectives": []})
+    assert "collectives.json is not a measurement" in ready.fails("doctor", collectives=True)
