@@ -48,6 +48,7 @@ _GRES_REASONS = re.compile(
     r"|gres/gpu GRES (core specification|autodetected core affinity)"
     r"|Invalid GRES Links value"
 )
+_TOO_FEW = re.compile(r"gres/(\w+)\S* count reported lower than configured \(\d+ < (\d+)\)")
 
 
 class Stage(enum.Enum):
@@ -332,13 +333,22 @@ def _register(options: slurmd_options.Options, name: str, gres: str | None, foun
     if not nodes.same_gres(node.gres, gres):
         registered = node.gres or "(none)"
         return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}")
-    return _settle(node, found, gres, options, lines_live=True)
+    return _settle(node, found, gres, options, lines_live=True, is_fresh=True)
 
 
 def _settle(
-    node: nodes.Node, found: Found | None, gres: str | None, options: slurmd_options.Options, *, lines_live: bool
+    node: nodes.Node,
+    found: Found | None,
+    gres: str | None,
+    options: slurmd_options.Options,
+    *,
+    lines_live: bool,
+    is_fresh: bool = False,
 ) -> Progress:
-    """Check a node whose Gres is right, mend what Slurm's GPU check or we did to its state, and put back the rest."""
+    """Check a node whose Gres is right, mend what Slurm's GPU check or we did to its state, and put back the rest.
+
+    `is_fresh`: its record was made just now.
+    """
     if options.conf is not None and lines_live:
         slurmd_options.ensure_gres(gres)  # the next registration must not undo this one
     if not node.is_valid and lines_live and not node.is_busy and (is_ours(node.reason) or found is not None):
@@ -348,6 +358,8 @@ def _settle(
     if not node.is_valid:
         if not lines_live:
             return Progress(Stage.AWAITS_LINES)
+        if not is_fresh and node.is_dynamic and options.conf is not None and _is_stale(node.reason, gres):
+            return _reserved(node, found) or _register_anew(options, node, gres, found)
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if found is not None:
         return put_back(node, found)
@@ -397,6 +409,15 @@ def is_anothers(node: nodes.Node, found: str | None) -> bool:
 def is_ours(reason: str | None) -> bool:
     """Whether we drained with this reason, or Slurm did for GPUs that disagree with Gres."""
     return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
+
+
+def _is_stale(reason: str | None, gres: str | None) -> bool:
+    """Whether the controller refuses a node for a Gres that its record was made with, and that nobody wants any more.
+
+    Slurm 24.11 shows what slurmd reported in place of it; 22.05 shows the record's own.
+    """
+    told = _TOO_FEW.match(reason or "")
+    return told is not None and int(told[2]) != nodes.count_gres(gres, told[1])
 
 
 def _awaits_jobs(name: str) -> Progress:

@@ -259,6 +259,11 @@ def same_gres(left: str | None, right: str | None) -> bool:
     return _gres_items(left) == _gres_items(right)
 
 
+def count_gres(text: str | None, name: str) -> int:
+    """Return how many of a Gres by this name, such as `gpu`, a Gres string has, whatever their types."""
+    return sum(count for (kind, _), count in _gres_items(text).items() if kind == name)
+
+
 def plain_gres(text: str | None) -> str | None:
     """Return a Gres string without the socket hints `(S:0-1)` that `scontrol` adds; None for an absent one."""
     plain = re.sub(r"\([^()]*\)", "", text or "").strip(", ")

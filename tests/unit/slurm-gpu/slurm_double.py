@@ -63,6 +63,8 @@ class SlurmDouble:
         self.types = "gpu"
         self.health_program = "(null)"
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
+        self.shows_reported = False  # as 24.11: of a node that it refuses it shows what was reported
+        self.made_with = ""  # the Gres of the record, where that is shown no more
 
     def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object) -> Completed:
         assert timeout > 0
@@ -89,11 +91,14 @@ class SlurmDouble:
         pairs = (word.partition("=") for word in words[words.index("--conf") + 1].split())
         settings = {key: value for key, _, value in pairs}
         if self.record is None:
-            self.record = Record(settings.get("gres", ""))
+            self.record, self.made_with = Record(settings.get("gres", "")), ""
             if settings.get("state") == "drain":
                 self.record.flags.add("DRAIN")
-        wanted = sum(int(item.rpartition(":")[2]) for item in self.record.gres.split(",") if item.startswith("gpu"))
+        made_with = self.made_with or self.record.gres
+        wanted = sum(int(item.rpartition(":")[2]) for item in made_with.split(",") if item.startswith("gpu"))
         if self.devices < wanted:
+            if self.shows_reported:
+                self.made_with, self.record.gres = made_with, made_with.replace(f":{wanted}", f":{self.devices}")
             self.record.flags |= {"INVALID_REG", "DRAIN"}
             self.record.reason = self.record.reason or SHORT_OF_GPUS.format(found=self.devices, wanted=wanted)
         else:

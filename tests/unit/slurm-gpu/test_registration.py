@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
-from slurm_double import Killed, Record, SlurmDouble
+from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
 import registration
 import slurmd_options
@@ -335,6 +335,25 @@ def test_a_node_whose_devices_stay_away(slurm: SlurmDouble, options: pathlib.Pat
     slurm.register()
     assert advance() == Progress(Stage.INVALID, "gres/gpu count reported lower than configured (0 < 1)")
     assert slurm.state() == "IDLE+DRAIN+DYNAMIC_NORM+INVALID_REG"
+    assert slurm.log == ["restart slurmd.service"]
+
+
+def test_a_record_that_holds_more_than_it_shows_is_made_anew(slurm: SlurmDouble, options: pathlib.Path):
+    """Slurm 24.11, after one of two cards was given up."""
+    options.write_text(WITH_GPU.replace(GRES, GRES.replace(":1", ":2")))
+    slurm.shows_reported, slurm.devices = True, 2
+    slurm.register()
+    slurm.devices = 1
+    slurm.register()
+    assert slurm.record == Record(
+        GRES, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=SHORT_OF_GPUS.format(found=1, wanted=2)
+    )
+    slurm.jobs = ["7"]
+    assert advance().stage is Stage.AWAITS_JOBS
+    slurm.end_jobs()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES)
+    assert any("scontrol delete" in line for line in slurm.log)
 
 
 def test_an_invalid_node_is_not_restarted_under_its_jobs(slurm: SlurmDouble, options: pathlib.Path):
