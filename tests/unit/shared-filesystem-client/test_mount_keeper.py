@@ -420,24 +420,22 @@ def test_of_a_group_of_servers_one_must_answer():
 @pytest.mark.parametrize("speaks", [*mount_keeper.GREETINGS, mount_keeper.TLS])
 @pytest.mark.parametrize("answer", [None, b"-NOAUTH Authentication required.\r\n"])
 def test_a_server_that_takes_connections_must_say_something(speaks: str, answer: bytes | None):
+    held: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                held.append(connection)
+            for _ in range(2):
+                held.append(listener.accept()[0])
                 if answer is not None:
-                    connection.sendall(answer)
+                    held[-1].sendall(answer)
 
-        held: list[socket.socket] = []
-        threading.Thread(target=serve, daemon=True).start()
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
         port = listener.getsockname()[1]
         said = mount_keeper.unreachable([[("127.0.0.1", port)]], speaks)
         assert said == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
         assert not mount_keeper.unreachable([[("127.0.0.1", port)]])
+        server.join()
         for connection in held:
             connection.close()
 
