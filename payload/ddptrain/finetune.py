@@ -36,6 +36,7 @@ def prepare_data(settings: config.Config) -> pathlib.Path:
     assert settings.data is not None
     assert settings.run_dir is not None
     assert settings.model_local_dir is not None
+    _need_model(settings.model_local_dir)
     tokenizer_dir = settings.tokenizer_local_dir or settings.model_local_dir
     if (settings.data / shards.MANIFEST).exists():
         _check_tokenizer(shards.open_dataset(settings.data), tokenizer_dir)
@@ -65,11 +66,15 @@ def _check_tokenizer(dataset: shards.Dataset, folder: pathlib.Path) -> None:
         markers.warn("DATA", f"the tokenizer in {folder} has other files than the one that made {dataset.root}")
 
 
+def _need_model(folder: pathlib.Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise errors.UserError(f"--model-local-dir {folder} holds no model: it has no config.json")
+
+
 def model_kind(folder: pathlib.Path, dataset: shards.Dataset, settings: config.Config) -> model.Kind:
     """Return the model in a folder, to be loaded later. Raises UserError when folder and data do not fit."""
     transformers = tokenizers.need_transformers("--model-local-dir")
-    if not (folder / "config.json").is_file():
-        raise errors.UserError(f"--model-local-dir {folder} holds no model: it has no config.json")
+    _need_model(folder)
     try:
         described = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as e:

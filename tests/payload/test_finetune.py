@@ -132,6 +132,7 @@ def test_it_resumes(
     [
         (["--seq-len", "128"], "--seq-len 128: the model in"),
         (["--data", "/nonexistent"], "--data /nonexistent: no such file"),
+        (["--model-local-dir", "/nonexistent"], "--model-local-dir /nonexistent holds no model"),
         (["--tokenizer-local-dir", "/nonexistent"], "--tokenizer-local-dir /nonexistent: no such folder"),
         (["--no-local-files-only"], "models come from --model-local-dir only"),
     ],
@@ -177,7 +178,9 @@ def test_a_dataset_of_the_models_own_tokenizer_is_taken_as_it_is(
     assert finetune.prepare_data(asked) == tmp_path / "d"
 
 
-def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(text_dir: pathlib.Path, tmp_path: pathlib.Path):
+def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(
+    model_dir: pathlib.Path, text_dir: pathlib.Path, tmp_path: pathlib.Path
+):
     merges = [tuple(line.split()) for line in payload_tokenizers._gpt2_merges(None).splitlines()[1:] if line]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())  # printable bytes first, as GPT-2 counts
     vocabulary = {token: n for n, token in enumerate([*alphabet, *(left + right for left, right in merges)])}
@@ -186,5 +189,7 @@ def test_gpt2_tokens_go_to_a_model_with_gpt2s_own_vocabulary(text_dir: pathlib.P
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
     fast.save_pretrained(tmp_path / "gpt2")
     prepare.run(prepare.Options((str(text_dir),), tmp_path / "d", tokenizer="gpt2", workers=1))
-    asked = config.Config(data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=tmp_path / "gpt2")
+    asked = config.Config(
+        data=tmp_path / "d", run_dir=tmp_path / "run", model_local_dir=model_dir, tokenizer_local_dir=tmp_path / "gpt2"
+    )
     assert finetune.prepare_data(asked) == tmp_path / "d"
