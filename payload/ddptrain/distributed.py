@@ -217,10 +217,14 @@ def joined(
     Inside, SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. When the block raises on some ranks, the first of
     them calls `tell` with its exception, which goes on; then the others leave, with PeerError where they can.
     """
-    world = _join(device, run_dir, problem, tell or (lambda _: None), timeout_minutes)
-    before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS} if _in_main_thread() else {}
-    arrived = signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False) if before else -1
+    world, store = _join(device, run_dir, problem, tell or (lambda _: None))
+    before: dict[signal.Signals, typing.Any] = {}
+    arrived = -1
     try:
+        _connect(world, store, datetime.timedelta(minutes=timeout_minutes))
+        if _in_main_thread():
+            before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS}
+            arrived = signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False)
         yield world
         world.barrier()
     except errors.SharedError:
@@ -268,7 +272,8 @@ def _may_work_again(e: Exception) -> bool:
     return e.retry if isinstance(e, errors.UserError) else isinstance(e, OSError)
 
 
-def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: Tell, timeout_minutes: float) -> World:
+def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: Tell) -> tuple[World, typing.Any]:
+    """Return the world, once all ranks have met and watch each other, and the store to connect them by."""
     here = place()
     device = torch.device("cpu")
     try:
@@ -279,7 +284,6 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
     name = torch.cuda.get_device_name(device) if cuda else "cpu"
     own = {"rank": here.rank, "host": socket.gethostname(), "device": name}
     gpu = _gpu_id(device)
-    timeout = datetime.timedelta(minutes=timeout_minutes)
     if here.size == 1:
         store: typing.Any = dist.HashStore()
         if problem is not None:
@@ -291,17 +295,18 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
     world = World(here, socket.gethostname(), device, None, None, tell, members)
     if here.size > 1:
         _start_watch(world)
-    try:
-        if cuda:
-            torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        extra: dict[str, typing.Any] = {"device_id": device} if cuda else {}
-        dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=timeout, **extra)
-        world.control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
-    except Exception as e:  # whatever it is, the others wait for this rank in there
-        _give_up(world, e)
-        raise
-    return world
+    return world, store
+
+
+def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> None:
+    """Make the process groups: the one of the device, and gloo's for what the ranks agree on."""
+    cuda = world.device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(world.device)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    extra: dict[str, typing.Any] = {"device_id": world.device} if cuda else {}
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, **extra)
+    world.control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
 
 
 def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:

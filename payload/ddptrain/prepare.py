@@ -330,9 +330,8 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
             initargs=(options, tokenizer if forks else None),
         )
         with pool:
-            biggest_first = sorted(
-                todo, key=lambda part: part.num_bytes, reverse=True
-            )  # nobody waits long for the last
+            # so that nobody waits long for the last
+            biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)
             futures = {pool.submit(_one, options.output, plan, part): part for part in biggest_first}
             try:
                 for future in concurrent.futures.as_completed(futures):

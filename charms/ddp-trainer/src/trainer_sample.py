@@ -17,7 +17,7 @@ from trainer_base import Log, Settings, TrainerError
 
 SIZE_BYTES = 16 << 20  # of the order of DDP's buckets
 _JOB_S = 240  # beyond the wait for free nodes: the environment may have to be unpacked first
-# What NCCL says it sends over, "Using network Socket" since 2.5, with NCCL_DEBUG=INFO (its user guide, NCCL_DEBUG)
+# What NCCL says with NCCL_DEBUG=INFO that it sends over, such as Socket or IB; not seen on a real one yet
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
 _SAY = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET"
 SOCKETS = "Socket"
