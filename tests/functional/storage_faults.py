@@ -13,7 +13,7 @@ HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 STATE = f"/var/lib/slurm-ddp/{APP}"
 ENGINE = f"juicefs-metadata-{PROXY}.service"
 CLIENT = "pgrep -of 'juicefs --no-agent mount'"  # the unit's own process, from JuiceFS 1.2 on a supervisor
-SERVER = "pgrep -nf 'juicefs --no-agent mount'"  # the one that answers the kernel
+SERVER = "pgrep -nf '[j]uicefs --no-agent mount'"  # the one that answers the kernel, and not the shell that asks
 
 
 def client_of(cluster: Cluster, host: str) -> str:
