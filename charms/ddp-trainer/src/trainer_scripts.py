@@ -18,7 +18,7 @@ from trainer_plan import Request
 
 _HERE = pathlib.Path(__file__)
 _TEMPLATES = _HERE.with_name("templates")
-_EXPLAIN = _HERE.with_name("trainer_child.py")
+_EXPLAIN = _HERE.with_name("trainer_child_logs.py")
 
 
 @dataclasses.dataclass(frozen=True)

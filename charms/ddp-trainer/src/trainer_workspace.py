@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import threading
@@ -15,7 +16,14 @@ from trainer_base import Settings, TrainerError
 
 PYTHON = "/usr/bin/python3"
 FOLDERS = ("runs", "datasets", "environments", "baselines")
-_CHILD = pathlib.Path(__file__).with_name("trainer_child.py")
+_CHILD = ("logs", "base", "runs", "environments")  # each after those that it imports
+
+_LOADER = """
+import sys, types
+for name, text in texts.items():
+    sys.modules[name] = module = types.ModuleType(name)
+    exec(compile(text, name, "exec"), vars(module))
+"""
 
 Json = dict[str, typing.Any]
 
@@ -78,7 +86,7 @@ def ask(
     try:
         told = None if as_root else settings.converse(request, timeout_s)
         if told is None:
-            told = run(*_command(), stdin=request, user=user, cwd="/", timeout=timeout_s).stdout
+            told = run(*command(), stdin=request, user=user, cwd="/", timeout=timeout_s).stdout
     except CommandTimeout:
         raise HangingError(
             f"{settings.workspace} gave no answer within {timeout_s:g} s; is the filesystem's server up?"
@@ -117,7 +125,7 @@ class _Child:
             if self._dialogue is not None and self._dialogue.is_over:
                 self._dialogue = None
             if self._dialogue is None:
-                self._dialogue = Dialogue(*_command(), user=self._user)
+                self._dialogue = Dialogue(*command(), user=self._user)
             return self._dialogue.ask(request, timeout=timeout_s)
         finally:
             self._lock.release()
@@ -128,8 +136,12 @@ class _Child:
             self._dialogue.close()
 
 
-def _command() -> tuple[str, ...]:
-    return PYTHON, "-I", "-c", _CHILD.read_text()
+@functools.cache
+def command() -> tuple[str, ...]:
+    """Return the child's command line: its modules' texts, since their files lie where only root may read."""
+    main = pathlib.Path(__file__).with_name("trainer_child.py")
+    texts = {f"{main.stem}_{part}": main.with_name(f"{main.stem}_{part}.py").read_text() for part in _CHILD}
+    return PYTHON, "-I", "-c", f"texts = {texts!r}\n{_LOADER}\n{main.read_text()}"
 
 
 def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None:

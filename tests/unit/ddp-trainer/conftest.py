@@ -129,7 +129,7 @@ def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do in this process what the trainer does in children, to save their starts; test_workspace starts them."""
 
     def run_child(*argv: str, stdin: str, user: str | None, cwd: str, timeout: float) -> Completed:
-        assert argv == ("/usr/bin/python3", "-I", "-c", pathlib.Path(trainer_child.__file__).read_text())
+        assert argv == trainer_workspace.command()
         assert cwd == "/"
         assert timeout > 0
         assert user in (None, USER)

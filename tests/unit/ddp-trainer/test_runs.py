@@ -10,7 +10,7 @@ import pytest
 from cluster import Cluster, Job
 from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
-import trainer_child
+import trainer_child_runs
 import trainer_curve
 import trainer_sweep
 
@@ -187,7 +187,7 @@ def test_a_curve_of_millions_of_steps_is_read_in_samples(tmp_path: pathlib.Path)
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(120_000):
             file.write(json.dumps({"kind": "step", "step": step, "loss": 10 - step / 20_000, "lr": 0.0003}) + "\n")
-    found = trainer_child.read_result(str(tmp_path), "long")
+    found = trainer_child_runs.read_result(str(tmp_path), "long")
     assert len(found["steps"]) <= 2001
     assert found["steps"][0][0] == 0
     assert found["steps"][-1][0] == 119_999

@@ -29,6 +29,7 @@ import trainer_params
 import trainer_scripts
 import trainer_workspace
 from trainer_base import Settings, TrainerError
+from trainer_child_base import RefusedError
 from trainer_environment import Environment
 
 TOKEN = "hf_%2F+Zsecret=/~0123456789abcdef"
@@ -250,7 +251,7 @@ def test_a_folder_of_somebody_else_or_a_link_is_not_used(settings: Settings, tmp
     (tmp_path / "theirs").mkdir()
     secrets = settings.workspace / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")
-    with pytest.raises(trainer_child.RefusedError, match="is not a folder of this account"):
+    with pytest.raises(RefusedError, match="is not a folder of this account"):
         trainer_child.keep_token(str(secrets), "trainer-0", "first", "a")
     assert not list((tmp_path / "theirs").iterdir())
     secrets.unlink()

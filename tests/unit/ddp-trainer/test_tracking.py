@@ -9,7 +9,7 @@ from cluster import Cluster
 from conftest import Pip
 from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
-import trainer_child
+import trainer_child_environments
 
 
 def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
@@ -54,8 +54,8 @@ def test_old_environments_go_and_used_ones_stay(tmp_path: pathlib.Path):
     os.utime(folder / ".environment-x.tmp", (1, 1))
     (folder / ".environment-y.tmp").write_text("being written")
     (tmp_path / "runs" / "busy" / "job.json").write_text(json.dumps({"environment": names[1]}))
-    removed = trainer_child.prune_environments(str(tmp_path), keep=[names[0]], runs=["busy", "../../etc"])["removed"]
-    assert removed == [names[2]]
+    told = trainer_child_environments.prune_environments(str(tmp_path), keep=[names[0]], runs=["busy", "../../etc"])
+    assert told["removed"] == [names[2]]
     left = {path.name for path in folder.iterdir()}
     assert f"{names[2]}.json" not in left
     assert f"{names[2]}.tar.zst" not in left

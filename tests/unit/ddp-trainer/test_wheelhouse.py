@@ -13,7 +13,8 @@ from cluster import Cluster
 from conftest import Pip
 from test_charm import Trainer, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixture
 
-import trainer_child
+import trainer_child_environments
+from trainer_child_base import RefusedError
 
 WHEELS = {"numpy-2.0-py3-none-any.whl": b"numpy", "torch-2.13.0+cpu-py3-none-any.whl": b"torch" * 1000}
 
@@ -171,8 +172,8 @@ def test_an_archive_that_leads_outside_is_refused(
 def test_a_zip_that_leads_outside_is_refused(tmp_path: pathlib.Path, name: str):
     with zipfile.ZipFile(tmp_path / "w.zip", "w") as archive:
         archive.writestr(zipfile.ZipInfo(name), "x")
-    with pytest.raises(trainer_child.RefusedError, match="leads outside"):
-        trainer_child.open_wheelhouse(str(tmp_path / "w.zip"), str(tmp_path / "target"))
+    with pytest.raises(RefusedError, match="leads outside"):
+        trainer_child_environments.open_wheelhouse(str(tmp_path / "w.zip"), str(tmp_path / "target"))
 
 
 def test_a_link_in_a_zip_is_refused(tmp_path: pathlib.Path):
@@ -180,8 +181,8 @@ def test_a_link_in_a_zip_is_refused(tmp_path: pathlib.Path):
         link = zipfile.ZipInfo("evil.whl")
         link.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(link, "/etc/passwd")
-    with pytest.raises(trainer_child.RefusedError, match="is a link or a device"):
-        trainer_child.open_wheelhouse(str(tmp_path / "w.zip"), str(tmp_path / "target"))
+    with pytest.raises(RefusedError, match="is a link or a device"):
+        trainer_child_environments.open_wheelhouse(str(tmp_path / "w.zip"), str(tmp_path / "target"))
 
 
 @pytest.mark.parametrize("form", [".tar", ".tar.zst", ".zip"])
@@ -199,11 +200,11 @@ def test_a_real_zstd_archive_is_read(tmp_path: pathlib.Path, monkeypatch: pytest
     plain = pathlib.Path(make(tmp_path, ".tar"))
     subprocess.run(["zstd", "-q", str(plain), "-o", f"{plain}.zst"], check=True)
     target = tmp_path / "target"
-    assert trainer_child.open_wheelhouse(f"{plain}.zst", str(target))["wheels"] == 2
+    assert trainer_child_environments.open_wheelhouse(f"{plain}.zst", str(target))["wheels"] == 2
     assert {path.name: path.read_bytes() for path in target.iterdir()} == WHEELS
     (tmp_path / "cut.tar.zst").write_bytes(pathlib.Path(f"{plain}.zst").read_bytes()[:-20])
-    with pytest.raises(trainer_child.RefusedError, match="is damaged"):
-        trainer_child.open_wheelhouse(str(tmp_path / "cut.tar.zst"), str(tmp_path / "other"))
+    with pytest.raises(RefusedError, match="is damaged"):
+        trainer_child_environments.open_wheelhouse(str(tmp_path / "cut.tar.zst"), str(tmp_path / "other"))
 
 
 def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_path: pathlib.Path):  # noqa: F811

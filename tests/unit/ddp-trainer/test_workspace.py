@@ -11,9 +11,11 @@ import typing
 import pytest
 
 import trainer_child
+import trainer_child_logs
 import trainer_workspace
 from slurm_ddp.run import CommandTimeout, Dialogue
 from trainer_base import Settings
+from trainer_child_base import RefusedError
 
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
 
@@ -57,6 +59,10 @@ def test_the_folders_are_made_once(settings: Settings):
     assert set(before) == {"runs", "datasets", "environments", "baselines"}
 
 
+def test_the_childs_program_fits_into_one_argument():
+    assert len(trainer_workspace.command()[-1].encode()) < 128 * 1024  # MAX_ARG_STRLEN, execve(2)
+
+
 @needs_two_accounts
 def test_a_workspace_of_roots_is_handed_over(settings: Settings):
     for name in trainer_workspace.FOLDERS:
@@ -70,7 +76,7 @@ def test_a_workspace_of_roots_is_handed_over(settings: Settings):
 
 def test_root_touches_nothing_in_a_workspace_that_others_can_write(workspace: pathlib.Path):
     workspace.chmod(0o777)
-    with pytest.raises(trainer_child.RefusedError, match="mode 777"):
+    with pytest.raises(RefusedError, match="mode 777"):
         trainer_child.hand_over(str(workspace), ["runs"], 1, 1)
     assert not list(workspace.iterdir())
 
@@ -85,7 +91,7 @@ def test_root_follows_no_link_and_takes_nothing_from_a_third_account(workspace: 
     assert elsewhere.stat().st_uid == 0
     (workspace / "datasets").mkdir()
     os.chown(workspace / "datasets", 33, 33)
-    with pytest.raises(trainer_child.RefusedError, match="belongs to uid 33"):
+    with pytest.raises(RefusedError, match="belongs to uid 33"):
         trainer_child.hand_over(str(workspace), ["datasets"], 1, 1)
 
 
@@ -306,7 +312,7 @@ def test_a_log_is_bounded(settings: Settings):
     found = ask(
         settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=100000, rank=None
     )
-    assert sum(map(len, found["lines"])) < trainer_child.MAX_TAIL_BYTES
+    assert sum(map(len, found["lines"])) < trainer_child_logs.MAX_TAIL_BYTES
 
 
 def test_a_log_that_is_no_file_is_not_read(settings: Settings):
@@ -496,7 +502,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     rank_log(folder, 0, 0, TRACE.format(said))
     found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
     assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
-    kind, node, words = trainer_child.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
+    kind, node, words = trainer_child_logs.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
         told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} did not come"
         assert (kind, node, words) == ("node", nodes[0], told), "the next attempt is made without it"

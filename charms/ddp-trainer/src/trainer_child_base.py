@@ -1,0 +1,50 @@
+"""What the operations of trainer_child.py share: how they are named, refuse, and write a file whole."""
+
+import collections.abc
+import os
+import pathlib
+import stat
+import tempfile
+
+from trainer_child_logs import Json
+
+MAX_LISTED = 1000
+
+
+class RefusedError(Exception):
+    """The request cannot be done; `str()` is one line for a person."""
+
+
+OPERATIONS: dict[str, collections.abc.Callable[..., Json]] = {}
+
+
+def operation(function: collections.abc.Callable[..., Json]) -> collections.abc.Callable[..., Json]:
+    """Let a request name this function."""
+    OPERATIONS[function.__name__] = function
+    return function
+
+
+def private(folder: pathlib.Path) -> pathlib.Path:
+    """Return a folder of this account that nobody else can enter."""
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise RefusedError(f"{folder} is not a folder of this account (uid {os.geteuid()}); as root: remove it")
+    if about.st_mode & 0o7777 != 0o700:
+        folder.chmod(0o700)
+    return folder
+
+
+def replace(path: pathlib.Path, text: str, *, mode: int = 0o644) -> None:
+    """Write a file so that a reader sees the old or the new one."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = pathlib.Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), mode)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

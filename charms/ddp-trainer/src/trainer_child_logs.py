@@ -1,0 +1,242 @@
+"""What a run's files say, above all why an attempt failed. Stands alone: a job's script has this file as explain.py."""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import pathlib
+import re
+import signal
+import stat
+import sys
+import typing
+
+Json = dict[str, typing.Any]
+MAX_TAIL_BYTES = 256 * 1024
+MAX_JSON_BYTES = 4 * 1024 * 1024
+MAX_RANK_LOGS = 2048
+_PEER_GONE = re.compile(
+    r"[Cc]onnection (closed|reset|refused)|Broken pipe|remote process exited|rank \d+ leaves:|SharedError"
+    r"|Signal(Exception| \d+)|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor"
+)
+TELLING = re.compile(
+    r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
+)
+# What accuses the machine rather than the program: CUDA's and NCCL's words for broken devices and links
+# (driver_types.h, nccl.h), and those of a filesystem that went away (errno.h).
+_BAD_NODE = re.compile(
+    r"uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware|an uncorrectable)|fallen off the bus|Xid"
+    r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)|NVML"
+    r"|ncclSystemError|unhandled system error|Stale file handle|Transport endpoint is not connected"
+    r"|Input/output error|Bus error|SIGBUS",
+    re.IGNORECASE,
+)
+_TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
+_KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
+_COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
+_DID_NOT_COME = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
+_WAITED_IN_VAIN = re.compile(
+    r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
+)  # torch's TCPStore (2.0 to 2.13), and the payload around it
+_OURS = re.compile(
+    r"srun: |slurmstepd(-\S+)?: |\[[\dT:.-]+\] error: \*\*\* (JOB|STEP) "
+    r"|\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]"
+)  # 26.05 writes a time instead of slurmstepd
+_REASON = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit)\b")
+
+
+def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
+    """Return for a job's script whose fault an attempt's failure is, on which node ("-"), and the words that say so.
+
+    `mistake`: it would fail again. `node`: it may work elsewhere. `program`: it may work again.
+    """
+    folder = pathlib.Path(run_dir)
+    with contextlib.suppress(OSError, ValueError):
+        outcome = read_object(folder / "control" / f"{attempt}.outcome")
+        if outcome.get("retry") is False:
+            return "mistake", "-", str(outcome.get("error", ""))
+    merged = _of_attempt(_merged_log(folder, int(job_id)), attempt)
+    complaints = {found[1]: found[2] for line in merged if (found := _COMPLAINT.match(line)) and found[1] in hosts}
+    if complaints:
+        host, words = next(iter(complaints.items()))
+        return ("mistake", "-", words) if len(complaints) == len(hosts) > 1 else ("node", host, words)
+    lost = [found[1] for line in merged if (found := re.search(r"srun: error: Node failure on (\S+)", line))]
+    if lost and lost[0] in hosts:
+        return "node", lost[0], "Slurm lost the node"
+    failure = first_failure(folder, int(job_id), 20)
+    ranks, absent = absentees(folder, int(job_id), failure["lines"], hosts)
+    if len(absent) == 1 < len(hosts):
+        return "node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} did not come"
+    number: int | None = failure["node"]
+    node = hosts[number] if number is not None and number < len(hosts) else "-"
+    words = str(failure["lines"][-1]) if failure["lines"] else ""
+    if any(_BAD_NODE.search(line) for line in failure["lines"]) and node != "-":
+        return "node", node, words
+    if failure["peer"]:
+        silent = [host for number, host in enumerate(hosts) if number not in failure["told"]]
+        if len(silent) == 1 and len(hosts) > 1:
+            return "node", silent[0], f"it fell silent; the others say: {words}"
+    return "program", node, words
+
+
+def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
+    """Return the rank that failed first in a job's last attempt, its node's number and its last lines.
+
+    A rank that only tells of a peer it lost (`peer`) comes after one that tells of a failure of its own; among equals
+    the one that fell silent first is taken. `told` are the nodes that tell anything.
+    """
+    suspects: list[tuple[bool, float, Json]] = []
+    for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS]:
+        text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
+        if any(TELLING.search(line) for line in text):
+            gist = _gist(text, lines)
+            lost_a_peer = bool(_PEER_GONE.search(gist[-1]) or _PEER_GONE.search(text[-1]))
+            suspects.append((lost_a_peer, log["written"], {"rank": log["rank"], "node": log["node"], "lines": gist}))
+    merged = _merged_log(folder, job_id)
+    only_peers = all(lost_a_peer for lost_a_peer, _, _ in suspects)
+    told = sorted({suspect["node"] for _, _, suspect in suspects})
+    if only_peers and (killed := _killed(folder, merged)):
+        return {**killed, "peer": False, "told": told}
+    if suspects:
+        return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": only_peers, "told": told}
+    text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
+    telling = [line for line in text if not _OURS.match(line)]
+    return {"rank": None, "node": None, "lines": _gist(telling or text, lines), "peer": False, "told": told}
+
+
+def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
+    """Return the ranks that never came to where all meet, and their nodes; none where that is not why it failed.
+
+    The payload names them. A script's own meeting only says that it waited in vain: then the nodes are meant that never
+    got so far as to start ranks.
+    """
+    text = "\n".join(lines)
+    per_node = _per_node(folder)
+    ranks: list[int] = []
+    if found := _DID_NOT_COME.search(text):
+        ranks = [int(number) for number in re.findall(r"\d+", found[1])]
+    elif "rank 0 published no address" in text:
+        ranks = [0]
+    elif _WAITED_IN_VAIN.search(text):
+        merged = _merged_log(folder, job_id)
+        begins = [index for index, line in enumerate(merged) if line.startswith("[ENV] job=")]
+        lines_now = merged[begins[-1] :] if begins else merged
+        came = {found[1] for line in lines_now if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
+        late = [number for number, host in enumerate(hosts) if came and host not in came]
+        ranks = [rank for number in late for rank in range(number * per_node, (number + 1) * per_node)]
+    numbers = sorted({rank // per_node for rank in ranks})
+    return ranks, [hosts[number] for number in numbers if number < len(hosts)]
+
+
+def _merged_log(folder: pathlib.Path, job_id: int) -> list[str]:
+    with contextlib.suppress(OSError):
+        return tail(folder / "logs" / f"{int(job_id)}.out", MAX_TAIL_BYTES)
+    return []
+
+
+def _of_attempt(merged: list[str], attempt: str) -> list[str]:
+    """Return a log's lines from where the attempt begins."""
+    begins = [i for i, line in enumerate(merged) if line.startswith("[ENV] job=") and f" attempt={attempt} " in line]
+    return merged[begins[-1] :] if begins else merged
+
+
+def _gist(text: list[str], lines: int) -> list[str]:
+    """Return the lines that say why: up to the last `[FATAL]` or exception, without what came after it."""
+    for index in range(len(text) - 1, -1, -1):
+        if "[FATAL]" in text[index] or _REASON.match(text[index]):
+            return text[max(0, index + 1 - lines) : index + 1]
+    return text[-lines:]
+
+
+def _killed(folder: pathlib.Path, merged: list[str]) -> Json | None:
+    """Return the rank that died of a signal, of which only torchrun's agent or srun tells."""
+    per_node = _per_node(folder)
+    names = {member.value: member.name for member in signal.Signals}
+    for line in merged:
+        found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
+        if found and int(found[2]) != signal.SIGTERM:  # TERM is how the agent ends the others
+            node, number, local = (int(value) for value in found.groups())
+            return {"rank": node * per_node + local, "node": node, "lines": [_signal_text(number, names)]}
+        if found := _TASK_KILLED.search(line):
+            task, number = int(found[1]), _KILLERS.get(found[2])
+            words = _signal_text(number, names) if number else "killed: the job's memory ran out"
+            if _launcher(folder) == "srun":  # a task is a rank
+                return {"rank": task, "node": task // per_node, "lines": [words]}
+            return {"rank": task * per_node, "node": task, "lines": [words]}  # a task is a node's agent
+    return None
+
+
+def _signal_text(number: int, names: dict[int, str]) -> str:
+    hint = "; the kernel does that to a process when memory runs out" if number == signal.SIGKILL else ""
+    return f"killed by signal {number} ({names.get(number, 'unknown')}){hint}"
+
+
+def _launcher(folder: pathlib.Path) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(read_object(folder / "job.json")["launcher"])
+    return "torchrun"
+
+
+def _per_node(folder: pathlib.Path) -> int:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return max(1, int(read_object(folder / "job.json")["ranks_per_node"]))
+    return 1
+
+
+def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
+    """Return the files that hold each rank's output, of the job's last attempt."""
+    per_node = _per_node(folder)
+    attempts = sorted((folder / "logs").glob(f"{int(job_id)}.r*"), key=attempt_of)
+    attempts = [path for path in attempts if attempt_of(path) == attempt_of(attempts[-1])]
+    found: list[Json] = []
+    for attempt in attempts:
+        for path in attempt.glob("node-*/*/attempt_*/*/std*.log"):
+            with contextlib.suppress(ValueError, OSError):
+                node, local = int(path.parents[3].name.removeprefix("node-")), int(path.parent.name)
+                about = path.lstat()
+                if about.st_size and stat.S_ISREG(about.st_mode):
+                    record = {"node": node, "rank": node * per_node + local, "written": about.st_mtime}
+                    found.append({"path": str(path), **record})
+    return sorted(found, key=lambda log: (log["rank"], log["path"]))
+
+
+def attempt_of(path: pathlib.Path) -> tuple[int, int]:
+    """Return how often the job was queued again and started again within that, from a name like 12.r1t2.outcome."""
+    match = re.search(r"\.r(\d+)(?:t(\d+))?(\.|$)", path.name)
+    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+
+
+def read_object(path: pathlib.Path) -> Json:
+    """Return the JSON object in a file. Raises ValueError where it holds another thing."""
+    with opened(path) as file:
+        try:
+            value: object = json.loads(file.read(MAX_JSON_BYTES))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return typing.cast(Json, value)
+
+
+def tail(path: pathlib.Path, limit: int) -> list[str]:
+    """Return the lines in the last `limit` bytes of a file."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - limit))
+        lines = file.read(limit).decode(errors="replace").splitlines()
+    return lines[1:] if size > limit else lines
+
+
+def opened(path: pathlib.Path) -> io.BufferedReader:
+    """Open a regular file: never a pipe that would not answer, never through a last link."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+if __name__ == "__main__":
+    answered = blame(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
+    print("\t".join(" ".join(word.split())[:300] for word in answered))
