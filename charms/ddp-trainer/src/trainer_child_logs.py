@@ -1,5 +1,6 @@
 """What a run's files say, above all why an attempt failed. Stands alone: a job's script has this file as explain.py."""
 
+import collections.abc
 import contextlib
 import errno
 import io
@@ -83,21 +84,30 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
 def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     """Return the rank that failed first in a job's last attempt, its node's number and its last lines.
 
-    A rank that only tells of a peer it lost (`peer`) comes after one that tells of a failure of its own; among equals
-    the one that fell silent first is taken. `told` are the nodes that tell anything.
+    A rank that only tells of a peer it lost (`peer`) comes after one that tells of a failure of its own, and after one
+    that left without such words, as with `sys.exit("why")`; among equals the one that fell silent first is taken.
+    `told` are the nodes that tell anything.
     """
     suspects: list[tuple[bool, float, Json]] = []
+    quiet: dict[int, list[str]] = {}
     for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS]:
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
             lost_a_peer = bool(_PEER_GONE.search(gist[-1]) or _PEER_GONE.search(text[-1]))
             suspects.append((lost_a_peer, log["written"], {"rank": log["rank"], "node": log["node"], "lines": gist}))
-    merged = _merged_log(folder, job_id)
+        else:
+            quiet.setdefault(log["rank"], []).extend(text)
+    merged = _last_attempt(_merged_log(folder, job_id))
     only_peers = all(lost_a_peer for lost_a_peer, _, _ in suspects)
     told = sorted({suspect["node"] for _, _, suspect in suspects})
     if only_peers and (killed := _killed(folder, merged)):
         return {**killed, "peer": False, "told": told}
+    telling_ranks = {suspect["rank"] for _, _, suspect in suspects}
+    for rank, node, code in _exited(folder, merged, quiet) if only_peers else ():
+        if rank not in telling_ranks:
+            said = quiet.get(rank, [])[-lines:] or [f"ended with exit code {code} and without a word"]
+            return {"rank": rank, "node": node, "lines": said, "peer": False, "told": sorted({*told, node})}
     if suspects:
         return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": only_peers, "told": told}
     text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
@@ -119,9 +129,7 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
     elif "rank 0 published no address" in text:
         ranks = [0]
     elif _WAITED_IN_VAIN.search(text):
-        merged = _merged_log(folder, job_id)
-        begins = [index for index, line in enumerate(merged) if line.startswith("[ENV] job=")]
-        lines_now = merged[begins[-1] :] if begins else merged
+        lines_now = _last_attempt(_merged_log(folder, job_id))
         came = {found[1] for line in lines_now if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
         late = [number for number, host in enumerate(hosts) if came and host not in came]
         ranks = [rank for number in late for rank in range(number * per_node, (number + 1) * per_node)]
@@ -133,6 +141,11 @@ def _merged_log(folder: pathlib.Path, job_id: int) -> list[str]:
     with contextlib.suppress(OSError):
         return tail(folder / "logs" / f"{int(job_id)}.out", MAX_TAIL_BYTES)
     return []
+
+
+def _last_attempt(merged: list[str]) -> list[str]:
+    begins = [index for index, line in enumerate(merged) if line.startswith("[ENV] job=")]
+    return merged[begins[-1] :] if begins else merged
 
 
 def _of_attempt(merged: list[str], attempt: str) -> list[str]:
@@ -165,6 +178,26 @@ def _killed(folder: pathlib.Path, merged: list[str]) -> Json | None:
                 return {"rank": task, "node": task // per_node, "lines": [words]}
             return {"rank": task * per_node, "node": task, "lines": [words]}  # a task is a node's agent
     return None
+
+
+def _exited(
+    folder: pathlib.Path, merged: list[str], spoke: collections.abc.Collection[int]
+) -> list[tuple[int, int, int]]:
+    """Return rank, node and exit code of those that torchrun's agents saw leave by themselves, in that order.
+
+    srun sees it too, of a task that need not have come so far as to be a rank: that has to be among those who `spoke`.
+    """
+    per_node = _per_node(folder)
+    found: list[tuple[int, int, int]] = []
+    for line in merged:
+        if match := re.match(r"(\d+): .*\bfailed \(exitcode: (\d+)\) local_rank: (\d+)", line):
+            node, code, local = (int(value) for value in match.groups())
+            found.append((node * per_node + local, node, code))
+        elif match := re.match(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)", line):
+            rank, code = int(match[1]), int(match[2])
+            if rank in spoke and _launcher(folder) == "srun" and code < 128:  # above: of a signal, as srun's TERM
+                found.append((rank, rank // per_node, code))
+    return found
 
 
 def _signal_text(number: int, names: dict[int, str]) -> str:

@@ -412,6 +412,32 @@ def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: S
     assert found == {"rank": 1, "node": 0, "lines": ["killed by signal 11 (SIGSEGV)"]}
 
 
+CUT = TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_a_rank_that_left_with_a_word_of_its_own_comes_before_those_that_lost_it(settings: Settings, launcher: str):
+    folder = make_run(settings, launcher=launcher)
+    rank_log(folder, 0, 0, CUT)
+    rank_log(folder, 1, 0, CUT)
+    rank_log(folder, 1, 1, "loading\nno such column: text\n")  # sys.exit("no such column: text")
+    if launcher == "torchrun":
+        lines = [AGENT.format(0, 1, 0), AGENT.format(1, 1, 1), AGENT.format(0, -15, 1)]
+    else:
+        lines = [f"srun: error: n{task}: task {task}: Exited with exit code {code}" for task, code in ((0, 1), (3, 1))]
+    (folder / "logs" / "12.out").write_text("\n".join(lines))
+    assert failure(settings) == {"rank": 3, "node": 1, "lines": ["loading", "no such column: text"]}
+
+
+def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: Settings):
+    folder = make_run(settings)
+    rank_log(folder, 0, 0, CUT)
+    earlier = f"[ENV] job=12 attempt=12.r0 \n{AGENT.format(0, -9, 1)}\n"  # what ended an attempt before is over
+    (folder / "logs" / "12.out").write_text(f"{earlier}[ENV] job=12 attempt=12.r0t1 \n{AGENT.format(1, 3, 0)}")
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": ["ended with exit code 3 and without a word"]}
+    assert trainer_child_logs.blame(str(folder), "12", "12.r0t1", ["n0", "n1"])[:2] == ("program", "n1")
+
+
 def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
     folder = make_run(settings)
     (folder / "logs" / "12.out").write_text(
