@@ -12,8 +12,10 @@ PROXY = "juicefs-server-proxy"
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 STATE = f"/var/lib/slurm-ddp/{APP}"
 ENGINE = f"juicefs-metadata-{PROXY}.service"
-CLIENT = "pgrep -of 'juicefs --no-agent mount'"  # the unit's own process, from JuiceFS 1.2 on a supervisor
-SERVER = "pgrep -nf '[j]uicefs --no-agent mount'"  # the one that answers the kernel, and not the shell that asks
+# From JuiceFS 1.2 on a supervisor is the unit's own process, and its newest child answers the kernel
+CLIENT = f"systemctl show -P MainPID juicefs-{APP}.service"
+SERVER = "pgrep -nf '[j]uicefs --no-agent mount'"  # not the shell that asks
+PATIENCE_S = 240  # a deadline for what the keeper finds within half a minute on a machine with nothing else to do
 
 
 def client_of(cluster: Cluster, host: str) -> str:
@@ -29,15 +31,19 @@ def told(cluster: Cluster, unit: str) -> dict[str, str]:
 
 
 def health(cluster: Cluster, host: str) -> dict[str, typing.Any]:
-    """Return what the keeper on a host found last."""
-    return json.loads(cluster.on(host, "cat", f"{STATE}/health.json"))
+    """Return what the keeper on a host found last; wait for its first look where it has not taken one yet."""
+    path, end = f"{STATE}/health.json", time.monotonic() + PATIENCE_S
+    while not (said := cluster.on(host, "sh", "-c", f"[ ! -e {path} ] || cat {path}")):
+        assert time.monotonic() < end, f"{host}: the keeper took no look"
+        time.sleep(1)
+    return json.loads(said)
 
 
 def until(
     cluster: Cluster, host: str, wanted: typing.Callable[[dict[str, typing.Any]], object]
 ) -> dict[str, typing.Any]:
     """Wait until the keeper on a host found what is wanted; return all that it found."""
-    end = time.monotonic() + 240
+    end = time.monotonic() + PATIENCE_S
     while True:
         found = health(cluster, host)
         if wanted(found):
@@ -50,6 +56,13 @@ def until_right(cluster: Cluster, *hosts: str, since: float = 0.0) -> None:
     """Wait until the mounts of the hosts are right, by a look that the keepers took after `since`."""
     for host in hosts or HOSTS:
         until(cluster, host, lambda found: found["state"] == "right" and found["checked"] > since)
+
+
+def writable_again(process: str, old: str) -> str:
+    """Return a script that waits until another process than `old` is what `process` finds, and its mount takes a file."""
+    on_it = f"findmnt -rno FSTYPE {MP} | grep -qx fuse.juicefs"  # not the folder below, where root can write too
+    found = f'new=$({process}) && [ "$new" != 0 ] && [ "$new" != {old} ]'
+    return f"until {found} && {on_it} && echo x 2>/dev/null >{MP}/.after-kill; do sleep 0.1; done"
 
 
 def mounted(cluster: Cluster, host: str) -> list[str]:

@@ -25,6 +25,7 @@ from functional.storage_faults import (
     told,
     until,
     until_right,
+    writable_again,
 )
 from storage import leaks
 
@@ -45,8 +46,7 @@ def test_a_client_that_dies_and_a_mount_over_the_mount_are_mended_by_themselves(
     clients = {host: healthy.on(host, "bash", "-c", CLIENT) for host in (killed, covered)}
     healthy.on(covered, "mount", "--bind", MP, MP)
     healthy.on(killed, "kill", "-9", clients[killed])
-    script = f'until new=$({CLIENT}) && [ "$new" != "$0" ] && echo x 2>/dev/null >{MP}/.after-kill; do sleep 0.1; done'
-    healthy.on(killed, "timeout", "100", "bash", "-c", script, clients[killed])
+    healthy.on(killed, "timeout", "100", "bash", "-c", writable_again(CLIENT, clients[killed]))
     print(f"kill -9: writable again after {time.time() - begin:.1f} s")
     until(healthy, covered, lambda found: found["state"] == "right" and found["heals"] > heals)
     print(f"a mount over the mount: right after {time.time() - begin:.1f} s")
