@@ -248,7 +248,7 @@ class Bench:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        records = [line.partition(": ")[2] for line in done.stderr.splitlines() if ": Gres Name=gpu" in line]
+        records = re.findall(r"\bGres Name=gpu .*", done.stdout + done.stderr)
         assert records, done.stderr
         return records
 
