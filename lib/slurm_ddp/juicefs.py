@@ -87,6 +87,7 @@ _SINCE = {
     "readdir-cache": (1, 3),
     "root-squash": (1, 1),
     "skip-dir-nlink": (1, 1),
+    "skip-trash": (1, 3),
     "storage": (0, 14),
     "subdir": (0, 15),
     "trash-days": (1, 0),
@@ -275,6 +276,13 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
             return None
         raise JuicefsError(explain(e)) from e
     return _read_status(done)
+
+
+def removal(program: pathlib.Path, mine: Version, folder: str) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that remove a folder of a mounted volume, past the trash where the program knows how."""
+    plain = ("/usr/bin/rm", "-rf", "--one-file-system", folder)
+    past = (str(program), "--no-agent", "rmr", "--skip-trash", folder)
+    return (past, plain) if knows(mine, "skip-trash") else (plain,)
 
 
 def invoke(

@@ -132,6 +132,13 @@ def test_commands_and_their_versions():
     assert juicefs.command_since("quota") == "1.1"
 
 
+def test_a_folder_is_removed_past_the_trash_where_the_program_knows_how():
+    plain = ("/usr/bin/rm", "-rf", "--one-file-system", "/m/f")
+    past = ("/x/juicefs", "--no-agent", "rmr", "--skip-trash", "/m/f")
+    assert juicefs.removal(pathlib.Path("/x/juicefs"), NEW, "/m/f") == (past, plain)
+    assert juicefs.removal(pathlib.Path("/x/juicefs"), (1, 2, 9), "/m/f") == (plain,)
+
+
 def test_series():
     assert juicefs.same_series((1, 0, 0), NEW)
     assert juicefs.same_series(OLD, (0, 17, 5))

@@ -360,6 +360,12 @@ def test_a_benchmark_leaves_nothing_behind(mine: proxies.Proxy, tmp_path: pathli
     assert {"read-big-file", "write-small-file", "stat-file"} <= set(found)
     assert not any(str(tmp_path) in line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines())
     assert list((tmp_path / "state").glob("*/benchmark-*")) == []
+    with mounted(mine, tmp_path) as mountpoint:
+        assert list(mountpoint.glob("*benchmark*")) == []
+        assert list(mountpoint.glob(".trash/*/*")) == []
+        (mountpoint / "another").touch()
+        (mountpoint / "another").unlink()
+        assert len(list(mountpoint.glob(".trash/*/*"))) == 1  # that is where what was removed lies
     assert mine.action("gc")["mode"].startswith("dry run")
 
 

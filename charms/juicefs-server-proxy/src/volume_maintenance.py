@@ -14,6 +14,7 @@ import hashlib
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import tempfile
 import time
 
 from slurm_ddp import apt, juicefs, juicefs_access, mounts
-from slurm_ddp.run import CommandError, clean_env, last_line, scrub
+from slurm_ddp.run import CommandError, clean_env, last_line, run, scrub
 from volume_options import Volume
 
 STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
@@ -166,9 +167,11 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MaintenanceError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
     apt.ensure_packages(["fuse3"])
-    version, env = juicefs.version(target.program), {}
+    version, env = juicefs.version(target.program), dict[str, str]()
+    if juicefs.knows(version, "skip-trash"):
+        env["PATH"] = ""  # it finds no `rm` then, which would put what it wrote into the trash, and only says so
     if not os.access(_DROP_CACHES, os.W_OK):  # a container
-        env = {"SKIP_DROP_CACHES": "true"}
+        env["SKIP_DROP_CACHES"] = "true"
         if version < (1, 0):
             raise MaintenanceError(
                 f"juicefs {'.'.join(map(str, version))} drops the machine's caches to measure, which this machine does "
@@ -192,12 +195,18 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
         with _mounted(target, flags, mountpoint):
             say(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
             words = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
-            with _beating("bench", say) as beat:
-                said = beat(
-                    lambda: juicefs.invoke(
-                        target.program, target.access, "bench", *words, str(mountpoint), env=env, timeout=timeout_s
+            folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
+            run("/usr/bin/mkdir", folder, timeout=_SHORT_S)
+            try:
+                with _beating("bench", say) as beat:
+                    said = beat(
+                        lambda: juicefs.invoke(
+                            target.program, target.access, "bench", *words, folder, env=env, timeout=timeout_s
+                        )
                     )
-                )
+            finally:
+                for command in juicefs.removal(target.program, version, folder):
+                    run(*command, timeout=_SHORT_S)
         return read_benchmark(said)
 
 

@@ -13,7 +13,7 @@ import pydantic
 
 import juicefs_mount
 import mounter
-from slurm_ddp import apt, mounts, systemd
+from slurm_ddp import apt, juicefs, mounts, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, run
 
 Log = collections.abc.Callable[[str], None]
@@ -185,10 +185,19 @@ def _benchmark(plan: mounter.Plan, wanted: Benchmark, log: Log, _unit: str) -> R
                 log(f"{label}: {test}")
                 results |= _fio(label, test, place, wanted.size, end)
         finally:
-            run("/usr/bin/rm", "-rf", "--one-file-system", place, timeout=60, check=False)
+            for command in _removal(plan, place):
+                run(*command, timeout=60, check=False)
             if label == "mount":
                 run("/usr/bin/rmdir", f"{plan.wish.mountpoint}/{_BENCH_DIR}", timeout=10, check=False)
     return results
+
+
+def _removal(plan: mounter.Plan, place: str) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that remove what was measured with."""
+    version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
+    if version is None or not place.startswith(f"{plan.wish.mountpoint}/"):
+        return (("/usr/bin/rm", "-rf", "--one-file-system", place),)
+    return juicefs.removal(juicefs_mount.program_path(plan.wish.app), version, place)
 
 
 # fio(1). One file, synced at the end of writing; reading begins with the kernel told to forget it

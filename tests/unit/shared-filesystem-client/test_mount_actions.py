@@ -39,6 +39,7 @@ class Bench:
             "journalctl": lambda words, _: "warmup cache: 3 files\n",
             "fio": self._fio,
             "mkdir": lambda words, _: "",
+            "juicefs": self._juicefs,
             "rm": lambda words, _: "",
             "rmdir": lambda words, _: "",
         }
@@ -72,6 +73,10 @@ class Bench:
     def _systemd_run(self, words: tuple[str, ...], _: str | None) -> str:
         assert "--property=RuntimeMaxSec=3600" in words
         assert words[-3:-1] == ("warmup", "--threads=50")
+        return ""
+
+    def _juicefs(self, words: tuple[str, ...], _: str | None) -> str:
+        assert words[:-1] == ("--no-agent", "rmr", "--skip-trash")
         return ""
 
     def _fio(self, words: tuple[str, ...], _: str | None) -> str:
@@ -183,11 +188,12 @@ def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
     }
     assert len(bench.fio) == 6
     assert any("--end_fsync=1" in words for words in bench.fio)
-    removed = [call[-1] for call in bench.machine.calls if call[0].endswith("/rm")]
-    assert len(removed) == 2
-    assert removed[0].startswith("/mnt/shared/.mount-benchmark/")
+    mount, local = [call[-1] for call in bench.machine.calls if call[0].endswith("/rm")]
+    past_the_trash = [call[-1] for call in bench.machine.calls if call[0].endswith("/juicefs")]
+    assert past_the_trash == [mount]
+    assert mount.startswith("/mnt/shared/.mount-benchmark/")
     names = [word for words in bench.fio for word in words if word.startswith("--filename=")]
-    assert names == [f"--filename={folder}/data" for folder in removed for _ in range(3)]
+    assert names == [f"--filename={folder}/data" for folder in (mount, local) for _ in range(3)]
     assert not any(word.startswith("--directory=") for words in bench.fio for word in words)
 
 
