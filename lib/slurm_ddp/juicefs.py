@@ -341,6 +341,8 @@ def reason(log: str) -> str:
                 return f"the object store refuses the keys ({refused[1]})"
             if _OLD_MYSQL in found[-1]:  # juicefs 1.3.0 and 1.3.1, its issue 6762
                 return "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
+            if any(re.search(words, found[-1]) for words in _NOT_FORMATTED):  # 1.x would have a person format it
+                return "the metadata engine holds no volume: look at the charm that offers it"
             return last_line(without_place(found[-1]))
     return ""
 

@@ -190,7 +190,10 @@ def test_an_emptied_engine_is_never_formatted_again(healthy: Cluster):
         assert message["current"] == "blocked"
         assert message["message"].startswith("the metadata engine lost volume "), message
         assert message["message"].endswith("it is not formatted again"), message
-        print(f"emptied engine: client says {told(healthy, client_of(healthy, NODE))}")
+        client = told(healthy, client_of(healthy, NODE))
+        assert client["message"] == (
+            "JuiceFS:shared does not mount: the metadata engine holds no volume: look at the charm that offers it"
+        )
     finally:
         healthy.on(proxy, "sh", "-c", back)
     until_right(healthy, since=time.time())

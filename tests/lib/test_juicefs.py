@@ -176,6 +176,7 @@ def test_the_volume_of_an_engine(program: Program, out: str, setting: juicefs.Se
 def test_an_engine_without_a_volume(program: Program, err: str):
     program.answers_status(rc=1, err=err)
     assert juicefs.inspect(program.path, program.access) is None
+    assert juicefs.reason(err) == "the metadata engine holds no volume: look at the charm that offers it"
 
 
 @pytest.mark.parametrize(
