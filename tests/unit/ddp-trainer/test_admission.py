@@ -11,6 +11,7 @@ from test_doctor import facts  # noqa: F401 # pyright: ignore[reportUnusedImport
 from test_plan import node, partition, refusal, training
 
 import trainer_doctor
+import trainer_doctor_facts
 from slurm_ddp.slurm import access
 from trainer_base import Settings
 
@@ -158,8 +159,8 @@ def test_a_reservation_that_can_be_used(ready: Trainer, cluster: Cluster):
     assert ready.fails("submit-ddp", reservation="spring") == "reservation: no reservation 'spring'; there are: none"
 
 
-def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: trainer_doctor.Facts):  # noqa: F811
-    def told(known: access.Accounting | None) -> list[trainer_doctor.Finding]:
+def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: trainer_doctor_facts.Facts):  # noqa: F811
+    def told(known: access.Accounting | None) -> list[trainer_doctor_facts.Finding]:
         found = trainer_doctor.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 

@@ -17,6 +17,8 @@ from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[r
 from test_collectives import leave, measured
 
 import trainer_doctor
+import trainer_doctor_facts
+import trainer_doctor_report
 import trainer_probe
 import trainer_sample
 from slurm_ddp.run import Completed
@@ -54,9 +56,9 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
 
 
 @pytest.fixture
-def facts(settings: Settings) -> trainer_doctor.Facts:
+def facts(settings: Settings) -> trainer_doctor_facts.Facts:
     nodes = tuple(jobs.Capacity(name, 8, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
-    return trainer_doctor.Facts(
+    return trainer_doctor_facts.Facts(
         partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
         reports={name: healthy(name) for name in NAMES}, trouble="",
         config={"KillWait": "30 sec", "SLURM_VERSION": "22.05.8", "AccountingStorageType": "accounting_storage/slurmdbd"},
@@ -73,12 +75,12 @@ def change(report: Json, path: str, value: object) -> None:
     report[last] = value
 
 
-def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: trainer_doctor.Facts):
+def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: trainer_doctor_facts.Facts):
     (finding,) = trainer_doctor.judge(settings, facts)
     assert finding.level == "warning"
     assert "no environment is installed yet" in finding.text
     assert finding.remedy == "juju run trainer/0 install-environment"
-    told = trainer_doctor.report(facts, [])
+    told = trainer_doctor_report.report(facts, [])
     assert told["verdict"] == "a run can start"
     assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "22.05.8", "3.12", "+0ms", "fuse.juicefs"]
 
@@ -121,7 +123,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
 def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
-    settings: Settings, facts: trainer_doctor.Facts, case: tuple[str, str, object, str]
+    settings: Settings, facts: trainer_doctor_facts.Facts, case: tuple[str, str, object, str]
 ):
     level, path, value, words = case
     change(facts.reports["slurmd-1"], path, value)
@@ -130,8 +132,8 @@ def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
     assert found.level == level
     if level != "note":
         assert found.remedy
-        assert trainer_doctor.report(facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
-    assert trainer_doctor.report(facts, findings)["verdict"].startswith(
+        assert trainer_doctor_report.report(facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
+    assert trainer_doctor_report.report(facts, findings)["verdict"].startswith(
         "1 finding" if level == "error" else "a run can start"
     )
 
@@ -139,7 +141,9 @@ def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
 @pytest.mark.parametrize(
     ("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")]
 )  # fmt: skip
-def test_a_clock_that_is_off_is_told(settings: Settings, facts: trainer_doctor.Facts, offset: float, level: str | None):
+def test_a_clock_that_is_off_is_told(
+    settings: Settings, facts: trainer_doctor_facts.Facts, offset: float, level: str | None
+):
     facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
     found = [finding for finding in trainer_doctor.judge(settings, facts) if "clock" in finding.text]
     assert [finding.level for finding in found] == ([level] if level else [])
@@ -157,7 +161,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
 def test_what_slurms_configuration_means_is_told(
-    settings: Settings, facts: trainer_doctor.Facts, case: tuple[str, str, str, str]
+    settings: Settings, facts: trainer_doctor_facts.Facts, case: tuple[str, str, str, str]
 ):
     name, value, level, words = case
     facts.config[name] = value
@@ -192,7 +196,7 @@ def test_a_tracking_server_that_cannot_be_reached_is_told(
     assert f"{line}\n    -> {remedy}" in findings
 
 
-def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: trainer_doctor.Facts):
+def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: trainer_doctor_facts.Facts):
     change(facts.reports["slurmd-1"], "limits/memlock", 65536)
     assert len(trainer_doctor.judge(settings, facts)) == 1
     port = {"device": "mlx5_0:1", "state": "ACTIVE", "kind": "InfiniBand"}
@@ -200,7 +204,7 @@ def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, fact
     assert "64 KiB" in trainer_doctor.judge(settings, facts)[0].text
 
 
-def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: trainer_doctor.Facts):
+def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: trainer_doctor_facts.Facts):
     for name in NAMES:
         change(facts.reports[name], "limits/shm", 1 << 20)
     (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "/dev/shm" in finding.text]
