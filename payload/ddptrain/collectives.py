@@ -279,6 +279,7 @@ def run(options: Options, world: distributed.World) -> None:
     with world.together():
         if world.is_main:
             files.need_outputs(options.run_dir, {"--json": options.json, "--plot": options.plot})
+    ready_s = _first_all_reduce(world)
     coder = Coder(options.datatype, options.op, world.size, world.device)
     results = [_measure(name, options, world, coder) for name in options.collective]
     wrong = sum(result["out_of_bounds"]["count"] for result in results)
@@ -287,7 +288,7 @@ def run(options: Options, world: distributed.World) -> None:
             "world_size": world.size, "nodes": world.num_nodes, "ranks": world.members, "torch": torch.__version__,
             "backend": "nccl" if world.device.type == "cuda" else "gloo",
             "iface": os.environ.get("NCCL_SOCKET_IFNAME" if world.device.type == "cuda" else "GLOO_SOCKET_IFNAME"),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "ready_s": ready_s,
         }  # fmt: skip
         if options.json is not None:
             files.write_json(options.json, {**facts, "collectives": results})
@@ -302,6 +303,15 @@ def run(options: Options, world: distributed.World) -> None:
     markers.emit("DONE", workload="collectives", ranks=world.size, elapsed_s=time.perf_counter() - began)
     if world.is_main:
         report.write_outcome(options.run_dir, "done", step=0)
+
+
+def _first_all_reduce(world: distributed.World) -> float | None:
+    """Return how long after the begin of the job's attempt the ranks had reduced something; None outside of a job."""
+    dist.all_reduce(torch.zeros(1, device=world.device))
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    began = os.environ.get("ATTEMPT_BEGAN")
+    return time.time() - float(began) if began else None
 
 
 def _completed(options: Options, device: str) -> Options:

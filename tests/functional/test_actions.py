@@ -46,7 +46,12 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
         {
             "verdict": "a run can start.*",
             "errors": "0",
-            "nodes": r"(?s).*slurmd-0 .*\n *slurmd-1 .*",
+            # both nodes have unpacked the environment for the runs before: what that took, torch from disk, from memory
+            "nodes": r"(?s)NODE .*\nslurmd-0 .* \d\S*\+cpu +\d+s +\d+\.\ds +\d+\.\ds +\w+\nslurmd-1 .*"
+            r" \d+s +\d+\.\ds +\d+\.\ds +\w+",
+            "first-step": r"\d+\.\d s from a job's begin to its first all_reduce: .*",
+            "slurm": r"(?s)KillWait=.*\nJobRequeue=.*a job that is queued again waits \d+ s .*\nProctrackType=linuxproc: .*",
+            "tracking": "none: .*",
             "collectives": r"all_reduce of 16 MiB over 2 ranks: [\d.]+ GB/s \(gloo over host0\).*",
         },
     ),

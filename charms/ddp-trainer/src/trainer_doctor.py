@@ -36,7 +36,7 @@ def doctor(settings: Settings, params: trainer_params_runs.Doctor, log: Log) -> 
     """Examine the nodes and return what was found. Raises TrainerError, with all of it, when a run would break."""
     facts = gather(settings, params, trainer_checks.partitions(), log)
     findings = judge(settings, facts)
-    results = trainer_doctor_report.report(facts, findings)
+    results = trainer_doctor_report.report(settings, facts, findings)
     worst = next((finding for finding in findings if finding.level == "error"), None)
     if worst is not None:
         raise TrainerError(f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results)

@@ -1,5 +1,7 @@
 """What doctor makes of the cluster as a whole: Slurm's settings, absent nodes, tracking, what is stored or measured."""
 
+import collections.abc
+import pathlib
 import re
 
 import trainer_collectives
@@ -8,6 +10,25 @@ import trainer_sample
 from trainer_base import Settings, one_line
 from trainer_doctor_facts import Facts, Finding, Level, leading_number
 
+_REQUEUE_DELAY_S, _LONG_DELAY_S = 120, 300
+_SLOW_START_S = 180.0
+_LOST = {
+    "1": "a job whose node is lost is queued again",
+    "0": "a job whose node is lost comes back only where it asks for that, as the trainer's do",
+}
+_PREEMPTED = {  # the first of these words that is in PreemptMode (slurm.conf(5))
+    "OFF": "no job is stopped for another one",
+    "REQUEUE": "a job that is stopped for another one saves, is queued again and goes on from there",
+    "CANCEL": "a job that is stopped for another one saves and ends",
+    "SUSPEND": "a job that is stopped for another one keeps its memory, and its ranks stand still",
+    "GANG": "jobs on the same cores take turns",
+}
+_TRACKED = {
+    "cgroup": "whatever a rank has started ends with its job",
+    "linuxproc": "what has lost its parent may outlive its job and keep the GPU",
+    "pgid": "what a rank starts may outlive its job and keep the GPU",
+}
+
 
 def judge(settings: Settings, facts: Facts) -> list[Finding]:
     """Return the findings that are not about a single node."""
@@ -15,9 +36,52 @@ def judge(settings: Settings, facts: Facts) -> list[Finding]:
         *_about_slurm(settings, facts),
         *_about_accounting(settings, facts),
         *_about_absent(facts),
+        *_about_tracking(settings),
         *_about_sample(settings, facts),
         *_about_stored(settings, facts),
     ]
+
+
+def settings_in_words(config: collections.abc.Mapping[str, str]) -> list[str]:
+    """Return what Slurm's settings mean for a training job, a line for each; nothing where they are not known."""
+    if not config:
+        return []
+    delay_s, setting = requeue_delay(config)
+    lost = _LOST.get(config.get("JobRequeue", ""), "?")
+    preempted = next((text for word, text in _PREEMPTED.items() if word in _preemption(config)), "?")
+    tracked = config.get("ProctrackType", "?").removeprefix("proctrack/")
+    return [
+        f"KillWait={config.get('KillWait', '?')}: between TERM and KILL; a run is warned before that, and saves",
+        f"JobRequeue={config.get('JobRequeue', '?')}: {lost}",
+        f"{setting}: a job that is queued again waits {delay_s} s before it may start; resume-now ends that",
+        f"PreemptMode={config.get('PreemptMode', '?')}: {preempted}",
+        f"ProctrackType={tracked}: {_TRACKED.get(tracked, '?')}",
+    ]
+
+
+def requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]:
+    """Return how many seconds a job waits that is queued again, and the setting that says so.
+
+    slurm.conf(5): cred_expire of AuthInfo, 120 unless it is set; since 25.11 also requeue_delay of SchedulerParameters.
+    """
+    for name, word in (("SchedulerParameters", "requeue_delay"), ("AuthInfo", "cred_expire")):
+        if found := re.search(rf"(?:^|,)\s*{word}=(\d+)", config.get(name, "")):
+            return int(found[1]), f"{name}={word}={found[1]}"
+    return _REQUEUE_DELAY_S, "AuthInfo without cred_expire"
+
+
+def tracking_in_words(settings: Settings) -> str:
+    """Return where runs are tracked. MLflow refuses plain files since 3.13, so a path becomes an SQLite store there."""
+    uri = settings.mlflow_uri
+    if not uri:
+        return "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record"
+    if "://" in uri:
+        return f"the MLflow server {uri}"
+    return f"the SQLite file {uri.rstrip('/')}/mlflow.db, written by one run at a time; for many at once use a server"
+
+
+def _preemption(config: collections.abc.Mapping[str, str]) -> str:
+    return "OFF" if config.get("PreemptType", "").endswith("/none") else config.get("PreemptMode", "OFF")
 
 
 def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
@@ -46,10 +110,22 @@ def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
     if config.get("JobRequeue") == "0":
         text = "JobRequeue is 0: a job lost with its node does not come back; the trainer's own jobs ask for it"
         found.append(Finding("note", "slurm", text, _slurm_conf("JobRequeue=1")))
-    preempt = config.get("PreemptMode", "OFF")
+    preempt = _preemption(config)
     if "CANCEL" in preempt:
         text = f"PreemptMode is {preempt}: a preempted run ends; submitted again, it goes on from its checkpoint"
         remedy = f"juju run {settings.unit} submit-ddp run=NAME; {_slurm_conf('PreemptMode=REQUEUE')}"
+        found.append(Finding("note", "slurm", text, remedy))
+    if "SUSPEND" in preempt:
+        text = (
+            f"PreemptMode is {preempt}: a stopped run keeps its GPUs' memory, and fails when its ranks' waits run out"
+        )
+        found.append(Finding("warning", "slurm", text, _slurm_conf("PreemptMode=REQUEUE")))
+    delay_s, setting = requeue_delay(config)
+    if delay_s > _LONG_DELAY_S:
+        text = f"{setting}: a job that is queued again, as after each time limit, waits {delay_s} s before it may start"
+        name, _, given = setting.partition("=")
+        shorter = config[name].replace(given, f"{given.partition('=')[0]}={_REQUEUE_DELAY_S}")
+        remedy = f"juju run {settings.unit} resume-now; {_slurm_conf(f'{name}={shorter}')}"
         found.append(Finding("note", "slurm", text, remedy))
     if config.get("AccountingStorageType", "").endswith("/none") or config.get("AccountingStorageType") == "(null)":
         age = config.get("MinJobAge", "300 sec")
@@ -102,6 +178,18 @@ def _about_absent(facts: Facts) -> list[Finding]:
     return found
 
 
+def _about_tracking(settings: Settings) -> list[Finding]:
+    """Return whether all nodes would write to the same store."""
+    uri = settings.mlflow_uri
+    if not uri or "://" in uri or pathlib.PurePath(uri).is_relative_to(settings.workspace):
+        return []
+    text = (
+        f"mlflow-tracking-uri={uri} is outside the workspace: runs are tracked on the disk of the node that has rank 0"
+    )
+    app = settings.unit.partition("/")[0]
+    return [Finding("warning", "tracking", text, f"juju config {app} mlflow-tracking-uri={settings.workspace}/mlflow")]
+
+
 def _about_sample(settings: Settings, facts: Facts) -> list[Finding]:
     """Return what the measured all_reduce says of the network between the ranks."""
     if (sample := facts.sample) is None:
@@ -119,6 +207,12 @@ def _about_sample(settings: Settings, facts: Facts) -> list[Finding]:
         name, device = next(iter(ports.items()))
         text = f"NCCL sends over TCP although {device} on {name} is active: several times slower than it could be"
         remedy = "submit-ddp fabric=infiniband (or roce, efa); without NCCL_IB_DISABLE; is libibverbs installed there?"
+        found.append(Finding("warning", "collectives", text, remedy))
+    if sample.ready_s is not None and sample.ready_s > _SLOW_START_S:
+        text = f"the ranks' first all_reduce came {sample.ready_s:.0f} s after the job's begin; each start costs that"
+        remedy = (
+            "UNPACK and COLD say what the environment takes; the job's log has a line for each node that unpacked it"
+        )
         found.append(Finding("warning", "collectives", text, remedy))
     if sample.share is None:
         found.append(Finding("note", "collectives", f"{sample.text}; there is no baseline yet", measure))

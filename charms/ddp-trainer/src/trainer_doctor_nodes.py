@@ -7,7 +7,7 @@ from trainer_doctor_facts import Facts, Finding, Json, Level, as_dict, clock_off
 
 _CLOCK_S, _CLOCK_BREAKS_S = 1.0, 250.0  # munge refuses what is older than 300 s (munge(7), TTL)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
-_SLOW_IMPORT_S = 20.0
+_SLOW_IMPORT_S, _SLOW_COLD_IMPORT_S, _SLOW_UNPACK_S = 20.0, 60.0, 300
 _LEAST_FREE, _LEAST_SHM = 2 << 30, 64 << 20
 _LEAST_FILES, _LEAST_LOCKED = 1024, 64 << 20
 _PORTS = (20000, 29999)  # of the rendezvous, see job.sbatch
@@ -214,9 +214,21 @@ def _about_environment(settings: Settings, facts: Facts, name: str, about: Json)
             found.append(
                 Finding("error", name, text, f"on {name}: rm -r {home} {home}.complete; the next job unpacks it anew")
             )
-        elif environment.get("seconds", 0.0) > _SLOW_IMPORT_S:
-            text = f"import torch takes {environment['seconds']:.0f} s from {settings.node_cache}"
+        place = settings.node_cache
+        disk = f"on {name}: findmnt -T {place}; {place.parent} must be a disk of the node's own, better an SSD"
+        if "endless_s" in environment:
+            text = f"import torch from {place} had not ended after {environment['endless_s']:.0f} s"
+            found.append(Finding("warning", name, text, disk))
+        elif environment.get("cold_s", 0.0) > _SLOW_COLD_IMPORT_S:
+            text = f"import torch takes {environment['cold_s']:.0f} s from {place} as long as none of it is in memory"
+            found.append(Finding("warning", name, f"{text}, as after a boot", disk))
+        if environment.get("seconds", 0.0) > _SLOW_IMPORT_S:
+            text = f"import torch takes {environment['seconds']:.0f} s from {place}, a second time as well"
             found.append(Finding("warning", name, text, "the node's own disk is slow, or its memory full"))
+        if environment.get("unpack_s", 0) > _SLOW_UNPACK_S:
+            text = f"the first job took {environment['unpack_s']} s to unpack the environment {environment['hash']}"
+            reads = f"is {settings.workspace} slow to read, or {place.parent} slow to write?"
+            found.append(Finding("warning", name, text, f"{reads} See benchmark of shared-filesystem-client"))
     return found
 
 

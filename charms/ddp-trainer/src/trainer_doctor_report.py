@@ -3,11 +3,12 @@
 import collections.abc
 import re
 
-from trainer_base import Results
+import trainer_doctor_cluster
+from trainer_base import Results, Settings
 from trainer_doctor_facts import Facts, Finding, as_dict, clock_offsets
 
 
-def report(facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:
+def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:
     """Return the table of the nodes, the findings, and how many of each kind."""
     counts = {level: sum(1 for finding in findings if finding.level == level) for level in ("error", "warning", "note")}
     if counts["error"]:
@@ -15,9 +16,16 @@ def report(facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results
     else:
         verdict = "a run can start" + (f"; {counts['warning']} warnings" if counts["warning"] else "")
     measured = {"collectives": facts.sample.text} if facts.sample else {}
+    if facts.sample and facts.sample.ready_s is not None:
+        measured["first-step"] = (
+            f"{facts.sample.ready_s:.1f} s from a job's begin to its first all_reduce: the environment, import torch, "
+            "the ranks' meeting; a training adds its model and its first batch"
+        )
     return {
         "verdict": verdict,
         **measured,
+        "slurm": "\n".join(trainer_doctor_cluster.settings_in_words(facts.config)) or "no answer",
+        "tracking": trainer_doctor_cluster.tracking_in_words(settings),
         "nodes": _table(facts, findings),
         "findings": "\n".join(str(finding) for finding in findings) or "none",
         "errors": str(counts["error"]),
@@ -29,7 +37,7 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
     offsets = clock_offsets(facts)
     rows = [
         ["NODE", "SLURM", "PYTHON", "CLOCK", "MOUNT", "MB/S", "RENAME", "SEEN", "NET", "TRIP", "NET-MB/S", "SHM",
-         "GPUS", "TORCH", "IMPORT", "VERDICT"]
+         "GPUS", "TORCH", "UNPACK", "COLD", "IMPORT", "VERDICT"]
     ]  # fmt: skip
     bad = {
         level: {word for f in findings if f.level == level for word in re.split(r"[ ,]+", f.where)}
@@ -60,6 +68,8 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
                 _number((about["limits"].get("shm") or 0) >> 20, "d", "M"),
                 f"{about['gpus']['seen']}" if about["gpus"]["seen"] else "-",
                 str(environment.get("torch", "-")),
+                _number(environment.get("unpack_s"), "d", "s"),
+                _number(environment.get("cold_s"), ".1f", "s"),
                 _number(environment.get("seconds"), ".1f", "s"),
                 verdict,
             ]

@@ -8,7 +8,9 @@ import base64
 import contextlib
 import ctypes
 import fcntl
+import functools
 import json
+import mmap
 import os
 import pathlib
 import platform
@@ -35,7 +37,10 @@ MEET_S = 15.0  # how long a peer's server is tried: tasks of one step start with
 LEAVE_S = 30.0  # how long this node's own server stays, at most
 REACH_S = 5.0  # how long a server may take to be connected to
 SEEN_S = 10.0  # how long a file that another node wrote may take to be seen; NFS caches that it is absent
+IMPORT_S, IMPORTS_S = 60.0, 130.0  # how long importing torch may take once, and all imports together
+FORGET_S = 30.0  # how long the node's disk may take until what was written to it lately is there
 PORTS = 3  # so many ports after the first are tried, as the job script does
+COLD = 0.1  # of an environment's largest file: when more stays in memory, importing from it is not cold
 _WRITE_BYTES = 8 << 20
 _SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921  # linux/sockios.h
 
@@ -89,15 +94,12 @@ def disk(cache: str) -> Json:
 
 
 def environments(cache: str, wanted: list[Json]) -> list[Json]:
-    """Return for each stored environment whether it is unpacked here, and what importing torch from it takes."""
+    """Return for each stored environment whether it is unpacked here, and what importing torch from it takes.
+
+    The newest of those that are unpacked is tried twice: with its files dropped from this node's memory, and again.
+    """
     found: list[Json] = []
-    code = (
-        "import time; t = time.perf_counter(); import torch; s = time.perf_counter() - t; import json; n = None\n"
-        "c = torch.cuda.is_available()\n"
-        "if c: n = '.'.join(map(str, torch.cuda.nccl.version()))\n"
-        "print(json.dumps({'seconds': s, 'torch': torch.__version__, 'cuda': torch.version.cuda, 'nccl': n,"
-        " 'devices': torch.cuda.device_count() if c else 0}))"
-    )
+    deadline = time.monotonic() + IMPORTS_S
     for environment in wanted:
         home = pathlib.Path(cache, environment["hash"])
         marker = pathlib.Path(cache, environment["hash"] + ".complete")
@@ -107,18 +109,91 @@ def environments(cache: str, wanted: list[Json]) -> list[Json]:
             boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             one["unpacked"] = words[:1] == [environment["sha256"]] and words[1:] == [boot]
         if one["unpacked"]:
-            try:
-                done = subprocess.run(
-                    [str(home / "bin" / "python"), "-c", code], capture_output=True, text=True, timeout=90, check=False
-                )
-                if done.returncode == 0:
-                    one |= json.loads(done.stdout.splitlines()[-1])
-                else:
-                    one["error"] = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
-            except (OSError, ValueError, IndexError, subprocess.SubprocessError) as e:
-                one["error"] = str(e)[:300]
+            with contextlib.suppress(OSError, ValueError):
+                one["unpack_s"] = int((home / "unpacked-in-s").read_text())
+            if not any(other["unpacked"] for other in found):
+                one["kept"] = _within(functools.partial(forget, home), FORGET_S)
+                if one["kept"] is not None and one["kept"] < COLD:
+                    cold = _imported(home, deadline)
+                    one |= {"cold_s": cold["seconds"]} if "seconds" in cold else cold
+            if "error" not in one:
+                one |= _imported(home, deadline)
         found.append(one)
     return found
+
+
+def _imported(home: pathlib.Path, deadline: float) -> Json:
+    """Return how many seconds importing torch takes, and what is in it; one that has no end is told as an error."""
+    code = (
+        "import time; t = time.perf_counter(); import torch; s = time.perf_counter() - t; import json; n = None\n"
+        "c = torch.cuda.is_available()\n"
+        "if c: n = '.'.join(map(str, torch.cuda.nccl.version()))\n"
+        "print(json.dumps({'seconds': s, 'torch': torch.__version__, 'cuda': torch.version.cuda, 'nccl': n,"
+        " 'devices': torch.cuda.device_count() if c else 0}))"
+    )
+    limit_s = min(IMPORT_S, deadline - time.monotonic())
+    if limit_s <= 0:
+        return {}  # those before took all the time; they are told as slow
+    try:
+        argv = [str(home / "bin" / "python"), "-c", code]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        return {"error": (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]}
+    except subprocess.TimeoutExpired:
+        return {"endless_s": limit_s}
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as e:
+        return {"error": str(e)[:300]}
+
+
+def forget(home: pathlib.Path) -> float | None:
+    """Drop a folder's files from this node's memory; return the share of the largest that stays, None if not known.
+
+    Any user may ask that of files that it can read (posix_fadvise(2), POSIX_FADV_DONTNEED). What another job has mapped
+    stays, and so does what is not on the disk yet.
+    """
+    largest, most = "", 0
+    with contextlib.suppress(OSError, AttributeError):
+        folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+        ctypes.CDLL(None).syncfs(folder)
+        os.close(folder)
+    for folder, _, names in os.walk(home):
+        for name in names:
+            path = os.path.join(folder, name)  # noqa: PTH118 - tens of thousands of them
+            with contextlib.suppress(OSError):
+                number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+                    size = os.fstat(number).st_size
+                finally:
+                    os.close(number)
+                if size > most:
+                    largest, most = path, size
+    return _in_memory(largest) if largest else None
+
+
+def _in_memory(path: str) -> float | None:
+    """Return the share of a file's pages that are in memory (mincore(2)), None where the kernel does not tell."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:  # noqa: PTH123
+            pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+            place = ctypes.c_char.from_buffer(mapped)
+            failed = ctypes.CDLL(None).mincore(
+                ctypes.c_void_p(ctypes.addressof(place)), ctypes.c_size_t(len(mapped)), pages
+            )
+            del place  # or the mapping could not be closed
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None if failed else sum(page & 1 for page in pages) / len(pages)
+
+
+def _within(work: typing.Callable[[], float | None], limit_s: float) -> float | None:
+    """Return what the work returns, None where it takes longer; it is left behind then."""
+    told: list[float | None] = []
+    thread = threading.Thread(target=lambda: told.append(work()), daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return told[0] if told else None
 
 
 def gpus() -> Json:

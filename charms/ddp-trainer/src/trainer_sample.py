@@ -30,6 +30,7 @@ class Sample:
     outcome: typing.Literal["measured", "failed", "missed"]
     text: str  # the figure, or why there is none
     share: float | None = None  # of the baseline's bandwidth; None where none of these ranks is stored
+    ready_s: float | None = None  # from the begin of the job's script to the first all_reduce
     network: str = ""  # what NCCL sends over, in its own words; nothing with gloo
 
 
@@ -75,4 +76,6 @@ def take(
         text += f", {share:.0%} of the baseline of {before['created']}"
     text += f"; the job took {took_s:.0f} s from its submission on"
     found = _NETWORK.search(said)
-    return Sample("measured", text, share, trainer_jobs.printable(found[1]).strip() if found else "")
+    network = trainer_jobs.printable(found[1]).strip() if found else ""
+    ready_s = measured.get("ready_s")
+    return Sample("measured", text, share, ready_s if isinstance(ready_s, int | float) else None, network)

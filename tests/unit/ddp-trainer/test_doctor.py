@@ -3,6 +3,7 @@
 import collections.abc
 import copy
 import json
+import mmap
 import os
 import pathlib
 import socket
@@ -17,6 +18,7 @@ from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[r
 from test_collectives import leave, measured
 
 import trainer_doctor
+import trainer_doctor_cluster
 import trainer_doctor_facts
 import trainer_doctor_report
 import trainer_probe
@@ -80,7 +82,7 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert finding.level == "warning"
     assert "no environment is installed yet" in finding.text
     assert finding.remedy == "juju run trainer/0 install-environment"
-    told = trainer_doctor_report.report(facts, [])
+    told = trainer_doctor_report.report(settings, facts, [])
     assert told["verdict"] == "a run can start"
     assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "22.05.8", "3.12", "+0ms", "fuse.juicefs"]
 
@@ -118,6 +120,9 @@ CASES = [
     ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "InfiniBand"}], "mlx5_0:1 (InfiniBand) is DOWN"),
     ("error", "environments", [{"hash": "ab", "error": "ModuleNotFoundError: numpy"}], "import torch fails"),
     ("warning", "environments", [{"hash": "ab", "seconds": 60.0, "torch": "2"}], "import torch takes 60 s"),
+    ("warning", "environments", [{"hash": "ab", "cold_s": 61.0, "seconds": 2.0, "torch": "2"}], "takes 61 s from "),
+    ("warning", "environments", [{"hash": "ab", "endless_s": 55.0}], "had not ended after 55 s"),
+    ("warning", "environments", [{"hash": "ab", "unpack_s": 400, "seconds": 2.0}], "took 400 s to unpack the environment ab"),
 ]  # fmt: skip
 
 
@@ -132,8 +137,10 @@ def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
     assert found.level == level
     if level != "note":
         assert found.remedy
-        assert trainer_doctor_report.report(facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
-    assert trainer_doctor_report.report(facts, findings)["verdict"].startswith(
+        assert (
+            trainer_doctor_report.report(settings, facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
+        )
+    assert trainer_doctor_report.report(settings, facts, findings)["verdict"].startswith(
         "1 finding" if level == "error" else "a run can start"
     )
 
@@ -153,6 +160,15 @@ CONFIGS = [
     ("KillWait", "5 sec", "warning", "KillWait is 5 s"),
     ("ProctrackType", "proctrack/pgid", "warning", "may outlive its job"),
     ("PreemptMode", "CANCEL", "note", "a preempted run ends"),
+    ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
+    ("JobRequeue", "0", "note", "does not come back"),
+    ("AuthInfo", "socket=/run/munge,cred_expire=1200", "note", "waits 1200 s before it may start"),
+    (
+        "SchedulerParameters",
+        "batch_sched_delay=3,requeue_delay=900",
+        "note",
+        "SchedulerParameters=requeue_delay=900: a job",
+    ),
     ("SelectType", "select/linear", "note", "whole nodes"),
     ("AccountingStorageType", "accounting_storage/none", "note", "no slurmdbd"),
     ("MaxArraySize", "11", "note", "at most 10 elements"),
@@ -168,6 +184,60 @@ def test_what_slurms_configuration_means_is_told(
     (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if words in finding.text]
     assert found.level == level
     assert "juju " in found.remedy
+
+
+def test_slurms_settings_are_told_with_what_they_mean():
+    config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
+    assert trainer_doctor_cluster.settings_in_words(config) == [
+        "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
+        "JobRequeue=1: a job whose node is lost is queued again",
+        "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start; resume-now ends that",
+        "PreemptMode=OFF: no job is stopped for another one",
+        "ProctrackType=cgroup: whatever a rank has started ends with its job",
+    ]
+    more = {"JobRequeue": "0", "PreemptMode": "GANG,SUSPEND", "ProctrackType": "proctrack/linuxproc"}
+    more |= {"AuthInfo": "cred_expire=600", "SchedulerParameters": "bf_continue,requeue_delay=15"}
+    _, lost, delay, preempted, tracked = trainer_doctor_cluster.settings_in_words({**config, **more})
+    assert lost.endswith("comes back only where it asks for that, as the trainer's do")
+    assert delay.startswith("SchedulerParameters=requeue_delay=15: a job that is queued again waits 15 s")
+    assert preempted.endswith("keeps its memory, and its ranks stand still")
+    assert tracked.endswith("may outlive its job and keep the GPU")
+    for mode, words in (("REQUEUE", "goes on from there"), ("CANCEL", "saves and ends"), ("GANG", "take turns")):
+        assert trainer_doctor_cluster.settings_in_words({"PreemptMode": mode})[3].endswith(words)
+    without = {"PreemptType": "preempt/none", "PreemptMode": "CANCEL"}
+    assert (
+        trainer_doctor_cluster.settings_in_words(without)[3] == "PreemptMode=CANCEL: no job is stopped for another one"
+    )
+    assert trainer_doctor_cluster.settings_in_words({}) == []
+
+
+def test_a_long_wait_is_mended_without_losing_what_stands_beside_it(
+    settings: Settings, facts: trainer_doctor_facts.Facts
+):
+    facts.config["AuthInfo"] = "socket=/run/munge,cred_expire=1200"
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "cred_expire" in finding.text]
+    assert "slurm-conf-parameters='AuthInfo=socket=/run/munge,cred_expire=120'" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("uri", "told", "warns"),
+    [
+        ("", "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record", False),
+        ("http://mlflow.example:5000", "the MLflow server http://mlflow.example:5000", False),
+        ("{workspace}/mlruns/", "the SQLite file {workspace}/mlruns/mlflow.db, written by one run at a time; for many", False),
+        ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
+    ],
+)  # fmt: skip
+def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: str, told: str, warns: bool):  # noqa: F811
+    place = str(trainer.workspace)
+    trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
+    answering(cluster, *map(healthy, NAMES))
+    results = trainer.run("doctor")
+    assert results["tracking"].startswith(told.replace("{workspace}", place))
+    assert (
+        "WARNING tracking: mlflow-tracking-uri=/srv/mlruns is outside the workspace" in results["findings"]
+    ) is warns
+    assert results["slurm"].startswith("KillWait=30 sec: between TERM and KILL")
 
 
 @pytest.mark.parametrize(
@@ -266,19 +336,89 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
     assert found["localhost"]["filesystem"]["error"].startswith("/nowhere/at/all/big-localhost: No such file")
 
 
-def test_an_environment_is_tried_where_it_is_unpacked(tmp_path: pathlib.Path):
+PYTHON = """#!/bin/sh
+{more}
+n=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) > {count}
+echo '{{"seconds": '$((10 - n))'.5, "torch": "2.13.0+cpu"}}'
+"""
+
+
+@pytest.fixture
+def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]]:
+    """Return what the node says of two environments, of which `aa` is unpacked, with this said before its answer."""
     cache = tmp_path / "cache"
     (cache / "aa" / "bin").mkdir(parents=True)
-    (cache / "aa" / "bin" / "python").write_text('#!/bin/sh\necho \'{"seconds": 1.5, "torch": "2.13.0+cpu"}\'\n')
-    (cache / "aa" / "bin" / "python").chmod(0o755)
+    (cache / "aa" / "lib").mkdir()
+    (cache / "aa" / "lib" / "libtorch.so").write_bytes(os.urandom(4 << 20))
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     (cache / "aa.complete").write_text(f"s {boot}\n")
-    wanted = [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}]
-    first, second = trainer_probe.environments(str(cache), wanted)
-    assert (first["unpacked"], first["torch"]) == (True, "2.13.0+cpu")
+
+    def ask(more: str = "") -> list[Json]:
+        python = cache / "aa" / "bin" / "python"
+        python.write_text(PYTHON.format(more=more, count=tmp_path / "count"))
+        python.chmod(0o755)
+        return trainer_probe.environments(str(cache), [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}])
+
+    return ask
+
+
+def test_an_environment_is_tried_where_it_is_unpacked(
+    unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[str] = []
+
+    def forget(home: pathlib.Path) -> float:
+        asked.append(home.name)
+        return 0.0
+
+    monkeypatch.setattr(trainer_probe, "forget", forget)
+    first, second = unpacked()
+    assert asked == ["aa"]
+    assert (first["unpacked"], first["torch"], first["cold_s"], first["seconds"]) == (True, "2.13.0+cpu", 10.5, 9.5)
+    assert "unpack_s" not in first
     assert second == {"hash": "bb", "unpacked": False}
-    (cache / "aa" / "bin" / "python").write_text("#!/bin/sh\necho 'ImportError: libgomp' >&2; exit 1\n")
-    assert trainer_probe.environments(str(cache), wanted)[0]["error"] == "ImportError: libgomp"
+    (tmp_path / "cache" / "aa" / "unpacked-in-s").write_text("17\n")
+    assert unpacked()[0]["unpack_s"] == 17
+    assert unpacked("echo 'ImportError: libgomp' >&2; exit 1")[0]["error"] == "ImportError: libgomp"
+
+
+def test_what_stays_in_memory_is_not_called_cold(
+    unpacked: collections.abc.Callable[..., list[Json]], monkeypatch: pytest.MonkeyPatch
+):
+    for kept in (0.5, None):
+        monkeypatch.setattr(trainer_probe, "forget", lambda home, kept=kept: kept)
+        first, _ = unpacked()
+        assert "cold_s" not in first
+        assert first["kept"] == kept
+        assert first["seconds"] > 0
+
+
+def test_an_import_without_end_is_left(
+    unpacked: collections.abc.Callable[..., list[Json]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainer_probe, "IMPORT_S", 0.5)
+    first, _ = unpacked("exec sleep 600")
+    assert first["endless_s"] == 0.5
+    assert "seconds" not in first
+    monkeypatch.setattr(trainer_probe, "IMPORTS_S", 0.0)
+    first, _ = unpacked()
+    assert not {"endless_s", "seconds", "error"} & set(first), "those before took all the time"
+
+
+def test_files_are_dropped_from_memory_as_far_as_nobody_has_them_mapped(tmp_path: pathlib.Path):
+    path = tmp_path / "lib" / "libtorch.so"
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(4 << 20))
+    path.with_name("small").write_bytes(b"x")
+    kept = trainer_probe.forget(tmp_path)
+    assert kept is not None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) > 0  # as a job that works with it does
+        assert trainer_probe.forget(tmp_path) > 0.9
+    if kept == 1.0:
+        pytest.skip("the tests' folder is on a filesystem in memory, which cannot be dropped")
+    assert kept < trainer_probe.COLD
+    assert trainer_probe.forget(tmp_path / "nothing") is None
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
@@ -416,6 +556,21 @@ def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: 
     assert ", 40% of the baseline of 2026-11-20" in slow["collectives"]
     assert "WARNING collectives: all_reduce of 16 MiB" in slow["findings"]
     assert slow["verdict"] == "a run can start; 1 warnings"
+
+
+@pytest.mark.parametrize(("ready_s", "warns"), [(14.26, False), (200.0, True), (None, False)])
+def test_the_time_to_the_first_all_reduce_is_told(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    ready_s: float | None,
+    warns: bool,
+):
+    answering(cluster, *map(healthy, NAMES))
+    cluster.submitted = lambda job: leave(job, measured(ready_s=ready_s))
+    results = ready.run("doctor", collectives=True)
+    assert results.get("first-step", "").startswith(f"{ready_s:.1f} s from a job's begin to" if ready_s else "")
+    assert ("first-step" in results) is (ready_s is not None)
+    assert ("WARNING collectives: the ranks' first all_reduce came 200 s after" in results["findings"]) is warns
 
 
 @pytest.mark.parametrize(
