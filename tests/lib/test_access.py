@@ -127,7 +127,36 @@ def test_reservations(commands: Commands, watts: str):
         ("deny", False, ("-eve", "-bob", "ubuntu"), ("-physics",), ""),
     ]
     commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text)
-    assert access.reservations()[0].start == "2026-11-22T19:21:50"
+    spring = access.reservations()[0]
+    assert (spring.start, spring.nodes) == ("2026-11-22T19:21:50", "n0")
+    assert spring.flags == {"IGNORE_JOBS", "SPEC_NODES", "ALL_NODES"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "usable"),
+    [
+        ("MAINT,SPEC_NODES", ["n0", "n1"]), ("SPEC_NODES", ["n0"]), ("FLEX,SPEC_NODES", ["n0", "n3"]),
+        ("ANY_NODES", ["n0", "n3"]),
+    ],
+)  # fmt: skip
+def test_the_nodes_of_a_reservation(commands: Commands, flags: str, usable: list[str]):
+    commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
+    states = ("IDLE", "IDLE+MAINTENANCE", "IDLE+DRAIN+MAINTENANCE", "IDLE")
+    text = "".join(node(f"n{number}", state=state) for number, state in enumerate(states))
+    commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=text)
+    found = jobs.partitions()
+    assert [kept.name for kept in found[0].nodes if kept.is_kept] == ["n1"]
+    text = RESERVATIONS.replace("Nodes=n0", "Nodes=n[0-2]").replace("IGNORE_JOBS,SPEC_NODES,ALL_NODES", flags)
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text)
+    if flags.endswith("SPEC_NODES") and "FLEX" not in flags:
+        commands.expect("/usr/bin/scontrol", "show", "hostnames", "n[0-2]", stdout="n0\nn1\nn2\n")
+    (inside,) = access.inside(found, "spring")
+    assert [known.name for known in inside.usable] == usable
+    assert [known.state for known in inside.nodes][3] == (
+        access.OUTSIDE if len(usable) < 2 or "n1" in usable else "IDLE"
+    )
+    commands.expect("/usr/bin/scontrol", "show", "reservations", "-o", stdout=text)
+    assert access.inside(found, "autumn") == found, "which is refused elsewhere, with the names there are"
 
 
 def test_there_may_be_no_reservation_and_no_answer(commands: Commands):

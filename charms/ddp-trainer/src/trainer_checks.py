@@ -14,10 +14,18 @@ LEAST_FREE_BYTES, LEAST_FREE_FILES = (
 )  # a run's scripts, logs and figures; checkpoints check for themselves
 
 
-def partitions() -> tuple[jobs.Partition, ...]:
-    """Return Slurm's partitions with their nodes. Raises TrainerError."""
+def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
+    """Return Slurm's partitions with their nodes, as a job in the reservation meets them. Raises TrainerError."""
     try:
-        return jobs.partitions()
+        found = jobs.partitions()
+        if reservation is None:
+            return found
+        try:
+            return access.inside(found, reservation)
+        except jobs.NotAnsweringError:
+            raise
+        except jobs.SlurmError:  # it does not tell of reservations; its verdict on the job counts
+            return found
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
 

@@ -40,7 +40,7 @@ def measure(
 ) -> tuple[trainer_jobs.Submitted, Results]:
     """Run the job; return it with its results. Raises TrainerError where it did not end well, or not in time."""
     _check_sizes(params)
-    partitions = trainer_checks.partitions()
+    partitions = trainer_checks.partitions(params.reservation)
     asked = _as_job(params)
     request = trainer_plan.training(asked, partitions)
     trainer_checks.admission(settings, params, trainer_plan.choose_partition(request.partition, partitions))
@@ -52,7 +52,9 @@ def measure(
         return trainer_scripts.training(settings, request, asked, environment, run=run, program=program)
 
     trainer_checks.judge(settings, texts(trainer_environment.NOT_INSTALLED)["job.sbatch"])
-    environment = trainer_environment.ensure(settings, partitions, log, gpus=request.gpus_per_node > 0)
+    environment = trainer_environment.ensure(
+        settings, partitions, log, gpus=request.gpus_per_node > 0, reservation=params.reservation
+    )
     facts: dict[str, object] = {
         "kind": "collectives",
         "args": " ".join(_flags(params)),

@@ -34,7 +34,7 @@ _STEP_S = 240.0  # the probe's own deadlines add up to less
 
 def doctor(settings: Settings, params: trainer_params_runs.Doctor, log: Log) -> Results:
     """Examine the nodes and return what was found. Raises TrainerError, with all of it, when a run would break."""
-    facts = gather(settings, params, trainer_checks.partitions(), log)
+    facts = gather(settings, params, trainer_checks.partitions(params.reservation), log)
     findings = judge(settings, facts)
     results = trainer_doctor_report.report(settings, facts, findings)
     worst = next((finding for finding in findings if finding.level == "error"), None)
@@ -51,7 +51,8 @@ def gather(
     trainer_checks.admission(settings, params, partition)
     asked = _asked(params, partition)
     known = {node.name: node for node in _nodes()}
-    left_out = {name: why for name in asked if (why := _unfit(known.get(name)))}
+    usable = {node.name for node in partition.usable}
+    left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))}
     fit = [name for name in asked if name not in left_out]
     contents = trainer_workspace.look(settings)
     mount = mounts.find(settings.workspace)
@@ -199,7 +200,7 @@ def _partition(params: trainer_params_runs.Doctor, partitions: tuple[jobs.Partit
 
 
 def _asked(params: trainer_params_runs.Doctor, partition: jobs.Partition) -> list[str]:
-    there = [node.name for node in partition.nodes]
+    there = [node.name for node in partition.nodes if node.state != access.OUTSIDE]
     if params.nodes is None:
         if len(there) > MAX_NODES:
             raise ParameterError(
@@ -215,7 +216,8 @@ def _asked(params: trainer_params_runs.Doctor, partition: jobs.Partition) -> lis
         raise ParameterError("nodes", f"{len(names)} named; at most {MAX_NODES} at once")
     if strangers := [name for name in names if name not in there]:
         known = ", ".join(there[:8])
-        raise ParameterError("nodes", f"{strangers[0]} is no node of partition {partition.name}; there are: {known}")
+        place = f"partition {partition.name}" + (f" in reservation {params.reservation}" if params.reservation else "")
+        raise ParameterError("nodes", f"{strangers[0]} is no node of {place}; there are: {known}")
     return names
 
 
@@ -226,13 +228,12 @@ def _nodes() -> tuple[nodes.Node, ...]:
         raise TrainerError(f"Slurm: {e}") from e
 
 
-def _unfit(node: nodes.Node | None) -> str:
-    """Return why Slurm starts nothing on a node now, or nothing."""
+def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
+    """Return why Slurm starts nothing on a node now, or nothing; what keeps a usable one is its own reservation."""
     if node is None:
         return "Slurm does not know it"
-    flags = sorted(
-        node.flags & {"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
-    )
+    bad = {"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
+    flags = sorted(node.flags & bad - ({"MAINTENANCE"} if is_usable else set()))
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
     total = leading_number(node.fields.get("CPUEfctv", node.fields.get("CPUTot", "0"))) or 0

@@ -126,6 +126,7 @@ def ensure(
     *,
     gpus: bool | None = None,
     contents: trainer_workspace.Contents | None = None,
+    reservation: str | None = None,
 ) -> Environment:
     """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
     contents = contents or trainer_workspace.look(settings)
@@ -135,7 +136,7 @@ def ensure(
         unproved = wanted == "auto" and build == "cpu" and gpus and found is not None and not found.manifest.driverless
         if found is not None and not unproved:
             return found
-    return install(settings, partitions, log)
+    return install(settings, partitions, log, reservation=reservation)
 
 
 def install(
@@ -146,10 +147,15 @@ def install(
     build: str | None = None,
     force: bool = False,
     wheels: Wheelhouse | None = None,
+    reservation: str | None = None,
 ) -> Environment:
     """Make the environment and store its archive; with one there already, only where `force`. Raises TrainerError."""
     wanted = build or settings.torch_build
-    choice = choose_build(settings, partitions, log) if wanted == "auto" else Choice(wanted, False, "as configured")
+    choice = (
+        choose_build(settings, partitions, log, reservation=reservation)
+        if wanted == "auto"
+        else Choice(wanted, False, "as configured")
+    )
     wheels = wheels or _attached(settings, log)
     found = find(settings, trainer_workspace.look(settings), choice.build, wheels=wheels)
     if found is not None and not force:
@@ -172,7 +178,9 @@ def prune(settings: Settings, log: Log, *, keep: str) -> None:
         log(f"{len(removed)} older environments removed: {', '.join(removed[:5])}")
 
 
-def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log) -> Choice:
+def choose_build(
+    settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log, *, reservation: str | None = None
+) -> Choice:
     """Return which build of torch the cluster's nodes can use, asking one node with a GPU for its driver."""
     place = next(((p, node) for p in partitions if p.is_up for node in p.usable if node.gpus), None)
     if place is None:
@@ -181,6 +189,7 @@ def choose_build(settings: Settings, partitions: tuple[jobs.Partition, ...], log
     options = (
         f"--partition={partition.name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=256M",
         "--gpus-per-node=1", "--time=2", "--immediate=60", "--chdir=/", "--job-name=trainer-driver",
+        *([f"--reservation={reservation}"] if reservation else []),
     )  # fmt: skip
     argv = ("/usr/bin/python3", "-I", "-c", _DRIVER)
     try:

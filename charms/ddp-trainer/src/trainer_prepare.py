@@ -62,7 +62,7 @@ class _Work:
 
 def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDataset, log: Log) -> Results:
     """Submit what turns text into a dataset: one job, or an array and a job that ends it. Done parts are kept."""
-    partitions = trainer_checks.partitions()
+    partitions = trainer_checks.partitions(params.reservation)
     name = params.name or _dataset_name(params.source)
     if params.source != DEFAULT_DATASET:
         trainer_checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
@@ -77,7 +77,7 @@ def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDatas
     )  # fmt: skip
     for text in _scripts(work.texts(settings, request, params, trainer_environment.NOT_INSTALLED)):
         trainer_checks.judge(settings, text)
-    environment = trainer_environment.ensure(settings, partitions, log)
+    environment = trainer_environment.ensure(settings, partitions, log, reservation=params.reservation)
     texts = work.texts(settings, request, params, environment)
     again = trainer_workspace.locate(settings, str(settings.runs / run)).kind != "absent"
     facts: dict[str, object] = {

@@ -87,7 +87,7 @@ def check(
     choices: trainer_tuning.Choices = (),
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError naming what fails."""
-    partitions = trainer_checks.partitions()
+    partitions = trainer_checks.partitions(params.reservation)
     request = trainer_plan.training(params, partitions)
     contents = trainer_workspace.look(settings)
     partition = trainer_plan.choose_partition(request.partition, partitions)
@@ -127,7 +127,7 @@ def provide(
     else:
         gpus = checked.request.gpus_per_node > 0
         environment = trainer_environment.ensure(
-            settings, checked.partitions, log, gpus=gpus, contents=checked.contents
+            settings, checked.partitions, log, gpus=gpus, contents=checked.contents, reservation=params.reservation
         )
         if gpus and environment.manifest.build == "cpu":
             log("the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda")

@@ -11,6 +11,8 @@ from slurm_ddp.slurm import jobs, show
 
 _SACCTMGR = "/usr/bin/sacctmgr"
 _SCONTROL = "/usr/bin/scontrol"
+_OPEN = frozenset({"FLEX", "ANY_NODES"})  # its jobs may have other nodes, too (scontrol(1), Flags)
+OUTSIDE = "outside the reservation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Reservation:
     accounts: tuple[str, ...]
     partition: str  # empty: any
     start: str
+    nodes: str = ""  # a hostlist; empty: not told by node
+    flags: frozenset[str] = frozenset()
 
 
 def accounting(*, user: str, configuration: collections.abc.Mapping[str, str]) -> Accounting | None:
@@ -93,10 +97,31 @@ def reservations() -> tuple[Reservation, ...]:
             accounts=_names(record, "Accounts"),
             partition=show.value(record, "PartitionName") or "",
             start=record.get("StartTime", ""),
+            nodes=show.value(record, "Nodes") or "",
+            flags=frozenset(_names(record, "Flags")),
         )
         for record in show.records(text)
         if "ReservationName" in record
     )
+
+
+def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: str) -> tuple[jobs.Partition, ...]:
+    """Return the partitions as a job in this reservation meets them: with its nodes, kept ones (MAINT) included.
+
+    Those outside are told as such and as unusable. Raises SlurmError.
+    """
+    found = tuple(partitions)
+    one = next((one for one in reservations() if one.name == reservation), None)
+    if one is None or not one.nodes or one.flags & _OPEN:
+        return found
+    names = frozenset(jobs.hostnames(one.nodes))
+
+    def meet(node: jobs.Capacity) -> jobs.Capacity:
+        if node.name not in names:
+            return dataclasses.replace(node, state=OUTSIDE, is_usable=False)
+        return dataclasses.replace(node, is_usable=node.is_usable or (node.is_kept and "MAINT" in one.flags))
+
+    return tuple(dataclasses.replace(part, nodes=tuple(map(meet, part.nodes))) for part in found)
 
 
 def _sacctmgr(*words: str) -> list[str]:

@@ -35,7 +35,8 @@ _QUEUE_FIELDS = (
     "SubmitTime", "StartTime", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
 )  # fmt: skip
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
-_UNUSABLE = frozenset({"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
+_KEPT = "MAINTENANCE"
+_UNUSABLE = frozenset({"DRAIN", "FAIL", _KEPT, "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"})
 _USABLE = frozenset({"IDLE", "ALLOCATED", "MIXED", "COMPLETING"})
 _NOISE = re.compile(
     r"^(?:sbatch|scancel|srun|squeue|scontrol|sacct): (?:error: |fatal: )?|^(?:fatal|error): |^slurm_\w+ error: ?"
@@ -65,6 +66,7 @@ class Capacity:
     state: str  # as scontrol prints it
     is_usable: bool  # it takes jobs, now or once the ones on it have ended
     features: frozenset[str] = frozenset()
+    is_kept: bool = False  # it would take jobs, were it not for a MAINT reservation; that one's own jobs it takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,14 +364,16 @@ def _words(text: str) -> str:
 
 def _capacity(node: nodes.Node) -> Capacity:
     fields = node.fields
+    takes_jobs = node.state in _USABLE and not node.flags & _UNUSABLE - {_KEPT}
     return Capacity(
         name=node.name,
         cpus=_number(fields.get("CPUEfctv", fields.get("CPUTot", "0"))),
         memory_mb=max(_number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0),
         gpus=parse_gpus(node.gres or ""),
         state=node.state_text,
-        is_usable=node.state in _USABLE and not node.flags & _UNUSABLE,
+        is_usable=takes_jobs and _KEPT not in node.flags,
         features=frozenset((show.value(fields, "AvailableFeatures") or "").split(",")) - {""},
+        is_kept=takes_jobs and _KEPT in node.flags,
     )
 
 

@@ -6,8 +6,13 @@ import typing
 import pytest
 import test_charm
 from cluster import Cluster, Job
+from conftest import Pip
 from test_charm import Trainer
-from test_doctor import facts  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
+from test_doctor import (  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
+    answering,
+    facts,
+    healthy,
+)
 from test_plan import node, partition, refusal, training
 
 import trainer_doctor
@@ -17,8 +22,8 @@ from trainer_base import Settings
 
 ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
 RESERVATION = (
-    "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes=slurmd-0 "
-    "NodeCnt=1 CoreCnt=2 Features=(null) PartitionName={partition} Flags=SPEC_NODES TRES=cpu=2 Users={users} Groups=(null) "
+    "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes={nodes} "
+    "NodeCnt=1 CoreCnt=2 Features=(null) PartitionName={partition} Flags={flags} TRES=cpu=2 Users={users} Groups=(null) "
     "Accounts={accounts} Licenses=(null) State={state} BurstBuffer=(null) Watts=n/a MaxStartDelay=(null)\n"
 )
 
@@ -30,8 +35,12 @@ def reservation(
     accounts: str = "(null)",
     partition: str = "(null)",
     state: str = "ACTIVE",
+    nodes: str = "slurmd-0",
+    flags: str = "SPEC_NODES",
 ) -> str:
-    return RESERVATION.format(name=name, users=users, accounts=accounts, partition=partition, state=state)
+    return RESERVATION.format(
+        name=name, users=users, accounts=accounts, partition=partition, state=state, nodes=nodes, flags=flags
+    )
 
 
 ACTIONS = {
@@ -157,6 +166,55 @@ def test_a_reservation_that_can_be_used(ready: Trainer, cluster: Cluster):
         ready.run("submit-ddp", dry_run=True, reservation="spring")
     cluster.reservations = ""
     assert ready.fails("submit-ddp", reservation="spring") == "reservation: no reservation 'spring'; there are: none"
+
+
+MAINTENANCE = "MAINT,SPEC_NODES"
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "nodes"),
+    [("SPEC_NODES", "IDLE", 1), (MAINTENANCE, "IDLE+MAINTENANCE", 1), ("FLEX,SPEC_NODES", "IDLE", 2), ("ANY_NODES", "IDLE", 2)],
+)  # fmt: skip
+def test_a_job_gets_the_nodes_of_its_reservation(ready: Trainer, cluster: Cluster, flags: str, state: str, nodes: int):
+    cluster.reservations = reservation(flags=flags)
+    cluster.machines[0].state = state
+    assert f"#SBATCH --nodes={nodes}\n" in ready.run("submit-ddp", dry_run=True, reservation="spring")["script"]
+    if nodes == 1:
+        outside = "(slurmd-1 is outside the reservation)"
+        line = f"nodes: 2 asked for, partition slurmd has 1 usable {outside}"
+        assert ready.fails("submit-ddp", reservation="spring", nodes=2) == line
+        line = "nodelist: slurmd-1 is outside the reservation; see: scontrol show node slurmd-1"
+        assert ready.fails("submit-ddp", reservation="spring", nodelist="slurmd-1") == line
+
+
+@pytest.mark.parametrize("how", [{}, {"reservation": "spring"}, {"reservation": "other"}])
+def test_a_node_in_maintenance_takes_its_own_reservations_jobs_only(
+    ready: Trainer, cluster: Cluster, how: dict[str, str]
+):
+    cluster.reservations = reservation(flags=MAINTENANCE) + reservation("other", nodes="slurmd-0,slurmd-1")
+    for machine in cluster.machines:
+        machine.state = "MIXED+MAINTENANCE"
+    answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
+    if how.get("reservation") == "spring":
+        ready.run("submit-ddp", workload="smoke", dry_run=True, **how)
+        results = ready.run("doctor", **how)
+        assert results["nodes"].splitlines()[1].split()[0] == "slurmd-0"
+        assert len(results["nodes"].splitlines()) == 2, "the other node is outside"
+        line = "nodes: slurmd-1 is no node of partition slurmd in reservation spring; there are: slurmd-0"
+        assert ready.fails("doctor", nodes="slurmd-1", **how) == line
+        cluster.machines[0].state = "IDLE+DRAIN+MAINTENANCE"
+    line = "partition: slurmd has no usable node (slurmd-0 is "
+    assert ready.fails("submit-ddp", workload="smoke", **how).startswith(line)
+    assert "not examined: " in ready.fails("doctor", **how)
+
+
+def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, cluster: Cluster, pip: Pip):
+    cluster.reservations = reservation(flags=MAINTENANCE)
+    cluster.machines[0].state, cluster.machines[0].gres = "IDLE+MAINTENANCE", "gpu:h200:8"
+    trainer.run("submit-ddp", workload="smoke", reservation="spring", gpus_per_node=1)
+    (call,) = [call for call in cluster.calls if "--job-name=trainer-driver" in call]
+    assert "--reservation=spring" in call
+    assert pip.calls
 
 
 def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: trainer_doctor_facts.Facts):  # noqa: F811
