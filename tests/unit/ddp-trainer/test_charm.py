@@ -330,6 +330,20 @@ def test_two_runs_in_one_second_have_two_names(ready: Trainer, monkeypatch: pyte
     assert second == f"{first}-2"
 
 
+def test_a_name_is_not_looked_for_without_end(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    now = trainer_jobs.now()
+    monkeypatch.setattr(trainer_jobs, "now", lambda: now)
+    stem = f"smoke-{now:%Y%m%d-%H%M%S}"
+    runs = ready.workspace / "runs"
+    for name in (stem, *(f"{stem}-{number}" for number in range(2, 100))):
+        (runs / name).mkdir()
+    line = f"{runs} holds too many runs of this second; try again"
+    assert ready.fails("submit-ddp", workload="smoke") == line
+    assert not cluster.changes
+    (runs / f"{stem}-99").rmdir()
+    assert ready.run("submit-ddp", workload="smoke")["run"] == f"{stem}-99"
+
+
 def test_mock_gpus_are_reserved_and_the_job_trains_on_cpus(ready: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:mock_gpu:1(S:0)"

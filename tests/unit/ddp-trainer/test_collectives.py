@@ -238,3 +238,31 @@ def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):  
 )
 def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
     assert ready.fails("plan", **params).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("gres", "kind"), [("gpu:mi300x:8", "mi300x"), ("gpu:8", "unknown")]
+)  # fmt: skip
+def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluster, gres: str, kind: str):  # noqa: F811
+    for machine in cluster.machines:
+        machine.gres = gres
+    line = f"the speed of GPUs of the type {kind} is not known, and no run of this model told it; give tokens-per-second of"
+    assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith(line)
+    assert ready.run("plan", nodes=1, gpus_per_node=1, tokens_per_second=5000)["tokens-per-second"] == "5000"
+
+
+def test_a_controller_that_falls_silent_while_the_gpus_type_is_asked_is_told(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for machine in cluster.machines:
+        machine.gres = "gpu:h200:8"
+    rate = trainer_forecast._rate  # pyright: ignore[reportPrivateUsage]
+
+    def falls_silent(*arguments: typing.Any) -> tuple[float, str]:
+        cluster.silent = 1
+        return rate(*arguments)
+
+    monkeypatch.setattr(trainer_forecast, "_rate", falls_silent)
+    assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith("Slurm: ")

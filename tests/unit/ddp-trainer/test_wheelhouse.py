@@ -14,6 +14,8 @@ from conftest import Pip
 from test_charm import Trainer, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixture
 
 import trainer_child_environments
+import trainer_environment
+from slurm_ddp.run import CommandTimeout
 from trainer_child_base import RefusedError
 
 WHEELS = {"numpy-2.0-py3-none-any.whl": b"numpy", "torch-2.13.0+cpu-py3-none-any.whl": b"torch" * 1000}
@@ -226,3 +228,27 @@ def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_
         said = trainer.fails("install-environment", wheelhouse=path)
         assert said.startswith("wheelhouse: "), said
         assert why in said
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_what_takes_too_long_is_told_with_where_to_look(
+    trainer: Trainer,  # noqa: F811
+    cluster: Cluster,
+    pip: Pip,
+    monkeypatch: pytest.MonkeyPatch,
+    is_offline: bool,
+):
+    install = pip.run
+
+    def hang(*argv: typing.Any, timeout: float, **how: typing.Any) -> typing.Any:
+        if "install" in argv:
+            raise CommandTimeout(f"pip: no answer within {timeout:g} s")
+        return install(*argv, timeout=timeout, **how)
+
+    monkeypatch.setattr(trainer_environment, "run", hang)
+    given = {"wheelhouse": make(trainer.workspace, "")} if is_offline else {}
+    hint = (
+        "is the filesystem of the wheelhouse slow?" if is_offline else "is the package index reachable from this host?"
+    )
+    assert trainer.fails("install-environment", **given) == f"pip: no answer within 5400 s; {hint}"
+    assert not list((trainer.workspace / "environments").iterdir()), "nothing half made stays"
