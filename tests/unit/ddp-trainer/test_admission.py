@@ -8,11 +8,7 @@ import test_charm
 from cluster import Cluster, Job
 from conftest import Pip
 from test_charm import Trainer
-from test_doctor import (  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
-    answering,
-    facts,
-    healthy,
-)
+from test_doctor import answering, facts, healthy  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
 from test_plan import node, partition, refusal, training
 
 import trainer_doctor

@@ -414,7 +414,7 @@ def test_files_are_dropped_from_memory_as_far_as_nobody_has_them_mapped(tmp_path
     assert kept is not None
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) > 0  # as a job that works with it does
-        assert trainer_probe.forget(tmp_path) > 0.9
+        assert (trainer_probe.forget(tmp_path) or 0.0) > 0.9
     if kept == 1.0:
         pytest.skip("the tests' folder is on a filesystem in memory, which cannot be dropped")
     assert kept < trainer_probe.COLD
