@@ -46,9 +46,10 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
         {
             "verdict": "a run can start.*",
             "errors": "0",
-            # both nodes have unpacked the environment for the runs before: what that took, torch from disk, from memory
-            "nodes": r"(?s)NODE .*\nslurmd-0 .* \d\S*\+cpu +\d+s +\d+\.\ds +\d+\.\ds +\w+\nslurmd-1 .*"
-            r" \d+s +\d+\.\ds +\d+\.\ds +\w+",
+            # both nodes have unpacked the environment for the runs before: what that took, torch from disk, from memory;
+            # nothing is said of the disk where a job still has the environment's files mapped
+            "nodes": r"(?s)NODE .*\nslurmd-0 .* \d\S*\+cpu +\d+s +(\d+\.\ds|-) +\d+\.\ds +\w+\nslurmd-1 .*"
+            r" \d+s +(\d+\.\ds|-) +\d+\.\ds +\w+",
             "first-step": r"\d+\.\d s from a job's begin to its first all_reduce: .*",
             "slurm": r"(?s)KillWait=.*\nJobRequeue=.*a job that is queued again waits \d+ s .*\nProctrackType=linuxproc: .*",
             "tracking": "none: .*",

@@ -29,7 +29,7 @@ from trainer_doctor_facts import Facts, Finding, Json, Level, as_dict, first_few
 
 MAX_NODES = 64  # every node speaks to every other; more are examined in several calls
 _PROBE = pathlib.Path(__file__).with_name("trainer_probe.py")
-_STEP_S = 240.0  # the probe's own deadlines add up to less
+_STEP_S = 300.0  # the probe's own deadlines add up to less
 
 
 def doctor(settings: Settings, params: trainer_params_runs.Doctor, log: Log) -> Results:
