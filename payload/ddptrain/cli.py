@@ -2,6 +2,7 @@
 
 import argparse
 import collections.abc
+import gc
 import os
 import pathlib
 import re
@@ -84,6 +85,7 @@ def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) 
     """Check the options, join the other ranks and run. What one rank cannot accept is told to all."""
     from ddptrain import distributed
 
+    end_imports()
     options, problem = None, None
     try:
         options = check(args)
@@ -99,12 +101,20 @@ def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) 
 
 
 def _prepare(args: argparse.Namespace) -> int:
+    end_imports()
     prepare.run(prepare.check(args))
     return 0
 
 
 def _inspect(args: argparse.Namespace) -> int:
+    end_imports()
     return inspection.run(args.path, quick=args.quick, as_json=args.json)
+
+
+def end_imports() -> None:
+    """Look for garbage again (see __main__), but never among what was imported: a pause that other ranks wait for."""
+    gc.freeze()
+    gc.enable()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -41,6 +41,7 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
 )
 _TRIAL_TURNS, _TRIAL_S = 8, 4.0
 _GAIN = 1.05  # bf16 must be this much quicker to be chosen
+_CLEAR = 1.25  # a difference that two turns are enough for
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -122,14 +123,14 @@ def trial(
     """Return the processor seconds of forward and backward on CPUs in fp32 and in bf16: in turns, the least of each.
 
     A busy neighbour changes what the clock says, and a whole training would be the slower for it; the time that these
-    threads were at work it hardly changes. Big models get fewer turns.
+    threads were at work it hardly changes. Big models and clear cases get fewer turns.
     """
     model = build().to(device)
     tokens_BT = torch.randint(vocab, (batch, seq_len), device=device)
     times: tuple[list[float], list[float]] = ([], [])
     deadline = time.monotonic() + _TRIAL_S
     for turn in range(1 + _TRIAL_TURNS):
-        if turn > 2 and time.monotonic() > deadline:
+        if turn > 2 and (time.monotonic() > deadline or _is_clear(min(times[0][1:]), min(times[1][1:]))):
             break
         for bf16 in (False, True):
             began = time.process_time()
@@ -138,6 +139,10 @@ def trial(
             loss.backward()
             times[bf16].append(time.process_time() - began)
     return min(times[0][1:]), min(times[1][1:])
+
+
+def _is_clear(fp32_s: float, bf16_s: float) -> bool:
+    return max(fp32_s, bf16_s) > _CLEAR * min(fp32_s, bf16_s)
 
 
 def prefers_bf16(fp32_s: float, bf16_s: float) -> bool:

@@ -4,6 +4,8 @@
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import conftest
 import pytest
@@ -90,3 +92,21 @@ def test_under_srun_without_torchrun_the_ranks_meet_through_the_run_directory(tm
     assert [process.exitcode for process in processes] == [0, 0], [log.read_text() for log in logs]
     assert "launcher=srun" in logs[0].read_text()
     assert (tmp_path / "run" / "control" / "12.0.r0.rendezvous").exists()
+
+
+@pytest.mark.parametrize(
+    "argv", [["smoke", "--samples", "8"], ["prepare", "--source", "{here}", "--output", "{tmp}/d"], ["inspect", "{tmp}"]]
+)
+def test_garbage_is_searched_for_again_but_not_among_the_imports(tmp_path: pathlib.Path, argv: list[str]):
+    (tmp_path / "metrics.jsonl").touch()
+    argv = [word.format(tmp=tmp_path, here=__file__) for word in argv]
+    code = f"""
+import gc, runpy, sys
+sys.argv = ["ddptrain", *{argv!r}]
+try:
+    runpy.run_module("ddptrain", run_name="__main__", alter_sys=True)
+except SystemExit as e:
+    print("ended", e.code, gc.isenabled(), gc.get_freeze_count() > 10_000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout.splitlines()[-1] == "ended 0 True True", done.stdout + done.stderr

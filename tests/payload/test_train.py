@@ -511,6 +511,24 @@ def test_bf16_is_chosen_only_when_it_gains():
     assert bf16_s > 0
 
 
+@pytest.mark.parametrize(("bf16_s", "turns"), [(1.0, 9), (1.2, 9), (0.7, 3), (1.4, 3)])
+def test_a_clear_case_needs_a_short_trial(monkeypatch: pytest.MonkeyPatch, bf16_s: float, turns: int):
+    """A first turn to warm up, two that count; where they tell little, all of them."""
+    clock, passes = [0.0], list[bool]()
+
+    class Model(torch.nn.Module):
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            passes.append(torch.is_autocast_enabled("cpu"))
+            clock[0] += bf16_s if passes[-1] else 1.0
+            return torch.zeros((), requires_grad=True)
+
+    monkeypatch.setattr(hardware.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: 0.0)
+    found = hardware.trial(Model, 1, 4, 8, torch.device("cpu"))
+    assert found == pytest.approx((1.0, bf16_s))
+    assert passes == [False, True] * turns
+
+
 def test_memory_and_disk_are_checked_before_anything_is_built(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(errors.UserError, match="too little memory: 1000000 M parameters"):
         hardware.need_memory(10**12, torch.device("cpu"), sharers=1, extra_bytes=0)
