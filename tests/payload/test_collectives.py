@@ -112,6 +112,15 @@ def test_what_cannot_be_is_one_line(flags: list[str], words: str):
     assert words in line
 
 
+def test_the_dtypes_hold_every_integer_below_their_limit_and_no_more():
+    for name, limit in collectives.EXACT_BELOW.items():
+        dtype = collectives.DTYPES[name]
+        values = torch.arange(limit - 2, limit, dtype=torch.int64)
+        assert torch.equal(values.to(dtype).to(torch.int64), values), name
+        if dtype.is_floating_point:
+            assert int(torch.tensor(limit + 1).to(dtype).to(torch.int64)) != limit + 1, name
+
+
 def test_sizes():
     assert collectives.parse_bytes("-b", "64M") == 64 << 20
     assert collectives.parse_bytes("-b", "8g") == 8 << 30

@@ -212,6 +212,21 @@ def test_resuming_at_step_ten_million_costs_no_more_than_at_step_ten(dataset: sh
     )  # a loop over steps would take minutes
 
 
+@pytest.mark.parametrize(
+    ("seq_len", "batch", "tokens", "lanes", "window_rows"),
+    [
+        (1024, 480, 9 << 30, 60, 2048),  # the largest divisor up to 64; 4 MiB of 16-bit tokens are read in one go
+        (1024, 67, 9 << 30, 1, 2048),  # a prime above 64
+        (1024, 1, 9 << 30, 1, 2048),
+        (128, 32, 1 << 20, 32, 64),  # little text: not below 64 rows,
+        (128, 32, 1 << 22, 32, 256),  # else four windows a lane
+        (4 << 20, 2, 9 << 30, 2, 1),  # a row longer than any window
+    ],
+)
+def test_the_plan_fits_the_data(seq_len: int, batch: int, tokens: int, lanes: int, window_rows: int):
+    assert sampler.make_plan(3, seq_len, batch, tokens) == sampler.Plan(3, seq_len, batch, lanes, window_rows)
+
+
 def test_another_seed_is_another_order(dataset: shards.Dataset):
     assert read_all(dataset, small_plan(), 1, 0, 3) != read_all(dataset, sampler.Plan(4, 16, 12, 4, 40), 1, 0, 3)
 

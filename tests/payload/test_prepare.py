@@ -241,6 +241,15 @@ def test_a_share_is_held_out_by_the_text_alone(tmp_path: pathlib.Path):
     assert set(decoded(half, "val")) == held & {t.encode() for t in texts[1000:]}  # adding sources moves nothing
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_the_pieces_of_a_long_text_are_the_text(end: str):
+    text = "".join(f"line {n} of a book\n" for n in range(9000)) + "the last" + end
+    cut = ["".join(segment.text for segment in piece) for piece in sources.pieces((sources.Segment(text),))]
+    assert "".join(cut) == text
+    assert len(cut) == len(text) >> 15
+    assert all(piece.endswith("\n") for piece in cut[:-1])
+
+
 def test_a_long_text_is_not_wholly_training_or_validation(tmp_path: pathlib.Path):
     (tmp_path / "book.txt").write_text(conftest.prose(20000))
     dataset = run(tmp_path / "book.txt", output=tmp_path / "d", val_share=0.1)

@@ -8,6 +8,8 @@ import conftest
 import pytest
 import ranks
 
+from ddptrain import checkpoint
+
 TINY = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 4, "--epoch-steps", 5, "--warmup", 3, "--precision", "fp32",
     "--eval-rows", 16, "--log-every", 1, "--dropout", 0.1, "--deterministic",
@@ -124,3 +126,7 @@ def test_dcp_checkpoints_resume_too(dataset: pathlib.Path, tmp_path: pathlib.Pat
     ranks.succeed(2, *arguments(dataset, tmp_path / "run"), *dcp)
     assert conftest.losses(tmp_path / "run") == conftest.losses(tmp_path / "whole")
     assert ranks.succeed(1, "inspect", tmp_path / "run").output.count("whole=True") == 2
+    path = next((tmp_path / "run" / "latest" / "dcp").resolve().glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:-9] + b"corrupted")
+    with pytest.raises(checkpoint.CheckpointError, match=f"{path} is corrupted"):
+        checkpoint.verify(path.parents[1])

@@ -95,7 +95,8 @@ def test_under_srun_without_torchrun_the_ranks_meet_through_the_run_directory(tm
 
 
 @pytest.mark.parametrize(
-    "argv", [["smoke", "--samples", "8"], ["prepare", "--source", "{here}", "--output", "{tmp}/d"], ["inspect", "{tmp}"]]
+    "argv",
+    [["smoke", "--samples", "8"], ["prepare", "--source", "{here}", "--output", "{tmp}/d"], ["inspect", "{tmp}"]],
 )
 def test_garbage_is_searched_for_again_but_not_among_the_imports(tmp_path: pathlib.Path, argv: list[str]):
     (tmp_path / "metrics.jsonl").touch()
