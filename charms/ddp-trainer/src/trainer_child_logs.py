@@ -23,6 +23,7 @@ _PEER_GONE = re.compile(
 )
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
+    r"|^\s*what\(\): "
 )
 # What accuses the machine rather than the program: CUDA's and NCCL's words for broken devices and links
 # (driver_types.h, nccl.h), and those of a filesystem that went away (errno.h).
@@ -44,7 +45,8 @@ _OURS = re.compile(
     r"srun: |slurmstepd(-\S+)?: |\[[\dT:.-]+\] error: \*\*\* (JOB|STEP) "
     r"|\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]"
 )  # 26.05 writes a time instead of slurmstepd
-_REASON = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit)\b")
+# Python's, and C++'s, which ends the process by SIGABRT: NCCL's watchdog speaks so, and then of where it was thrown.
+_REASON = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit)\b(?! raised from )|\s*what\(\): ")
 
 
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
@@ -101,7 +103,9 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     merged = _last_attempt(_merged_log(folder, job_id))
     only_peers = all(lost_a_peer for lost_a_peer, _, _ in suspects)
     told = sorted({suspect["node"] for _, _, suspect in suspects})
-    if only_peers and (killed := _killed(folder, merged)):
+    # TERM is how the agent ends the others; who aborts has said why, if anything.
+    own_end = (signal.SIGTERM, signal.SIGABRT) if suspects else (signal.SIGTERM,)
+    if only_peers and (killed := _killed(folder, merged, own_end)):
         return {**killed, "peer": False, "told": told}
     telling_ranks = {suspect["rank"] for _, _, suspect in suspects}
     for rank, node, code in _exited(folder, merged, quiet) if only_peers else ():
@@ -162,17 +166,19 @@ def _gist(text: list[str], lines: int) -> list[str]:
     return text[-lines:]
 
 
-def _killed(folder: pathlib.Path, merged: list[str]) -> Json | None:
-    """Return the rank that died of a signal, of which only torchrun's agent or srun tells."""
+def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signals, ...]) -> Json | None:
+    """Return the rank that died of another signal than those, of which only torchrun's agent or srun tells."""
     per_node = _per_node(folder)
     names = {member.value: member.name for member in signal.Signals}
     for line in merged:
         found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
-        if found and int(found[2]) != signal.SIGTERM:  # TERM is how the agent ends the others
+        if found and int(found[2]) not in but_by:
             node, number, local = (int(value) for value in found.groups())
             return {"rank": node * per_node + local, "node": node, "lines": [_signal_text(number, names)]}
         if found := _TASK_KILLED.search(line):
             task, number = int(found[1]), _KILLERS.get(found[2])
+            if number in but_by:
+                continue
             words = _signal_text(number, names) if number else "killed: the job's memory ran out"
             if _launcher(folder) == "srun":  # a task is a rank
                 return {"rank": task, "node": task // per_node, "lines": [words]}

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import stat
 import typing
 
@@ -436,6 +437,43 @@ def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: S
     (folder / "logs" / "12.out").write_text(f"{earlier}[ENV] job=12 attempt=12.r0t1 \n{AGENT.format(1, 3, 0)}")
     assert failure(settings) == {"rank": 2, "node": 1, "lines": ["ended with exit code 3 and without a word"]}
     assert trainer_child_logs.blame(str(folder), "12", "12.r0t1", ["n0", "n1"])[:2] == ("program", "n1")
+
+
+# As torch 2.6 and later write it; the paths of the frames are cut.
+WATCHDOG = """[rank{0}]:[E1122 21:03:11.184 ProcessGroupNCCL.cpp:683] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 PG GUID 0(default_pg) Rank {0}] Process group watchdog thread terminated with exception: [Rank {0}] \
+Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=60000) \
+ran for 60011 milliseconds before timing out.
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:632 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f83f296c1b6 in libc10.so)
+
+Fatal Python error: Aborted
+
+Thread 0x00007f2 (most recent call first):
+  <no Python frame>
+"""
+
+
+def test_what_nccls_watchdog_said_before_it_ended_the_ranks_is_told(settings: Settings):
+    folder = make_run(settings)
+    for node, local in [(0, 0), (0, 1), (1, 0)]:
+        rank_log(folder, node, local, WATCHDOG.format(2 * node + local), age_s=9 if node else 1)
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, -6, 0), AGENT.format(1, -6, 0)]))
+    found = failure(settings)
+    assert (found["rank"], found["node"]) == (2, 1)
+    last = str(typing.cast("list[str]", found["lines"])[-1])
+    assert last.lstrip().startswith("what():  [PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog")
+    assert last.endswith(
+        "OpType=ALLREDUCE, NumelIn=9, NumelOut=9, Timeout(ms)=60000) ran for 60011 milliseconds before timing out."
+    )
+    # one that was killed is why the others waited
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, -6, 0), AGENT.format(1, -9, 1)]))
+    assert failure(settings)["rank"] == 3
+    # of an abort that says nothing the signal is all there is
+    shutil.rmtree(folder / "logs" / "12.r0")
+    (folder / "logs" / "12.out").write_text(AGENT.format(1, -6, 0))
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": ["killed by signal 6 (SIGABRT)"]}
 
 
 def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
