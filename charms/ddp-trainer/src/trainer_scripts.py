@@ -102,6 +102,7 @@ def training(
         "job.sbatch.j2",
         **common,
         directives=directives,
+        reservation=params.reservation,
         command=program.command,
         resume=program.resume,
         payload=program.payload,

@@ -424,6 +424,20 @@ def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
     assert attempts(node) == ["12.r0", "12.r0t1"]
 
 
+@pytest.mark.parametrize(("reserved", "requeues"), [("localhost,third", True), ("localhost", False)])
+def test_only_a_node_of_its_reservation_may_stand_in(settings: Settings, node: Node, reserved: str, requeues: bool):
+    node.add("srun", COUNTS + FAILS)
+    node.add("sinfo", "printf '%s\\n' localhost other third")
+    told = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
+    node.add(
+        "scontrol",
+        f'case "$*" in *"show reservation team") echo "{told}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
+        f' show*) echo localhost ;; *) echo "$*" >> {node.notes}/scontrol ;; esac',
+    )
+    node.run(texts(settings, max_restarts=1, reservation="team"), FAULTY="localhost")
+    assert node.requeued() == requeues
+
+
 def test_which_nodes_and_after_which_jobs(settings: Settings):
     waits = "afterok:40:41,afterany:42"
     files = texts(settings, nodelist="n[1-2]", exclude="n3", exclusive=True, dependency=waits)
