@@ -114,6 +114,7 @@ def finish_environment(build: str, payload: str) -> Json:
     (site,) = environment.glob("lib/python3.*/site-packages")
     target = site / "ddptrain"
     shutil.copytree(pathlib.Path(payload, "ddptrain"), target, ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "ddptrain.pth").write_text("import ddptrain.startup\n")
     compiled = [str(environment / "bin" / "python"), "-m", "compileall", "-q", str(target)]
     subprocess.run(compiled, check=True, timeout=300, capture_output=True)
     for folder in [site / "torch" / "test", *_folders_of_tests(site)]:

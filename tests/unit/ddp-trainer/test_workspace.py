@@ -7,6 +7,8 @@ import os
 import pathlib
 import shutil
 import stat
+import subprocess
+import sys
 import typing
 
 import pytest
@@ -18,6 +20,7 @@ from slurm_ddp.run import CommandTimeout, Dialogue
 from trainer_base import Settings
 from trainer_child_base import RefusedError
 
+PAYLOAD = pathlib.Path(__file__).parents[3] / "payload"
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
 
 
@@ -156,6 +159,17 @@ def test_while_one_thread_asks_another_has_a_child_of_its_own(settings: Settings
         assert not asked.done()
         pathlib.Path(slow["pipe"]).write_text("")  # what it waits for
         assert asked.result(timeout=300)["files"]
+
+
+def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings: Settings, tmp_path: pathlib.Path):
+    site = tmp_path / "build" / "env" / "lib" / "python3.12" / "site-packages"
+    (site / "torch").mkdir(parents=True)
+    (tmp_path / "build" / "env" / "bin").mkdir()
+    (tmp_path / "build" / "env" / "bin" / "python").symlink_to(sys.executable)
+    ask(settings, "finish_environment", build=str(tmp_path / "build"), payload=str(PAYLOAD))
+    code = f"import site, sys; site.addsitedir({str(site)!r}); print('ddptrain.startup' in sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 @pytest.fixture
