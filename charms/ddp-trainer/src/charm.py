@@ -71,8 +71,8 @@ class DdpTrainerCharm(ops.CharmBase):
             if isinstance(desired, ops.StatusBase):
                 raise TrainerError(desired.message)
             with trainer_workspace.session(desired) as settings:
-                trainer_status.require(settings, event.log)
-                event.set_results(action.do(settings, params, event.log))
+                ready = trainer_status.require(settings, event.log, asks_nodes=action.asks_nodes)
+                event.set_results(action.do(ready, params, event.log))
         except TrainerError as e:
             logger.info("%s: %s", event.id, e)
             event.set_results(e.results)

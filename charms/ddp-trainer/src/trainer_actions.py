@@ -24,13 +24,14 @@ class Action:
 
     params: type[trainer_params.Parsed]
     do: collections.abc.Callable[[Settings, typing.Any, Log], Results]
+    asks_nodes: bool = False  # whether it begins with a list of the cluster's nodes
 
 
 ACTIONS = {
     "install-environment": Action(trainer_params_runs.InstallEnvironment, trainer_environment.install_environment),
-    "prepare-dataset": Action(trainer_params_runs.PrepareDataset, trainer_prepare.prepare_dataset),
-    "submit-ddp": Action(trainer_params.SubmitDdp, trainer_submit.submit_ddp),
-    "submit-sweep": Action(trainer_params.SubmitSweep, trainer_sweep.submit_sweep),
+    "prepare-dataset": Action(trainer_params_runs.PrepareDataset, trainer_prepare.prepare_dataset, asks_nodes=True),
+    "submit-ddp": Action(trainer_params.SubmitDdp, trainer_submit.submit_ddp, asks_nodes=True),
+    "submit-sweep": Action(trainer_params.SubmitSweep, trainer_sweep.submit_sweep, asks_nodes=True),
     "list-jobs": Action(trainer_params.ListJobs, trainer_jobs.list_jobs),
     "show-job": Action(trainer_params.ShowJob, trainer_sweep.show_job),
     "job-log": Action(trainer_params.JobLog, trainer_jobs.job_log),
@@ -38,10 +39,10 @@ ACTIONS = {
     "show-run": Action(trainer_params_runs.ShowRun, trainer_runs.show_run),
     "compare-runs": Action(trainer_params_runs.CompareRuns, trainer_runs.compare_runs),
     "benchmark-collectives": Action(
-        trainer_params_runs.BenchmarkCollectives, trainer_collectives.benchmark_collectives
+        trainer_params_runs.BenchmarkCollectives, trainer_collectives.benchmark_collectives, asks_nodes=True
     ),
-    "plan": Action(trainer_params_runs.Plan, trainer_forecast.plan),
-    "doctor": Action(trainer_params_runs.Doctor, trainer_doctor.doctor),
+    "plan": Action(trainer_params_runs.Plan, trainer_forecast.plan, asks_nodes=True),
+    "doctor": Action(trainer_params_runs.Doctor, trainer_doctor.doctor, asks_nodes=True),
     "resume-now": Action(trainer_params.ResumeNow, trainer_jobs.resume_now),
     "cancel-job": Action(trainer_params.CancelJob, trainer_jobs.cancel_job),
 }

@@ -9,6 +9,8 @@ import pwd
 import time
 import typing
 
+from slurm_ddp.slurm import jobs
+
 Log = collections.abc.Callable[[str], None]
 Results = dict[str, str]
 REPORT_S = 4.0  # between two lines of progress; what is done in between may take 5 s more
@@ -55,6 +57,9 @@ class Settings:
         default=lambda: None, repr=False, compare=False
     )  # fetches the resource wheelhouse; None where there is none
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
+    listing: collections.abc.Callable[[], tuple[jobs.Partition, ...]] = dataclasses.field(
+        default=jobs.partitions, repr=False, compare=False
+    )  # Slurm's partitions with their nodes; raises SlurmError
     converse: collections.abc.Callable[[str, float], str | None] = dataclasses.field(
         default=_no_child, repr=False, compare=False
     )  # answers a request within some seconds; None: start a child for it, see trainer_workspace.session
@@ -94,6 +99,21 @@ class Settings:
     def node_cache(self) -> pathlib.Path:
         """Return the folder on each node's own disk where the user's environments are unpacked."""
         return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
+
+
+class Ahead(typing.Generic[T]):
+    """Work that begins now, in a thread; its result, or its error, is for the first call, later ones do it again."""
+
+    def __init__(self, work: collections.abc.Callable[[], T]) -> None:
+        self._work = work
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        self._begun: concurrent.futures.Future[T] | None = pool.submit(work)
+        pool.shutdown(wait=False)
+
+    def __call__(self) -> T:
+        """Return what the work returns."""
+        begun, self._begun = self._begun, None
+        return begun.result() if begun is not None else self._work()
 
 
 def account(name: str) -> pwd.struct_passwd:

@@ -14,10 +14,10 @@ LEAST_FREE_BYTES, LEAST_FREE_FILES = (
 )  # a run's scripts, logs and figures; checkpoints check for themselves
 
 
-def partitions(reservation: str | None = None) -> tuple[jobs.Partition, ...]:
+def partitions(settings: Settings, reservation: str | None = None) -> tuple[jobs.Partition, ...]:
     """Return Slurm's partitions with their nodes, as a job in the reservation meets them. Raises TrainerError."""
     try:
-        found = jobs.partitions()
+        found = settings.listing()
         if reservation is None:
             return found
         try:

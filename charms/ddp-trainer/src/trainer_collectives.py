@@ -40,7 +40,7 @@ def measure(
 ) -> tuple[trainer_jobs.Submitted, Results]:
     """Run the job; return it with its results. Raises TrainerError where it did not end well, or not in time."""
     _check_sizes(params)
-    partitions = trainer_checks.partitions(params.reservation)
+    partitions = trainer_checks.partitions(settings, params.reservation)
     asked = _as_job(params)
     request = trainer_plan.training(asked, partitions)
     trainer_checks.admission(settings, params, trainer_plan.choose_partition(request.partition, partitions))

@@ -34,7 +34,7 @@ _STEP_S = 300.0  # the probe's own deadlines add up to less
 
 def doctor(settings: Settings, params: trainer_params_runs.Doctor, log: Log) -> Results:
     """Examine the nodes and return what was found. Raises TrainerError, with all of it, when a run would break."""
-    facts = gather(settings, params, trainer_checks.partitions(params.reservation), log)
+    facts = gather(settings, params, trainer_checks.partitions(settings, params.reservation), log)
     findings = judge(settings, facts)
     results = trainer_doctor_report.report(settings, facts, findings)
     worst = next((finding for finding in findings if finding.level == "error"), None)

@@ -85,7 +85,7 @@ class Choice:
 def install_environment(settings: Settings, params: trainer_params_runs.InstallEnvironment, log: Log) -> Results:
     """Make the environment, or say that it is there."""
     wheels = _wheelhouse(settings, params.wheelhouse, log) if params.wheelhouse else None
-    partitions = trainer_checks.partitions()
+    partitions = trainer_checks.partitions(settings)
     found = install(settings, partitions, log, build=params.torch, force=params.force, wheels=wheels)
     return describe(found)
 

@@ -82,7 +82,7 @@ class Forecast:
 
 def plan(settings: Settings, params: trainer_params_runs.Plan, _: Log) -> Results:
     """Return the predicted time of a step, tokens per second and efficiency; nothing is submitted."""
-    partitions = trainer_checks.partitions()
+    partitions = trainer_checks.partitions(settings)
     request = trainer_plan.training(_as_job(params), partitions)
     world = request.num_nodes * request.ranks_per_node
     on_gpu = request.gpus_per_node > 0

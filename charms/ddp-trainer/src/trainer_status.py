@@ -11,7 +11,7 @@ import trainer_workspace
 from slurm_ddp import apt, mounts
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import jobs
-from trainer_base import Log, Settings, TrainerError, account, with_progress
+from trainer_base import Ahead, Log, Settings, TrainerError, account, with_progress
 
 PACKAGES = ("python3-venv", "zstd")
 
@@ -76,7 +76,7 @@ def mounted(options: Settings) -> str | None:
 
 def check(options: Settings) -> Readiness:
     """Return whether jobs can be submitted now."""
-    if (missing := _missing(options)) is not None:
+    if (missing := _silent() or mounted(options)) is not None:
         return Readiness("waiting", missing)
     try:
         contents = trainer_workspace.look(options)
@@ -95,22 +95,30 @@ def check(options: Settings) -> Readiness:
     return Readiness("active", f"ready; environment installed: torch {environment.manifest.torch}")
 
 
-def require(options: Settings, log: Log) -> None:
-    """Raise TrainerError with what stands in the way of submitting jobs; mend first what this unit can mend."""
-    problem = _missing(options)
+def require(options: Settings, log: Log, *, asks_nodes: bool = False) -> Settings:
+    """Raise TrainerError with what stands in the way of submitting jobs; mend first what this unit can mend.
+
+    Return the settings to go on with. A list of the nodes that will be asked for is made meanwhile: that of a large
+    cluster takes as long as all else together.
+    """
+    problem = _silent()
+    if not problem and asks_nodes:
+        options = dataclasses.replace(options, listing=Ahead(options.listing))
+    problem = problem or mounted(options)
     if not problem and set(apt.installed(*PACKAGES)) != set(PACKAGES):
         problem = with_progress(log, f"installing {' '.join(PACKAGES)}", _install)
     if problem:
         raise TrainerError(problem)
     trainer_workspace.ensure_folders(options)
+    return options
 
 
-def _missing(options: Settings) -> str | None:
-    """Return what other units have not brought yet: Slurm's client, its controller, the workspace's filesystem."""
+def _silent() -> str | None:
+    """Return what is missing of Slurm: its client, or its controller's answer."""
     if not jobs.is_installed():
         return "Slurm's client is not on this host; the principal must be sackd"
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
         return f"{e}; is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
-    return mounted(options)
+    return None

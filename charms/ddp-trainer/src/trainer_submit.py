@@ -87,7 +87,7 @@ def check(
     choices: trainer_tuning.Choices = (),
 ) -> Checked:
     """Check everything that can be known before anything is written. Raises ParameterError naming what fails."""
-    partitions = trainer_checks.partitions(params.reservation)
+    partitions = trainer_checks.partitions(settings, params.reservation)
     request = trainer_plan.training(params, partitions)
     contents = trainer_workspace.look(settings)
     partition = trainer_plan.choose_partition(request.partition, partitions)

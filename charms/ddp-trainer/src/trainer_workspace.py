@@ -101,8 +101,12 @@ def ask(
 
 @contextlib.contextmanager
 def session(settings: Settings) -> collections.abc.Generator[Settings]:
-    """Yield settings with which one child answers all requests, where else each starts one of its own."""
+    """Yield settings with which one child answers all requests, where else each starts one of its own.
+
+    It starts now, while the caller still looks whether the filesystem answers; until it is asked it touches nothing.
+    """
     child = _Child(settings.user_to_be)
+    child.begin()
     try:
         yield dataclasses.replace(settings, converse=child.converse)
     finally:
@@ -110,21 +114,24 @@ def session(settings: Settings) -> collections.abc.Generator[Settings]:
 
 
 class _Child:
-    """A child that is started with the first request, and again with one that comes after its end."""
+    """A child, started again with a request that comes after its end."""
 
     def __init__(self, user: str | None) -> None:
         self._user = user
         self._lock = threading.Lock()
         self._dialogue: Dialogue | None = None
 
+    def begin(self) -> None:
+        """Start the child; where that fails, the first request tells."""
+        with contextlib.suppress(CommandError):
+            self._dialogue = Dialogue(*command(), user=self._user)
+
     def converse(self, request: str, timeout_s: float) -> str | None:
         """Return the answer; None while another thread asks. Raises CommandError."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            if self._dialogue is not None and self._dialogue.is_over:
-                self._dialogue = None
-            if self._dialogue is None:
+            if self._dialogue is None or self._dialogue.is_over:
                 self._dialogue = Dialogue(*command(), user=self._user)
             return self._dialogue.ask(request, timeout=timeout_s)
         finally:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import threading
 import typing
 
 import pytest
@@ -22,8 +23,9 @@ import trainer_params
 import trainer_status
 import trainer_workspace
 from slurm_ddp import mounts
-from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import jobs
+from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.slurm import jobs, nodes
+from trainer_base import Ahead
 
 SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
 META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
@@ -316,6 +318,47 @@ def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster)
     record = json.loads((run_dir / "job.json").read_text())
     assert (record["job_id"], record["kind"], record["ranks_per_node"]) == (40, "smoke", 1)
     assert '"$JOB_DIR/node.sh" --module ddptrain smoke --run-dir "$RUN_DIR")\n' in cluster.job(40).text
+
+
+ASKS_NODES = ("submit-ddp", "submit-sweep", "prepare-dataset", "plan", "benchmark-collectives", "doctor")
+
+
+@pytest.mark.parametrize("action", list(META["actions"]))
+def test_nodes_are_listed_while_the_mount_is_looked_at(
+    trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, action: str
+):
+    listing = threading.Event()
+
+    def run(*argv: str, **more: typing.Any) -> Completed:
+        if "nodes" in argv:
+            listing.set()
+        return cluster.run(*argv, **more)
+
+    def probe(*_: object, **__: object) -> mounts.Result:
+        seen = listing.wait(30 if action in ASKS_NODES else 0.2)
+        return mounts.Result(mounts.State.HUNG, f"the nodes are {'' if seen else 'not '}being listed")
+
+    monkeypatch.setattr(nodes, "run", run)
+    monkeypatch.setattr(trainer_status.mounts, "probe", probe)
+    wanted = {"name": "web", "source": "python-stdlib", "job-id": 5, "runs": "a,b", "run": "a", "grid": "seed=1,2"}
+    known = META["actions"][action].get("params", {})
+    told = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
+    words = "" if action in ASKS_NODES else "not "
+    assert told == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
+
+
+def test_a_list_of_nodes_counts_once():
+    made: list[int] = []
+    listing = Ahead(lambda: made.append(1) or len(made))
+    assert [listing(), listing(), listing()] == [1, 2, 3]
+
+    def fail() -> int:
+        raise jobs.NotAnsweringError("no word")
+
+    broken = Ahead(fail)
+    for _ in range(2):
+        with pytest.raises(jobs.NotAnsweringError, match="no word"):
+            broken()
 
 
 def test_what_is_in_the_workspace_belongs_to_the_submit_user(ready: Trainer):
@@ -716,10 +759,10 @@ def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
 
 
 def test_a_failure_nobody_foresaw_is_not_hidden(ready: Trainer, monkeypatch: pytest.MonkeyPatch):
-    def broken() -> None:
+    def broken(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(jobs, "partitions", broken)
+    monkeypatch.setattr(jobs, "_capacity", broken)  # met by the thread that lists the nodes
     with pytest.raises(testing.errors.UncaughtCharmError):
         ready.run("submit-ddp")
 

@@ -135,13 +135,24 @@ def test_one_child_answers_all_of_a_session(settings: Settings, monkeypatch: pyt
     monkeypatch.setattr(trainer_workspace, "run", None)  # none is started for one request alone
     with trainer_workspace.session(settings) as within:
         assert within == settings
-        assert not begun, "it is started when it is needed"
+        assert len(begun) == 1, "it starts while the caller still looks at other things"
         trainer_workspace.ensure_folders(within)
         assert trainer_workspace.look(within).is_writable
         with pytest.raises(trainer_workspace.MissingError, match="No such file"):
             ask(within, "read_json", path=str(settings.workspace / "nothing"))
         assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder", "and goes on after an error"
     assert len(begun) == 1
+
+
+def test_a_child_that_cannot_be_started_is_told_with_the_first_request(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trainer_workspace, "command", lambda: ("/nowhere/python3",))
+    with (
+        trainer_workspace.session(settings) as within,
+        pytest.raises(trainer_workspace.WorkspaceError, match=r"^look in .*: python3: No such file or directory$"),
+    ):
+        trainer_workspace.look(within)
 
 
 def test_a_session_outlives_its_child_and_a_request_that_hangs(settings: Settings, slow: dict[str, str]):
