@@ -102,6 +102,8 @@ class Engine:
         """Settle until the action `event` ended; return {"results", "failure"}."""
         assert event.action is not None
         identifier: str = event.action["id"]
+        with contextlib.suppress(HostError):  # one that does not run is booted below
+            self._agent(unit.host)  # it starts while the network is looked at
         self.settle(
             until=lambda: (
                 identifier in self._results or unit.name not in self.model.units or bool(unit.attempts >= _ATTEMPTS)
