@@ -15,6 +15,7 @@ import zlib
 
 import trainer_checks
 import trainer_doctor_cluster
+import trainer_doctor_hardware
 import trainer_doctor_nodes
 import trainer_doctor_report
 import trainer_environment
@@ -72,7 +73,8 @@ def gather(
                     if trainer_environment.is_current(settings, manifest)
                 ],
             }  # fmt: skip
-            options = _options(params, partition, fit, min(_free_gpus(known[name]) for name in fit))
+            gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
+            options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(settings, spec, options, log, patience_s=params.wait_timeout)
         damaged = with_progress(
             log,
@@ -125,11 +127,17 @@ def _sample(
     return trainer_sample.take(settings, params, log, partition=partition.name, hosts=sorted(reports), gpus=gpus)
 
 
-def _options(params: trainer_params_runs.Doctor, partition: jobs.Partition, fit: list[str], gpus: int) -> list[str]:
-    """Return what srun is told; as many GPUs are asked for as every node has free."""
+def _options(
+    params: trainer_params_runs.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int
+) -> list[str]:
+    """Return what srun is told; as many GPUs are asked for as every node has free.
+
+    And two CPUs where all have them, bound like torchrun's agent in a job: does a task get more than one?
+    """
     options = [
         f"--partition={partition.name}", f"--nodes={len(fit)}", f"--ntasks={len(fit)}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(fit)}", "--cpus-per-task=1", "--mem=1024M", "--time=6", "--chdir=/",
+        f"--nodelist={','.join(fit)}", f"--cpus-per-task={max(1, min(2, cpus))}", "--cpu-bind=none",
+        "--mem=1024M", "--time=6", "--chdir=/",
         f"--immediate={params.wait_timeout}", "--job-name=trainer-doctor", "--propagate=NONE", "--wait=60",
     ]  # fmt: skip
     given = {"account": params.account, "qos": params.qos, "reservation": params.reservation}
@@ -174,7 +182,11 @@ def read_reports(text: str) -> dict[str, Json]:
 
 def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
     """Return the findings, the worst first."""
-    found = trainer_doctor_cluster.judge(settings, facts) + trainer_doctor_nodes.judge(settings, facts)
+    found = [
+        *trainer_doctor_cluster.judge(settings, facts),
+        *trainer_doctor_nodes.judge(settings, facts),
+        *trainer_doctor_hardware.judge(settings, facts),
+    ]
     order = {"error": 0, "warning": 1, "note": 2}
     return tuple(sorted(_merged(found), key=lambda finding: order[finding.level]))
 
@@ -236,10 +248,13 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
     flags = sorted(node.flags & bad - ({"MAINTENANCE"} if is_usable else set()))
     if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
+    return "busy: all its cores are in use" if _free_cpus(node) == 0 else ""
+
+
+def _free_cpus(node: nodes.Node) -> int:
+    """Return how many CPUs no job has; one where Slurm does not tell."""
     total = leading_number(node.fields.get("CPUEfctv", node.fields.get("CPUTot", "0"))) or 0
-    if (leading_number(node.fields.get("CPUAlloc", "0")) or 0) >= total > 0:
-        return "busy: all its cores are in use"
-    return ""
+    return max(0, total - (leading_number(node.fields.get("CPUAlloc", "0")) or 0)) if total else 1
 
 
 def _free_gpus(node: nodes.Node) -> int:

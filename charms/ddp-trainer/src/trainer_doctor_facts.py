@@ -53,6 +53,17 @@ def clock_offsets(facts: Facts) -> dict[str, float]:
     return {names[0]: 0.0} | found
 
 
+def capacity(facts: Facts, name: str) -> jobs.Capacity:
+    """Return what Slurm says that a node can give to a job."""
+    nothing = jobs.Capacity(name, 0, 0, 0, "", is_usable=False)
+    return next((node for node in facts.partition.nodes if node.name == name), nothing)
+
+
+def threads(node: jobs.Capacity) -> int:
+    """Return the threads of each rank of a job that takes the whole node, as node.sh sets OMP_NUM_THREADS."""
+    return max(1, node.cpus // (node.gpus or 1))
+
+
 def first_few(names: collections.abc.Sequence[str]) -> str:
     """Return the first names, for a line that must stay short."""
     return f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"

@@ -22,9 +22,8 @@ def judge(settings: Settings, facts: Facts) -> list[Finding]:
         found += _about_host(settings, facts, name, about)
         found += _about_network(facts, name, about)
         found += _about_environment(settings, facts, name, about)
-        found += _about_gpus(settings, facts, name, about)
         found += _about_tracking(settings, name, about)
-    return [*found, *_about_sharing(settings, facts), *_about_clocks(facts)]
+    return [*found, *_about_sharing(facts), *_about_unlike_environments(settings, facts), *_about_clocks(facts)]
 
 
 def _about_versions(facts: Facts) -> list[Finding]:
@@ -214,6 +213,11 @@ def _about_environment(settings: Settings, facts: Facts, name: str, about: Json)
             found.append(
                 Finding("error", name, text, f"on {name}: rm -r {home} {home}.complete; the next job unpacks it anew")
             )
+        devices, seen = environment.get("devices"), about["gpus"]["seen"]
+        if environment.get("cuda") and devices is not None and devices < seen:
+            text = f"torch for CUDA {environment['cuda']} finds {devices} of the {seen} GPUs that the driver shows"
+            remedy = f"on {name}: nvidia-smi; the driver is for CUDA {about['gpus']['cuda']}: too old for torch's?"
+            found.append(Finding("error", name, text, remedy))
         place = settings.node_cache
         disk = f"on {name}: findmnt -T {place}; {place.parent} must be a disk of the node's own, better an SSD"
         if "endless_s" in environment:
@@ -232,35 +236,6 @@ def _about_environment(settings: Settings, facts: Facts, name: str, about: Json)
     return found
 
 
-def _about_gpus(settings: Settings, facts: Facts, name: str, about: Json) -> list[Finding]:
-    gpus: Json = about["gpus"]
-    promised = next((node.gpus for node in facts.partition.nodes if node.name == name), 0)
-    found: list[Finding] = []
-    if promised and not gpus["seen"]:
-        devices = f"{gpus['devices']} device files" if gpus["devices"] else "no device file"
-        level: Level = "error" if settings.torch_build == "cuda" else "warning"
-        text = f"Slurm counts {promised} GPUs, but no CUDA driver answers here ({devices} in /dev)"
-        found.append(Finding(level, name, text, "juju status slurm-gpu; nvidia-smi on the node"))
-    elif promised and 0 < gpus["seen"] < promised and not facts.left_out.get(name):
-        text = f"Slurm counts {promised} GPUs, this job was shown {gpus['seen']}"
-        found.append(Finding("note", name, text, "the others may be in use; else: nvidia-smi on the node"))
-    for index, card in enumerate(gpus["cards"]):
-        if card["ecc"]:
-            text = f"GPU {index} ({card['name']}) has {card['ecc']} uncorrected memory errors"
-            found.append(
-                Finding("error", name, text, f"scontrol update nodename={name} state=drain reason=ecc; nvidia-smi -r")
-            )
-    if gpus.get("no_peer"):
-        pairs = ", ".join(f"{one}-{other}" for one, other in gpus["no_peer"][:4])
-        text = f"GPUs cannot reach each other's memory directly ({pairs}): ranks of this node talk through host memory"
-        found.append(Finding("warning", name, text, "nvidia-smi topo -p2p r; IOMMU and ACS settings"))
-    down = [port for port in about["infiniband"] if port["state"] != "ACTIVE"]
-    if down:
-        text = ", ".join(f"{port['device']} ({port['kind']}) is {port['state']}" for port in down[:8])
-        found.append(Finding("warning", name, text, "ibstat; NCCL falls back to TCP, ten times slower"))
-    return found
-
-
 def _about_tracking(settings: Settings, name: str, about: Json) -> list[Finding]:
     """Return whether runs on this node would be tracked; a server that is away stops none."""
     if not about.get("tracking"):
@@ -271,8 +246,26 @@ def _about_tracking(settings: Settings, name: str, about: Json) -> list[Finding]
     return [Finding("warning", name, text, remedy)]
 
 
-def _about_sharing(settings: Settings, facts: Facts) -> list[Finding]:
-    """Return where nodes differ in what must be alike: drivers, torch, NCCL, interfaces, addresses."""
+def _about_unlike_environments(settings: Settings, facts: Facts) -> list[Finding]:
+    """Return where the same environment is not the same; which of several a node has unpacked does not matter."""
+    levels: dict[str, Level] = {"torch": "error", "nccl": "error", "numpy": "warning", "python": "note"}
+    told: dict[tuple[str, str], dict[str, str]] = {}
+    for name, about in facts.reports.items():
+        for environment in about["environments"]:
+            for key in levels:
+                if environment.get(key):
+                    told.setdefault((environment["hash"], key), {})[name] = str(environment[key])
+    found: list[Finding] = []
+    for (_, key), versions in told.items():
+        if len(groups := grouped(versions)) > 1:
+            remedy = f"juju run {settings.unit} install-environment force=true"
+            remedy = "bring the nodes to the same release" if key == "python" else remedy
+            found.append(Finding(levels[key], "nodes", f"the environment's {key} differs: {spelled(groups)}", remedy))
+    return found
+
+
+def _about_sharing(facts: Facts) -> list[Finding]:
+    """Return where nodes differ in what must be alike: drivers, interfaces, addresses."""
     found: list[Finding] = []
     with_gpus = {name: about for name, about in facts.reports.items() if about["gpus"]["seen"]}
     levels: dict[str, Level] = {"driver": "warning", "cuda": "warning", "seen": "note"}
@@ -282,22 +275,6 @@ def _about_sharing(settings: Settings, facts: Facts) -> list[Finding]:
             what = {"driver": "the GPUs' driver", "cuda": "the driver's CUDA", "seen": "the number of GPUs"}[key]
             found.append(
                 Finding(level, "nodes", f"{what} differs: {spelled(groups)}", "bring the nodes to the same release")
-            )
-    for key in ("torch", "nccl"):
-        told = {
-            name: str(environment[key])
-            for name, about in facts.reports.items()
-            for environment in about["environments"]
-            if environment.get(key)
-        }
-        if len(groups := grouped(told)) > 1:
-            found.append(
-                Finding(
-                    "error",
-                    "nodes",
-                    f"{key} differs: {spelled(groups)}",
-                    f"juju run {settings.unit} install-environment force=true",
-                )
             )
     addresses: dict[str, dict[str, list[str]]] = {}
     mtus: dict[str, str] = {}

@@ -5,7 +5,7 @@ import re
 
 import trainer_doctor_cluster
 from trainer_base import Results, Settings
-from trainer_doctor_facts import Facts, Finding, as_dict, clock_offsets
+from trainer_doctor_facts import Facts, Finding, as_dict, capacity, clock_offsets, threads
 
 
 def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:
@@ -27,6 +27,7 @@ def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[
         "slurm": "\n".join(trainer_doctor_cluster.settings_in_words(facts.config)) or "no answer",
         "tracking": trainer_doctor_cluster.tracking_in_words(settings),
         "nodes": _table(facts, findings),
+        "compute": _compute(facts),
         "findings": "\n".join(str(finding) for finding in findings) or "none",
         "errors": str(counts["error"]),
         "warnings": str(counts["warning"]),
@@ -74,6 +75,35 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
                 verdict,
             ]
         )
+    return _aligned(rows)
+
+
+def _compute(facts: Facts) -> str:
+    """Return a line for each node that answered with what its ranks compute with."""
+    rows = [["NODE", "CPUS", "SLURM", "TASK", "THREADS", "BF16", "NVLINKS", "PYTHON", "NUMPY"]]
+    for name in facts.asked:
+        if (about := facts.reports.get(name)) is None:
+            continue
+        processors, node = about["processors"], capacity(facts, name)
+        links = [card["links"] for card in about["gpus"]["cards"] if card.get("links") is not None]
+        environment = next((as_dict(e) for e in about["environments"] if "seconds" in e), as_dict(None))
+        rows.append(
+            [
+                name,
+                _number(processors["cpus"], "d"),
+                str(node.cpus),
+                f"{processors['affinity']}/{_number(processors['wanted'], 'd')}",
+                str(processors["omp"] or threads(node)),
+                ",".join(flag.partition("_")[0] for flag in processors["bf16"]) or "-",
+                "-".join(str(number) for number in sorted({min(links), max(links)})) if links else "-",
+                str(environment.get("python", "-")),
+                str(environment.get("numpy", "-")),
+            ]
+        )
+    return _aligned(rows)
+
+
+def _aligned(rows: list[list[str]]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 

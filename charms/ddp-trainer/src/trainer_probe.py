@@ -60,7 +60,7 @@ def versions() -> Json:
 
 
 def limits() -> Json:
-    """Return what this process may use: limits (bytes or counts; None: unlimited), memory, shared memory, cores."""
+    """Return what this process may use: limits (bytes or counts; None: unlimited), shared memory, outgoing ports."""
     names = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     found: Json = {}
     for name, number in names.items():
@@ -72,14 +72,26 @@ def limits() -> Json:
     with contextlib.suppress(OSError, ValueError):
         low, high = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         found["ports"] = [int(low), int(high)]
+    return found
+
+
+def processors() -> Json:
+    """Return the node's CPUs, and of them what this task has asked for and got, as a rank would."""
     flags: set[str] = set()
     with contextlib.suppress(OSError):
         text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
         line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
         flags = set(line[1].split()) if line else flags
-    found["cores"] = os.cpu_count()
-    found["bf16"] = sorted(flags & {"avx512_bf16", "amx_bf16"})
-    return found
+    return {
+        "cpus": os.cpu_count(), "wanted": _counted("SLURM_CPUS_PER_TASK"), "affinity": len(os.sched_getaffinity(0)),
+        "omp": _counted("OMP_NUM_THREADS"), "bf16": sorted(flags & {"avx512_bf16", "amx_bf16"}),
+    }  # fmt: skip
+
+
+def _counted(variable: str) -> int | None:
+    """Return the number in a variable of the environment, None where there is none."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
 
 
 def disk(cache: str) -> Json:
@@ -125,11 +137,13 @@ def environments(cache: str, wanted: list[Json]) -> list[Json]:
 def _imported(home: pathlib.Path, deadline: float) -> Json:
     """Return how many seconds importing torch takes, and what is in it; one that has no end is told as an error."""
     code = (
-        "import time; t = time.perf_counter(); import torch; s = time.perf_counter() - t; import json; n = None\n"
+        "import time; t = time.perf_counter(); import torch; s = time.perf_counter() - t\n"
+        "import json, numpy, platform; n = None\n"
         "c = torch.cuda.is_available()\n"
         "if c: n = '.'.join(map(str, torch.cuda.nccl.version()))\n"
         "print(json.dumps({'seconds': s, 'torch': torch.__version__, 'cuda': torch.version.cuda, 'nccl': n,"
-        " 'devices': torch.cuda.device_count() if c else 0}))"
+        " 'devices': torch.cuda.device_count() if c else 0, 'numpy': numpy.__version__,"
+        " 'python': platform.python_version()}))"
     )
     limit_s = min(IMPORT_S, deadline - time.monotonic())
     if limit_s <= 0:
@@ -203,6 +217,7 @@ def gpus() -> Json:
         "driver": None,
         "cuda": None,
         "seen": 0,
+        "wanted": _counted("SLURM_GPUS_ON_NODE"),
     }
     with contextlib.suppress(OSError, AttributeError):
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -226,7 +241,24 @@ def gpus() -> Json:
         if len(cells) == 5:
             cards.append({"name": cells[0], "ecc": int(cells[2]) if cells[2].isdecimal() else 0, "mib": cells[4]})
             found["driver"] = cells[1]
+    for card, links in zip(cards, nvlinks(_said("nvidia-smi", "nvlink", "--status", timeout=30)), strict=False):
+        card["links"] = links
     found["cards"] = cards
+    return found
+
+
+def nvlinks(text: str) -> list[int | None]:
+    """Return how many NVLinks of each GPU are up, from `nvidia-smi nvlink --status`; None where it has none.
+
+    A link that is up has its rate (`Link 0: 26.562 GB/s`), another is `<inactive>`; where all are, one line says so.
+    """
+    found: list[int | None] = []
+    for line in text.splitlines():
+        if re.match(r"GPU \d+:", line):
+            found.append(None)
+        rate = re.search(r"\bLink \d+: (\d+(?:\.\d+)?) GB/s", line)
+        if found and (rate or "inactive" in line.lower()):
+            found[-1] = (found[-1] or 0) + bool(rate and float(rate[1]))
     return found
 
 
@@ -571,9 +603,9 @@ def examine(spec: Json) -> Json:
     writing.join(LEAVE_S)
     answer: Json = {
         "node": node, "uid": os.getuid(), "time": began, "versions": versions(), "limits": limits(),
-        "disk": disk(spec["cache"]), "filesystem": dict(filesystem.facts), "network": meeting.told(),
-        "environments": environments(spec["cache"], spec["environments"]), "gpus": gpus(), "infiniband": infiniband(),
-        "scratch": tempfile.gettempdir(), "tracking": reach(spec.get("tracking")),
+        "processors": processors(), "gpus": gpus(), "infiniband": infiniband(), "disk": disk(spec["cache"]),
+        "filesystem": dict(filesystem.facts), "network": meeting.told(), "scratch": tempfile.gettempdir(),
+        "environments": environments(spec["cache"], spec["environments"]), "tracking": reach(spec.get("tracking")),
     }  # fmt: skip
     filesystem.close()
     return answer

@@ -2,10 +2,12 @@
 
 import collections.abc
 import copy
+import dataclasses
 import json
 import mmap
 import os
 import pathlib
+import platform
 import socket
 import subprocess
 import sys
@@ -46,20 +48,21 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
         "versions": {"python": "3.12", "kernel": "6.8", "machine": "x86_64", "system": "Ubuntu 24.04", "libc": "glibc 2.39",
                      "slurm": "22.05.8"},
         "limits": {"memlock": None, "nofile": 1048576, "nproc": 1000, "shm": 8 << 30, "shm_free": 8 << 30,
-                   "ports": [32768, 60999], "cores": 8, "bf16": []},
+                   "ports": [32768, 60999]},
+        "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "omp": None, "bf16": ["amx_bf16", "avx512_bf16"]},
         "disk": {"free": 100 << 30, "inodes": 10**6},
         "filesystem": {"mount": {"mountpoint": "/mnt/shared", "type": "fuse.juicefs", "source": "JuiceFS:shared", "options": "rw"},
                        "free": 1 << 40, "size": 2 << 40, "inodes": 10**6, "read_only": False, "write_mb_s": 200.0,
                        "locks": True, "rename_ms": 10.0, "rename_max_ms": 12.0},
         "network": {"peers": peers, "port": 20000, "taken": []},
         "environments": [], "infiniband": [],
-        "gpus": {"devices": 0, "driver": None, "cuda": None, "seen": 0, "cards": []},
+        "gpus": {"devices": 0, "driver": None, "cuda": None, "seen": 0, "wanted": None, "cards": []},
     }  # fmt: skip
 
 
 @pytest.fixture
 def facts(settings: Settings) -> trainer_doctor_facts.Facts:
-    nodes = tuple(jobs.Capacity(name, 8, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
+    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
     return trainer_doctor_facts.Facts(
         partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
         reports={name: healthy(name) for name in NAMES}, trouble="",
@@ -117,6 +120,13 @@ CASES = [
     ("error", "versions/slurm", "25.11.1", "newer than the controller's 22.05.8"),
     ("error", "gpus/cards", [{"name": "H200", "ecc": 3, "mib": "1"}], "3 uncorrected memory errors"),
     ("warning", "gpus/no_peer", [[0, 1]], "cannot reach each other's memory directly (0-1)"),
+    ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
+    ("note", "processors/cpus", 5, "Slurm gives 2 of its 5 CPUs to jobs"),
+    ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
+    ("warning", "processors/omp", 1, "OMP_NUM_THREADS is 1 before a job sets it: a rank has 1 threads, not 2"),
+    ("warning", "processors/bf16", [],
+     "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: with one that has none all compute in fp32"),
+    ("warning", "processors/bf16", ["avx512_bf16"], "avx512_bf16 on slurmd-1: all wait for the slowest"),
     ("warning", "infiniband", [{"device": "mlx5_0:1", "state": "DOWN", "kind": "InfiniBand"}], "mlx5_0:1 (InfiniBand) is DOWN"),
     ("error", "environments", [{"hash": "ab", "error": "ModuleNotFoundError: numpy"}], "import torch fails"),
     ("warning", "environments", [{"hash": "ab", "seconds": 60.0, "torch": "2"}], "import torch takes 60 s"),
@@ -274,6 +284,116 @@ def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, fact
     assert "64 KiB" in trainer_doctor.judge(settings, facts)[0].text
 
 
+FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wanted", None), ("processors/omp", 2)]
+
+
+@pytest.mark.parametrize(("path", "value"), FITTING)
+def test_processors_that_fit_are_not_told(
+    settings: Settings, facts: trainer_doctor_facts.Facts, path: str, value: object
+):
+    change(facts.reports["slurmd-1"], path, value)
+    assert len(trainer_doctor.judge(settings, facts)) == 1
+
+
+def with_gpus(facts: trainer_doctor_facts.Facts, *links: tuple[int | None, ...]) -> trainer_doctor_facts.Facts:
+    """Return the facts of nodes of 8 CPUs with GPUs, which have so many NVLinks up."""
+    nodes = tuple(
+        jobs.Capacity(name, 8, 16000, len(own), "IDLE", is_usable=True) for name, own in zip(NAMES, links, strict=True)
+    )
+    for name, own in zip(NAMES, links, strict=True):
+        cards = [{"name": "NVIDIA H100", "ecc": 0, "mib": "81559", "links": number} for number in own]
+        gpus = {"seen": len(own), "wanted": len(own), "cuda": "12.4", "driver": "550", "cards": cards}
+        facts.reports[name]["gpus"] |= gpus
+        facts.reports[name]["processors"] |= {"cpus": 8, "bf16": []}
+    return dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("links", "told"),
+    [
+        (((18, 18), (18, 18)), []),
+        (((18, 18), (None, None)), []),
+        (((0,), (0,)), []),
+        (((18, 18), (16, 18)), ["WARNING slurmd-1: GPU 0 (NVIDIA H100): 16 NVLinks are up, 18 on others of the kind"]),
+        (((18, 18), (0, 0)), ["WARNING slurmd-1: GPUs 0, 1 (NVIDIA H100): 0 NVLinks are up, 18 on others of the kind"]),
+        (((0, 0), (0, 0)), ["NOTE slurmd-0, slurmd-1: no NVLink of its GPUs (NVIDIA H100) is up: its ranks talk over"]),
+    ],
+)  # fmt: skip
+def test_nvlinks_are_judged_by_what_others_of_the_kind_have(
+    settings: Settings,
+    facts: trainer_doctor_facts.Facts,
+    links: tuple[tuple[int | None, ...], ...],
+    told: list[str],
+):
+    found = [str(f) for f in trainer_doctor.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
+    assert [line[: len(words)] for line, words in zip(found, told, strict=True)] == told
+    assert all("nvidia-smi nvlink --status" in line or "nvidia-smi topo -m" in line for line in found)
+
+
+def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(
+    settings: Settings, facts: trainer_doctor_facts.Facts
+):
+    change(facts.reports["slurmd-0"], "processors/bf16", [])
+    alike, unlike = with_gpus(facts, (18,), (18,)), with_gpus(facts, (18,), (18,))
+    change(alike.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
+    assert len(trainer_doctor.judge(settings, alike)) == 1, "GPUs compute, all in bf16"
+    nodes = (dataclasses.replace(unlike.partition.nodes[0], cpus=6), unlike.partition.nodes[1])
+    unlike = dataclasses.replace(unlike, partition=dataclasses.replace(unlike.partition, nodes=nodes))
+    found = [str(f) for f in trainer_doctor.judge(settings, unlike) if "CPUs that Slurm gives" in f.text]
+    words = "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many everywhere as the least"
+    assert found == [
+        f"NOTE nodes: the CPUs that Slurm gives {words}\n    -> submit-ddp nodelist=... (or exclude=...) takes some of them"
+    ]
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: trainer_doctor_facts.Facts):
+    facts = with_gpus(facts, (18, 18), (18, 18))
+    sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
+    change(facts.reports["slurmd-0"], "environments", [sees])
+    change(facts.reports["slurmd-1"], "environments", [{**sees, "devices": 0}])
+    change(facts.reports["slurmd-0"], "gpus/wanted", 4)
+    errors = [str(finding) for finding in trainer_doctor.judge(settings, facts) if finding.level == "error"]
+    assert [line.splitlines()[0] for line in errors] == [
+        "ERROR slurmd-1: torch for CUDA 12.8 finds 0 of the 2 GPUs that the driver shows",
+        "ERROR slurmd-0: Slurm gave this job 4 GPUs, and the driver shows 2: a rank would find none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning"), ("python", "note")]
+)
+def test_an_environment_that_is_not_the_same_everywhere_is_told(
+    settings: Settings, facts: trainer_doctor_facts.Facts, key: str, level: str
+):
+    here: Json = {"hash": "ab", "torch": "2.13.0", "nccl": "2.27.3", "numpy": "2.3.1", "python": "3.12.3"}
+    facts.reports["slurmd-0"]["environments"] = [here]
+    facts.reports["slurmd-1"]["environments"] = [{**here, key: "1.26"}]
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "differs" in finding.text]
+    assert found.level == level
+    assert found.text == f"the environment's {key} differs: {here[key]} on slurmd-0; 1.26 on slurmd-1"
+    assert found.remedy
+    facts.reports["slurmd-1"]["environments"][0]["hash"] = "cd"
+    assert not [finding for finding in trainer_doctor.judge(settings, facts) if "differs" in finding.text]
+
+
+def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: trainer_doctor_facts.Facts):
+    facts = with_gpus(facts, (18, 18, 16, 18), (None,))
+    change(facts.reports["slurmd-0"], "processors/bf16", ["amx_bf16", "avx512_bf16"])
+    environment = {"hash": "ab", "seconds": 2.0, "numpy": "2.3.1", "python": "3.12.3"}
+    change(facts.reports["slurmd-0"], "environments", [environment])
+    change(facts.reports["slurmd-1"], "processors/omp", 1)
+    change(facts.reports["slurmd-1"], "processors/wanted", None)
+    table = trainer_doctor_report.report(settings, facts, [])["compute"].splitlines()
+    assert [line.split() for line in table] == [
+        ["NODE", "CPUS", "SLURM", "TASK", "THREADS", "BF16", "NVLINKS", "PYTHON", "NUMPY"],
+        ["slurmd-0", "8", "8", "2/2", "2", "amx,avx512", "16-18", "3.12.3", "2.3.1"],
+        ["slurmd-1", "8", "8", "2/-", "1", "-", "-", "-", "-"],
+    ]
+    assert max(map(len, table)) < 100
+    del facts.reports["slurmd-0"]
+    assert "slurmd-0" not in trainer_doctor_report.report(settings, facts, [])["compute"]
+
+
 def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: trainer_doctor_facts.Facts):
     for name in NAMES:
         change(facts.reports[name], "limits/shm", 1 << 20)
@@ -336,6 +456,66 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
     assert found["localhost"]["filesystem"]["error"].startswith("/nowhere/at/all/big-localhost: No such file")
 
 
+def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    all_of_them = os.sched_getaffinity(0)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    os.sched_setaffinity(0, {min(all_of_them)})  # the program inherits it
+    try:
+        found = probe(tmp_path, ("localhost",), ("localhost",))["localhost"]["processors"]
+    finally:
+        os.sched_setaffinity(0, all_of_them)
+    flags = pathlib.Path("/proc/cpuinfo").read_text()
+    known = [flag for flag in ("amx_bf16", "avx512_bf16") if f" {flag}" in flags]
+    assert found == {"cpus": os.cpu_count(), "wanted": 2, "affinity": 1, "omp": 3, "bf16": known}
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK")
+    assert {key: trainer_probe.processors()[key] for key in ("wanted", "omp")} == {"wanted": None, "omp": None}
+
+
+# as nvidia-smi prints them: Azure/azhpc-diagnostics#73, NVIDIA/open-gpu-kernel-modules#1150, an RTX A4000 beside others
+NVLINKS = """GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-0)
+\t Link 0: 25.781 GB/s
+\t Link 1: 25.781 GB/s
+\t Link 2: 25.781 GB/s
+\t Link 3: <inactive>
+\t Link 4: 25.781 GB/s
+\t Link 5: <inactive>
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-1)
+\t Link 0: 25 GB/s
+\t Link 1: 0 GB/s
+GPU 2: Quadro RTX 5000 (UUID: GPU-2)
+NVML: Unable to retrieve NvLink information as all links are inActive
+GPU 3: NVIDIA RTX A4000 (UUID: GPU-3)
+Device does not have or support Nvlink
+"""
+
+
+def test_nvlinks_that_are_up_are_counted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "nvlinks").write_text(NVLINKS)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        f"""#!/bin/sh
+case "$*" in
+  "nvlink --status") cat {tmp_path}/nvlinks ;;
+  --query-gpu=name,*) for i in 0 1 2 3; do echo "GPU $i, 550.54.15, [N/A], Disabled, 32768"; done ;;
+  *) exit 6 ;;
+esac
+"""
+    )
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    found = trainer_probe.gpus()
+    assert [(card["name"], card["links"]) for card in found["cards"]] == [
+        ("GPU 0", 4), ("GPU 1", 1), ("GPU 2", 0), ("GPU 3", None),
+    ]  # fmt: skip
+    assert found["wanted"] == 4
+    (tmp_path / "nvlinks").write_text("")
+    assert not any("links" in card for card in trainer_probe.gpus()["cards"])
+    assert trainer_probe.nvlinks("NVML: inactive\n Link 0: 25 GB/s") == []
+
+
 PYTHON = """#!/bin/sh
 {more}
 n=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) > {count}
@@ -380,6 +560,26 @@ def test_an_environment_is_tried_where_it_is_unpacked(
     (tmp_path / "cache" / "aa" / "unpacked-in-s").write_text("17\n")
     assert unpacked()[0]["unpack_s"] == 17
     assert unpacked("echo 'ImportError: libgomp' >&2; exit 1")[0]["error"] == "ImportError: libgomp"
+
+
+def test_what_is_in_an_environment_is_told_by_its_own_python(
+    unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path
+):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "numpy.py").write_text("__version__ = '2.3.1'\n")
+    (packages / "torch.py").write_text(
+        "import types\n__version__ = '2.13.0+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
+        "cuda = types.SimpleNamespace(is_available=lambda: False)\n"
+    )
+    first, _ = unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')
+    told = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
+    assert told == {
+        "torch": "2.13.0+cpu", "numpy": "2.3.1", "python": platform.python_version(), "cuda": None, "nccl": None,
+        "devices": 0,
+    }  # fmt: skip
+    (packages / "numpy.py").write_text("raise ImportError('libopenblas.so')\n")
+    assert unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')[0]["error"] == "ImportError: libopenblas.so"
 
 
 def test_what_stays_in_memory_is_not_called_cold(
@@ -454,6 +654,20 @@ def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, 
     assert "--nodelist=slurmd-0,slurmd-1" in asked[0]
     assert not any(word.startswith("--gpus") for word in asked[0])
     assert not list((trainer.workspace / "runs").iterdir()), "nothing stays behind"
+
+
+@pytest.mark.parametrize(("machine_cpus", "asked_for"), [((2, 2), 2), ((1, 8), 1), ((8, 8), 2)])
+def test_two_cpus_are_asked_for_where_every_node_has_them_free(
+    trainer: Trainer,  # noqa: F811
+    cluster: Cluster,
+    machine_cpus: tuple[int, ...],
+    asked_for: int,
+):
+    for machine, cpus in zip(cluster.machines, machine_cpus, strict=True):
+        machine.cpus = cpus
+    asked = answering(cluster, *map(healthy, NAMES))
+    trainer.run("doctor")
+    assert {f"--cpus-per-task={asked_for}", "--cpu-bind=none"} <= set(asked[0])
 
 
 def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  # noqa: F811
