@@ -50,6 +50,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
             # nothing is said of the disk where a job still has the environment's files mapped
             "nodes": r"(?s)NODE .*\nslurmd-0 .* \d\S*\+cpu +\d+s +(\d+\.\ds|-) +\d+\.\ds +\w+\nslurmd-1 .*"
             r" \d+s +(\d+\.\ds|-) +\d+\.\ds +\w+",
+            "compute": r"(?s)NODE .*\nslurmd-0 +\d+ +\d+ +\d+/\d .* \d+\.\d+\.\d+ +\d+\.\S+\nslurmd-1 .* \d+\.\d+\.\d+ +\d+\.\S+",
             "first-step": r"\d+\.\d s from a job's begin to its first all_reduce: .*",
             "slurm": r"(?s)KillWait=.*\nJobRequeue=.*a job that is queued again waits \d+ s .*\nProctrackType=linuxproc: .*",
             "tracking": "none: .*",

@@ -34,7 +34,7 @@ def _about_processors(facts: Facts, name: str, about: Json) -> list[Finding]:
         found.append(Finding("warning", name, text, remedy))
     given, meant = processors["omp"], threads(capacity(facts, name))
     if given is not None and given != meant:
-        text = f"OMP_NUM_THREADS is {given} before a job sets it: a rank has {given} threads, not {meant}"
+        text = f"OMP_NUM_THREADS is {given} before a job sets it: each rank computes with that, not {meant}"
         remedy = "take it out of the program that this names: scontrol show config | grep TaskProlog"
         found.append(Finding("warning", name, text, remedy))
     return found

@@ -24,12 +24,13 @@ class Machine:
     gres: str = "(null)"
     state: str = "IDLE"
     kept_mb: int = 0
+    used_cpus: int = 0
 
     def line(self, partition: str) -> str:
         """Return the node as `scontrol show node -o` prints it."""
         kept = f"MemSpecLimit={self.kept_mb} " if self.kept_mb else ""
         return (
-            f"NodeName={self.name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv={self.cpus} CPUTot={self.cpus} "
+            f"NodeName={self.name} Arch=x86_64 CoresPerSocket=1  CPUAlloc={self.used_cpus} CPUEfctv={self.cpus} CPUTot={self.cpus} "
             f"CPULoad=0.56 AvailableFeatures=(null) ActiveFeatures=(null) Gres={self.gres} NodeAddr=10.77.0.10 "
             f"NodeHostName={self.name} Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  "
             f"RealMemory={self.memory_mb} AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={self.state} "

@@ -123,7 +123,7 @@ CASES = [
     ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
     ("note", "processors/cpus", 5, "Slurm gives 2 of its 5 CPUs to jobs"),
     ("warning", "processors/affinity", 1, "a task that asked for 2 CPUs may run on 1 only"),
-    ("warning", "processors/omp", 1, "OMP_NUM_THREADS is 1 before a job sets it: a rank has 1 threads, not 2"),
+    ("warning", "processors/omp", 1, "OMP_NUM_THREADS is 1 before a job sets it: each rank computes with that, not 2"),
     ("warning", "processors/bf16", [],
      "bf16 differs: amx_bf16+avx512_bf16 on slurmd-0; none on slurmd-1: with one that has none all compute in fp32"),
     ("warning", "processors/bf16", ["avx512_bf16"], "avx512_bf16 on slurmd-1: all wait for the slowest"),
@@ -656,18 +656,28 @@ def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, 
     assert not list((trainer.workspace / "runs").iterdir()), "nothing stays behind"
 
 
-@pytest.mark.parametrize(("machine_cpus", "asked_for"), [((2, 2), 2), ((1, 8), 1), ((8, 8), 2)])
+@pytest.mark.parametrize(
+    ("cpus", "used", "asked_for"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((8, 8), (0, 0), 2), ((4, 4), (3, 2), 1)]
+)
 def test_two_cpus_are_asked_for_where_every_node_has_them_free(
     trainer: Trainer,  # noqa: F811
     cluster: Cluster,
-    machine_cpus: tuple[int, ...],
+    cpus: tuple[int, ...],
+    used: tuple[int, ...],
     asked_for: int,
 ):
-    for machine, cpus in zip(cluster.machines, machine_cpus, strict=True):
-        machine.cpus = cpus
+    for machine, there, taken in zip(cluster.machines, cpus, used, strict=True):
+        machine.cpus, machine.used_cpus = there, taken
     asked = answering(cluster, *map(healthy, NAMES))
     trainer.run("doctor")
     assert {f"--cpus-per-task={asked_for}", "--cpu-bind=none"} <= set(asked[0])
+
+
+def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    cluster.machines[1].used_cpus = 2
+    asked = answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
+    assert "NOTE slurmd-1: not examined: busy: all its cores are in use" in trainer.run("doctor")["findings"]
+    assert "--nodelist=slurmd-0" in asked[0]
 
 
 def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  # noqa: F811
