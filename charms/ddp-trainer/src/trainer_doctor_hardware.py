@@ -51,7 +51,8 @@ def _about_gpus(settings: Settings, facts: Facts, name: str, about: Json) -> lis
         found.append(Finding(level, name, text, "juju status slurm-gpu; nvidia-smi on the node"))
     elif 0 < gpus["seen"] < wanted:
         text = f"Slurm gave this job {wanted} GPUs, and the driver shows {gpus['seen']}: a rank would find none"
-        found.append(Finding("error", name, text, "nvidia-smi on the node; juju run slurm-gpu/N detect"))
+        remedy = "nvidia-smi on the node; where these are MIG instances a process sees one: submit-ddp gpus-per-node=1"
+        found.append(Finding("error", name, text, remedy))
     elif promised and 0 < gpus["seen"] < promised and not facts.left_out.get(name):
         text = f"Slurm counts {promised} GPUs, this job was shown {gpus['seen']}"
         found.append(Finding("note", name, text, "the others may be in use; else: nvidia-smi on the node"))

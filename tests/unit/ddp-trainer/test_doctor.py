@@ -357,6 +357,8 @@ def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: trai
         "ERROR slurmd-1: torch for CUDA 12.8 finds 0 of the 2 GPUs that the driver shows",
         "ERROR slurmd-0: Slurm gave this job 4 GPUs, and the driver shows 2: a rank would find none",
     ]
+    assert "CUDA 12.4: too old" in errors[0]
+    assert "MIG" in errors[1]
 
 
 @pytest.mark.parametrize(
