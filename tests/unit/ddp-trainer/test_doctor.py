@@ -422,7 +422,7 @@ def probe(tmp_path: pathlib.Path, hosts: tuple[str, ...], started: tuple[str, ..
         )
         for name in started
     ]  # fmt: skip
-    told = "".join(process.communicate(timeout=60)[0] for process in running)
+    told = "".join(process.communicate(timeout=200)[0] for process in running)
     assert all(len(line) < 1000 for line in told.splitlines()), "srun mixes longer lines"
     return trainer_doctor.read_reports(told)
 
