@@ -347,6 +347,14 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
     assert told == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
 
 
+def test_a_submission_asks_slurm_no_more_than_it_must(ready: Trainer, cluster: Cluster):
+    cluster.calls.clear()
+    ready.run("submit-ddp", workload="smoke")
+    asked = [" ".join(call[:2]) for call in cluster.calls]
+    assert sorted(asked[:3]) == ["scontrol ping", "scontrol show", "scontrol show"], "partitions and nodes"
+    assert asked[3:] == ["sbatch --test-only", "sbatch --parsable", "scontrol ping"], "the last for the unit's status"
+
+
 def test_a_list_of_nodes_counts_once():
     made: list[int] = []
     listing = Ahead(lambda: made.append(1) or len(made))
