@@ -4,6 +4,7 @@ import collections.abc
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -17,6 +18,8 @@ Json = dict[str, typing.Any]
 MAX_TAIL_BYTES = 256 * 1024
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_RANK_LOGS = 2048
+MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
+MAX_LAUNCHER_LINES = 10_000
 _PEER_GONE = re.compile(
     r"[Cc]onnection (closed|reset|refused)|Broken pipe|remote process exited|rank \d+ leaves:|SharedError"
     r"|Signal(Exception| \d+)|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor"
@@ -37,6 +40,7 @@ _BAD_NODE = re.compile(
 _TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
+_OF_LAUNCHER = (b"[ENV] job=", b"[ENV] node=", b"failed (exitcode: ", b"srun: error: ", b"[FATAL] ")
 _DID_NOT_COME = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
 _WAITED_IN_VAIN = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
@@ -45,8 +49,11 @@ _OURS = re.compile(
     r"srun: |slurmstepd(-\S+)?: |\[[\dT:.-]+\] error: \*\*\* (JOB|STEP) "
     r"|\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]"
 )  # 26.05 writes a time instead of slurmstepd
-# Python's, and C++'s, which ends the process by SIGABRT: NCCL's watchdog speaks so, and then of where it was thrown.
-_REASON = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit)\b(?! raised from )|\s*what\(\): ")
+# Python's, also within an exception group, and C++'s, which ends the process by SIGABRT: NCCL's watchdog speaks so, and
+# then of where it was thrown.
+_REASON = re.compile(r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit)\b(?! raised from )|\s*what\(\): ")
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before each line of an exception once a process group is there
+_CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 
 
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
@@ -88,7 +95,8 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
 
     A rank that only tells of a peer it lost (`peer`) comes after one that tells of a failure of its own, and after one
     that left without such words, as with `sys.exit("why")`; among equals the one that fell silent first is taken.
-    `told` are the nodes that tell anything.
+    Where the launcher saw others leave, but none of those that tell of a failure, they tell of an exception that they
+    lived on with. `told` are the nodes that tell anything.
     """
     suspects: list[tuple[bool, float, Json]] = []
     quiet: dict[int, list[str]] = {}
@@ -101,19 +109,23 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
         else:
             quiet.setdefault(log["rank"], []).extend(text)
     merged = _last_attempt(_merged_log(folder, job_id))
-    only_peers = all(lost_a_peer for lost_a_peer, _, _ in suspects)
+    own = {suspect["rank"] for lost_a_peer, _, suspect in suspects if not lost_a_peer}
     told = sorted({suspect["node"] for _, _, suspect in suspects})
     # TERM is how the agent ends the others; who aborts has said why, if anything.
     own_end = (signal.SIGTERM, signal.SIGABRT) if suspects else (signal.SIGTERM,)
-    if only_peers and (killed := _killed(folder, merged, own_end)):
-        return {**killed, "peer": False, "told": told}
     telling_ranks = {suspect["rank"] for _, _, suspect in suspects}
-    for rank, node, code in _exited(folder, merged, quiet) if only_peers else ():
+    left = _exited(folder, merged, telling_ranks | quiet.keys())
+    is_clear = bool(own & {rank for rank, _, _ in left})
+    if not is_clear and (killed := _killed(folder, merged, own_end)):
+        mine = [suspect["lines"] for _, _, suspect in suspects if suspect["rank"] == killed["rank"]]
+        crashes = [lines for lines in mine if lines[-1].startswith(_CRASH)]
+        return {**killed, "lines": [*crashes, killed["lines"]][0], "peer": False, "told": told}
+    for rank, node, code in () if is_clear else left:
         if rank not in telling_ranks:
             said = quiet.get(rank, [])[-lines:] or [f"ended with exit code {code} and without a word"]
             return {"rank": rank, "node": node, "lines": said, "peer": False, "told": sorted({*told, node})}
     if suspects:
-        return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": only_peers, "told": told}
+        return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "told": told}
     text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
     telling = [line for line in text if not _OURS.match(line)]
     return {"rank": None, "node": None, "lines": _gist(telling or text, lines), "peer": False, "told": told}
@@ -142,8 +154,26 @@ def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[s
 
 
 def _merged_log(folder: pathlib.Path, job_id: int) -> list[str]:
+    """Return the last lines of a job's log, behind those before them in which the job itself and its launcher speak.
+
+    A rank that prints much goes on with it after another one has failed, and so is between that and the log's end.
+    """
+    path = folder / "logs" / f"{int(job_id)}.out"
     with contextlib.suppress(OSError):
-        return tail(folder / "logs" / f"{int(job_id)}.out", MAX_TAIL_BYTES)
+        last = tail(path, MAX_TAIL_BYTES)
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            begin = max(0, size - MAX_SEARCHED_BYTES)
+            file.seek(begin)
+            data = file.read(max(0, size - begin - MAX_TAIL_BYTES))
+        starts: set[int] = set()
+        for word in _OF_LAUNCHER:
+            at = data.find(word)
+            while at >= 0 and len(starts) < MAX_LAUNCHER_LINES:
+                starts.add(data.rfind(b"\n", 0, at) + 1)
+                at = data.find(word, at + len(word))
+        lines = [data[start : data.find(b"\n", start)] for start in sorted(starts)]
+        return [*(line[:4000].decode(errors="replace") for line in lines), *last]
     return []
 
 
@@ -159,11 +189,32 @@ def _of_attempt(merged: list[str], attempt: str) -> list[str]:
 
 
 def _gist(text: list[str], lines: int) -> list[str]:
-    """Return the lines that say why: up to the last `[FATAL]` or exception, without what came after it."""
-    for index in range(len(text) - 1, -1, -1):
-        if "[FATAL]" in text[index] or _REASON.match(text[index]):
-            return text[max(0, index + 1 - lines) : index + 1]
-    return text[-lines:]
+    """Return the lines that say why: up to the last `[FATAL]`, exception or crash, without what came after it.
+
+    The last line has all that the message says: what is indented below it, too, and where a crash was.
+    """
+    text = [line for line in text if _RANK.sub("", line, count=1).strip()]
+    bare = [_RANK.sub("", line, count=1) for line in text]
+    reason = crash = -1
+    is_raising = False
+    for index, line in enumerate(bare):
+        if line.startswith("Traceback (most recent call last)"):
+            is_raising = True
+        elif "[FATAL]" in line or _REASON.match(line) or (is_raising and not line[0].isspace()):
+            reason, is_raising = index, False
+        elif line.startswith(_CRASH):
+            crash = index
+    if crash > reason and (reason < 0 or not bare[crash].startswith(f"{_CRASH}Aborted")):  # who aborts has said why
+        at = next((index for index in range(crash, len(bare)) if bare[index].startswith("Current thread")), len(bare))
+        frames = list(itertools.takewhile(lambda line: line.startswith("  File "), bare[at + 1 :]))
+        return [*frames[: lines - 1][::-1], ", ".join([bare[crash], *(frame.strip() for frame in frames[:1])])]
+    if reason < 0:
+        return text[-lines:]
+    more: list[str] = []
+    if not bare[reason][0].isspace():  # as in an exception group
+        more = list(itertools.takewhile(lambda line: line[0].isspace(), bare[reason + 1 :]))
+    last = " ".join([text[reason], *map(str.strip, more)])
+    return [*text[max(0, reason + 1 - lines) : reason], last]
 
 
 def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signals, ...]) -> Json | None:
@@ -259,12 +310,17 @@ def read_object(path: pathlib.Path) -> Json:
 
 
 def tail(path: pathlib.Path, limit: int) -> list[str]:
-    """Return the lines in the last `limit` bytes of a file."""
+    """Return the lines in the last `limit` bytes of a file, or in more where most of those are of one long line."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - limit))
-        lines = file.read(limit).decode(errors="replace").splitlines()
-    return lines[1:] if size > limit else lines
+        while True:
+            file.seek(max(0, size - limit))
+            lines = file.read(limit).decode(errors="replace").splitlines()
+            if size <= limit:
+                return lines
+            if len(lines[0]) < limit // 2 or limit >= MAX_JSON_BYTES:
+                return lines[1:] or lines
+            limit = min(4 * limit, MAX_JSON_BYTES)
 
 
 def opened(path: pathlib.Path) -> io.BufferedReader:

@@ -366,6 +366,19 @@ def test_a_ranks_log_is_that_of_the_last_attempt(settings: Settings):
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    boom()\n{}\n'
 
+RANKED = "".join(f"[rank1]: {line}\n" for line in TRACE.splitlines())
+CRASH = """Fatal Python error: Segmentation fault
+
+Thread 0x00001 (most recent call first):
+  File "/lib/threading.py", line 320 in wait
+
+Current thread 0x00002 (most recent call first):
+  File "/s/x.py", line 4 in inner
+  File "/s/x.py", line 9 in <module>
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
 
 @pytest.mark.parametrize(
     ("logs", "rank", "last"),
@@ -401,6 +414,53 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\
             "[rank1]: KeyError: 'x'",
         ),
         ([(0, 0, "fine\n", 1), (0, 1, "Segmentation fault (core dumped)\n", 1)], 1, "Segmentation fault (core dumped)"),
+        # an exception of the script's own, whose name need not end in Error
+        (
+            [
+                (
+                    0,
+                    1,
+                    RANKED.format("__main__.Diverged: loss is nan")
+                    + "[rank1]:[W1120 x.cpp:9] Warning: not destroyed\n",
+                    1,
+                )
+            ],
+            1,
+            "[rank1]: __main__.Diverged: loss is nan",
+        ),
+        # a message of several lines
+        (
+            [
+                (
+                    1,
+                    0,
+                    RANKED.format("RuntimeError: Error(s) in loading state_dict for GPT:")
+                    + '[rank1]: \tMissing key(s): "a".\n[rank1]: \n[rank1]: \tsize mismatch for b.\n[rank1]: end\n',
+                    1,
+                )
+            ],
+            2,
+            '[rank1]: RuntimeError: Error(s) in loading state_dict for GPT: Missing key(s): "a". size mismatch for b.',
+        ),
+        # several exceptions at once
+        (
+            [
+                (
+                    0,
+                    0,
+                    "  + Exception Group Traceback (most recent call last):\n  | ExceptionGroup: two\n  +-+--- 1 ---\n    | KeyError: 'b'\n    +---\n",
+                    1,
+                )
+            ],
+            0,
+            "    | KeyError: 'b'",
+        ),
+        # where it crashed
+        (
+            [(0, 1, TRACE.format("ValueError: caught") + CRASH, 1)],
+            1,
+            'Fatal Python error: Segmentation fault, File "/s/x.py", line 4 in inner',
+        ),
     ],
 )
 def test_the_rank_that_failed_first_is_found(
@@ -438,6 +498,43 @@ def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: S
     assert found == {"rank": 1, "node": 0, "lines": ["killed by signal 11 (SIGSEGV)"]}
 
 
+def test_an_exception_that_a_rank_lived_on_with_is_not_the_reason(settings: Settings):
+    folder = make_run(settings)
+    for node, local in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        rank_log(folder, node, local, TRACE.format("ValueError: sample 7 is skipped") + "step 8\n")
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, -15, 1), AGENT.format(1, -9, 1)]))
+    killed = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
+    assert failure(settings) == {"rank": 3, "node": 1, "lines": [killed]}
+    shutil.rmtree(folder / "logs" / "12.r0" / "node-1")
+    rank_log(folder, 1, 0, TRACE.format("ValueError: sample 7 is skipped"))
+    rank_log(folder, 1, 1, CRASH)
+    (folder / "logs" / "12.out").write_text(AGENT.format(1, -11, 1))
+    frames = ['  File "/s/x.py", line 9 in <module>', '  File "/s/x.py", line 4 in inner']
+    crash = 'Fatal Python error: Segmentation fault, File "/s/x.py", line 4 in inner'
+    assert failure(settings) == {"rank": 3, "node": 1, "lines": [*frames, crash]}
+    # who left with it did not live on
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, -9, 1), AGENT.format(1, 1, 0)]))
+    found = failure(settings)
+    assert found["lines"] == [*TRACE.splitlines()[:-1], "ValueError: sample 7 is skipped"]
+
+
+def test_a_message_longer_than_what_is_read_of_a_log_is_told(settings: Settings):
+    folder = make_run(settings)
+    rank_log(folder, 0, 0, CUT)
+    rank_log(folder, 1, 0, TRACE.format(f"ValueError: {'x' * 100_000}") + "[W1120 x.cpp:9] Warning: not destroyed\n")
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), AGENT.format(1, 1, 0)]))
+    found = failure(settings)
+    assert found["rank"] == 2
+    assert str(typing.cast("list[str]", found["lines"])[-1]).startswith("ValueError: xxxx")
+
+
+def test_of_a_line_without_end_its_last_part_is_read(tmp_path: pathlib.Path):
+    path = tmp_path / "log"
+    path.write_text(f"begin\n{'x' * 2 * trainer_child_logs.MAX_JSON_BYTES}")
+    (line,) = trainer_child_logs.tail(path, 1000)
+    assert trainer_child_logs.MAX_JSON_BYTES == len(line)
+
+
 CUT = TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234")
 
 
@@ -453,6 +550,17 @@ def test_a_rank_that_left_with_a_word_of_its_own_comes_before_those_that_lost_it
         lines = [f"srun: error: n{task}: task {task}: Exited with exit code {code}" for task, code in ((0, 1), (3, 1))]
     (folder / "logs" / "12.out").write_text("\n".join(lines))
     assert failure(settings) == {"rank": 3, "node": 1, "lines": ["loading", "no such column: text"]}
+
+
+def test_much_output_of_the_others_does_not_hide_who_left(settings: Settings):
+    folder = make_run(settings)
+    rank_log(folder, 0, 0, CUT)
+    rank_log(folder, 1, 0, "no more data\n")
+    much = "0: [rank0]: working\n" * 50_000
+    lines = [AGENT.format(0, -9, 0), "[ENV] job=12 attempt=12.r0 nodes=n0 n1", much, AGENT.format(1, 1, 0), much]
+    (folder / "logs" / "12.out").write_text("\n".join([*lines, AGENT.format(0, 1, 0)]))
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": ["no more data"]}
+    assert trainer_child_logs.blame(str(folder), "12", "12.r0", ["n0", "n1"])[:2] == ("program", "n1")
 
 
 def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: Settings):
