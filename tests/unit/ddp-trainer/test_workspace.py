@@ -532,7 +532,7 @@ def test_of_a_line_without_end_its_last_part_is_read(tmp_path: pathlib.Path):
     path = tmp_path / "log"
     path.write_text(f"begin\n{'x' * 2 * trainer_child_logs.MAX_JSON_BYTES}")
     (line,) = trainer_child_logs.tail(path, 1000)
-    assert trainer_child_logs.MAX_JSON_BYTES == len(line)
+    assert len(line) == trainer_child_logs.MAX_JSON_BYTES
 
 
 CUT = TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234")
