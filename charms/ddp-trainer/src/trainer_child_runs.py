@@ -145,9 +145,9 @@ def find_element(workspace: str, array: int, element: int) -> Json:
 
 @operation
 def find_run(workspace: str, job_id: int) -> Json:
-    """Return the run that this job is, or was, an attempt at."""
-    for path in pathlib.Path(workspace, "runs").glob(f"*/logs/{int(job_id)}.out"):
-        return {"run": path.parent.parent.name}
+    """Return the run that this job is, or was, an attempt at: the last written, since a new controller counts anew."""
+    if logs := sorted(pathlib.Path(workspace, "runs").glob(f"*/logs/{int(job_id)}.out"), key=_time):
+        return {"run": logs[-1].parent.parent.name}
     for run in list_runs(workspace)["runs"]:
         with contextlib.suppress(OSError, ValueError):
             if read_object(pathlib.Path(workspace, "runs", run, "job.json")).get("job_id") == job_id:
@@ -175,7 +175,7 @@ def read_run(workspace: str, run: str, job_id: int | None) -> Json:
             answer["outcome"] = read_object(outcomes[-1])
     with contextlib.suppress(OSError):
         for line in reversed(tail(folder / "metrics.jsonl", 65536)):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 metric = json.loads(line)
                 if isinstance(metric, dict) and "step" in metric:
                     answer["metric"] = metric
@@ -267,7 +267,7 @@ def list_results(workspace: str, limit: int) -> Json:
         whole: Json = one["summary"] or {}
         summary: Json = {key: value for key, value in whole.items() if not isinstance(value, dict | list)}
         told: Json = {"name": folder.name, "job": one["job"], "metric": one["metric"]}
-        runs.append(told | {"summary": summary, "outcome": _outcome(folder)})
+        runs.append(told | {"summary": summary, "outcome": _outcome(folder, one["job"])})
     return {"runs": runs, "count": len(found), "foreign": foreign}
 
 
@@ -278,7 +278,7 @@ def read_result(workspace: str, run: str) -> Json:
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such run", str(folder))
     one = read_run(workspace, run, None)
-    answer: Json = {"name": run, "job": one["job"], "summary": one["summary"], "outcome": _outcome(folder)}
+    answer: Json = {"name": run, "job": one["job"], "summary": one["summary"], "outcome": _outcome(folder, one["job"])}
     for key, name in (("config", "config.json"), ("tracking", "tracking.json")):
         answer[key] = None
         with contextlib.suppress(OSError, ValueError):
@@ -327,7 +327,7 @@ def read_briefly(workspace: str, runs: list[str]) -> Json:
         config: Json | None = None
         with contextlib.suppress(OSError, ValueError):
             config = read_object(folder / "config.json")
-        found.append({**one, "name": run, "config": config, "outcome": _outcome(folder)})
+        found.append({**one, "name": run, "config": config, "outcome": _outcome(folder, one["job"])})
     return {"runs": found}
 
 
@@ -378,12 +378,11 @@ def _time(path: pathlib.Path) -> float:
     return 0.0
 
 
-def _outcome(folder: pathlib.Path) -> Json | None:
+def _outcome(folder: pathlib.Path, job: Json | None) -> Json | None:
     """Return what the last attempt of a run's last job wrote."""
+    number = (job or {}).get("job_id")
     found = sorted((folder / "control").glob("*.outcome"), key=_time)
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        job = read_object(folder / "job.json").get("job_id")
-        found = [path for path in found if job is None or path.name.startswith(f"{job}.")]
+    found = [path for path in found if number is None or path.name.startswith(f"{number}.")]
     for path in reversed(found):
         with contextlib.suppress(OSError, ValueError):
             return read_object(path)

@@ -71,7 +71,7 @@ def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log:
     offsets: dict[str, int] = {}
     waits = False
     while True:
-        known = _known(settings, submitted.job_id, submitted.element)
+        known = _known_of(settings, submitted)
         over = known is None or not known.is_active  # what it wrote last is still to be read
         told = trainer_workspace.ask(
             settings, "follow_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
@@ -210,7 +210,7 @@ def _curve(settings: Settings, run: str) -> Results:
 
 def show(settings: Settings, submitted: Submitted) -> Results:
     """Return all that is known of a job. Raises TrainerError."""
-    known = _known(settings, submitted.job_id, submitted.element)
+    known = _known_of(settings, submitted)
     if known is None or not known.is_active:
         results, trouble = _explain(settings, submitted, known)
         return results | ({"reason": trouble} if trouble else {})
@@ -356,7 +356,7 @@ def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> st
 def read_log(settings: Settings, submitted: Submitted, *, rank: int | None, lines: int) -> Results:
     """Return the last lines of a job's log. Raises TrainerError."""
     results = {"job-id": str(submitted.job_id), "run": submitted.run}
-    known = _known(settings, submitted.job_id, submitted.element)
+    known = _known_of(settings, submitted)
     if known is not None:
         results["state"] = known.state
     try:
@@ -377,7 +377,8 @@ def read_log(settings: Settings, submitted: Submitted, *, rank: int | None, line
         hint = f"juju run {settings.unit} show-job job-id={submitted.job_id}"
         if submitted.element is not None:
             hint += f" element={submitted.element}"
-        raise TrainerError(f"{state}; there is no output{of_rank} yet; see: {hint}", results=results) from e
+        yet = " yet" if known is not None and known.is_active else ""
+        raise TrainerError(f"{state}; there is no output{of_rank}{yet}; see: {hint}", results=results) from e
     return {
         **results,
         "log": found["path"],
@@ -461,12 +462,12 @@ def _as_element(number: int, is_there: collections.abc.Callable[[int, int], bool
 def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -> Results:
     """Let a job that was queued again, and waits for its turn at a later time, start as soon as there is room."""
     submitted = find(settings, params)
-    known = _known(settings, submitted.job_id, submitted.element)
+    known = _known_of(settings, submitted)
     began = time.monotonic()
     while known is not None and known.state == "COMPLETING" and known.restarts and time.monotonic() - began < _CANCEL_S:
         log(f"job {known.job_id} is leaving its nodes")
         pause(REPORT_S)
-        known = _known(settings, submitted.job_id, submitted.element)
+        known = _known_of(settings, submitted)
     if known is None or not known.is_active:
         state = known.state if known is not None else "unknown to Slurm"
         hint = f"juju run {settings.unit} submit-ddp run={submitted.run} with the same parameters"
@@ -482,7 +483,7 @@ def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -
         hint = f"an administrator lets it go with: scontrol release {known.job_id}"
         raise TrainerError(f"job {known.job_id} ({known.reason}) cannot be let go: {e}; {hint}") from e
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
-    known = _known(settings, submitted.job_id, submitted.element) or known
+    known = _known_of(settings, submitted) or known
     return {"job-id": str(known.job_id), "run": submitted.run, "state": known.state, "reason": known.reason}
 
 
@@ -620,6 +621,17 @@ def _known(settings: Settings, job_id: int, element: int | None = None) -> jobs.
         return jobs.job(job_id, user=settings.user)
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
+
+
+def _known_of(settings: Settings, submitted: Submitted) -> jobs.Job | None:
+    """Return a run's job; None also where a new controller, which counts anew, gave its number to another run's."""
+    known = _known(settings, submitted.job_id, submitted.element)
+    return known if known is not None and is_of(known, submitted.run) else None
+
+
+def is_of(known: jobs.Job, run: str) -> bool:
+    """Return whether a job is this run's, by its name; a sweep's runs share the sweep's."""
+    return known.name == run or (known.array_id is not None and known.name == run.rpartition("-")[0])
 
 
 def _read(settings: Settings, run: str, job_id: int | None, *, timeout_s: float = 30) -> trainer_workspace.Json:

@@ -176,7 +176,8 @@ def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str
                 forgotten[number] = name
     if forgotten and not silence:
         for number, job in jobs.accounted(tuple(forgotten), user=settings.user).items():
-            found[forgotten[number]] = State(job.state)
+            if trainer_jobs.is_of(job, forgotten[number]):
+                found[forgotten[number]] = State(job.state)
     return found, silence
 
 

@@ -888,6 +888,16 @@ def test_an_earlier_job_of_a_run_is_shown_without_the_later_ones_figures(ready: 
     assert ready.run("show-job", job_id=41)["loss"] == "0.586587"
 
 
+def test_a_job_of_an_earlier_controller_is_not_taken_for_todays_of_that_number(ready: Trainer, cluster: Cluster):
+    cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    cluster.jobs[0].name = "b"
+    cluster.jobs[0].states = [("PENDING", 0)]
+    assert ready.run("show-job", run="a")["state"] == "COMPLETED", "what it wrote itself"
+    assert "state" not in ready.run("job-log", run="a")
+    assert "it is unknown to Slurm" in ready.fails("resume-now", run="a")
+
+
 def test_a_log_is_shown(ready: Trainer, cluster: Cluster):
     cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
     ready.run("submit-ddp", workload="smoke", run="a")
@@ -951,6 +961,8 @@ def test_a_log_that_is_not_there_is_explained(ready: Trainer, cluster: Cluster):
     see = "see: juju run trainer/0 show-job job-id=40"
     assert ready.fails("job-log") == f"job 40 is PENDING (Resources); there is no output yet; {see}"
     assert ready.fails("job-log", rank=3) == f"job 40 is PENDING (Resources); there is no output of rank 3 yet; {see}"
+    cluster.jobs[0].states = [("FAILED", 1)]
+    assert ready.fails("job-log", rank=3) == f"job 40 is FAILED; there is no output of rank 3; {see}"
 
 
 def test_a_job_is_cancelled(ready: Trainer, cluster: Cluster):

@@ -374,6 +374,17 @@ def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: 
     assert ready.run("show-run", run="s")["state"] == "FAILED", "one of its runs did"
 
 
+def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(ready: Trainer, cluster: Cluster):  # noqa: F811
+    sweep(ready, cluster)
+    outcome = {"outcome": "failed", "error": "unrecognized arguments: --x"}
+    (ready.workspace / "runs" / "s-2" / "control" / "43.r0.outcome").write_text(json.dumps(outcome))
+    assert ready.run("show-run", run="s-2")["state"] == "FAILED (unrecognized arguments: --x)"
+    cluster.jobs.clear()
+    assert ready.run("show-run", run="s-2")["state"] == "FAILED (unrecognized arguments: --x)"
+    rows = {line.split()[0]: line.split()[2] for line in ready.run("list-runs")["runs"].splitlines()[1:]}
+    assert (rows["s-0"], rows["s-2"]) == ("COMPLETED", "FAILED")
+
+
 @pytest.mark.parametrize(
     ("states", "whole"),
     [

@@ -306,6 +306,11 @@ def test_runs_are_found_by_their_jobs(settings: Settings):
     assert ask(settings, "find_run", workspace=place, job_id=3) == {"run": "old"}
     assert ask(settings, "find_run", workspace=place, job_id=5) == {"run": "new"}, "an earlier job of that run"
     assert ask(settings, "find_run", workspace=place, job_id=99) == {"run": None}
+    for name, at in (("new", 1_000), ("old", 2_000), ("older", 500)):  # of controllers before this one
+        (settings.runs / name / "logs").mkdir(parents=True, exist_ok=True)
+        (settings.runs / name / "logs" / "8.out").write_text("")
+        os.utime(settings.runs / name / "logs" / "8.out", (at, at))
+    assert ask(settings, "find_run", workspace=place, job_id=8) == {"run": "old"}
 
 
 def test_a_run_tells_of_itself(settings: Settings):
