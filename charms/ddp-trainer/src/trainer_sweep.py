@@ -27,6 +27,9 @@ Choice = dict[str, str | int | float | bool]
 def submit_sweep(settings: Settings, params: trainer_params.SubmitSweep, log: Log) -> Results:
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
+    if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
+        text = "run-dir is the folder of each run, which the sweep itself gives; leave it away"
+        raise ParameterError("grid" if params.file is None else "file", text)
     sweep = trainer_scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
     name = params.name or trainer_jobs.new_name(settings, "sweep")
     for taken in (name, f"{name}-0"):

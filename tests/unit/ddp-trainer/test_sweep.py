@@ -48,6 +48,18 @@ def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
     assert (ready.workspace / "runs" / "two-1" / "args").read_text().split() == words
 
 
+def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: Cluster):
+    path = ready.workspace / "sweep.jsonl"
+    path.write_text('{"lr": 1}\n{"run-dir": "/tmp/x"}\n')
+    why = "run-dir is the folder of each run, which the sweep itself gives; leave it away"
+    assert ready.fails("submit-sweep", grid="run-dir=/tmp/x,/tmp/y") == f"grid: {why}"
+    assert ready.fails("submit-sweep", file=str(path), workload="smoke") == f"file: {why}"
+    assert not cluster.changes
+    script = ready.workspace / "own.py"
+    script.write_text("")
+    assert ready.run("submit-sweep", grid="run-dir=/tmp/x", workload=str(script))["count"] == "1", "a script's own"
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
