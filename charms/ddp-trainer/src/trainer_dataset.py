@@ -15,8 +15,22 @@ _MOST_PADDING = 2  # a model's embedding may be rounded up, but no model doubles
 
 
 def check_model(settings: Settings, dataset: str, folders: collections.abc.Iterable[str]) -> None:
-    """Raise ParameterError where a dataset's tokens cannot be those of a model that is to be tuned on them."""
-    made = _tokenizer(_read(settings, f"{dataset}/dataset.json"))
+    """Raise ParameterError where a dataset is not whole, or its tokens cannot be those of a model that it tunes."""
+    try:
+        told = trainer_workspace.ask(settings, "read_dataset", folder=dataset)
+    except trainer_workspace.HangingError:
+        raise
+    except trainer_workspace.MissingError:
+        return  # it is made first, or is the text itself
+    except trainer_workspace.WorkspaceError as e:
+        raise ParameterError("dataset", f"{e}; {_again(settings, dataset)}") from e
+    if misfit := told["misfit"]:
+        held = (
+            "is not there" if misfit["bytes"] is None else f"has {misfit['bytes']} bytes instead of {misfit['wanted']}"
+        )
+        path = trainer_jobs.printable(misfit["path"])
+        raise ParameterError("dataset", f"{path} {held}; {_again(settings, dataset)}")
+    made = _tokenizer(told["manifest"])
     if made is None:
         return
     kind, ids = made
@@ -50,6 +64,11 @@ def check_origin(settings: Settings, dataset: str, run: str, *, is_same_run: boo
     )
     anew = "another name for run" if is_same_run else "leave resume away"
     raise ParameterError("dataset", f"{what}; {f'{same}, or' if same else 'to begin anew'} {anew}")
+
+
+def _again(settings: Settings, dataset: str) -> str:
+    name = dataset.removeprefix(f"{settings.datasets}/")
+    return f"juju run {settings.unit} prepare-dataset name={name} source=... makes again what is missing"
 
 
 def _tokenizer(record: trainer_workspace.Json) -> tuple[str, int] | None:

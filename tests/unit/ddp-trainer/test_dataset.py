@@ -41,6 +41,30 @@ def night(ready: Trainer, cluster: Cluster) -> pathlib.Path:
     return folder
 
 
+def test_a_dataset_that_is_no_longer_whole_is_refused(ready: Trainer, cluster: Cluster):
+    folder = pathlib.Path(put(ready, "books", BYTE))
+    shards = [{"file": f"train/{number}.bin", "bytes": 9, "crc32": 7} for number in range(2)]
+    (folder / "dataset.json").write_text(json.dumps({"tokenizer": BYTE, "splits": {"train": shards, "val": []}}))
+    (folder / "train").mkdir()
+    for number in range(2):
+        (folder / "train" / f"{number}.bin").write_text("123456789")
+    assert f"dataset: {folder} is there" in ready.run("submit-ddp", dataset="books", dry_run=True)["checks"]
+    how = "juju run trainer/0 prepare-dataset name=books source=... makes again what is missing"
+    (folder / "train" / "1.bin").write_text("1234")
+    assert ready.fails("submit-ddp", dataset="books") == (
+        f"dataset: {folder}/train/1.bin has 4 bytes instead of 9; {how}"
+    )
+    (folder / "train" / "0.bin").unlink()
+    assert ready.fails("submit-sweep", grid="lr=1", dataset=str(folder)) == (
+        f"dataset: {folder}/train/0.bin is not there; {how}"
+    )
+    (folder / "dataset.json").write_text("[")
+    assert ready.fails("submit-ddp", dataset="books").startswith(
+        f"dataset: {folder}/dataset.json is not a JSON object: "
+    )
+    assert not cluster.changes
+
+
 GONE_ON = [({"run": "night"}, "another name for run"), ({"run": "new", "resume": "night"}, "leave resume away")]
 
 
