@@ -38,6 +38,7 @@ _BAD_NODE = re.compile(
     re.IGNORECASE,
 )
 _TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
+_TASK_EXITED = re.compile(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)")
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
 _OF_LAUNCHER = (b"[ENV] job=", b"[ENV] node=", b"failed (exitcode: ", b"srun: error: ", b"[FATAL] ")
@@ -221,6 +222,7 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
     """Return the rank that died of another signal than those, of which only torchrun's agent or srun tells."""
     per_node = _per_node(folder)
     names = {member.value: member.name for member in signal.Signals}
+    is_first = _launcher(folder) == "torchrun"
     for line in merged:
         found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
         if found and int(found[2]) not in but_by:
@@ -234,6 +236,12 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
             if _launcher(folder) == "srun":  # a task is a rank
                 return {"rank": task, "node": task // per_node, "lines": [words]}
             return {"rank": task * per_node, "node": task, "lines": [words]}  # a task is a node's agent
+        if is_first and (found := _TASK_EXITED.match(line)):
+            task, number = int(found[1]), int(found[2]) - 128
+            if number in _KILLERS.values() and number not in but_by:  # no other had failed, so node.sh did not do it
+                words = f"its torchrun was {_signal_text(number, names)}"
+                return {"rank": task * per_node, "node": task, "lines": [words]}
+            is_first = False
     return None
 
 
@@ -250,7 +258,7 @@ def _exited(
         if match := re.match(r"(\d+): .*\bfailed \(exitcode: (\d+)\) local_rank: (\d+)", line):
             node, code, local = (int(value) for value in match.groups())
             found.append((node * per_node + local, node, code))
-        elif match := re.match(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)", line):
+        elif match := _TASK_EXITED.match(line):
             rank, code = int(match[1]), int(match[2])
             if rank in spoke and _launcher(folder) == "srun" and code < 128:  # above: of a signal, as srun's TERM
                 found.append((rank, rank // per_node, code))

@@ -557,6 +557,20 @@ def test_a_rank_that_left_with_a_word_of_its_own_comes_before_those_that_lost_it
     assert failure(settings) == {"rank": 3, "node": 1, "lines": ["loading", "no such column: text"]}
 
 
+def test_a_torchrun_that_was_killed_is_found(settings: Settings):
+    folder = make_run(settings)
+    for node in range(2):
+        rank_log(folder, node, 0, CUT)
+    exits = [f"srun: error: n{task}: task {task}: Exited with exit code {code}" for task, code in ((1, 137), (0, 143))]
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), *exits]))
+    words = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": [f"its torchrun was {words}"]}
+    # one that did not end in time after another had failed
+    exits = [f"srun: error: n{task}: task {task}: Exited with exit code {code}" for task, code in ((0, 1), (1, 137))]
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), *exits]))
+    assert str(failure(settings)["lines"]).endswith("Connection closed by peer [10.0.0.2]:1234']")
+
+
 def test_much_output_of_the_others_does_not_hide_who_left(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, CUT)
