@@ -76,8 +76,11 @@ class Commands:
         user: str | None = None,
         stdin: str | None = None,
         cwd: str = "/",
+        env: dict[str, str] | None = None,
     ) -> Completed:
         assert timeout > 0
+        tells_times = argv[0] in ("/usr/bin/squeue", "/usr/bin/sacct")
+        assert env == ({"TZ": "UTC"} if tells_times else None), "a job must not inherit it"
         assert cwd == "/", "a job must not inherit a hook's folder"
         assert self.expected, f"nobody expected {argv}"
         wanted, answer = self.expected.pop(0)
@@ -179,7 +182,7 @@ def test_the_jobs_of_an_account(commands: Commands):
         (16, "RUNNING", 0), (15, "FAILED", 15), (14, "FAILED", 137), (13, "FAILED", 3), (12, "CANCELLED", 0),
     ]  # fmt: skip
     assert found[0] == jobs.Job(
-        16, "ddp", "RUNNING", 0, 0, 2, "slurmd", "0:01", "UNLIMITED", "2026-11-20T18:55:37", "None", "slurmd-[0-1]",
+        16, "ddp", "RUNNING", 0, 0, 2, "slurmd", "0:01", "UNLIMITED", "2026-11-20T18:55:37Z", "None", "slurmd-[0-1]",
         "a-name-longer-than-any-column",
     )  # fmt: skip
     assert [job.is_active for job in found] == [True, False, False, False, False]
@@ -222,6 +225,7 @@ def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, said
     found = jobs.job(9, user="ddp")
     assert found is not None
     assert (found.state, found.exit_code, found.name, found.num_nodes) == ("CANCELLED", 143, "x|y", 2)
+    assert found.submitted == "2026-11-20T18:48:22Z"
 
 
 def test_without_an_accounting_a_forgotten_job_is_unknown(commands: Commands):

@@ -100,7 +100,7 @@ class Job:
     partition: str
     elapsed: str
     time_limit: str
-    submitted: str
+    submitted: str  # UTC, such as 2026-11-20T18:48:22Z; or what Slurm writes where it does not know
     reason: str
     nodes: str  # a hostlist; empty before the job starts
     name: str
@@ -291,7 +291,8 @@ def ask(
     Raises SlurmError.
     """
     try:
-        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/")
+        env = {"TZ": "UTC"} if argv[0] in (_SQUEUE, _SACCT) else None  # sbatch and srun hand theirs on to the job
+        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/", env=env)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
@@ -396,7 +397,7 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
                 partition=record["Partition"],
                 elapsed=record["TimeUsed"],
                 time_limit=record["TimeLimit"],
-                submitted=record["SubmitTime"],
+                submitted=_utc(record["SubmitTime"]),
                 reason=record["Reason"],
                 nodes=record["NodeList"],
                 name=record["Name"].rstrip("|"),
@@ -405,6 +406,10 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
             )
         )
     return tuple(found)
+
+
+def _utc(stamp: str) -> str:
+    return f"{stamp}Z" if stamp[:1].isdecimal() else stamp
 
 
 def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
@@ -429,7 +434,7 @@ def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
                     partition=values[5],
                     elapsed=values[6],
                     time_limit=values[7],
-                    submitted=values[8],
+                    submitted=_utc(values[8]),
                     reason="",
                     nodes="" if values[9] == "None assigned" else values[9],
                     name=values[10],

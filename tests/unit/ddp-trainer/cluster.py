@@ -125,7 +125,7 @@ class Cluster:
         cwd: str | None = None,
         check: bool = True,
         user: str | None = None,
-        env: None = None,
+        env: dict[str, str] | None = None,
     ) -> Completed:
         """Stand in for slurm_ddp.run.run."""
         assert timeout > 0

@@ -835,8 +835,8 @@ def test_jobs_are_listed(ready: Trainer, cluster: Cluster):
     assert results["count"] == "2"
     assert [line.split() for line in results["jobs"].splitlines()] == [
         ["JOB-ID", "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE"],
-        ["41", "b", "RUNNING", "2", "0:07", "UNLIMITED", "2026-11-20T18:48:22", "slurmd-[0-1]"],
-        ["40", "a", "PENDING", "2", "0:07", "UNLIMITED", "2026-11-20T18:48:22", "(Resources)"],
+        ["41", "b", "RUNNING", "2", "0:07", "UNLIMITED", "2026-11-20T18:48:22Z", "slurmd-[0-1]"],
+        ["40", "a", "PENDING", "2", "0:07", "UNLIMITED", "2026-11-20T18:48:22Z", "(Resources)"],
     ]
     assert len(ready.run("list-jobs", lines=1)["jobs"].splitlines()) == 2
 
