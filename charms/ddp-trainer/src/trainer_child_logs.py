@@ -41,7 +41,10 @@ _TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation f
 _TASK_EXITED = re.compile(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)")
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
-_OF_LAUNCHER = (b"[ENV] job=", b"[ENV] node=", b"failed (exitcode: ", b"srun: error: ", b"[FATAL] ")
+_LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent, all of whose ranks had ended well
+_OF_LAUNCHER = (
+    b"[ENV] job=", b"[ENV] node=", b"[FATAL] ", b"srun: error: ", b"failed (exitcode: ", b"Error waiting on exit ",
+)  # fmt: skip
 _DID_NOT_COME = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
 _WAITED_IN_VAIN = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
@@ -101,7 +104,8 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     """
     suspects: list[tuple[bool, float, Json]] = []
     quiet: dict[int, list[str]] = {}
-    for log in rank_logs(folder, job_id)[:MAX_RANK_LOGS]:
+    logs = rank_logs(folder, job_id)[:MAX_RANK_LOGS]
+    for log in sorted(logs, key=lambda log: log["path"].endswith("/stderr.log")):  # sys.exit("why") writes there
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
             gist = _gist(text, lines)
@@ -125,6 +129,11 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
         if rank not in telling_ranks:
             said = quiet.get(rank, [])[-lines:] or [f"ended with exit code {code} and without a word"]
             return {"rank": rank, "node": node, "lines": said, "peer": False, "told": sorted({*told, node})}
+    if suspects and not own and (early := next((found for line in merged if (found := _LEFT_EARLY.match(line))), None)):
+        node = int(early[1])
+        said = "left with exit code 0 while others went on; do all ranks get the same number of batches?"
+        rank = node * _per_node(folder)
+        return {"rank": rank, "node": node, "lines": [said], "peer": False, "told": sorted({*told, node})}
     if suspects:
         return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "told": told}
     text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]

@@ -283,7 +283,7 @@ def read_result(workspace: str, run: str) -> Json:
         answer[key] = None
         with contextlib.suppress(OSError, ValueError):
             answer[key] = read_object(folder / name)
-    answer |= {"steps": [], "evals": [], "lines": 0}
+    answer |= {"steps": [], "evals": [], "lines": 0, "lost": None}
     with contextlib.suppress(OSError):
         answer |= _curve(folder / "metrics.jsonl")
     checkpoints: list[Json] = []
@@ -314,7 +314,7 @@ def read_curve(workspace: str, run: str) -> Json:
     """Return (step, loss) of training and validation; nothing where a run has no metrics."""
     with contextlib.suppress(OSError):
         return _curve(pathlib.Path(workspace, "runs", run, "metrics.jsonl"))
-    return {"steps": [], "evals": [], "lines": 0}
+    return {"steps": [], "evals": [], "lines": 0, "lost": None}
 
 
 @operation
@@ -390,9 +390,13 @@ def _outcome(folder: pathlib.Path, job: Json | None) -> Json | None:
 
 
 def _curve(path: pathlib.Path) -> Json:
-    """Return (step, loss) of training and validation and how many records there are; of a large file a sample."""
+    """Return (step, loss) of training and validation and how many records there are; of a large file a sample.
+
+    `lost` is the first step of those at the end whose loss is not a finite number; None where the last one's is.
+    """
     steps: dict[int, float] = {}
     evals: dict[int, float] = {}
+    not_finite: list[int] = []
     lines = 0
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -414,10 +418,13 @@ def _curve(path: pathlib.Path) -> Json:
                     continue  # half a line, or somebody's own
                 if abs(value) < 1e300:
                     target[step] = value
-    known = len(steps) + len(evals)
+                elif target is steps:
+                    not_finite.append(step)
+    known = len(steps) + len(evals) + len(not_finite)
     if len(blocks) > 1 and lines:
         known = int(known * size / sum(length for _, length in blocks))
-    return {"steps": _thinned(steps), "evals": _thinned(evals), "lines": known}
+    lost = min((step for step in not_finite if step > max(steps, default=-1)), default=None)
+    return {"steps": _thinned(steps), "evals": _thinned(evals), "lines": known, "lost": lost}
 
 
 def _thinned(points: dict[int, float]) -> list[tuple[int, float]]:

@@ -322,8 +322,8 @@ def _figure_rows(read: dict[str, Json]) -> list[list[str]]:
     rows: list[list[str]] = []
     for key, sign in _FIGURES.items():
         values = [_dict(found["summary"]).get(key) for found in read.values()]
-        numbers = [float(value) for value in values if isinstance(value, int | float)]
-        if not numbers:
+        numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+        if not any(isinstance(value, int | float) for value in values):
             continue
         best = None if not sign or len(set(numbers)) < 2 else max(numbers, key=lambda number: sign * number)
         cells = [_cell(value) + (" *" if best is not None and value == best else "") for value in values]
@@ -351,12 +351,17 @@ def _loss_rows(read: dict[str, Json]) -> list[list[str]]:
 
 def _told_metrics(settings: Settings, read: Json) -> str:
     steps = _points(read["steps"])
+    lost = f"the loss is no finite number from step {read['lost']} on" if read["lost"] is not None else ""
+    if not steps and lost:
+        return f"{read['lines']} records; {lost}"
     if not steps:
         kind, run = _kind(read), read["name"]
         if what := _WITHOUT_LOSS.get(kind):
             return f"none, since it is {what}; what it printed: juju run {settings.unit} job-log run={run}"
         return "none: the script wrote no metrics.jsonl" if kind == "script" else "none yet"
-    text = f"{read['lines']} records, the last at step {steps[-1][0]} with loss {steps[-1][1]:.4f}"
+    last = "the last finite one" if lost else "the last"
+    text = f"{read['lines']} records, {last} at step {steps[-1][0]} with loss {steps[-1][1]:.4f}"
+    text += f"; {lost}" if lost else ""
     return text + (f"; validation loss {read['evals'][-1][1]:.4f}" if read["evals"] else "")
 
 

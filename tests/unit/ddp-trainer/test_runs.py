@@ -328,6 +328,24 @@ def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):  # n
     assert ready.run("compare-runs", runs="odd,even")["runs"] == "odd, even"
 
 
+def test_a_loss_that_became_nan_is_told(ready: Trainer):  # noqa: F811
+    folder = leave(ready, "burst")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 41, "loss": NaN}\n{"kind": "step", "step": 42, "loss": Infinity}\n')
+    (folder / "summary.json").write_text('{"last_loss": NaN, "tokens_per_second": 1.0, "steps": 42}')
+    assert ready.run("show-run", run="burst")["metrics"] == (
+        "44 records, the last finite one at step 40 with loss 1.0000; the loss is no finite number from step 41 on; "
+        "validation loss 2.9000"
+    )
+    leave(ready, "calm")
+    rows = [line.split() for line in ready.run("compare-runs", runs="calm,burst")["results"].splitlines()]
+    assert ["last-loss", "1", "nan"] in rows, "without a mark or a ratio"
+    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 1, "loss": NaN}\n')
+    assert ready.run("show-run", run="burst")["metrics"] == "1 records; the loss is no finite number from step 1 on"
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 3.5}\n')
+    assert ready.run("show-run", run="burst")["metrics"] == "2 records, the last at step 2 with loss 3.5000"
+
+
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 

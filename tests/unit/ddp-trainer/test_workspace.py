@@ -571,6 +571,32 @@ def test_a_torchrun_that_was_killed_is_found(settings: Settings):
     assert str(failure(settings)["lines"]).endswith("Connection closed by peer [10.0.0.2]:1234']")
 
 
+def test_a_rank_that_left_well_before_the_others_is_found(settings: Settings):
+    folder = make_run(settings)
+    for local in range(2):
+        rank_log(folder, 0, local, CUT)
+    early = "1: E1123 03:40:34.271000 23 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.2"
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), early]))
+    said = "left with exit code 0 while others went on; do all ranks get the same number of batches?"
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": [said]}
+    assert trainer_child_logs.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", said), (
+        "not the node's"
+    )
+    shutil.rmtree(folder / "logs" / "12.r0")
+    rank_log(folder, 0, 0, TRACE.format("ValueError: boom"))
+    assert failure(settings)["rank"] == 0, "one that failed by itself goes before"
+
+
+def test_what_a_rank_says_as_it_leaves_comes_last(settings: Settings):
+    folder = make_run(settings)
+    rank_log(folder, 1, 0, "no more data\n")
+    (log,) = folder.glob("logs/12.r0/node-1/*/attempt_0/0/*.log")
+    log.with_name("stderr.log").write_text("no more data\n")
+    log.with_name("stdout.log").write_text("step 7\n")
+    (folder / "logs" / "12.out").write_text(AGENT.format(1, 1, 0))
+    assert failure(settings)["lines"] == ["step 7", "no more data"]
+
+
 def test_much_output_of_the_others_does_not_hide_who_left(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, CUT)
