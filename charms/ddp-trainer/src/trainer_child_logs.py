@@ -125,6 +125,10 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
         mine = [suspect["lines"] for _, _, suspect in suspects if suspect["rank"] == killed["rank"]]
         crashes = [lines for lines in mine if lines[-1].startswith(_CRASH)]
         return {**killed, "lines": [*crashes, killed["lines"]][0], "peer": False, "told": told}
+    text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
+    telling = [line for line in text if not _OURS.match(line)]
+    if not (suspects or telling):
+        left = _exited(folder, merged, range(1 << 30))  # whatever left is all there is
     for rank, node, code in () if is_clear else left:
         if rank not in telling_ranks:
             said = quiet.get(rank, [])[-lines:] or [f"ended with exit code {code} and without a word"]
@@ -136,8 +140,6 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
         return {"rank": rank, "node": node, "lines": [said], "peer": False, "told": sorted({*told, node})}
     if suspects:
         return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "told": told}
-    text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
-    telling = [line for line in text if not _OURS.match(line)]
     return {"rank": None, "node": None, "lines": _gist(telling or text, lines), "peer": False, "told": told}
 
 
@@ -231,7 +233,7 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
     """Return the rank that died of another signal than those, of which only torchrun's agent or srun tells."""
     per_node = _per_node(folder)
     names = {member.value: member.name for member in signal.Signals}
-    is_first = _launcher(folder) == "torchrun"
+    is_rank, is_first = _launcher(folder) == "srun", True  # what a task is: else a node's agent
     for line in merged:
         found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
         if found and int(found[2]) not in but_by:
@@ -242,13 +244,16 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
             if number in but_by:
                 continue
             words = _signal_text(number, names) if number else "killed: the job's memory ran out"
-            if _launcher(folder) == "srun":  # a task is a rank
+            if is_rank:
                 return {"rank": task, "node": task // per_node, "lines": [words]}
-            return {"rank": task * per_node, "node": task, "lines": [words]}  # a task is a node's agent
+            return {"rank": task * per_node, "node": task, "lines": [words]}
         if is_first and (found := _TASK_EXITED.match(line)):
             task, number = int(found[1]), int(found[2]) - 128
             if number in _KILLERS.values() and number not in but_by:  # no other had failed, so node.sh did not do it
-                words = f"its torchrun was {_signal_text(number, names)}"
+                words = _signal_text(number, names)
+                if is_rank:
+                    return {"rank": task, "node": task // per_node, "lines": [words]}
+                words = f"its torchrun was {words}"
                 return {"rank": task * per_node, "node": task, "lines": [words]}
             is_first = False
     return None

@@ -571,6 +571,18 @@ def test_a_torchrun_that_was_killed_is_found(settings: Settings):
     assert str(failure(settings)["lines"]).endswith("Connection closed by peer [10.0.0.2]:1234']")
 
 
+def test_srun_tells_which_rank_was_killed_or_left_without_a_word(settings: Settings):
+    folder = make_run(settings, launcher="srun")
+    begin = "[ENV] job=12 attempt=12.r0 nodes=n0 n1\n0: [ENV] node=n0 address=10.0.0.1\n"
+    end = "srun: error: n{0}: task {1}: Exited with exit code {2}\n[RESULT] rc=1 outcome=none\n"
+    (folder / "logs" / "12.out").write_text(begin + end.format(1, 3, 4))
+    assert failure(settings) == {"rank": 3, "node": 1, "lines": ["ended with exit code 4 and without a word"]}
+    rank_log(folder, 0, 1, TRACE.format("ValueError: caught"))
+    (folder / "logs" / "12.out").write_text(begin + end.format(1, 2, 137) + end.format(0, 1, 143))
+    words = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": [words]}
+
+
 def test_a_rank_that_left_well_before_the_others_is_found(settings: Settings):
     folder = make_run(settings)
     for local in range(2):
