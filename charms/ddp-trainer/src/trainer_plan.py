@@ -10,6 +10,7 @@ from trainer_base import ParameterError, TrainerError
 
 _LEAD_S = (30, 180)  # how long before its end a job is warned: enough to write a checkpoint, see payload.md 2.3
 _LEAST_MEMORY_MB = 1024  # an interpreter with torch takes half of that
+_TOO_LITTLE_MB = 256  # torchrun takes 220 of it, before any rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +180,11 @@ def _with_cpus(
 
 
 def _with_memory(wanted: str, nodes: tuple[jobs.Capacity, ...], partition: jobs.Partition) -> tuple[jobs.Capacity, ...]:
+    if trainer_params.memory_mb(wanted) < _TOO_LITTLE_MB:
+        meant = f"; {wanted}G?" if wanted.isdecimal() else ""
+        raise ParameterError(
+            "memory", f"{wanted} is {trainer_params.memory_mb(wanted)} MiB, and torch alone takes more{meant}"
+        )
     found = tuple(node for node in nodes if node.memory_mb >= trainer_params.memory_mb(wanted))
     if not found:
         most = max(node.memory_mb for node in nodes)

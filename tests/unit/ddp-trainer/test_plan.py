@@ -210,6 +210,8 @@ def test_another_partition_is_taken_by_name():
         ({"gpus_per_node": 2}, "gpus-per-node: 2 asked for, a node of partition main has at most 1"),
         ({"cpus_per_task": 9}, "cpus-per-task: 9 asked for, a node of partition main has at most 8"),
         ({"memory": "1T"}, "memory: 1T asked for, a node of partition main has at most 16000M"),
+        ({"memory": "8"}, "memory: 8 is 8 MiB, and torch alone takes more; 8G?"),
+        ({"memory": "255M"}, "memory: 255M is 255 MiB, and torch alone takes more"),
         ({"partition": "nope"}, "partition: no partition 'nope'; there are: main, spare"),
         ({"time_limit": "2:00:00"}, "time-limit: 2:00:00 asked for, partition main allows at most 01:00:00"),
     ],
