@@ -253,6 +253,8 @@ def _explain(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
         return results, text
     found, words = _failure(settings, submitted, known)
+    if not record:
+        words += f"; {submitted.run_dir}/job.json is gone or damaged, and what the run said may be, too"
     return results | found, text + words
 
 

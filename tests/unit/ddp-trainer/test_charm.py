@@ -880,6 +880,17 @@ def test_a_failed_job_is_shown_with_its_reason(ready: Trainer, cluster: Cluster)
     assert ready.fails("show-job", run="no").endswith("/runs; see: juju run trainer/0 list-runs")
 
 
+def test_a_failed_job_whose_folder_was_changed_by_hand_says_so(ready: Trainer, cluster: Cluster):
+    cluster.states = [("FAILED", 256)]
+    ready.run("submit-ddp", workload="smoke", run="a")
+    folder = ready.workspace / "runs" / "a"
+    (folder / "logs" / "40.out").write_text("")
+    (folder / "job.json").write_text("[")
+    assert ready.run("show-job", job_id=40)["reason"] == (
+        f"job 40 FAILED, exit code 1; {folder}/job.json is gone or damaged, and what the run said may be, too"
+    )
+
+
 def test_an_earlier_job_of_a_run_is_shown_without_the_later_ones_figures(ready: Trainer, cluster: Cluster):
     cluster.submitted, cluster.states = write_result, [("COMPLETED", 0)]
     ready.run("submit-ddp", run="a")
