@@ -11,7 +11,7 @@ import time
 import traceback
 import typing
 
-from ddptrain import __version__, config, errors, files, inspection, markers, prepare
+from ddptrain import __version__, config, errors, files, inspection, markers, prepare, smoke_options
 
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which tells the user and may hold the rendezvous store, must have done so by then.
@@ -66,7 +66,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
 def _smoke(args: argparse.Namespace) -> int:
     from ddptrain import smoke
 
-    return _on_all_ranks(args, smoke.check, smoke.run)
+    return _on_all_ranks(args, smoke_options.check, smoke.run)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -117,16 +117,8 @@ def end_imports() -> None:
     gc.enable()
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line as everything else is reported."""
-
-    def error(self, message: str) -> typing.NoReturn:
-        """Raise UserError."""
-        raise errors.SharedError(f"{message}; see `{self.prog} --help`")
-
-
 def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = config.Parser(
         prog="python -m ddptrain",
         description=__import__("ddptrain").__doc__,
         epilog=EXAMPLES,
@@ -155,7 +147,9 @@ def _parser(argv: collections.abc.Sequence[str]) -> argparse.ArgumentParser:
             declare(sub)
 
     command("train", _train, config.add_arguments, "train a GPT on a dataset, or fine-tune a local model", _TRAIN)
-    command("smoke", _smoke, _declare_smoke, "prove that all ranks, their network and devices work, in seconds")
+    command(
+        "smoke", _smoke, smoke_options.add_arguments, "prove that all ranks, their network and devices work, in seconds"
+    )
     command("prepare", _prepare, prepare.add_arguments, "turn text into a dataset of token shards", _PREPARE)
     command(
         "collectives", _collectives, _declare_collectives, "measure the ranks' network as nccl-tests does, and check it"
@@ -217,12 +211,6 @@ A result that arrives wrong is counted under #wrong and ends with [FATAL] and ex
   python -m ddptrain inspect /shared/owt --quick
 The exit code is 1 when anything is damaged; each damage is a [FATAL] line that names the file.""",
 }
-
-
-def _declare_smoke(parser: argparse.ArgumentParser) -> None:
-    from ddptrain import smoke
-
-    smoke.add_arguments(parser)
 
 
 def _declare_collectives(parser: argparse.ArgumentParser) -> None:

@@ -133,6 +133,14 @@ INHERITED = ("model", "layers", "heads", "width", "seq_len", "dropout", "seed", 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong command line as everything else is reported."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        """Raise UserError."""
+        raise errors.SharedError(f"{message}; see `{self.prog} --help`")
+
+
 def profiled_steps(text: str) -> tuple[int, int]:
     """Return the first and the last step that `10-12` means. Raises UserError."""
     first, dash, last = text.partition("-")

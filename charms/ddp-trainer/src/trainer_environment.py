@@ -215,7 +215,7 @@ def payload_folder(settings: Settings) -> str:
 
 def store_payload(settings: Settings) -> None:
     """Put the payload into the workspace, unless it is there."""
-    source = str(_stage_payload(settings))
+    source = str(stage_payload(settings))
     trainer_workspace.ask(settings, "store_payload", source=source, target=payload_folder(settings))
 
 
@@ -234,7 +234,7 @@ def describe(environment: Environment) -> dict[str, str]:
 
 def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log) -> Environment:
     began = time.monotonic()
-    payload = _stage_payload(settings)
+    payload = stage_payload(settings)
     opened = trainer_workspace.ask(
         settings, "open_cache", base=str(settings.node_cache), store=str(settings.environments)
     )
@@ -441,7 +441,7 @@ def _payload_files(payload: pathlib.Path) -> list[pathlib.Path]:
     return [*package, *locked]
 
 
-def _stage_payload(settings: Settings) -> pathlib.Path:
+def stage_payload(settings: Settings) -> pathlib.Path:
     """Return a copy of the payload that the submit user can read and only root can change."""
     target = STAGING / _payload_digest(settings.payload)[:16]
     if target.is_dir():

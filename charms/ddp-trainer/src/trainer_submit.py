@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import trainer_args
 import trainer_checks
 import trainer_dataset
 import trainer_environment
@@ -105,6 +106,7 @@ def check(
         if origin not in ("auto", "never") and "--resume" not in params.args:
             trainer_dataset.check_origin(settings, workload.dataset, origin, is_same_run=workload.is_again)
     _check_profile(params, workload.kind, request)
+    passed += trainer_args.check(settings, workload.kind, workload.run, params.args, choices)
     if params.container_image and params.container_image.startswith("/"):
         trainer_checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
     checked = Checked(request, workload, "", contents, partitions, ())

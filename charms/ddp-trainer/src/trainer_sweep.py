@@ -8,6 +8,7 @@ import re
 import time
 import typing
 
+import trainer_args
 import trainer_checks
 import trainer_jobs
 import trainer_params
@@ -48,7 +49,7 @@ def submit_sweep(settings: Settings, params: trainer_params.SubmitSweep, log: Lo
     texts["job.json"] = _dump({**record, "kind": "sweep", "run": name, "count": len(choices)})
     elements = [
         {
-            "args": "".join(f"{word}\n" for word in _words(choice)),
+            "args": "".join(f"{word}\n" for word in trainer_args.words(choice)),
             "job.json": _dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
         }
         for number, (choice, line) in enumerate(zip(choices, lines, strict=True))
@@ -227,17 +228,6 @@ def _parse(number: int, line: str) -> Choice:
             raise ParameterError("file", f"{where}: {name}: {shown(given)} is not allowed; {allowed}")
         choice[name] = given
     return choice
-
-
-def _words(choice: Choice) -> list[str]:
-    """Return a run's options as a command line: `true` is a flag, `false` its opposite."""
-    words: list[str] = []
-    for name, value in choice.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", str(value)]
-    return words
 
 
 def _listing(name: str, lines: list[str]) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pwd
+import shutil
 import stat
 import typing
 
@@ -21,6 +22,7 @@ from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import access, jobs, nodes
 from trainer_base import Settings
 
+PAYLOAD = pathlib.Path(__file__).parents[3] / "payload"
 USER = pwd.getpwuid(os.geteuid()).pw_name
 ZSTD = """#!/bin/sh
 # like zstd as far as it is called here, without compressing anything
@@ -98,6 +100,8 @@ def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "charm"
     (folder / "payload" / "ddptrain").mkdir(parents=True)
     (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
+    for name in ("config", "errors", "files", "markers", "precheck", "smoke_options"):
+        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "payload" / "ddptrain" / f"{name}.py")
     (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
     for extra, locked in (("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
         (folder / "payload" / extra).mkdir()

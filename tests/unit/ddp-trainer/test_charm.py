@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import threading
 import typing
 
@@ -166,7 +167,7 @@ def test_an_environment_that_jobs_would_not_use_is_told(ready: Trainer):
     assert ready.event("upgrade_charm").unit_status == told
     ready.run("install-environment")
     assert ready.event("update_status").unit_status.message.startswith("ready; ")
-    package.unlink()
+    shutil.rmtree(package.parent)
     assert ready.event("update_status").unit_status.name == "blocked", "a charm that was not packed right"
 
 

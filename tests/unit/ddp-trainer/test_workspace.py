@@ -12,6 +12,7 @@ import sys
 import typing
 
 import pytest
+from conftest import PAYLOAD
 
 import trainer_child
 import trainer_child_logs
@@ -20,7 +21,6 @@ from slurm_ddp.run import CommandTimeout, Dialogue
 from trainer_base import Settings
 from trainer_child_base import RefusedError
 
-PAYLOAD = pathlib.Path(__file__).parents[3] / "payload"
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
 
 

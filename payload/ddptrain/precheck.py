@@ -1,0 +1,38 @@
+"""Whether a command line would be taken, told before a job waits in a queue: without torch, numpy or the data."""
+
+import collections.abc
+import contextlib
+import io
+import json
+import os
+import sys
+
+from ddptrain import config, errors, smoke_options
+
+_COMMANDS = {
+    "train": (config.add_arguments, config.from_arguments),
+    "smoke": (smoke_options.add_arguments, smoke_options.check),
+}
+
+
+def check(command: str, words: collections.abc.Sequence[str]) -> str | None:
+    """Return in one line why `python -m ddptrain COMMAND WORDS` would not begin; None where it would."""
+    declare, take = _COMMANDS[command]
+    parser = config.Parser(prog=f"python -m ddptrain {command}", allow_abbrev=False)
+    declare(parser)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # of --help
+            take(parser.parse_args(words))
+    except errors.UserError as e:
+        return str(e)
+    except SystemExit:
+        return "--help only tells, and nothing would be trained; leave it away"
+    return None
+
+
+def main() -> None:
+    """Answer a request on standard input, `folder`, `command` and `lines`, with what is wrong with each line."""
+    request = json.load(sys.stdin)
+    with contextlib.suppress(OSError):  # the run's folder, where its ranks start; a new run has none yet
+        os.chdir(request["folder"])
+    print(json.dumps([check(request["command"], words) for words in request["lines"]]))
