@@ -426,11 +426,11 @@ class Meeting:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an ended connection does not hold a port
             try:
                 listener.bind(("", port))
+                listener.listen(256)  # fails where another has bound the port at the same moment
             except OSError as e:
                 listener.close()
                 self.facts["taken"].append([port, e.strerror])
                 continue
-            listener.listen(256)
             self._listener, self.facts["port"] = listener, port
             threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
             break

@@ -442,6 +442,26 @@ def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path
     assert len({about["network"]["port"] for about in found.values()}) == 2, "a taken port is stepped over"
 
 
+def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatch: pytest.MonkeyPatch):
+    """Two may bind a port with SO_REUSEADDR as long as none listens; the second one is refused only then (socket(7))."""
+    first = 26000 + os.getpid() % 5000
+    with socket.socket() as rival:
+
+        class Late(socket.socket):
+            def bind(self, address: typing.Any) -> None:
+                super().bind(address)
+                if address[1] == first:
+                    rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    rival.bind(address)
+                    rival.listen()
+
+        monkeypatch.setattr(trainer_probe.socket, "socket", Late)
+        spec = {"nonce": "n0nce", "hosts": ["a"], "port": first}
+        met = trainer_probe.Meeting("a", spec, typing.cast(trainer_probe.Filesystem, None))
+    assert met.facts["taken"] == [[first, "Address already in use"]]
+    assert met.facts["port"] == first + 1
+
+
 def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
