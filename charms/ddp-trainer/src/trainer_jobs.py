@@ -18,6 +18,9 @@ from trainer_base import REPORT_S, Log, ParameterError, Results, Settings, Train
 FAILURE_LINES = 5
 _SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
 _CANCEL_S = 60.0
+# slurmd refuses an attempt whose credential is not a second newer than the end of the last one ("already killed, do not
+# launch batch job", seen with 22.05.8), and the job has failed then.
+_APART_S = 2.0
 _ENDED_WELL = "COMPLETED"
 OUTCOMES = {"done": _ENDED_WELL, "preempted": "PREEMPTED", "failed": "FAILED", "cancelled": "CANCELLED"}
 PREPARATION = "prepare-"  # begins the names of the runs that make datasets
@@ -477,6 +480,8 @@ def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -
     if known.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
         hint = f"juju run {settings.unit} job-log job-id={known.job_id}"
         raise TrainerError(f"job {known.job_id} does not wait: it is {known.state}; what it does: {hint}")
+    if known.restarts:
+        pause(_APART_S)
     try:
         if known.state == "REQUEUE_HOLD" or known.reason == "JobHeldUser":
             jobs.release(known.job_id, user=settings.user_to_be)

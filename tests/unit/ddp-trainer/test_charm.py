@@ -1001,6 +1001,21 @@ def test_a_job_that_was_queued_again_is_let_go(ready: Trainer, cluster: Cluster)
     assert cluster.changes[-2] == ("scontrol", "release", "40")
 
 
+def test_a_job_is_let_go_only_when_its_end_is_over_on_the_nodes(
+    ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Within the same second slurmd would refuse it, and it would have failed."""
+    ready.run("submit-ddp", run="first")
+    cluster.jobs[0].states, cluster.jobs[0].restarts = [("PENDING", 0)], 1
+    paused: list[tuple[float, int]] = []
+    monkeypatch.setattr(trainer_jobs, "pause", lambda seconds: paused.append((seconds, len(cluster.changes))))
+    ready.run("resume-now")
+    assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm is told"
+    cluster.jobs[0].restarts = 0
+    ready.run("resume-now")
+    assert len(paused) == 1, "a job that never ran has no end"
+
+
 def test_a_job_that_does_not_wait_cannot_be_let_go(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", run="first")
     cluster.jobs[0].states = [("RUNNING", 0)]
