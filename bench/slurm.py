@@ -13,6 +13,7 @@ import subprocess
 import time
 
 READY_S = 180  # where it has the machine to itself, two
+END_S = 60  # for jobs that were killed
 CONF = """\
 ClusterName=mini
 SlurmctldHost={host}(127.0.0.1)
@@ -64,7 +65,10 @@ def running(folder: pathlib.Path) -> collections.abc.Generator[dict[str, str], N
         for argv in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "m0"], ["slurmd", "-D", "-N", "m1"]):
             daemons.append(subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         _await_idle(env, folder)
-        yield env
+        try:
+            yield env
+        finally:
+            _end_jobs(env)
     finally:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
@@ -87,6 +91,22 @@ def _await_idle(env: dict[str, str], folder: pathlib.Path) -> None:
         time.sleep(0.2)
     log = folder / "slurmctld.log"
     raise RuntimeError(f"Slurm did not start: {log.read_text()[-800:] if log.exists() else 'no log'}")
+
+
+def _end_jobs(env: dict[str, str]) -> None:
+    """Kill all jobs and wait until nothing of them is left: a slurmstepd and its job outlive slurmd."""
+
+    def told(*argv: str) -> str:
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60).stdout
+
+    mine = f"--user={getpass.getuser()}"
+    told("scancel", "--full", "--signal=KILL", mine)  # of those that run
+    told("scancel", mine)
+    deadline = time.monotonic() + END_S
+    while told("squeue", "-h", "-o", "%i %T"):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"jobs of the benchmark's Slurm did not end within {END_S} s")
+        time.sleep(0.1)
 
 
 def _free_ports(count: int) -> list[int]:
