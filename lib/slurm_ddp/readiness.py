@@ -5,14 +5,16 @@ A charm that makes something jobs need, such as a mount, keeps one file on its m
     /var/lib/slurm-ddp/needs/<unit with - for />.json
     {"unit": "shared-filesystem-client/0", "boot": "<boot id>", "mountpoint": "/mnt/shared", "detail": "..."}
 
-`boot` is the boot in which the charm saw it work last, absent while it does not: so after a reboot nothing is ready
-until its charm has looked again. Whoever lets a node take jobs reads all files (`missing`). A reader ignores keys that
-it does not know, and takes a file that it cannot read for something that is missing.
+`boot` is the boot in which it was seen to work last, absent while it does not: so after a reboot nothing is ready until
+somebody has looked again, the charm or a service of its own. Whoever lets a node take jobs reads all files (`missing`),
+and watches the folder, since a file may change without any hook. A reader ignores keys that it does not know, and takes
+a file that it cannot read for something that is missing. Standard library only: services read and write the files, too.
 """
 
+import dataclasses
+import json
 import pathlib
-
-import pydantic
+import typing
 
 from slurm_ddp import files, mounts
 
@@ -20,7 +22,8 @@ DIRECTORY = pathlib.Path("/var/lib/slurm-ddp/needs")
 BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
-class Need(pydantic.BaseModel, frozen=True):
+@dataclasses.dataclass(frozen=True)
+class Need:
     """What one unit makes for jobs. Any field may be absent: the other charm may be older or newer."""
 
     unit: str | None = None
@@ -28,12 +31,31 @@ class Need(pydantic.BaseModel, frozen=True):
     mountpoint: str | None = None  # what must be mounted for it to be there
     detail: str = ""  # what is missing, for people
 
+    @classmethod
+    def parse(cls, text: str) -> "Need":
+        """Return what a file says.
+
+        Raises:
+            ValueError: it is no JSON object, or a field is no text.
+        """
+        raw: object = json.loads(text)
+        if not isinstance(raw, dict):
+            raise ValueError("not a JSON object")
+        fields = typing.cast("dict[str, object]", raw)
+        texts = {
+            name: fields[name] for name in ("unit", "boot", "mountpoint", "detail") if fields.get(name) is not None
+        }
+        if not all(isinstance(value, str) for value in texts.values()):
+            raise ValueError("a field is no text")
+        return cls(**typing.cast("dict[str, str]", texts))
+
 
 def tell(unit: str, *, ready: bool, mountpoint: str | None = None, detail: str = "") -> bool:
     """Say whether what `unit` makes for jobs works now; return whether that is news."""
     boot = _boot_id() if ready else None
     need = Need(unit=unit, boot=boot, mountpoint=mountpoint, detail="" if ready else detail)
-    return files.ensure_file(_path(unit), need.model_dump_json(exclude_none=True) + "\n")
+    fields = {key: value for key, value in dataclasses.asdict(need).items() if value is not None}
+    return files.ensure_file(_path(unit), json.dumps(fields) + "\n")
 
 
 def withdraw(unit: str) -> bool:
@@ -47,7 +69,7 @@ def missing() -> list[str]:
     lines: list[str] = []
     for path in sorted(DIRECTORY.glob("*.json")):
         try:
-            need = Need.model_validate_json(path.read_text())
+            need = Need.parse(path.read_text())
         except FileNotFoundError:
             continue
         except (OSError, ValueError):

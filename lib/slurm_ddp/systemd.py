@@ -2,6 +2,7 @@
 
 import collections.abc
 import pathlib
+import time
 
 from slurm_ddp import files
 from slurm_ddp.run import run
@@ -69,6 +70,11 @@ def restart(name: str, *, timeout: float = 120) -> None:
     run(_SYSTEMCTL, "restart", name, timeout=timeout)
 
 
+def try_restart(name: str) -> None:
+    """Have systemd restart `name` if it runs, and do not wait for it; a unit that is not there is left alone."""
+    run(_SYSTEMCTL, "try-restart", "--no-block", name, check=False)
+
+
 def stop(name: str, *, timeout: float = 120) -> None:
     """Stop `name`; a unit that is not there counts as stopped."""
     run(_SYSTEMCTL, "stop", name, timeout=timeout, check=False)
@@ -94,6 +100,24 @@ def has_failed(name: str) -> bool:
     return run(_SYSTEMCTL, "is-failed", "--quiet", name, check=False).returncode == 0
 
 
+def active_for(name: str) -> float | None:
+    """Return for how many seconds `name` has been running, None while it is not."""
+    shown = run(_SYSTEMCTL, "show", "-P", "ActiveEnterTimestampMonotonic", name, check=False).stdout.strip()
+    if not shown.isdigit() or not is_active(name):
+        return None
+    return time.clock_gettime(time.CLOCK_MONOTONIC) - int(shown) / 1e6
+
+
+def start_later(name: str) -> None:
+    """Have systemd start `name`, and do not wait for it."""
+    run(_SYSTEMCTL, "start", "--no-block", name)
+
+
 def is_active(name: str) -> bool:
     """Tell whether `name` is running."""
     return run(_SYSTEMCTL, "is-active", "--quiet", name, check=False).returncode == 0
+
+
+def is_enabled(name: str) -> bool:
+    """Tell whether systemd starts `name` at boot."""
+    return run(_SYSTEMCTL, "is-enabled", "--quiet", name, check=False).returncode == 0

@@ -31,7 +31,7 @@ secret_id = st.text(alphabet=string.ascii_lowercase + string.digits, min_size=1)
 nfs = st.builds(fs.Nfs, host=host, path=path, port=port)
 cephfs = st.builds(
     fs.Cephfs,
-    hosts=st.lists(opaque_host, min_size=1).map(tuple),
+    hosts=st.lists(st.tuples(host, port).map(lambda pair: fs.join_address(*pair)), min_size=1).map(tuple),
     user=text,
     fsid=text,
     name=text,
@@ -185,6 +185,10 @@ def test_hosts_are_read_in_lower_case_and_nothing_else_is():
         ("nfs://(%2Ch)/a", "a host is empty, or neither a name nor an address"),
         ("nfs://(h)/a?soft=1", "unknown option 'soft' for nfs"),
         ("nfs://(h)/a?soft", "the options are malformed"),
+        ("nfs://(h/24)/a", "a host is empty, or neither a name nor an address"),
+        ("nfs://(h)a", "the list of hosts is missing"),
+        ("cephfs://u@(m%3Aone)/?fsid=f&name=n&auth=secret%3Ax", "a port is a number"),
+        ("cephfs://u@(/0)/?fsid=f&name=n&auth=secret%3Ax", "cephfs: no monitor among the hosts"),
         ("lustre://(n)/", "lustre: option fs-name is missing"),
         ("lustre://(n)/?fs-name=", "option 'fs-name' is empty"),
         ("lustre://(n)/?fs-name=a&fs-name=b", "option 'fs-name' is given twice"),
@@ -247,6 +251,43 @@ def test_what_upstream_publishes_comes_back_byte_for_byte(uri: str):
 def test_what_upstream_rejects_is_rejected(uri: str):
     with pytest.raises(fs.UriError):
         fs.parse(uri)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "monitors"),
+    [
+        ("10.0.0.1%3A6789%2C10.0.0.2", (("10.0.0.1", 6789, 1), ("10.0.0.2", 6789, 1))),
+        ("10.0.0.1%3A3300", (("10.0.0.1", 3300, 2),)),
+        # `ceph mon dump` and mon_host of ceph.conf: upstream's proxy publishes the slash, and its reader refuses it
+        ("v2%3A10.0.0.1%3A3300/0", (("10.0.0.1", 3300, 2),)),
+        ("10.0.0.1%3A6789/0", (("10.0.0.1", 6789, 1),)),
+        (
+            "%5Bv2%3A10.0.0.1%3A3300/0%2Cv1%3A10.0.0.1%3A6789/0%5D%2C%5Bv2%3A10.0.0.2%3A3301/0%5D",
+            (("10.0.0.1", 3300, 2), ("10.0.0.1", 6789, 1), ("10.0.0.2", 3301, 2)),
+        ),
+        (
+            "%5Bv2%3A%5B2001%3Adb8%3A%3A1%5D%3A3300/0%2Cv1%3A%5B2001%3Adb8%3A%3A1%5D%3A6789/0%5D",
+            (("2001:db8::1", 3300, 2), ("2001:db8::1", 6789, 1)),
+        ),
+        ("v2%3Amon1%2Cv1%3Amon1%2Cany%3Amon2", (("mon1", 3300, 2), ("mon1", 6789, 1), ("mon2", 6789, 1))),
+        ("2001%3Adb8%3A%3A1", (("2001:db8::1", 6789, 1),)),
+        ("%5B2001%3Adb8%3A%3A1%5D%3A3300", (("2001:db8::1", 3300, 2),)),
+        # As mount.ceph(8) takes them in mon_addr
+        ("10.0.0.1%3A6789/10.0.0.2%3A6789", (("10.0.0.1", 6789, 1), ("10.0.0.2", 6789, 1))),
+        # monitor-hosts="10.0.0.1:6789, 10.0.0.2:6789", which is split at spaces
+        ("10.0.0.1%3A6789%2C%2C10.0.0.2%3A6789", (("10.0.0.1", 6789, 1), ("10.0.0.2", 6789, 1))),
+    ],
+)
+def test_monitors_are_read_in_every_form_that_ceph_prints(hosts: str, monitors: tuple[tuple[str, int, int], ...]):
+    filesystem = fs.parse(f"cephfs://fs-client@({hosts})/?fsid=f&name=n&auth=secret%3Ax&auth-rev=1")
+    assert isinstance(filesystem, fs.Cephfs)
+    assert filesystem.monitors() == tuple(fs.Monitor(*monitor) for monitor in monitors)
+
+
+def test_a_user_with_a_slash_is_read_as_upstream_writes_it():
+    filesystem = fs.parse("cephfs://team/a@(m1)/x%20y/z?fsid=f&name=n&auth=secret%3Ax")
+    assert isinstance(filesystem, fs.Cephfs)
+    assert (filesystem.user, filesystem.hosts, filesystem.path) == ("team/a", ("m1",), "/x y/z")
 
 
 @pytest.mark.parametrize("uri", [*PUBLISHED, "nfs://(h:1)/topSecret", "cephfs://u@(m)/?auth=plain%3AtopSecret"])

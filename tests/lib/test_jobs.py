@@ -7,7 +7,7 @@ import pytest
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 from slurm_ddp.slurm import jobs, nodes
 
-# Captured from 22.05.8 (Debian 12).
+# Captured from 24.11.5.
 PARTITION = (
     "PartitionName={name} AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={default} QoS=N/A "
     "DefaultTime={usual} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime={most} MinNodes=0 "
@@ -17,21 +17,21 @@ PARTITION = (
 )
 NODE = (
     "NodeName={name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv={cpus} CPUTot=2 CPULoad=0.56 AvailableFeatures=(null) "
-    "ActiveFeatures=(null) Gres={gres} NodeAddr=10.77.0.10 NodeHostName={name} Version=22.05.8 OS=Linux 6.18.44-fc-v669 #1 SMP "
+    "ActiveFeatures=(null) Gres={gres} NodeAddr=10.77.0.10 NodeHostName=juju-2586ad-3 Version=24.11.5 OS=Linux 6.18.44-fc-v669 #1 SMP "
     "PREEMPT_DYNAMIC @0  RealMemory=8000 AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={state} ThreadsPerCore=1 TmpDisk=0 "
     "Weight=1 Owner=N/A MCS_label=N/A Partitions={partitions}  BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T18:48:19 "
     "LastBusyTime=2026-11-20T18:48:22 CfgTRES=cpu=2,mem=8000M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 "
     "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s\n"
 )
-QUEUE = """12|ddp|CANCELLED|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|BeginTime||12|N/A|x|
-13|ddp|FAILED|768|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|NonZeroExitCode|slurmd-0|13|N/A|sbatch|
-14|ddp|FAILED|9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-0|14|N/A|sbatch|
-15|ddp|FAILED|4021|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|JobLaunchFailure|slurmd-1|15|N/A|sbatch|
-16|ddp|RUNNING|0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|None|slurmd-[0-1]|16|N/A|a-name-longer-than-any-column|
+QUEUE = """12|ddp|CANCELLED|0:0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|4294901757|BeginTime||12|N/A|x|
+13|ddp|FAILED|3:0|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|4294901757|NonZeroExitCode|slurmd-0|13|N/A|sbatch|
+14|ddp|FAILED|0:9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|4294901757|JobLaunchFailure|slurmd-0|14|N/A|sbatch|
+15|ddp|FAILED|15:53|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|4294901757|JobLaunchFailure|slurmd-1|15|N/A|sbatch|
+16|ddp|RUNNING|0:0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|4294901757|None|slurmd-[0-1]|16|N/A|a-name-longer-than-any-column|
 """
 ASKED = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
+    "SubmitTime:|,StartTime:|,PriorityLong:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
 )
 
 
@@ -118,8 +118,8 @@ def test_partitions_with_their_nodes(commands: Commands):
     nine = jobs.Capacity("slurmd-9", 2, 6976, 0, "IDLE", True)
     ten = jobs.Capacity("slurmd-10", 2, 8000, 1, "IDLE", True)
     assert found == (
-        jobs.Partition("slurmd", True, True, None, None, (nine, ten)),
-        jobs.Partition("big", False, True, 86400, 3600, (nine,)),
+        jobs.Partition("slurmd", True, True, None, None, (nine, ten), preempt_mode="OFF"),
+        jobs.Partition("big", False, True, 86400, 3600, (nine,), preempt_mode="OFF"),
     )
 
 
@@ -190,7 +190,10 @@ def test_the_jobs_of_an_account(commands: Commands):
 
 
 def test_a_name_can_imitate_nothing(commands: Commands):
-    evil = "17|ddp|RUNNING|0|0|1|p|0:01|1|a|b|None|n|17|N/A|x|y\n18|eve|RUNNING|0|0|1|p|0:01|1|a|b|None|n|18|N/A|z|\nnot a job|\n||||||||||||||\n"
+    evil = (
+        "17|ddp|RUNNING|0:0|0|1|p|0:01|1|a|b|9|None|n|17|N/A|x|y\n18|eve|RUNNING|0:0|0|1|p|0:01|1|a|b|9|None|n|18|N/A|z|\n"
+        "not a job|\n|||||||||||||||\n"
+    )
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "run", "-O", ASKED, stdout=evil)
     found = jobs.jobs(user="ddp", name="run")
     assert [(job.job_id, job.name) for job in found] == [(17, "x|y")]
@@ -345,7 +348,7 @@ def test_cancelling(commands: Commands):
 
 
 def test_a_task_of_an_array_is_named_after_its_number(commands: Commands):
-    line = "31|ddp|{}|0|0|1|slurmd|0:00|UNLIMITED|2026-11-20T22:40:00|N/A|JobArrayTaskLimit||31|{}|lrs|\n"
+    line = "31|ddp|{}|0:0|0|1|slurmd|0:00|UNLIMITED|2026-11-20T22:40:00|N/A|4294901757|JobArrayTaskLimit||31|{}|lrs|\n"
     text = line.format("PENDING", "2-7%2") + line.format("RUNNING", "0") + line.format("RUNNING", "N/A")
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-u", "ddp", "-n", "lrs", "-O", ASKED, stdout=text)
     found = jobs.jobs(user="ddp", name="lrs")

@@ -1,3 +1,4 @@
+import datetime
 import gzip
 import hashlib
 import http.server
@@ -59,7 +60,7 @@ STATUS_NEW = """2026/01/02 INFO: something
     "EnableACL": false
   },
   "Sessions": [
-    {"Sid": 1, "Version": "1.3.1+2025-12-02.e0032b2", "HostName": "c1", "MountPoint": "/mnt/jfs", "ProcessID": 123}
+    {"Sid": 1, "Expire": "2026-01-01T00:00:00Z", "HostName": "c1", "MountPoint": "/mnt/jfs", "ProcessID": 123}
   ],
   "Stat": {"UsedSpace": 0, "AvailableSpace": 0}
 }
@@ -147,14 +148,35 @@ def test_series():
     assert juicefs.parse_version("") is None
 
 
+def test_clients_are_those_whose_session_lives(program: Program):
+    def moment(seconds: int) -> str:  # as juicefs writes it
+        then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+        return then.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def clients(*sessions: dict[str, str]) -> tuple[str, ...]:
+        program.answers_status(out=STATUS_OLD.replace('"Sessions": []', f'"Sessions": {json.dumps(sessions)}'))
+        found = juicefs.inspect(program.path, program.access)
+        assert found is not None
+        return found.clients
+
+    new = {"Version": "1.3.1", "HostName": "juju-1-2", "MountPoint": "/mnt/b"}  # seen of 1.3.1 and 0.14.2
+    old = {"Version": "0.14.2", "Hostname": "juju-1-3", "MountPoint": "/mnt/a"}
+    assert clients(new | {"Expire": moment(50)}, new | {"Expire": moment(-5), "MountPoint": "/gone"}) == (
+        "juju-1-2 at /mnt/b",
+    )
+    assert clients(old | {"Heartbeat": moment(-100)}, old | {"Heartbeat": moment(-200)}) == ("juju-1-3 at /mnt/a",)
+    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed something unexpected$"):
+        clients(new)
+
+
 @pytest.mark.parametrize(
     ("out", "setting"),
     [
         (
             STATUS_OLD,
-            juicefs.Setting("shared", "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7", "sftp", "10.0.0.5:2022:/data/", 0),
+            juicefs.Setting("shared", "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7", "sftp", "10.0.0.5:2022:/data/"),
         ),
-        (STATUS_NEW, juicefs.Setting("shared", "u", "s3", "https://b", 1, encrypted=False, trash_days=1, used_bytes=0)),
+        (STATUS_NEW, juicefs.Setting("shared", "u", "s3", "https://b", encrypted=False, trash_days=1, used_bytes=0)),
     ],
 )
 def test_the_volume_of_an_engine(program: Program, out: str, setting: juicefs.Setting):

@@ -7,15 +7,15 @@ import pytest
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 from slurm_ddp.slurm import nodes
 
-# Captured from 22.05.8 (Debian 12).
+# In the shape of 24.11.5.
 SHOWN = (
     "NodeName=slurmd-0 Arch=x86_64 CoresPerSocket=2  CPUAlloc={cpus} CPUEfctv=2 CPUTot=2 CPULoad=1.13 "
     "AvailableFeatures=slurmd ActiveFeatures=slurmd Gres={gres} NodeAddr=10.91.0.11 NodeHostName=slurmd-0 "
-    "Version=22.05.8 OS=Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 FreeMem=22793 "
+    "Version=24.11.5 OS=Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 FreeMem=22793 "
     "Sockets=1 Boards=1 MemSpecLimit=1024 State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
     "Partitions=slurmd  BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T18:53:17 "
-    "LastBusyTime=2026-11-20T18:53:17 CfgTRES=cpu=2,mem=4000M,billing=2 AllocTRES={tres} CapWatts=n/a CurrentWatts=0 "
-    "AveWatts=0 ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s{reason}\n"
+    "LastBusyTime=2026-11-20T18:53:17 CfgTRES=cpu=2,mem=4000M,billing=2 ResumeAfterTime=None AllocTRES={tres} CurrentWatts=0 "
+    "AveWatts=0{reason}\n"
 )
 SILENT = "Unable to contact slurm controller (connect failure)"
 
@@ -73,6 +73,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def show_argv(name: str = "slurmd-0") -> tuple[str, ...]:
     return ("/usr/bin/scontrol", "show", "node", name, "-o")
+
+
+def test_a_nodes_address_is_the_one_that_it_registered_with():
+    """Its name is a label: a node called slurmd-0 runs on a machine called juju-2586ad-3."""
+    (node,) = nodes.parse(shown().replace("NodeHostName=slurmd-0", "NodeHostName=juju-2586ad-3"))
+    assert (node.name, node.address) == ("slurmd-0", "10.91.0.11")
+    (node,) = nodes.parse(shown().replace("NodeAddr=10.91.0.11 ", ""))
+    assert node.address is None
 
 
 def test_a_node(commands: Commands):
@@ -221,7 +229,7 @@ def test_the_jobs_of_a_node(commands: Commands):
 
 
 def test_the_reservations_of_a_node(commands: Commands):
-    """As 22.05 prints them; a node's name may be part of another's, or behind a hostlist."""
+    """As Slurm prints them; a node's name may be part of another's, or behind a hostlist."""
     row = (
         "ReservationName={} StartTime=2026-11-22T03:20:00 EndTime=2026-11-22T04:20:00 Duration=01:00:00 Nodes={} NodeCnt=1 "
         "CoreCnt=2 Features=(null) PartitionName=slurmd Flags=MAINT,SPEC_NODES TRES=cpu=2 Users=root Groups=(null) "

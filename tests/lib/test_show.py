@@ -1,18 +1,18 @@
-"""Slurm's one-line records: what 22.05.8 printed on a real cluster, and what later releases add."""
+"""Slurm's one-line records: what 24.11 prints, and what 25.11 adds."""
 
 import pytest
 
 from slurm_ddp.slurm import show
 
-# Captured from 22.05.8 (Debian 12), a dynamic node with a mock GPU; the reason was chosen to mislead.
-NODE_22_05 = (
+# In the shape of 24.11.5, a dynamic node with a mock GPU; the reason was chosen to mislead.
+NODE_24_11 = (
     "NodeName=slurmd-0 Arch=x86_64 CoresPerSocket=2  CPUAlloc=0 CPUEfctv=2 CPUTot=2 CPULoad=1.50 "
     "AvailableFeatures=slurmd ActiveFeatures=slurmd Gres=gpu:mock_gpu:1 NodeAddr=10.91.0.11 NodeHostName=slurmd-0 "
-    "Version=22.05.8 OS=Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 FreeMem=22435 "
+    "Version=24.11.5 OS=Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 FreeMem=22435 "
     "Sockets=1 Boards=1 MemSpecLimit=1024 State=DOWN+DRAIN+DYNAMIC_NORM ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A "
     "MCS_label=N/A Partitions=slurmd  BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T18:51:35 "
-    "LastBusyTime=2026-11-20T18:51:35 CfgTRES=cpu=2,mem=4000M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 "
-    "AveWatts=0 ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s "
+    "LastBusyTime=2026-11-20T18:51:35 CfgTRES=cpu=2,mem=4000M,billing=2 AllocTRES= CurrentWatts=0 "
+    "AveWatts=0 "
     "Reason=two State=IDLE [root@2026-11-20T18:51:55]        lines Comment=a State=x b Extra=foo"
 )
 # After slurm_sprint_node_table() of 25.11: specialised GPU cores, resume time, instance, reservation, no power fields.
@@ -27,7 +27,7 @@ NODE_25_11 = (
     "AllocTRES=cpu=8,gres/gpu=1 CurrentWatts=n/a AveWatts=n/a Reason=late kernel NodeName=x [admin@2026-01-02T04:00:00] "
     "InstanceId=i-0 InstanceType=p5en.48xlarge ReservationName=maint"
 )
-JOB_22_05 = (
+JOB = (
     "JobId=1 JobName=lr=0.1 State=DONE UserId=ubuntu(1000) GroupId=ubuntu(1000) MCS_label=N/A Priority=4294901759 Nice=0 "
     "Account=(null) QOS=(null) JobState=PENDING Reason=ReqNodeNotAvail,_UnavailableNodes:slurmd-0 Dependency=(null) "
     "Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED TimeMin=N/A "
@@ -39,8 +39,8 @@ JOB_22_05 = (
 )
 
 
-def test_a_node_of_22_05():
-    (node,) = show.records(NODE_22_05 + "\n")
+def test_a_node_of_24_11():
+    (node,) = show.records(NODE_24_11 + "\n")
     assert node["NodeName"] == "slurmd-0"
     assert node["OS"] == "Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0"
     assert node["State"] == "DOWN+DRAIN+DYNAMIC_NORM"
@@ -61,8 +61,38 @@ def test_a_node_of_25_11():
     assert (node["InstanceId"], node["InstanceType"], node["ReservationName"]) == ("i-0", "p5en.48xlarge", "maint")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason", "after"),
+    [
+        (
+            "Reason=Node unexpectedly rebooted [slurm@2026-11-20T18:51:55] Topology=default:s1 Parameters=l3cache_as_socket",
+            "Node unexpectedly rebooted [slurm@2026-11-20T18:51:55]",
+            {"Topology": "default:s1", "Parameters": "l3cache_as_socket"},
+        ),
+        (
+            "Reason='n/a' [root@2026-11-20T18:51:55] TLSCertTokenSet=No TLSCertLastRenewal=Unknown Topology=tree:leaf1",
+            "'n/a' [root@2026-11-20T18:51:55]",
+            {"TLSCertTokenSet": "No", "Topology": "tree:leaf1"},
+        ),
+        (  # what a later release may add
+            "Reason=see Ticket=4 [root@2026-11-20T18:51:55]        State=bad Novelty=1",
+            "see Ticket=4 [root@2026-11-20T18:51:55]",
+            {"Novelty": "1"},
+        ),
+        ("Reason=no author Ticket=4 Topology=default:s1", "no author Ticket=4", {"Topology": "default:s1"}),
+    ],
+)
+def test_what_stands_behind_the_reason_of_a_node(text: str, reason: str, after: dict[str, str]):
+    """src/api/node_info.c of 25.11 prints it there; a cluster with a topology has it on every node."""
+    head = NODE_25_11.partition(" Reason=")[0]
+    (node,) = show.records(f"{head} {text}\n")
+    assert node["Reason"] == reason
+    assert {key: node[key] for key in after} == after
+    assert node["State"] == "MIXED+DYNAMIC_NORM"
+
+
 def test_a_job_whose_texts_hold_spaces_and_equals_signs():
-    (job,) = show.records(JOB_22_05 + "\n")
+    (job,) = show.records(JOB + "\n")
     assert job["JobName"] == "lr=0.1 State=DONE"
     assert job["UserId"] == "ubuntu(1000)"
     assert job["Reason"] == "ReqNodeNotAvail,_UnavailableNodes:slurmd-0"
@@ -76,7 +106,7 @@ def test_a_job_whose_texts_hold_spaces_and_equals_signs():
 
 
 def test_records_of_several_lines_and_of_texts_with_line_breaks():
-    first, second = show.records(f"{NODE_22_05}\n{NODE_25_11.replace('late kernel', 'late' + chr(10) + 'kernel')}\n")
+    first, second = show.records(f"{NODE_24_11}\n{NODE_25_11.replace('late kernel', 'late' + chr(10) + 'kernel')}\n")
     assert first["NodeName"] == "slurmd-0"
     assert second["Reason"] == "late\nkernel NodeName=x [admin@2026-01-02T04:00:00]"
 

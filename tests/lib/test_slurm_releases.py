@@ -1,9 +1,8 @@
-"""The text outputs of Slurm 22.05 to 26.05 that the trainer reads, each in the shape of its release.
+"""The text outputs of Slurm 24.11 to 26.05 that the trainer reads, each in the shape of its release.
 
-22.05.8, 24.11.5 and 26.05.5 were captured from running clusters, those of accounting from the first and the last (the
-sizes of the last one's partition and node are those of the others). The rest is made from the nearest of the first two
-after the releases' own words: RELEASE_NOTES and CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in
-src/api/partition_info.c and node_info.c: what a release adds stands where it prints it, what it dropped is gone.
+24.11.5 and 26.05.5 were captured from running clusters, those of accounting from the last (the sizes of its partition
+and node are those of the other). The rest is made from 24.11.5 after the releases' own words: RELEASE_NOTES and
+CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/partition_info.c and node_info.c: what a release adds stands where it prints it, what it dropped is gone.
 """
 
 import dataclasses
@@ -13,22 +12,6 @@ import pytest
 from lib.test_jobs import ASKED, SACCT_FIELDS, Commands
 from slurm_ddp.slurm import jobs, nodes
 
-PARTITION_22_05 = (
-    "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
-    "DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=2-00:00:00 MinNodes=0 LLN=NO "
-    "MaxCPUsPerNode=UNLIMITED NodeSets=slurmd Nodes=slurmd-[0-1] PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO "
-    "OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=4 TotalNodes=2 SelectTypeParameters=NONE "
-    "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=4,mem=48210M,node=2,billing=4 \n"
-)
-NODE_22_05 = (
-    "NodeName={name} Arch=x86_64 CoresPerSocket=2  CPUAlloc=0 CPUEfctv=2 CPUTot=2 CPULoad=11.64 AvailableFeatures=slurmd "
-    "ActiveFeatures=slurmd Gres=gpu:mock_gpu:1(S:0) NodeAddr=10.77.3.11 NodeHostName={name} Version=22.05.8 "
-    "OS=Linux 6.18.44-fc-v669 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=24105 AllocMem=0 FreeMem=15716 Sockets=1 Boards=1 "
-    "MemSpecLimit=1024 State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=slurmd  "
-    "BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T22:00:28 LastBusyTime=2026-11-20T22:44:28 "
-    "CfgTRES=cpu=2,mem=24105M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 ExtSensorsJoules=n/s "
-    "ExtSensorsWatts=0 ExtSensorsTemp=n/s\n"
-)
 PARTITION_24_11 = (
     "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
     "DisableRootJobs=NO ExclusiveUser=NO ExclusiveTopo=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=2-00:00:00 "
@@ -62,7 +45,6 @@ NODE_26_05 = (
     "SuspendTime=INFINITE CfgTRES=cpu=2,mem=24105M,billing=2 AllocTRES= CurrentWatts=0 AveWatts=0\n"
 )
 CAPTURED = {
-    "22.05.8": {"partition": PARTITION_22_05, "node": NODE_22_05},
     "24.11.5": {"partition": PARTITION_24_11, "node": NODE_24_11},
     "26.05.5": {"partition": PARTITION_26_05, "node": NODE_26_05},
 }
@@ -92,15 +74,8 @@ class Release:
         return text
 
 
-SOCKETS = ("partition", "MaxCPUsPerNode=UNLIMITED", "MaxCPUsPerNode=UNLIMITED MaxCPUsPerSocket=UNLIMITED")
-RESUME = ("node", "LastBusyTime=2026-11-20T22:44:28", "LastBusyTime=2026-11-20T22:44:28 ResumeAfterTime=None")
-NO_SENSORS = ("node", " ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s", "")
 NO_POWER = ("node", " CurrentWatts=0 AveWatts=0", "")
 RELEASES = (
-    Release("22.05.8", "22.05.8"),
-    Release("23.02.7", "22.05.8", (SOCKETS, RESUME)),
-    Release("23.11.10", "22.05.8", (SOCKETS, RESUME, NO_SENSORS)),
-    Release("24.05.8", "24.11.5"),
     Release("24.11.5", "24.11.5"),
     Release("25.05.4", "24.11.5", (NO_POWER, ("node", "Weight=1", "Weight=1 Topology=default:s1"))),
     Release("25.11.2", "24.11.5", (NO_POWER, ("node", "Boards=1", "Boards=1 ResCoresPerGPU=2"))),
@@ -120,7 +95,6 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
 @each
 def test_partitions_and_what_their_nodes_give(commands: Commands, release: Release):
     commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=release.partition())
-    # 24.05 and later tell of a dynamic node with the same flags, in the same order as before
     shown = release.node("slurmd-0", "IDLE+DYNAMIC_NORM") + release.node("slurmd-1", "DOWN*+DYNAMIC_NORM")
     commands.expect("/usr/bin/scontrol", "show", "nodes", "-o", stdout=shown)
     (found,) = jobs.partitions()
@@ -134,46 +108,36 @@ def test_partitions_and_what_their_nodes_give(commands: Commands, release: Relea
     assert [node.name for node in found.usable] == ["slurmd-0"]
 
 
-# By what the job is. 22.05 writes exit_code as wait(2) does, 24.11 as sacct does; the other fields have not changed.
-QUEUE_22_05 = {
-    "waits for its turn again": "12|ubuntu|PENDING|0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T22:18:35|2026-11-20T22:20:36|BeginTime||12|N/A|run|\n",
-    "runs": "12|ubuntu|RUNNING|0|0|2|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-[0-1]|12|N/A|run|\n",
-    "leaves": "12|ubuntu|COMPLETING|0|1|1|slurmd|0:00|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-1|12|N/A|run|\n",
-    "was killed": "12|ubuntu|FAILED|9|0|1|slurmd|0:03|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|JobLaunchFailure|slurmd-1|12|N/A|run|\n",
-    "ran out": "12|ubuntu|TIMEOUT|15|0|1|slurmd|1:03|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|TimeLimit|slurmd-1|12|N/A|run|\n",
-    "of an array": "12|ubuntu|RUNNING|0|0|1|slurmd|0:01|1:00|2026-11-20T22:18:35|2026-11-20T22:18:36|None|slurmd-1|12|3|run|\n",
-}
+# By what the job is.
 QUEUE_24_11 = {
-    "waits for its turn again": "12|ubuntu|PENDING|0:0|1|2|slurmd|0:00|5:00|2026-11-22T15:40:57|2026-11-22T15:42:58|BeginTime||12|N/A|run|\n",
-    "runs": "12|ubuntu|RUNNING|0:0|0|2|slurmd|0:01|5:00|2026-11-22T15:40:53|2026-11-22T15:40:56|None|slurmd-[0-1]|12|N/A|run|\n",
-    "leaves": "12|ubuntu|COMPLETING|0:0|0|1|slurmd|0:00|5:00|2026-11-22T15:41:01|2026-11-22T15:41:06|None|slurmd-0|11|4|run|\n",
-    "was killed": "12|ubuntu|FAILED|0:9|0|1|slurmd|0:00|2:00|2026-11-22T15:40:52|2026-11-22T15:40:53|RaisedSignal:9(Killed)|slurmd-1|12|N/A|run|\n",
-    "failed": "12|ubuntu|FAILED|9:0|0|1|slurmd|0:00|2:00|2026-11-22T15:40:52|2026-11-22T15:40:53|NonZeroExitCode|slurmd-0|12|N/A|run|\n",
-    "was cancelled": "12|ubuntu|CANCELLED|0:15|0|1|slurmd|0:04|5:00|2026-11-22T15:41:01|2026-11-22T15:41:02|None|slurmd-0|11|3|run|\n",
-    "of an array": "12|ubuntu|RUNNING|0:0|0|1|slurmd|0:04|5:00|2026-11-22T15:41:01|2026-11-22T15:41:02|None|slurmd-0|11|3|run|\n",
+    "waits for its turn again": "12|ubuntu|PENDING|0:0|1|2|slurmd|0:00|5:00|2026-11-22T15:40:57|2026-11-22T15:42:58|4294901757|BeginTime||12|N/A|run|\n",
+    "runs": "12|ubuntu|RUNNING|0:0|0|2|slurmd|0:01|5:00|2026-11-22T15:40:53|2026-11-22T15:40:56|4294901757|None|slurmd-[0-1]|12|N/A|run|\n",
+    "leaves": "12|ubuntu|COMPLETING|0:0|0|1|slurmd|0:00|5:00|2026-11-22T15:41:01|2026-11-22T15:41:06|4294901757|None|slurmd-0|11|4|run|\n",
+    "was killed": "12|ubuntu|FAILED|0:9|0|1|slurmd|0:00|2:00|2026-11-22T15:40:52|2026-11-22T15:40:53|4294901757|RaisedSignal:9(Killed)|slurmd-1|12|N/A|run|\n",
+    "failed": "12|ubuntu|FAILED|9:0|0|1|slurmd|0:00|2:00|2026-11-22T15:40:52|2026-11-22T15:40:53|4294901757|NonZeroExitCode|slurmd-0|12|N/A|run|\n",
+    "missed its deadline": "12|ubuntu|DEADLINE|0:1|0|1|slurmd|0:00|2:00|2026-11-22T15:40:52|2026-11-22T15:40:53|4294901756|DeadLine||12|N/A|run|\n",
+    "was requeued and is held": "12|ubuntu|PENDING|0:0|1|2|slurmd|0:00|5:00|2026-11-22T15:40:57|N/A|0|job requeued in held state||12|N/A|run|\n",
+    "was cancelled": "12|ubuntu|CANCELLED|0:15|0|1|slurmd|0:04|5:00|2026-11-22T15:41:01|2026-11-22T15:41:02|4294901757|None|slurmd-0|11|3|run|\n",
+    "of an array": "12|ubuntu|RUNNING|0:0|0|1|slurmd|0:04|5:00|2026-11-22T15:41:01|2026-11-22T15:41:02|4294901757|None|slurmd-0|11|3|run|\n",
 }
 QUEUE_26_05 = {
-    "waits for its turn again": "12|ubuntu|PENDING|0:0|1|1|all|0:00|5:00|2026-11-22T19:45:00|2026-11-22T19:47:01|BeginTime||12|N/A|again|\n",
-    "runs": "12|ubuntu|RUNNING|0:0|0|1|all|0:09|1:00|2026-11-22T19:44:56|2026-11-22T19:44:56|None|n1|12|N/A|ranout|\n",
-    "was killed": "12|ubuntu|FAILED|0:9|0|1|all|0:00|5:00|2026-11-22T19:44:57|2026-11-22T19:45:00|RaisedSignal:9(Killed)|n1|12|N/A|killed|\n",
-    "failed": "12|ubuntu|FAILED|3:0|0|1|all|0:01|5:00|2026-11-22T19:44:56|2026-11-22T19:44:56|NonZeroExitCode|d2|12|N/A|exit3|\n",
-    "was cancelled while it waited": "12|ubuntu|CANCELLED|0:0|0|1|all|0:00|2-00:00:00|2026-11-22T19:44:58|2026-11-22T19:44:59|JobHeldUser||12|N/A|gone|\n",
-    "lost its node": "12|ubuntu|NODE_FAIL|0:1|0|1|all|0:00|5:00|2026-11-22T19:45:44|2026-11-22T19:45:44|NodeDown||12|N/A|wrap|\n",
-    "of an array": "12|ubuntu|PENDING|0:0|0|1|all|0:00|5:00|2026-11-22T19:44:58|N/A|Priority||12|0-5%1|arr|\n",
-    "with a bar in its name": "12|ubuntu|PENDING|0:0|0|1|all|0:00|2-00:00:00|2026-11-22T19:44:59|N/A|JobHeldUser||12|N/A|a|b=c State=X|\n",
+    "waits for its turn again": "12|ubuntu|PENDING|0:0|1|1|all|0:00|5:00|2026-11-22T19:45:00|2026-11-22T19:47:01|4294901757|BeginTime||12|N/A|again|\n",
+    "runs": "12|ubuntu|RUNNING|0:0|0|1|all|0:09|1:00|2026-11-22T19:44:56|2026-11-22T19:44:56|4294901757|None|n1|12|N/A|ranout|\n",
+    "was killed": "12|ubuntu|FAILED|0:9|0|1|all|0:00|5:00|2026-11-22T19:44:57|2026-11-22T19:45:00|4294901757|RaisedSignal:9(Killed)|n1|12|N/A|killed|\n",
+    "failed": "12|ubuntu|FAILED|3:0|0|1|all|0:01|5:00|2026-11-22T19:44:56|2026-11-22T19:44:56|4294901757|NonZeroExitCode|d2|12|N/A|exit3|\n",
+    "was cancelled while it waited": "12|ubuntu|CANCELLED|0:0|0|1|all|0:00|2-00:00:00|2026-11-22T19:44:58|2026-11-22T19:44:59|0|JobHeldUser||12|N/A|gone|\n",
+    "lost its node": "12|ubuntu|NODE_FAIL|0:1|0|1|all|0:00|5:00|2026-11-22T19:45:44|2026-11-22T19:45:44|4294901757|NodeDown||12|N/A|wrap|\n",
+    "of an array": "12|ubuntu|PENDING|0:0|0|1|all|0:00|5:00|2026-11-22T19:44:58|N/A|4294901757|Priority||12|0-5%1|arr|\n",
+    "with a bar in its name": "12|ubuntu|PENDING|0:0|0|1|all|0:00|2-00:00:00|2026-11-22T19:44:59|N/A|0|JobHeldUser||12|N/A|a|b=c State=X|\n",
 }
 JOBS = [
-    ("22.05", "waits for its turn again", ("PENDING", True, 0, 1, "run")),
-    ("22.05", "runs", ("RUNNING", True, 0, 0, "run")),
-    ("22.05", "leaves", ("COMPLETING", True, 0, 1, "run")),
-    ("22.05", "was killed", ("FAILED", False, 137, 0, "run")),
-    ("22.05", "ran out", ("TIMEOUT", False, 143, 0, "run")),
-    ("22.05", "of an array", ("RUNNING", True, 0, 0, "run-3")),
     ("24.11", "waits for its turn again", ("PENDING", True, 0, 1, "run")),
     ("24.11", "runs", ("RUNNING", True, 0, 0, "run")),
     ("24.11", "leaves", ("COMPLETING", True, 0, 0, "run-4")),
     ("24.11", "was killed", ("FAILED", False, 137, 0, "run")),
     ("24.11", "failed", ("FAILED", False, 9, 0, "run")),
+    ("24.11", "missed its deadline", ("DEADLINE", False, 1, 0, "run")),
+    ("24.11", "was requeued and is held", ("PENDING", True, 0, 1, "run")),
     ("24.11", "was cancelled", ("CANCELLED", False, 143, 0, "run-3")),
     ("24.11", "of an array", ("RUNNING", True, 0, 0, "run-3")),
     ("26.05", "waits for its turn again", ("PENDING", True, 0, 1, "again")),
@@ -181,7 +145,7 @@ JOBS = [
     ("26.05", "was killed", ("FAILED", False, 137, 0, "killed")),
     ("26.05", "failed", ("FAILED", False, 3, 0, "exit3")),
     ("26.05", "was cancelled while it waited", ("CANCELLED", False, 0, 0, "gone")),
-    ("26.05", "lost its node", ("NODE_FAIL", False, 129, 0, "wrap")),
+    ("26.05", "lost its node", ("NODE_FAIL", False, 1, 0, "wrap")),
     ("26.05", "of an array", ("PENDING", True, 0, 0, "arr-0-5%1")),
     ("26.05", "with a bar in its name", ("PENDING", True, 0, 0, "a|b=c State=X")),
 ]
@@ -189,11 +153,14 @@ JOBS = [
 
 @pytest.mark.parametrize(("release", "which", "wanted"), JOBS)
 def test_a_job_in_the_queue(commands: Commands, release: str, which: str, wanted: tuple[str, bool, int, int, str]):
-    queue = {"22.05": QUEUE_22_05, "24.11": QUEUE_24_11, "26.05": QUEUE_26_05}[release][which]
+    queue = {"24.11": QUEUE_24_11, "26.05": QUEUE_26_05}[release][which]
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, stdout=queue)
     found = jobs.job(12, user="ubuntu")
     assert found is not None
     assert (found.state, found.is_active, found.exit_code, found.restarts, found.run_name) == wanted
+    assert found.is_held is (
+        which in ("was requeued and is held", "was cancelled while it waited", "with a bar in its name")
+    )
 
 
 def test_a_node_of_24_11_with_a_job_and_a_drain(commands: Commands):
@@ -213,7 +180,7 @@ def test_a_node_of_24_11_with_a_job_and_a_drain(commands: Commands):
 
 
 def forgotten(commands: Commands, **answer: object) -> jobs.Job | None:
-    """Ask for a job that the controller forgot, in the words of 22.05 and 24.11."""
+    """Ask for a job that the controller forgot, in the words of 24.11."""
     said = "slurm_load_jobs error: Invalid job id specified\n"
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=said)
     argv = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "12", "-o", SACCT_FIELDS)
@@ -227,7 +194,9 @@ def forgotten(commands: Commands, **answer: object) -> jobs.Job | None:
         ("COMPLETED", "0:0", ("COMPLETED", 0)),
         ("CANCELLED by 1000", "0:15", ("CANCELLED", 143)),
         ("OUT_OF_MEMORY", "0:125", ("OUT_OF_MEMORY", 253)),
-        ("NODE_FAIL", "0:0", ("NODE_FAIL", 0)),
+        ("NODE_FAIL", "0:0", ("NODE_FAIL", 1)),
+        ("NODE_FAIL", "1:0", ("NODE_FAIL", 1)),
+        ("DEADLINE", "1:0", ("DEADLINE", 1)),
         ("REQUEUED", "75:0", ("REQUEUED", 75)),
     ],
 )
@@ -240,7 +209,7 @@ def test_with_slurmdbd_a_forgotten_job_is_found(
     assert (found.state, found.exit_code) == wanted
 
 
-# Captured with slurmdbd: 22.05.8 and 26.05.5 wrote the same, but for the ids and the times.
+# Captured from 26.05.5 with slurmdbd.
 ACCOUNTED = """\
 1|ubuntu|TIMEOUT|0:0|1|all|00:01:32|00:01:00|2026-11-22T19:44:56|n1|ranout
 4|ubuntu|FAILED|0:9|1|all|00:00:00|00:05:00|2026-11-22T19:44:57|n1|killed
@@ -269,7 +238,7 @@ def test_what_the_accounting_kept(commands: Commands):
         ("n[0-1", "Invalid hostlist: n[0-1\n"),
         ("n[5-2]", "scontrol: error: _parse_single_range: Invalid range: `5-2'\nInvalid hostlist: n[5-2]\n"),
     ],
-)  # 26.05.5; 22.05.8 says the second, too, and takes the first for a name
+)  # 26.05.5
 def test_a_hostlist_that_means_nothing_is_refused(commands: Commands, asked: str, stderr: str):
     commands.expect("/usr/bin/scontrol", "show", "hostnames", asked, stderr=stderr)
     with pytest.raises(jobs.SlurmError, match=r"^Invalid hostlist: n\["):

@@ -4,10 +4,13 @@ The provider's application databag has one key, `endpoint`:
 
     SCHEME://[USER@](HOST[,HOST...])/PATH[?OPTION=VALUE[&...]]
 
-with everything between the punctuation percent-encoded. `nfs`, `cephfs` and `lustre` are on the wire exactly as the
+with everything between the punctuation percent-encoded, but for slashes, which upstream's library leaves as they are in
+users and hosts too (and then cannot read back). `nfs`, `cephfs` and `lustre` are on the wire exactly as the
 filesystem-charms of charmed-hpc write and read them (library filesystem_info, LIBAPI 0, LIBPATCH 3); `juicefs` is ours.
 Readers of that library lower-case the hosts, so nothing that needs its case may be a host. Credentials travel in a Juju
 secret whose id the option `auth` holds, and `auth-rev` changes with the secret's revision so that readers are woken.
+
+A requirer of ours says in its unit databag, under `schemes`, what it can mount. Upstream's writes nothing there.
 
 A URI may hold a key (`auth=plain:...`, sent by charms that cannot make secrets): nothing here logs one or quotes one
 in an error, and no `repr` shows it.
@@ -22,9 +25,13 @@ import urllib.parse
 import pydantic
 
 KEY = "endpoint"  # the key in the provider's application databag
+SCHEMES_KEY = "schemes"  # the key in a requirer's unit databag
+SCHEMES = "cephfs,juicefs,lustre,nfs"  # what `parse` reads
 
 _DB_PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
 ENGINES = tuple(_DB_PORTS)  # metadata engines of JuiceFS that several hosts can share
+
+_MONITOR_PORTS = {1: 6789, 2: 3300}  # of Ceph's monitors, by the messenger's version: IANA's
 
 _IN_FILES = ("tls-ca", "tls-cert", "tls-key", "google-credentials")  # keys of a secret that clients keep in files
 
@@ -72,10 +79,19 @@ class Nfs:
 
 
 @dataclasses.dataclass(frozen=True)
+class Monitor:
+    """Where a Ceph monitor listens."""
+
+    host: str
+    port: int
+    messenger: int  # 1 or 2: the version of Ceph's protocol that is spoken there
+
+
+@dataclasses.dataclass(frozen=True)
 class Cephfs:
     """A directory of a Ceph filesystem. One of `secret_id` and `key` is set; a secret's content is `{"key": ...}`."""
 
-    hosts: tuple[str, ...]  # monitors, HOST or HOST:PORT
+    hosts: tuple[str, ...]  # monitors, as the provider writes them: see `monitors`
     user: str
     fsid: str
     name: str
@@ -89,6 +105,20 @@ class Cephfs:
         _check_filled(user=self.user, fsid=self.fsid, name=self.name)
         if bool(self.secret_id) == bool(self.key):
             raise UriError("cephfs needs a secret or a key, and not both")
+        self.monitors()
+
+    def monitors(self) -> tuple[Monitor, ...]:
+        """Return the monitors, in every form in which Ceph and mount.ceph(8) print or take them.
+
+        HOST, HOST:PORT, [IPV6]:PORT, an IPv6 address alone, v2:HOST:PORT, each also with /NONCE behind it; vectors
+        `[v2:HOST:PORT/NONCE,v1:HOST:PORT/NONCE]`; and lists with slashes in between, HOST:PORT/HOST:PORT.
+        """
+        without_nonces = (re.sub(r"/[0-9]+(?=[/\]]|$)", "", host) for host in self.hosts)
+        texts = (text for host in without_nonces for text in host.split("/"))
+        found = tuple(dict.fromkeys(_monitor(text) for text in texts if text))
+        if not found:
+            raise UriError("cephfs: no monitor among the hosts")
+        return found
 
     def uri(self) -> str:
         """Return the URI that `parse` turns back into this."""
@@ -242,6 +272,11 @@ def parse(uri: str) -> Filesystem:
     return readers[parts.scheme](parts)
 
 
+def mounts_juicefs(databag: collections.abc.Mapping[str, str]) -> bool:
+    """Tell whether a requirer says in its unit databag that it can mount JuiceFS."""
+    return "juicefs" in databag.get(SCHEMES_KEY, "").split(",")
+
+
 def check_volume_name(name: str) -> None:
     """Raise `UriError` unless JuiceFS takes `name` for a volume's name."""
     if not _VOLUME_NAME.fullmatch(name):
@@ -265,6 +300,19 @@ def split_address(text: str) -> tuple[str, int | None]:
     port = int(rest[1:])
     _check_port(port)
     return host, port
+
+
+def _monitor(text: str) -> Monitor:
+    found = re.fullmatch(r"\[?(v[12]|any):(.+)", text)
+    kind, address = (found[1], found[2]) if found else ("", text)
+    if address.count("]") > address.count("["):
+        address = address.removesuffix("]")  # of a vector's end
+    try:
+        host, port = str(ipaddress.IPv6Address(address)), None
+    except ValueError:
+        host, port = split_address(address)
+    messenger = {"v1": 1, "v2": 2}.get(kind) or (2 if port == _MONITOR_PORTS[2] else 1)
+    return Monitor(host, port or _MONITOR_PORTS[messenger], messenger)
 
 
 def join_address(host: str, port: int | None) -> str:
@@ -355,15 +403,16 @@ def _split(uri: str) -> _Parts:
     if not separator or not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*", scheme):
         raise UriError("not a URI")
     before, _, query = rest.partition("?")
-    authority, slash, path = before.partition("/")
-    user, _, hosts = authority.rpartition("@")
-    if not re.fullmatch(r"[!-~]+", uri) or "#" in uri or set(":[]") & set(authority):
+    if not re.fullmatch(r"[!-~]+", uri) or "#" in uri or set(":[]") & set(before.partition(")")[0]):
         raise UriError("not a URI of this interface: something is not percent-encoded")
+    # The only parentheses that are not encoded are those around the hosts
+    found = re.fullmatch(r"(?:([^@()]*)@)?\(([^@()]+)\)(/[^()]*)?", before)
+    if not found:
+        raise UriError("the list of hosts is missing")
     # Upstream's reader lower-cases the hosts up to the first encoded character, since its URL parser takes that for an
     # IPv6 zone. A host's case means nothing, so all of it is lowered here.
-    hosts = _unquote(re.sub(r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), hosts))
-    if not hosts.startswith("(") or not hosts.endswith(")") or len(hosts) < 3:
-        raise UriError("the list of hosts is missing")
+    hosts = re.sub(r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), found[2])
+    user, path = _unquote(found[1] or ""), _unquote(found[3] or "/")
     options: dict[str, str] = {}
     try:
         pairs = urllib.parse.parse_qsl(
@@ -377,7 +426,7 @@ def _split(uri: str) -> _Parts:
         if key in options:
             raise UriError(f"option {_short(key)} is given twice")
         options[key] = value
-    return _Parts(scheme.lower(), tuple(hosts[1:-1].split(",")), _unquote(user), _unquote(slash + path) or "/", options)
+    return _Parts(scheme.lower(), tuple(_unquote(hosts).split(",")), user, path, options)
 
 
 def _join(parts: _Parts) -> str:
@@ -429,7 +478,7 @@ def _check_host(host: str) -> None:
     try:
         ipaddress.IPv6Address(host)
     except ValueError:
-        if not host or re.search(r"[\[\],:]", host):
+        if not host or re.search(r"[\[\],:/]", host):
             raise UriError("a host is empty, or neither a name nor an address") from None
 
 

@@ -14,6 +14,7 @@ import pydantic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 _VALUE = re.compile(r"[A-Za-z0-9_./,:\[\]+-]+")
+_AUTODETECT = frozenset({"off", "nvidia", "nvml"})
 _KEYS = frozenset({"Name", "Type", "File", "MultipleFiles", "Count", "Cores", "Links", "Flags"})
 _GRES = re.compile(r"[A-Za-z0-9_./,:+-]*")
 MAX_LINES = 1024  # a node of 16 cards in 7 MIG instances each, with shards, needs 128
@@ -24,8 +25,8 @@ class NodeGres(pydantic.BaseModel, frozen=True):
 
     node: str | None = None  # the name that slurmd registers
     gres: str | None = None  # "gpu:h100:8", as in the node's --conf; empty when it has none
-    lines: tuple[str, ...] | None = None  # gres.conf lines in device order, without NodeName and AutoDetect
-    awaits: bool | None = None  # the node registers only once these lines are live, so it needs an answer
+    lines: tuple[str, ...] | None = None  # gres.conf lines without NodeName; without AutoDetect they mean `off`
+    awaits: bool | None = None  # the node registers only once its lines are these, or none, so it needs an answer
 
     @pydantic.field_validator("node")
     @classmethod
@@ -72,7 +73,9 @@ def is_node_name(text: str) -> bool:
 def check_line(line: str) -> None:
     """Raise `ValueError` unless `line` is one gres.conf record of known keys, with nothing that could add another."""
     pairs = [word.partition("=") for word in line.split(" ")]
-    if any(key not in _KEYS or not _VALUE.fullmatch(text) for key, _, text in pairs):
+    if pairs[0][0] == "AutoDetect" and pairs[0][2] in _AUTODETECT:
+        del pairs[0]
+    if not pairs or any(key not in _KEYS or not _VALUE.fullmatch(text) for key, _, text in pairs):
         raise ValueError(f"not a gres.conf record: {line[:80]!r}")
     keys = [key for key, _, _ in pairs]
     if keys[0] != "Name" or len(set(keys)) != len(keys):

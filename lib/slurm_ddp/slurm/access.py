@@ -125,7 +125,7 @@ def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: st
 
 
 def _sacctmgr(*words: str) -> list[str]:
-    """Return the lines of `sacctmgr show`; the words were the same from 22.05 to 26.05."""
+    """Return the lines of `sacctmgr show`; the words were the same from 24.11 to 26.05."""
     answer = run(_SACCTMGR, "-n", "-P", "show", *words, timeout=30, cwd="/")
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 

@@ -1,6 +1,6 @@
-"""Slurm's partitions and batch jobs, through the text outputs that kept their shape from 22.05 to 26.05.
+"""Slurm's partitions and batch jobs, through the text outputs that kept their shape from 24.11 to 26.05.
 
-No JSON: its shape changed in 23.02, 24.05 and 24.11 and 22.05 needs a plugin for it. No field that another user can
+No JSON: its shape changes with each release. No field that another user can
 write into (a job's name) stands before one that we decide by.
 """
 
@@ -22,17 +22,18 @@ _SACCT = "/usr/bin/sacct"
 ACTIVE = frozenset(
     {
         "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
-        "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD",
+        "REQUEUE_FED", "RESIZING", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD", "EXPEDITING",
     }
 )  # fmt: skip
-"""Job states that lead to another one (squeue(1), JOB STATE CODES)."""
+"""Job states that lead to another one (squeue(1), JOB STATE CODES; EXPEDITING: job_state_string() of 25.11)."""
 
+_LOST = frozenset({"DEADLINE", "NODE_FAIL", "BOOT_FAIL"})  # ends that no script's exit code tells
 NO_LIMIT = ("UNLIMITED", "INFINITE")
 """What Slurm calls no time limit (slurm.conf(5), MaxTime)."""
 
 _QUEUE_FIELDS = (
     "JobID", "UserName", "State", "exit_code", "RestartCnt", "NumNodes", "Partition", "TimeUsed", "TimeLimit",
-    "SubmitTime", "StartTime", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
+    "SubmitTime", "StartTime", "PriorityLong", "Reason", "NodeList", "ArrayJobID", "ArrayTaskID", "Name",
 )  # fmt: skip
 _QUEUE_FORMAT = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
 _KEPT = "MAINTENANCE"
@@ -44,7 +45,7 @@ _NOISE = re.compile(
 _SILENT = re.compile(
     r"Unable to contact slurm controller|standby mode|Socket timed out|Transport endpoint|authentication error"
     r"|Unable to authenticate|Could not establish a configuration source|Zero Bytes were transmitted|Connection refused"
-)  # slurm_errno.c of 22.05 to 26.05
+)  # slurm_errno.c of 24.11 to 26.05
 
 
 class SlurmError(Exception):
@@ -80,6 +81,7 @@ class Partition:
     default_time_s: int | None  # None: NONE, then the maximum counts
     nodes: tuple[Capacity, ...]
     access: tuple[tuple[str, frozenset[str]], ...] = ()  # ("AllowAccounts", names) ...: what lets in or keeps out
+    preempt_mode: str = ""  # its own, or the cluster's where it has none
 
     @property
     def usable(self) -> tuple[Capacity, ...]:
@@ -106,6 +108,7 @@ class Job:
     name: str
     task: str = ""  # of an array: the task's number; of tasks that wait together: a range such as 3-7%2
     array_id: int | None = None  # of an array: its id, which its last task has for its own, too
+    is_held: bool = False  # it waits until it is released; `reason` may be any text then
 
     @property
     def run_name(self) -> str:
@@ -159,6 +162,7 @@ def partitions() -> tuple[Partition, ...]:
                 for key in ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
                 if (names := show.value(record, key)) and names != "ALL"
             ),
+            preempt_mode=record.get("PreemptMode", ""),
         )
         for record in found
     )
@@ -239,7 +243,7 @@ def start_now(job_id: int, *, user: str | None) -> None:
 
 
 def release(job_id: int, *, user: str | None) -> None:
-    """Release a job that its user held. Raises SlurmError."""
+    """Release a held job; Slurm refuses one that an administrator holds. Raises SlurmError."""
     ask(_SCONTROL, "release", str(job_id), user=user)
 
 
@@ -368,7 +372,7 @@ def _capacity(node: nodes.Node) -> Capacity:
     takes_jobs = node.state in _USABLE and not node.flags & _UNUSABLE - {_KEPT}
     return Capacity(
         name=node.name,
-        cpus=_number(fields.get("CPUEfctv", fields.get("CPUTot", "0"))),
+        cpus=_number(fields.get("CPUEfctv", "0")),
         memory_mb=max(_number(fields.get("RealMemory", "0")) - _number(fields.get("MemSpecLimit", "0")), 0),
         gpus=parse_gpus(node.gres or ""),
         state=node.state_text,
@@ -391,7 +395,7 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
                 job_id=int(record["JobID"]),
                 user=record["UserName"],
                 state=record["State"],
-                exit_code=_wait_status(record["exit_code"]),
+                exit_code=_exit_code(record["exit_code"], record["State"]),
                 restarts=_number(record["RestartCnt"]),
                 num_nodes=_number(record["NumNodes"]),
                 partition=record["Partition"],
@@ -399,6 +403,7 @@ def _parse_queue(text: str) -> tuple[Job, ...]:
                 time_limit=record["TimeLimit"],
                 submitted=_utc(record["SubmitTime"]),
                 reason=record["Reason"],
+                is_held=record["PriorityLong"] == "0",
                 nodes=record["NodeList"],
                 name=record["Name"].rstrip("|"),
                 task=task,
@@ -423,12 +428,13 @@ def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
     for line in text.splitlines():
         values = line.split("|", 10)
         if len(values) == 11 and values[0].isdecimal() and values[1] == user:
+            state = values[2].split()[0] if values[2] else "UNKNOWN"  # CANCELLED by 1000
             found.append(
                 Job(
                     job_id=int(values[0]),
                     user=user,
-                    state=values[2].split()[0] if values[2] else "UNKNOWN",  # CANCELLED by 1000
-                    exit_code=_wait_status(values[3]),
+                    state=state,
+                    exit_code=_exit_code(values[3], state),
                     restarts=0,
                     num_nodes=_number(values[4]),
                     partition=values[5],
@@ -443,14 +449,16 @@ def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
     return tuple(found)
 
 
-def _wait_status(text: str) -> int:
-    """Return an exit code as a shell would, from wait(2)'s status (squeue of 22.05) or `code:signal` (24.11, sacct)."""
-    if ":" in text:
-        code, signal = (_number(part) for part in text.split(":", 1))
-    else:
-        status = _number(text)
-        code, signal = status >> 8, status & 0x7F
-    return code or (128 + signal if signal else 0)
+def _exit_code(text: str, state: str) -> int:
+    """Return an exit code as a shell would, from Slurm's `code:signal`.
+
+    Of a job whose script did not end by itself slurmctld notes the bare status 1 or nothing: squeue prints 0:1, sacct
+    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
+    """
+    code, signal = (_number(part) for part in text.partition(":")[::2])
+    if signal == 1:
+        code, signal = 1, 0
+    return code or (128 + signal if signal else int(state in _LOST))
 
 
 def _number(text: str) -> int:

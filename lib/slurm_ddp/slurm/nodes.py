@@ -18,7 +18,7 @@ SQUEUE = "/usr/bin/squeue"
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 
-# What clients say when no controller answers (slurm_errno.c of 22.05 to 25.11, and configless clients without a
+# What clients say when no controller answers (slurm_errno.c of 24.11 and 25.11, and configless clients without a
 # slurmd).
 _SILENT = (
     "Unable to contact slurm controller",
@@ -33,6 +33,7 @@ _SILENT = (
 )
 _BUSY = ("Requested nodes are busy", "Requested node is busy")
 _UNKNOWN = ("Invalid node name specified",)
+_NO_RESERVATION = "Requested reservation is invalid"
 # Marks that `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
           "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
@@ -100,6 +101,11 @@ class Node:
     def is_dynamic(self) -> bool:
         """Whether the node registered itself (`slurmd -Z`), so that it may be deleted."""
         return bool(self.flags & {"DYNAMIC_NORM", "DYNAMIC_FUTURE"})
+
+    @property
+    def address(self) -> str | None:
+        """Where the node is reached: an address that slurmctld took from its registration, or what was set for it."""
+        return show_text.value(self.fields, "NodeAddr")
 
     @property
     def boot_time(self) -> float | None:
@@ -180,20 +186,6 @@ def reconfigure() -> None:
     _scontrol("reconfigure", "reconfigure", timeout=120)
 
 
-def wait_for_controller(timeout: float) -> None:
-    """Return when a controller answers. Raises `ControllerSilent` when none does within `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            _scontrol("show the configuration", "show", "config")
-        except ControllerSilent:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_POLL_S)
-        else:
-            return
-
-
 def job_ids(name: str) -> list[str]:
     """Return the ids of the jobs that hold or are about to hold the node, sorted."""
     what = f"list jobs on {name}"
@@ -208,7 +200,7 @@ def reservations(name: str) -> dict[str, str]:
     """Return the reservations that the node is part of, now or later, and the other nodes of each as a hostlist.
 
     Deleting a node is refused while one is active, and takes the node out of those that are to come, which end if it
-    was their last (seen on 22.05.8); 26.05.5 was seen to take it out of an active one, too.
+    was their last; 26.05.5 was seen to take it out of an active one, too.
     """
     found: dict[str, str] = {}
     for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o").stdout):
@@ -219,6 +211,33 @@ def reservations(name: str) -> dict[str, str]:
             short = _scontrol(f"write {others}", "show", "hostlist", others).stdout.strip() if others else ""
             found[record["ReservationName"]] = short
     return dict(sorted(found.items()))
+
+
+def reserve(reservation: str, name: str, seconds: int) -> None:
+    """Keep all jobs off the node for so long from now, by a reservation of this name, which is made or prolonged.
+
+    Nothing that is done to the node's state ends it: seen on 24.11.5, after `state=idle` and `state=resume`, and after
+    restarts of slurmd and slurmctld, jobs wait with "Reserved for maintenance". Those that run go on. It lies over any
+    other reservation, and jobs of those wait, too. `delete` is refused until it is over.
+    """
+    try:
+        _scontrol(f"prolong {reservation}", "update", f"reservationname={reservation}", f"endtime=now+{seconds}")
+    except NodeError as e:
+        if _NO_RESERVATION not in str(e):
+            raise
+        _scontrol(
+            f"reserve {name}", "create", "reservation", f"reservationname={reservation}", f"nodes={name}", "users=root",
+            "starttime=now", f"endtime=now+{seconds}", "flags=maint,ignore_jobs",
+        )  # fmt: skip
+
+
+def unreserve(reservation: str) -> None:
+    """End a reservation; one that is not there is fine."""
+    try:
+        _scontrol(f"end {reservation}", "delete", f"reservationname={reservation}")
+    except NodeError as e:
+        if _NO_RESERVATION not in str(e):
+            raise
 
 
 def wait(

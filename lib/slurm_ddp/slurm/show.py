@@ -1,8 +1,9 @@
-"""Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 22.05 to 26.05.
+"""Reading what `scontrol show ENTITY -o` and `scontrol show config` print, from Slurm 24.11 to 26.05.
 
 A record is one line of `Key=Value` fields. Slurm quotes nothing: a job's name, a reason or a comment may hold spaces,
 equals signs and line breaks, and each release adds fields. So a field ends where the next key begins, except that a
-field of free text ends only at a key that Slurm prints after it; and of two fields with one key the first counts.
+field of free text ends only at a key that Slurm prints after it, and a node's Reason only behind the author and the
+time that Slurm appends to it; and of two fields with one key the first counts.
 What stands before the first free text of a record is therefore certain (a node's name, State, Gres); what stands
 after a text that users choose (JobName) can be imitated by that text and must not decide what somebody may do.
 """
@@ -14,8 +15,13 @@ _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_:/]*)=")
 _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown"})
 
 # Fields of free text, and the keys that may follow each. From src/api/node_info.c, src/api/job_info.c and
-# src/scontrol/info_job.c of Slurm 22.05, 23.11 and 25.11; a key that only some releases print does no harm here.
-_AFTER_REASON = frozenset({"Comment", "Extra", "InstanceId", "InstanceType", "ReservationName"})
+# src/scontrol/info_job.c of Slurm 24.11 and 25.11; a key that only some releases print does no harm here.
+_AFTER_REASON = frozenset(
+    {
+        "Comment", "Extra", "InstanceId", "InstanceType", "ReservationName", "TLSCertTokenSet", "TLSCertLastRenewal",
+        "Topology", "Parameters",
+    }
+)  # fmt: skip
 _AFTER_PATHS = frozenset(
     {
         "AdminComment", "BatchFeatures", "BurstBuffer", "BurstBufferState", "Comment", "Container", "ContainerID",
@@ -39,7 +45,7 @@ _FOLLOWERS: dict[str, frozenset[str]] = {
     "AdminComment": _AFTER_PATHS,
     "SystemComment": _AFTER_PATHS,
 }
-_REASON_FOLLOWERS = {"NodeName": _AFTER_REASON}  # a job's Reason is one word; a node's is a text
+_STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)")  # " [root@2026-11-20T18:51:55]", behind a node's Reason
 
 
 def records(text: str) -> list[dict[str, str]]:
@@ -77,19 +83,23 @@ def _fields(record: str) -> dict[str, str]:
     key = ""
     start = 0
     first = ""
+    stamped = 0  # where the author of a node's reason ends
     for match in _KEY.finditer(record):
-        if key and match[1] not in _enders(first, key, match[1]):
+        if match.start() < stamped or (key and match[1] not in _enders(first, key, match[1], stamped=stamped > 0)):
             continue
         if key:
             fields.setdefault(key, record[start : match.start()].strip())
         key, start = match[1], match.end()
         first = first or key
+        if (first, key) == ("NodeName", "Reason"):  # a job's is one word
+            stamp = _STAMP.search(record, start)
+            stamped = stamp.end() if stamp else 0
     if key:
         fields.setdefault(key, record[start:].strip())
     return fields
 
 
-def _enders(first: str, key: str, candidate: str) -> collections.abc.Collection[str]:
-    if key == "Reason" and first in _REASON_FOLLOWERS:
-        return _REASON_FOLLOWERS[first]
+def _enders(first: str, key: str, candidate: str, *, stamped: bool) -> collections.abc.Collection[str]:
+    if (first, key) == ("NodeName", "Reason") and not stamped:
+        return _AFTER_REASON
     return _FOLLOWERS.get(key, (candidate,))

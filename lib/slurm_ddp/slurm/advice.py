@@ -1,0 +1,22 @@
+"""What an operator types to change Slurm's configuration through upstream's charms, whose options are each one text.
+
+slurmutils, which they read an option with, refuses a setting that is in it twice, in whatever case, and then the charm
+handles no event any more. Each command keeps what the option holds, except earlier values of the same settings.
+"""
+
+import collections.abc
+import shlex
+
+
+def slurm_conf(settings: collections.abc.Mapping[str, str]) -> str:
+    """Return the command that sets these in slurm.conf, each in a line of its own as slurmutils reads them."""
+    option = "juju config slurmctld slurm-conf-parameters"
+    names = "|".join(settings)
+    lines = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())
+    return f"""{option}="$({option} | grep -viE '^ *({names}) *='; printf '%s\\n' {lines})\""""
+
+
+def partition_config(partition: str, name: str, value: str) -> str:
+    """Return the command that sets this in a partition's one line, which slurmd's application gives its name."""
+    option = f"juju config {shlex.quote(partition)} partition-config"
+    return f"""{option}="$({option} | sed -E 's/(^| +){name}=[^ ]*//Ig') {shlex.quote(f"{name}={value}")}\""""
