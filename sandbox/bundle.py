@@ -267,6 +267,7 @@ def check(bundle: Bundle, metadata: collections.abc.Mapping[str, dict[str, typin
     for app in bundle.applications.values():
         _check_options(app, metadata[app.name])
         _check_units(app, metadata[app.name])
+        _check_actions(app, metadata[app.name])
         known = section(metadata[app.name], "resources")
         for resource, path in app.body.get("resources", {}).items():
             if resource not in known:
@@ -288,6 +289,18 @@ def _check_units(app: BundleApplication, metadata: dict[str, typing.Any]) -> Non
         raise BundleError(app.at("num_units", "charm"), f"{app.name}: num_units must be a number from 0 to 64")
     if "to" in app.body:
         raise BundleError(app.at("to"), f"{app.name}: the sandbox gives every unit a host of its own: no placement")
+
+
+def _check_actions(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:
+    """Check what decides under which lock an action runs."""
+    for name, action in section(metadata, "actions").items():
+        parallel: object = (action or {}).get("parallel", False)
+        if not isinstance(parallel, bool):
+            raise BundleError(
+                app.at("charm"), f"{app.name}: action {name}: parallel is true or false, not {parallel!r}"
+            )
+        if "execution-group" in (action or {}):
+            raise BundleError(app.at("charm"), f"{app.name}: action {name}: the sandbox knows no execution-group")
 
 
 def _check_options(app: BundleApplication, metadata: dict[str, typing.Any]) -> None:

@@ -18,8 +18,8 @@ import yaml
 from sandbox import bundle as bundles
 from sandbox import demo as demonstration
 from sandbox import deploy as deployment
-from sandbox import image, view
 from sandbox import model as rules
+from sandbox import view
 from sandbox.engine import Engine, Progress, parse_gpus
 from sandbox.hosts import HostError, Hosts
 from sandbox.store import Application, Model, SandboxError, Store, Unit
@@ -29,7 +29,7 @@ _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _SETTLED = ("active", "blocked", "error", "terminated")
 _UPDATE_ROUNDS = 6  # update-status rounds after a command, for units that wait for something that time brings
 _UPDATE_PAUSE_S = 5.0
-_LOCK_WAIT_S = 3600.0
+_LOCK_WAIT_S = 600.0
 
 
 def _errors(command: collections.abc.Callable[..., typing.Any]) -> collections.abc.Callable[..., typing.Any]:
@@ -58,59 +58,65 @@ def _assignments(items: collections.abc.Iterable[str]) -> dict[str, str]:
 
 
 class _Session:
-    """One command's hold on the model: locked, with hosts and agents, progress on standard error."""
+    """One command's work on the model, with hosts and agents, and progress on standard error."""
 
-    def __init__(self, store: Store, *, create: bool = False, slurm: str | None = None) -> None:
+    def __init__(self, store: Store, *, create: bool = False, seed: int | None = None) -> None:
         self.store = store
         self.progress = Progress(lambda line: click.echo(line, err=True))
         self._create = create
-        self._slurm = slurm  # what was asked for
+        self._seed = seed
 
     @contextlib.contextmanager
-    def open(self) -> collections.abc.Generator[tuple[Model, Engine]]:
-        if not self._create and not self.store.exists():
-            self.store.load()
-        busy = functools.partial(self.progress, "sandbox", "waits for another sandboxctl command to end")
-        with self.store.locked(_LOCK_WAIT_S, busy):
-            if self.store.exists():
-                model = self.store.load()
-            else:
-                model = Model(name=self.store.name, slurm=self._slurm or image.DEFAULT_SLURM)
-            if self._slurm not in (None, model.slurm):
-                raise SandboxError(
-                    f"model {model.name} runs Slurm {model.slurm}: for {self._slurm} ./sandboxctl destroy, then deploy"
-                )
-            with Engine(self.store, model, self.progress) as engine:
-                yield model, engine
+    def open(self) -> collections.abc.Generator[Engine]:
+        """Give out the engine; where the session creates, the model is made by the first change."""
+        with Engine(self.store, self.progress, self._make if self._create else None) as engine:
+            yield engine
 
-    def settle(self, model: Model, engine: Engine, *, rounds: int = _UPDATE_ROUNDS) -> None:
+    def _make(self) -> Model:
+        return Model(name=self.store.name)
+
+    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, rounds: int = _UPDATE_ROUNDS) -> None:
+        """Bring the model to what the bundle says, and wait until it settles."""
+        with engine.change() as model:
+            new = not model.applications
+            deployment.Deployment(self.store, model, self.progress).apply(bundle)
+            if self._seed is not None and self._seed != model.seed:
+                model.seed, new = self._seed, True
+            if new:
+                text = f"what Juju leaves open is drawn from seed {model.seed}: deploy --seed {model.seed} repeats it"
+                self.store.log("sandbox", "INFO", text)
+                self.progress("sandbox", text)
+        self.settle(engine, rounds=rounds)
+        self.progress("sandbox", view.summary(engine.model))
+
+    def settle(self, engine: Engine, *, rounds: int = _UPDATE_ROUNDS) -> None:
         """Work off every event, then update-status for units that still wait; fail when a unit is in error."""
+        engine.update_status = rounds > 0
         engine.settle()
         for _ in range(rounds):
-            waiting = [unit for unit in model.units.values() if unit.started and not _is_settled(unit)]
+            waiting = {
+                name
+                for name, unit in engine.model.units.items()
+                if unit.started and not _is_settled(unit) and not engine.is_held(unit)
+            }
             if not waiting or engine.errors():
                 break
             time.sleep(_UPDATE_PAUSE_S)
-            for unit in waiting:
-                rules.enqueue(model, unit, "update-status")
+            with engine.change() as model:
+                for name in sorted(waiting & set(model.units)):
+                    rules.enqueue(model, model.units[name], "update-status")
+                    self.progress(name, "still waits: update-status, which Juju sends within five minutes")
             engine.settle()
-        self.store.save(model)
         if engine.errors():
             raise SandboxError(engine.errors()[0])
 
     def action(
-        self, model: Model, engine: Engine, name: str, action: str, values: collections.abc.Mapping[str, str]
+        self, engine: Engine, name: str, action: str, values: collections.abc.Mapping[str, str]
     ) -> dict[str, typing.Any]:
         """Run an action and what follows from it; return {"id", "results", "failure"}."""
-        unit = model.unit(name)
-        if unit.dying:
-            raise SandboxError(f"unit {name!r} is being removed")
-        event = rules.request_action(model, unit, action, values)
-        outcome = engine.wait_for(event, unit)
+        outcome = engine.act(name, action, values)
         engine.settle()
-        self.store.save(model)
-        assert event.action is not None
-        return {"id": event.action["id"], **outcome}
+        return outcome
 
 
 def _is_settled(unit: Unit) -> bool:
@@ -121,7 +127,7 @@ def _is_settled(unit: Unit) -> bool:
 @click.option("-m", "--model", default="default", show_default=True, envvar="SLURM_DDP_MODEL", help="Which deployment.")
 @click.pass_context
 def cli(context: click.Context, model: str) -> None:
-    """Run the bundle on this machine, without Juju: systemd hosts, the charms' own code, the distribution's Slurm."""
+    """Run the bundle on this machine, without Juju: systemd hosts, the charms' own code, Debian's Slurm."""
     if not (model.isalnum() and model.islower() and len(model) <= 8):
         raise click.UsageError(f"--model {model!r}: up to 8 lower-case letters and digits")
     context.obj = Store(model)
@@ -158,11 +164,16 @@ def _as_yaml(results: dict[str, typing.Any]) -> str:
     return yaml.dump(results, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
-_slurm_option = click.option(
-    "--slurm",
-    type=click.Choice(list(image.SLURM)),
-    envvar="SLURM_DDP_SLURM",
-    help=f"Which Slurm a new model runs; {image.DEFAULT_SLURM} when absent.",
+_seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0),
+    envvar="SLURM_DDP_SEED",
+    help="Of what Juju leaves open, such as the order of relations' hooks; debug-log shows the one that was drawn.",
+)
+
+
+_once_option = click.option(
+    "--once", is_flag=True, help="Send no update-status, neither by chance nor to units that still wait at the end."
 )
 
 
@@ -171,17 +182,18 @@ _slurm_option = click.option(
 @click.option(
     "--overlay", "overlays", multiple=True, type=click.Path(path_type=pathlib.Path), help="Merged over the bundle."
 )
-@_slurm_option
+@_seed_option
+@_once_option
 @click.pass_obj
 @_errors
-def deploy(store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], slurm: str | None) -> None:
+def deploy(
+    store: Store, bundle: pathlib.Path, overlays: tuple[pathlib.Path, ...], seed: int | None, *, once: bool
+) -> None:
     """Deploy BUNDLE with the sandbox's own overlay and yours, and wait until it settles."""
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
-    session = _Session(store, create=True, slurm=slurm)
-    with session.open() as (model, engine):
-        deployment.Deployment(store, model, session.progress).apply(merged)
-        session.settle(model, engine)
-        session.progress("sandbox", view.summary(model))
+    session = _Session(store, create=True, seed=seed)
+    with session.open() as engine:
+        session.deploy(engine, merged, rounds=0 if once else _UPDATE_ROUNDS)
 
 
 @cli.command()
@@ -212,31 +224,29 @@ def status(store: Store, names: tuple[str, ...], form: str, *, relations: bool, 
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=pathlib.Path), default=deployment.REPOSITORY / "bundle.yaml")
-@_slurm_option
+@_seed_option
 @click.pass_obj
 @_errors
-def demo(store: Store, bundle: pathlib.Path, slurm: str | None) -> None:
+def demo(store: Store, bundle: pathlib.Path, seed: int | None) -> None:
     """Deploy, prepare a dataset, train a model on two nodes, and show the result."""
     merged = bundles.load(bundle, defaults=_OVERLAY)
     phases = demonstration.Phases()
-    session = _Session(store, create=True, slurm=slurm)
+    session = _Session(store, create=True, seed=seed)
     result: dict[str, typing.Any] = {}
-    with session.open() as (model, engine):
+    with session.open() as engine:
         with phases.phase("deploy the bundle"):
-            deployment.Deployment(store, model, session.progress).apply(merged)
-            session.settle(model, engine)
-            session.progress("sandbox", view.summary(model))
+            session.deploy(engine, merged)
         for name, action, params in (
             ("install the training environment", "install-environment", {}),
             ("prepare a dataset", "prepare-dataset", {}),
             ("train on two nodes", "submit-ddp", {"nodes": "2", "wait": "true", "env": demonstration.ENVIRONMENT}),
         ):
             with phases.phase(name):
-                outcome = session.action(model, engine, "trainer/0", action, params)
+                outcome = session.action(engine, "trainer/0", action, params)
                 if outcome["failure"] is not None:
                     raise SandboxError(f"{action}: {outcome['failure']}")
                 result = outcome["results"]
-        click.echo(demonstration.show(engine.hosts, model, result, phases))
+        click.echo(demonstration.show(engine.hosts, engine.model, result, phases))
 
 
 @cli.command()
@@ -258,11 +268,11 @@ def run(store: Store, words: tuple[str, ...], form: str, file: pathlib.Path | No
     values = (_from_file(file) if file else {}) | _assignments(params)
     shown: dict[str, dict[str, typing.Any]] = {}
     session = _Session(store)
-    with session.open() as (model, engine):
+    with session.open() as engine:
         for name in names:
-            app = name.removesuffix("/leader")
+            app, model = name.removesuffix("/leader"), engine.model
             unit = (model.leader(model.application(app).name) or name) if app != name else name
-            outcome = session.action(model, engine, unit, action, values)
+            outcome = session.action(engine, unit, action, values)
             failed = outcome["failure"] is not None
             shown[unit] = {
                 "id": outcome["id"],
@@ -344,10 +354,11 @@ def config(
             name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()
         } | values
     session = _Session(store)
-    with session.open() as (model, engine):
-        names = [name for name in reset.split(",") if name]
-        rules.set_options(model, model.application(app), values, reset=names)
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            names = [name for name in reset.split(",") if name]
+            rules.set_options(model, model.application(app), values, reset=names)
+        session.settle(engine)
 
 
 def _show_options(app: Application, names: collections.abc.Sequence[str], form: str) -> None:
@@ -384,9 +395,12 @@ def attach_resource(store: Store, app: str, resource: str) -> None:
     """Give APP a resource; its units get upgrade-charm, as in Juju."""
     ((name, path),) = _assignments([resource]).items()
     session = _Session(store)
-    with session.open() as (model, engine):
-        deployment.Deployment(store, model, session.progress).attach(model.application(app), name, pathlib.Path(path))
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            deployment.Deployment(store, model, session.progress).attach(
+                model.application(app), name, pathlib.Path(path)
+            )
+        session.settle(engine)
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -400,7 +414,7 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
     argv = argv[1:] if argv[:1] == ["--"] else argv
     if not argv:
         raise click.UsageError("say which command: exec slurmd/0 -- sinfo")
-    host = Hosts(store.name).get(store.load().unit(name).host)
+    host = Hosts(store.name).get(store.load().host_of(name))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it, too
     sys.exit(0 if host.popen(argv, stdin=None, stdout=None, stderr=None).wait() == 0 else 1)
 
@@ -412,7 +426,7 @@ def exec_(store: Store, unit: str | None, words: tuple[str, ...]) -> None:
 @_errors
 def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
     """Open a shell as user ubuntu on the host of UNIT (sudo works there), or run COMMAND in one."""
-    host = Hosts(store.name).get(store.load().unit(unit).host)
+    host = Hosts(store.name).get(store.load().host_of(unit))
     words = command[1:] if command[:1] == ("--",) else command
     run_it = ["-c", " ".join(words)] if words else []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -428,13 +442,16 @@ def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
 def add_unit(store: Store, app: str, num_units: int) -> None:
     """Add units to APP, each on a host of its own."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        application = model.application(app)
-        if application.subordinate:
-            raise SandboxError(f"{app} is subordinate: its units come with those of the applications it is related to")
-        for _ in range(num_units):
-            rules.add_unit(model, application)
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            application = model.application(app)
+            if application.subordinate:
+                raise SandboxError(
+                    f"{app} is subordinate: its units come with those of the applications it is related to"
+                )
+            for _ in range(num_units):
+                rules.add_unit(model, application)
+        session.settle(engine)
 
 
 @cli.command("remove-unit")
@@ -444,15 +461,50 @@ def add_unit(store: Store, app: str, num_units: int) -> None:
 def remove_unit(store: Store, units: tuple[str, ...]) -> None:
     """Remove UNITS, their subordinates and their hosts."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        for name in units:
-            unit = model.unit(name)
-            if unit.principal:
-                raise SandboxError(
-                    f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead"
-                )
-            rules.remove_unit(model, unit)
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            for name in units:
+                unit = model.unit(name)
+                if unit.principal:
+                    raise SandboxError(
+                        f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead"
+                    )
+                rules.remove_unit(model, unit)
+        session.settle(engine)
+
+
+@cli.command("remove-application")
+@click.argument("apps", nargs=-1, required=True)
+@click.option("--no-prompt", is_flag=True, help="As in Juju, which asks without it; here nothing is asked.")
+@click.pass_obj
+@_errors
+def remove_application(store: Store, apps: tuple[str, ...], no_prompt: bool) -> None:
+    """Remove APPS with their units, their hosts and their relations, all at the same time."""
+    del no_prompt
+    session = _Session(store)
+    with session.open() as engine:
+        with engine.change() as model:
+            rules.remove_applications(model, apps)
+        session.settle(engine)
+
+
+@cli.command()
+@click.argument("units", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every unit in error.")
+@click.option("--no-retry", is_flag=True, help="Do not run the failed hook again: go on as if it had run.")
+@click.pass_obj
+@_errors
+def resolved(store: Store, units: tuple[str, ...], *, every: bool, no_retry: bool) -> None:
+    """End the error of UNITS: the failed hook runs again at once, or not at all."""
+    if bool(units) == every:
+        raise click.UsageError("say which units, or --all")
+    session = _Session(store)
+    with session.open() as engine:
+        with engine.change() as model:
+            wrong = [name for name, unit in model.units.items() if unit.failed is not None]
+            for name in wrong if every else units:
+                rules.resolve(model, model.unit(name), retry=not no_retry)
+        session.settle(engine)
 
 
 @cli.command()
@@ -463,9 +515,10 @@ def remove_unit(store: Store, units: tuple[str, ...]) -> None:
 def integrate(store: Store, first: str, second: str) -> None:
     """Relate two APP:ENDPOINT."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        rules.relate(model, first, second)
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            rules.relate(model, first, second)
+        session.settle(engine)
 
 
 @cli.command("remove-relation")
@@ -476,13 +529,14 @@ def integrate(store: Store, first: str, second: str) -> None:
 def remove_relation(store: Store, first: str, second: str) -> None:
     """End the relation between two APP:ENDPOINT."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
-        found = [relation for relation in model.relations.values() if sorted(relation.ends) == ends]
-        if not found:
-            raise SandboxError(f"{first} and {second} are not related")
-        rules.remove_relation(model, found[0])
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
+            found = [relation for relation in model.relations.values() if sorted(relation.ends) == ends]
+            if not found:
+                raise SandboxError(f"{first} and {second} are not related")
+            rules.remove_relation(model, found[0])
+        session.settle(engine)
 
 
 @cli.command()
@@ -492,10 +546,11 @@ def remove_relation(store: Store, first: str, second: str) -> None:
 def refresh(store: Store, app: str) -> None:
     """Upgrade APP to the charm's present files."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        if not deployment.Deployment(store, model, session.progress).refresh(model.application(app)):
-            session.progress(app, "runs the present files already")
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            if not deployment.Deployment(store, model, session.progress).refresh(model.application(app)):
+                session.progress(app, "runs the present files already")
+        session.settle(engine)
 
 
 @cli.command("add-secret")
@@ -505,9 +560,8 @@ def refresh(store: Store, app: str) -> None:
 @_errors
 def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Add a secret of yours with key=value content; prints its id."""
-    with _Session(store).open() as (model, _):
+    with _Session(store).open() as engine, engine.change() as model:
         click.echo(rules.add_user_secret(model, name, _secret_content(content)).id)
-        store.save(model)
 
 
 @cli.command("update-secret")
@@ -518,9 +572,10 @@ def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
 def update_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
     """Give a secret of yours new content."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        rules.update_user_secret(model, name, _secret_content(content))
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            rules.update_user_secret(model, name, _secret_content(content))
+        session.settle(engine)
 
 
 @cli.command("grant-secret")
@@ -531,9 +586,10 @@ def update_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
 def grant_secret(store: Store, name: str, app: str) -> None:
     """Let APP read a secret of yours."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        rules.grant_user_secret(model, name, model.application(app))
-        session.settle(model, engine)
+    with session.open() as engine:
+        with engine.change() as model:
+            rules.grant_user_secret(model, name, model.application(app))
+        session.settle(engine)
 
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -559,9 +615,10 @@ def debug_log(
     level: str | None, lines: int, replay: bool, tail: bool,
 ) -> None:  # fmt: skip
     """Show what the charms logged, of one unit or of all."""
-    model = store.load()
-    wanted = {_entity(model, name) for name in (*include, *((unit,) if unit else ()))}
-    unwanted = {_entity(model, name) for name in exclude}
+    model, every = store.load(), store.log_lines()
+    logged = {line.split(" ")[1] for line in every}
+    wanted = {_entity(model, logged, name) for name in (*include, *((unit,) if unit else ()))}
+    unwanted = {_entity(model, logged, name) for name in exclude}
     least = _LEVELS.index(level.upper()) if level else 0
 
     def is_shown(line: str) -> bool:
@@ -570,7 +627,6 @@ def debug_log(
         rank = _LEVELS.index(grade) if grade in _LEVELS else _LEVELS.index("INFO")
         return (not wanted or bool(names & wanted)) and not names & unwanted and rank >= least
 
-    every = store.log_lines()
     shown = [line for line in every if is_shown(line)]
     for line in shown if replay else shown[-lines:]:
         click.echo(line)
@@ -584,24 +640,25 @@ def debug_log(
         seen = len(every)
 
 
-def _entity(model: Model, name: str) -> str:
-    """Return a unit's or an application's name; Juju also takes unit-trainer-0."""
+def _entity(model: Model, logged: collections.abc.Collection[str], name: str) -> str:
+    """Return the name of a unit or an application that exists or has logged; Juju also takes unit-trainer-0."""
     if (tag := re.fullmatch(r"unit-(.+)-(\d+)", name)) is not None:
         name = f"{tag[1]}/{tag[2]}"
-    return name if name in model.applications else model.unit(name).name
+    known = {who.partition("/")[0] for who in logged}.union(model.applications, logged)
+    return name if name in known else model.unit(name).name
 
 
 @cli.command()
 @click.argument("unit")
+@_once_option
 @click.pass_obj
 @_errors
-def reboot(store: Store, unit: str) -> None:
-    """Reboot the host of UNIT and wait until its units have settled again."""
+def reboot(store: Store, unit: str, *, once: bool) -> None:
+    """Reboot the host of UNIT now, also in the middle of a hook, and wait until its units have settled again."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        engine.settle()
-        engine.reboot(model.unit(unit))
-        session.settle(model, engine)
+    with session.open() as engine:
+        engine.reboot(unit)
+        session.settle(engine, rounds=0 if once else _UPDATE_ROUNDS)
 
 
 @cli.command()
@@ -610,26 +667,28 @@ def reboot(store: Store, unit: str) -> None:
 @click.pass_obj
 @_errors
 def gpus(store: Store, unit: str, gpus: str) -> None:
-    """Put mock GPUs into the host of UNIT, or take them out: '2 x Mock GPU', or 0 for none.
+    """Put mock GPUs into the host of UNIT, or take them out: '2 x Mock GPU', 'NVIDIA L40S, Tesla T4', or 0 for none.
 
-    As when a card fails or a driver appears: no charm is told. The next event notices, such as update-status.
+    The cards are named by slot; `empty` is a slot without a card, and `@ 1` after a card the NUMA node that it is
+    beside. As when a card fails or a driver appears, no charm gets an event: the next one notices, such as
+    update-status.
     """
-    with _Session(store).open() as (model, _):
-        Hosts(store.name).get(model.unit(unit).host).set_gpus(parse_gpus(gpus))
+    Hosts(store.name).get(store.load().host_of(unit)).set_gpus(parse_gpus(gpus))
 
 
 @cli.command("update-status")
 @click.argument("units", nargs=-1)
-@click.option("--once", is_flag=True, help="Do not send it again to units that still wait for something.")
+@_once_option
 @click.pass_obj
 @_errors
 def update_status(store: Store, units: tuple[str, ...], *, once: bool) -> None:
     """Deliver update-status to UNITS (all of them by default), which Juju does every five minutes."""
     session = _Session(store)
-    with session.open() as (model, engine):
-        for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
-            rules.enqueue(model, unit, "update-status")
-        session.settle(model, engine, rounds=0 if once else _UPDATE_ROUNDS)
+    with session.open() as engine:
+        with engine.change() as model:
+            for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
+                rules.enqueue(model, unit, "update-status")
+        session.settle(engine, rounds=0 if once else _UPDATE_ROUNDS)
 
 
 @cli.command()
@@ -645,7 +704,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
             raise SandboxError("not the model's name: nothing was removed")
     progress = Progress(lambda line: click.echo(line, err=True))
     if store.directory.exists():
-        with store.locked(_LOCK_WAIT_S, lambda: progress("sandbox", "waits for another sandboxctl command to end")):
+        with _alone(store, progress):
             Hosts(store.name).destroy()
             store.forget()
     else:
@@ -653,6 +712,29 @@ def destroy(store: Store, no_prompt: bool) -> None:
     progress("sandbox", f"model {store.name} is gone")
 
 
+@contextlib.contextmanager
+def _alone(store: Store, progress: Progress) -> collections.abc.Generator[None]:
+    """End what other commands do on the model, and hold it against new ones."""
+    store.end()
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    lock = store.lock("session", wait=False)
+    if lock is None:
+        progress("sandbox", "waits for another sandboxctl command to end")
+    while lock is None:
+        if time.monotonic() >= deadline:
+            raise SandboxError(f"another sandboxctl works on model {store.name!r}: wait for it to end")
+        time.sleep(0.2)
+        lock = store.lock("session", wait=False)
+    with lock:
+        yield
+
+
+def _exit(_: int, __: object) -> None:
+    """Leave as after Ctrl-C, so that the agents end and what they hold is let go."""
+    sys.exit(1)
+
+
 def main() -> None:
     """Run the command line."""
+    signal.signal(signal.SIGTERM, _exit)
     cli(prog_name="./sandboxctl")

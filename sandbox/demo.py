@@ -50,7 +50,7 @@ def show(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: Phas
     """Return what the demo ends with: nodes, mounts, the job's result and the next commands."""
 
     def on(unit: str, *argv: str) -> str:
-        return hosts.get(model.unit(unit).host).run(list(argv), timeout=30).stdout.strip()
+        return hosts.get(model.host_of(unit)).run(list(argv), timeout=30).stdout.strip()
 
     mounts = "\n".join(
         f"  {unit:<10}{on(unit, 'findmnt', '-no', 'SOURCE,FSTYPE,TARGET', MOUNTPOINT)}" for unit in (LOGIN, *NODES)

@@ -134,6 +134,8 @@ class Deployment:
             for name, value in app.body.get("options", {}).items()
         }
         current = self.model.applications.get(app.name)
+        if current is not None and current.dying:
+            raise SandboxError(f"application {app.name!r} is being removed: deploy again when status shows it no more")
         if current is None:
             charm = pathlib.Path(app.charm).stem if app.is_local else app.charm
             current = Application(

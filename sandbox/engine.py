@@ -1,13 +1,23 @@
-"""Running what waits: hosts come up and work off their units' events, one at a time per host as under Juju."""
+"""Running what waits: hosts come up, and units run their hooks and actions, under Juju's locks.
+
+A hook, and an action that is not parallel, holds its machine's lock; a unit runs one thing at a time, parallel or not
+(Juju: internal/worker/uniter/operation/executor.go). Several commands may work on one model at once: the locks are
+files, the model is held only while it is read or changed, and whoever gets a lock runs what waits for it.
+"""
 
 import collections.abc
 import concurrent.futures
 import contextlib
+import copy
 import dataclasses
+import functools
 import json
+import os
 import pathlib
 import queue
+import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -16,13 +26,14 @@ import typing
 import yaml
 
 from sandbox import model as rules
-from sandbox.hosts import Gpus, Host, HostError, Hosts
-from sandbox.store import Event, Model, SandboxError, Status, Store, Unit
+from sandbox import order
+from sandbox.hosts import Gpu, Host, HostError, Hosts
+from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
 GUEST = pathlib.Path("/var/lib/sandbox")  # where a host finds the agent, the charms and the resources
 _AGENT = pathlib.Path(__file__).parent / "guest" / "agent.py"
-_ATTEMPTS = 3  # Juju retries a failed hook for ever; the sandbox gives up so that a command ends
-_RETRY_S = 5.0
+_ATTEMPTS = 4  # Juju retries a failed hook for ever; a command gives up after so many, the next one goes on
+_POLL_S = 0.5  # how often a command looks at what others have changed
 _TICK_S = 9.5  # a line at least this often while something runs
 _SLOW_S = 3.0  # a hook that took longer than this is worth a line
 _REBOOT_S = 120.0
@@ -47,210 +58,316 @@ class Progress:
 
 
 @dataclasses.dataclass
-class _Running:
-    unit: str
+class _Task:
+    """A hook, an action or a step of a machine, with the locks that it holds."""
+
+    key: str  # the unit, or "machine 3"
     what: str
-    since: float
+    locks: list[Lock]
+    run: collections.abc.Callable[[], None]
+    since: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Engine:
     """Executes one model on its hosts. Use as a context manager: leaving it ends the agents, not the hosts."""
 
-    def __init__(self, store: Store, model: Model, progress: Progress) -> None:
+    def __init__(
+        self, store: Store, progress: Progress, make: collections.abc.Callable[[], Model] | None = None
+    ) -> None:
+        """Work on the model in `store`, which `make` makes where there is none."""
         self.store = store
-        self.model = model
         self.progress = progress
-        self.hosts = Hosts(store.name, slurm=model.slurm)
-        self._agents: dict[str, _Agent] = {}
-        self._running: dict[str, _Running] = {}
-        self._retry_at: dict[str, float] = {}
-        self._results: dict[str, Json] = {}  # action id -> {results, failure, log}
-        self._done: queue.SimpleQueue[tuple[str, collections.abc.Callable[[], None]]] = queue.SimpleQueue()
+        self.hosts = Hosts(store.name)
+        self.update_status = True  # whether update-status comes by chance
+        self._make = make
+        self._session: Lock | None = None
+        self._agents: dict[str, _Agent] = {}  # "machine 3" or, for a parallel action, the unit
+        self._running: dict[str, _Task] = {}
+        self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
+        self._actions: dict[str, Lock | None] = {}  # id -> the lock by which others see that somebody waits for it
+        self._results: dict[str, Json] = {}  # action id -> {results, failure}
+        self._noted: set[tuple[str, int]] = set()
+        self._done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
     def __enter__(self) -> "Engine":
-        """Bring the network and the hosts that should be there up."""
-        for unit in self.model.units.values():
-            unit.attempts = 0  # a new command tries again what failed in an earlier one
-            if unit.agent.name == "executing":  # that command was interrupted: the event is still queued
-                unit.agent = Status(name="idle")
-            unit.events = [event for event in unit.events if event.action is None]  # nobody waits for its actions
+        """Load the model; `destroy` waits for its end from now on."""
+        if self._make is not None:
+            self.store.directory.mkdir(parents=True, exist_ok=True)
+        self._session = self.store.lock("session", shared=True)
+        if self._make is None:
+            with self.change():
+                pass
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the agents."""
+        """End the agents, and leave nothing behind where no model was made."""
         for agent in self._agents.values():
             agent.close()
+        if not self.store.exists():
+            self.store.forget()
+        if self._session is not None:
+            self._session.close()
+
+    @contextlib.contextmanager
+    def change(self) -> collections.abc.Generator[Model]:
+        """Hold the model, give it out as it is now and save what it became; `model` is the same one afterwards."""
+        with self.store.change(self._make) as model:
+            self.model = model
+            yield model
 
     def settle(self, until: collections.abc.Callable[[], bool] = lambda: False) -> None:
-        """Work until no event waits or `until` holds. A hook that fails three times leaves its unit in error."""
+        """Work until no hook waits that may run, or `until` holds. What waits for another command's action is left."""
         self.hosts.up(lambda text: self.progress("sandbox", text))
         self.hosts.recover(lambda text: self.progress("sandbox", text))
-        with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
-            while not until():
-                self._destroy_empty_hosts()
-                for host in self._idle_hosts():
-                    task = self._next_task(host)
-                    if task is not None:
-                        pool.submit(self._guarded, host, task)
-                if not self._running and not self._retry_pending():
-                    break
-                self._wait()
-            while self._running:  # `until` held: let what runs come to its end
-                self._wait()
+        with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
+            try:
+                while not until():
+                    with self.change() as model:
+                        self._drop_orphans(model)
+                        tasks = self._ready_tasks(model)
+                        waits = self._waits(model)
+                    for task in tasks:
+                        pool.submit(self._execute, task)
+                    if not self._running and not waits:
+                        break
+                    self._wait()
+                while self._running:  # `until` held: let what runs come to its end
+                    self._wait()
+            except BaseException:
+                for agent in self._agents.values():
+                    agent.kill()
+                raise
 
-    def wait_for(self, event: Event, unit: Unit) -> Json:
-        """Settle until the action `event` ended; return {"results", "failure"}."""
-        assert event.action is not None
-        identifier: str = event.action["id"]
-        with contextlib.suppress(HostError):  # one that does not run is booted below
-            self._agent(unit.host)  # it starts while the network is looked at
-        self.settle(
-            until=lambda: (
-                identifier in self._results or unit.name not in self.model.units or bool(unit.attempts >= _ATTEMPTS)
-            )
-        )
+    def act(self, name: str, action: str, values: collections.abc.Mapping[str, str]) -> Json:
+        """Run an action of a unit; return {"id", "results", "failure"}."""
+        with self.change() as model:
+            unit = model.unit(name)
+            if unit.dying:
+                raise SandboxError(f"unit {name!r} is being removed")
+            event = rules.request_action(model, unit, action, values)
+            assert event.action is not None
+            identifier: str = event.action["id"]
+            self._actions[identifier] = self.store.lock(f"action-{identifier}")
+        try:
+            self.settle(until=lambda: identifier in self._results or name not in self.model.units)
+        finally:
+            lock = self._actions.pop(identifier)
+            if lock is not None:
+                lock.close(remove=True)
         if identifier not in self._results:
-            self._drop(unit, event)
-            raise SandboxError(f"{unit.name}: {unit.agent.message or 'the action did not run'}")
-        return self._results[identifier]
+            raise SandboxError(f"{name} was removed before the action ran")
+        return {"id": identifier, **self._results[identifier]}
 
     def errors(self) -> list[str]:
         """Return one line for each unit in error."""
         return [
-            f"{unit.name}: {unit.agent.message}" for unit in self.model.units.values() if unit.agent.name == "error"
+            f"{unit.name}: {unit.agent.message} "
+            f"(each command tries it again; ./sandboxctl resolved --no-retry {unit.name} skips it)"
+            for unit in self.model.units.values()
+            if unit.agent.name == "error"
         ]
 
-    def reboot(self, unit: Unit) -> None:
-        """Reboot the unit's host; afterwards its units get config-changed and start, as under Juju."""
-        host = self._host(unit.host)
-        self.progress(unit.host, "rebooting")
-        self._close_agent(unit.host)
+    def is_held(self, unit: Unit) -> bool:
+        """Tell whether the unit's next hook waits for an action of another command."""
+        obstacle = _obstacle(self.model, unit)
+        running = obstacle.executing if obstacle else None
+        return running is not None and running.action is not None and running.action["id"] not in self._actions
+
+    def reboot(self, unit: str) -> None:
+        """Reboot the unit's machine now; a hook that runs there is killed and runs again, as under Juju."""
+        machine = self.model.unit(unit).machine
+        lock = self.store.lock(f"machine-{machine}", wait=False)
+        try:
+            self._reboot(machine)
+        finally:
+            if lock is not None:
+                lock.close()
+
+    def _reboot(self, machine: int) -> None:
+        host = self.hosts.get(self.model.host(machine))
+        self.progress(_who(machine), f"{host.name} reboots")
+        self._close_agent(_who(machine))
         host.reboot(_REBOOT_S)
-        self._after_reboot(unit.host)
+        with self.change() as model:
+            order.rebooted(model, machine)
+        self.progress(_who(machine), "is up again")
 
-    def _after_reboot(self, host: str) -> None:
-        for other in self.model.units.values():
-            if other.host == host and other.started and not other.dying:
-                rules.enqueue(self.model, other, "config-changed")
-                rules.enqueue(self.model, other, "start")
-        self.progress(host, "is up again")
+    # --- what may run -----------------------------------------------------------------------------------------------
 
-    def _drop(self, unit: Unit, event: Event) -> None:
-        if event in unit.events:
-            unit.events.remove(event)
-            unit.attempts = 0
-            unit.agent = Status(name="idle", since=time.time())
-            self.store.save(self.model)
+    def _drop_orphans(self, model: Model) -> None:
+        """Drop the actions of commands that ended before them."""
+        for unit in model.units.values():
+            for event in [event for event in unit.events if event.action]:
+                assert event.action is not None
+                if event.action["id"] in self._actions:
+                    continue
+                lock = self.store.lock(f"action-{event.action['id']}", wait=False)
+                if lock is not None:
+                    lock.close(remove=True)
+                    self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: nobody waits for it")
+                    _end_action(unit, event)
 
-    def _host(self, name: str) -> Host:
-        return self.hosts.get(name)
+    def _ready_tasks(self, model: Model) -> list[_Task]:
+        """Take the locks of everything that may run now, and mark it as running."""
+        tasks: list[_Task] = []
+        for machine in sorted({unit.machine for unit in model.units.values()}):
+            units, host = model.machine_units(machine), model.host(machine)
+            if not units[0].address or host not in self.hosts.names() or not self.hosts.get(host).is_running():
+                locks = self._take(f"machine-{machine}")
+                if locks:
+                    create = functools.partial(self._create_host, machine, host, units[0].name, units[0].app)
+                    tasks.append(_Task(_who(machine), "starts", locks, create))
+                continue
+            for unit, event in sorted(self._candidates(model, units), key=lambda pair: pair[1].sequence):
+                lock = f"unit-{unit.name.replace('/', '-')}"
+                locks = self._take(lock) if event.parallel else self._take(f"machine-{machine}", lock)
+                if locks:
+                    tasks.append(self._task(model, unit, event, locks))
+        wanted = {model.host(unit.machine) for unit in model.units.values()}
+        for machine in range(model.next_machine):
+            host = model.host(machine)
+            if host not in wanted and host in self.hosts.names() and (locks := self._take(f"machine-{machine}")):
+                tasks.append(_Task(_who(machine), "ends", locks, functools.partial(self._remove_host, machine, host)))
+        self._running |= {task.key: task for task in tasks}
+        return tasks
 
-    def _idle_hosts(self) -> list[str]:
-        hosts = dict.fromkeys(unit.host for unit in self.model.units.values())
-        return [host for host in hosts if host not in self._running]
-
-    def _destroy_empty_hosts(self) -> None:
-        wanted = {unit.host for unit in self.model.units.values()}
-        for name in self.hosts.names():
-            if name not in wanted and name not in self._running:
-                self._close_agent(name)
-                self.hosts.destroy_host(name)
-                self.progress(name, "host removed")
-
-    def _retry_pending(self) -> bool:
-        return any(name in self.model.units for name in self._retry_at)
-
-    def _next_task(self, host: str) -> collections.abc.Callable[[], None] | None:
-        units = [unit for unit in self.model.units.values() if unit.host == host]
-        principal = next(unit for unit in units if unit.principal is None)
-        if host not in self.hosts.names() or not principal.address or not self.hosts.get(host).is_running():
-            self._begin(host, principal, "host starts")
-            return lambda: self._create_host(host, principal.app)
-        ready: list[Unit] = []
+    def _candidates(self, model: Model, units: list[Unit]) -> collections.abc.Iterator[tuple[Unit, Event]]:
         for unit in units:
-            if not unit.events or unit.attempts >= _ATTEMPTS:
+            event = order.next_event(model, unit)
+            if event is None or unit.name in self._running:
                 continue
-            if time.monotonic() < self._retry_at.get(unit.name, 0):
-                continue
-            self._retry_at.pop(unit.name, None)
-            ready.append(unit)
-        if not ready:
-            return None
-        unit = min(ready, key=lambda unit: unit.events[0].sequence)
-        event = unit.events[0]
-        self._begin(host, unit, event.label)
+            if event.action is not None and event.action["id"] not in self._actions:
+                continue  # of another command
+            if not event.attempts or self._failures.get(unit.name, 0) < _ATTEMPTS:
+                yield unit, event
+
+    def _take(self, *names: str) -> list[Lock]:
+        """Return these locks, or none where one is held."""
+        held: list[Lock] = []
+        for name in names:
+            lock = self.store.lock(name, wait=False)
+            if lock is None:
+                for other in held:
+                    other.close()
+                return []
+            held.append(lock)
+        return held
+
+    def _task(self, model: Model, unit: Unit, event: Event, locks: list[Lock]) -> _Task:
+        if unit.executing is not None:
+            self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: it runs again")
+        unit.events = [event, *(other for other in unit.events if other is not event)]
         unit.agent = Status(name="executing", message=f"running {event.label}", since=time.time())
-        source = self.model.applications[unit.app].source
-        request = rules.describe(
-            self.model,
+        source = model.applications[unit.app].source
+        described = rules.describe(
+            model,
             unit,
             event,
             source=str(GUEST / "charms" / pathlib.Path(source).name),
-            machine=str(list(dict.fromkeys(other.host for other in self.model.units.values())).index(host)),
             cidr=self.hosts.cidr,
             resources={
                 name: str(GUEST / "resources" / unit.app / pathlib.Path(path).name)
-                for name, path in self.model.applications[unit.app].resources.items()
+                for name, path in model.applications[unit.app].resources.items()
             },
         )
-        self.store.save(self.model)
-        return lambda: self._run_event(host, unit.name, event, request)
+        request = copy.deepcopy(described)  # the model changes while the hook runs
+        run = functools.partial(self._run_event, unit.machine, model.host(unit.machine), unit.name, event, request)
+        return _Task(unit.name, event.label, locks, run)
 
-    def _begin(self, host: str, unit: Unit, what: str) -> None:
-        self._running[host] = _Running(unit.name, what, time.monotonic())
+    def _waits(self, model: Model) -> bool:
+        """Tell whether this command waits for something that it does not run itself, and print what for."""
+        waits = any(identifier not in self._results for identifier in self._actions)
+        for unit in model.units.values():
+            if unit.name in self._running or (unit.executing is not None and unit.executing.action is not None):
+                behind = unit.events[1:]
+            else:
+                event = order.next_event(model, unit)
+                behind = [event] if event is not None else []
+                given_up = unit.failed is not None and self._failures.get(unit.name, 0) >= _ATTEMPTS
+                waits = waits or ((event or unit.failed) is not None and not given_up and not self.is_held(unit))
+            for event in behind:
+                self._note(model, unit, event)
+        return waits
 
-    def _guarded(self, host: str, task: collections.abc.Callable[[], None]) -> None:
-        try:
-            task()
-        except BaseException as e:  # raised again in the thread that waits
-            self._done.put((host, lambda e=e: _raise(e)))
+    def _note(self, model: Model, unit: Unit, event: Event) -> None:
+        """Print once that a hook or an action waits for an action."""
+        obstacle = _obstacle(model, unit)
+        running = obstacle.executing if obstacle else None
+        if not (obstacle and running and running.action):
+            return
+        if (unit.name, event.sequence) not in self._noted:
+            self._noted.add((unit.name, event.sequence))
+            lock = "the unit" if obstacle is unit else f"the machine lock of machine {unit.machine}"
+            self.progress(unit.name, f"{event.label} waits for {lock}: {obstacle.name} runs {running.label}")
 
     def _wait(self) -> None:
-        """Apply the next finished task, printing that something still runs; return early when a retry is due."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                host, apply = self._done.get(timeout=0.5)
-                self._running.pop(host, None)
-                apply()
-                self.store.save(self.model)
-                return
-            if time.monotonic() - self.progress.last >= _TICK_S:
-                for running in list(self._running.values()):
-                    self.progress(running.unit, f"{running.what} ... {time.monotonic() - running.since:.0f} s")
-            if any(time.monotonic() >= at for at in self._retry_at.values()):
-                return
+        """Wait a moment for a task to end, and print what has been running for long."""
+        with contextlib.suppress(queue.Empty):
+            key, error = self._done.get(timeout=_POLL_S)
+            del self._running[key]
+            if isinstance(error, HostError):
+                raise SandboxError(str(error)) from error
+            if error is not None:
+                raise error
+            return
+        if time.monotonic() - self.progress.last >= _TICK_S:
+            for task in list(self._running.values()):
+                self.progress(task.key, f"{task.what} ... {time.monotonic() - task.since:.0f} s")
+            for unit in self.model.units.values():
+                if unit.executing is not None and unit.name not in self._running:
+                    took = time.time() - unit.agent.since
+                    self.progress(unit.name, f"{unit.executing.label} ... {took:.0f} s (another command)")
 
-    def _create_host(self, name: str, app: str) -> None:
+    # --- tasks, each in a thread of its own -------------------------------------------------------------------------
+
+    def _execute(self, task: _Task) -> None:
+        error: BaseException | None = None
+        try:
+            task.run()
+        except BaseException as e:  # raised again in the thread that waits
+            error = e
+        for lock in task.locks:
+            lock.close()
+        self._done.put((task.key, error))
+
+    def _create_host(self, machine: int, name: str, principal: str, app: str) -> None:
         binds = {
             str(GUEST / "agent.py"): str(_AGENT),
             str(GUEST / "charms"): str(self._directory("charms")),
             str(GUEST / "resources"): str(self._directory("resources")),
         }
         gpus = parse_gpus(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
-        host = self.hosts.create(name, gpus=gpus, binds=binds, progress=lambda text: self.progress(name, text))
+        host = self.hosts.create(name, gpus=gpus, binds=binds, progress=lambda text: self.progress(_who(machine), text))
         if not host.is_running():
             host.start()
+        with self.change() as model:
+            for unit in model.machine_units(machine):
+                unit.address = host.address
+                if unit.status.message == "waiting for machine":
+                    unit.status = Status(name="waiting", message="installing agent", since=time.time())
+        self.progress(_who(machine), f"{name} is up at {host.address} for {principal}")
 
-        def apply() -> None:
-            for unit in self.model.units.values():
-                if unit.host == name:
-                    unit.address = host.address
-                    if unit.status.message == "waiting for machine":
-                        unit.status = Status(name="waiting", message="installing agent", since=time.time())
-            self.progress(name, f"host is up at {host.address}")
-
-        self._done.put((name, apply))
+    def _remove_host(self, machine: int, name: str) -> None:
+        self._close_agent(_who(machine))
+        self.hosts.destroy_host(name)
+        self.progress(_who(machine), f"{name} removed")
 
     def _directory(self, name: str) -> pathlib.Path:
         directory = self.store.directory / name
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
-    def _run_event(self, host: str, unit: str, event: Event, request: Json) -> None:
+    def _run_event(self, machine: int, host: str, name: str, event: Event, request: Json) -> None:
         begin = time.monotonic()
-        answer = self._agent(host).ask(request, lambda message: self._show(unit, message))
-        took = time.monotonic() - begin
-        self._done.put((host, lambda: self._finish(unit, event, answer, took)))
+        agent = self._agent(name if event.parallel else _who(machine), host)
+        answer = agent.ask(request, lambda message: self._show(name, message))
+        if event.parallel:
+            self._close_agent(name)
+        with self.change() as model:
+            self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
+        if answer.get("reboot"):
+            self.store.log(name, "INFO", "the charm asked for a reboot")
+            self._reboot(machine)
 
     def _show(self, unit: str, message: Json) -> None:
         if message["kind"] == "status":
@@ -264,58 +381,76 @@ class Engine:
     def _note_status(self, unit: str, status: str, text: str) -> None:
         old = self.model.units[unit].status
         if (old.name, old.message) != (status, text):
-            self.model.units[unit].status = Status(name=status, message=text, since=time.time())
+            with self.change() as model:
+                model.units[unit].status = Status(name=status, message=text, since=time.time())
             self.progress(unit, f"{status}: {text}" if text else status)
 
-    def _finish(self, name: str, event: Event, answer: Json, took: float) -> None:
-        unit = self.model.units[name]
-        if not answer["ok"] and event.action is None:
+    def _finish(self, model: Model, unit: Unit, event: Event, request: Json, answer: Json, *, took_s: float) -> None:
+        given, deleted = request["state"], request["deleted"]
+        if event.action is not None:
+            if answer["ok"]:
+                self._results[event.action["id"]] = answer["action"]
+                rules.apply(model, unit, event, given, answer["state"])
+            else:  # Juju: an action that crashes has failed, its unit has not
+                self.store.log(unit.name, "ERROR", answer["trace"])
+                self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
+            _end_action(unit, event)
+            return
+        if not answer["ok"] and not deleted:
             self._fail(unit, event, answer)
             return
-        if not answer["ok"] and event.action is not None:  # Juju: an action that crashes has failed, its unit has not
-            self.store.log(name, "ERROR", answer["trace"])
-            self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
-            self._drop(unit, event)
-            return
         unit.agent = Status(name="idle", since=time.time())
-        if answer["reboot"] == "now":
-            self._reboot_for(unit)
+        if not answer["ok"]:  # the unit is not there any more: the failure is only logged
+            self.store.log(unit.name, "ERROR", answer["trace"])
+            rules.finished(model, unit, event)
             return
-        if event.action:
-            self._results[event.action["id"]] = answer["action"]
-        self.store.log(name, "DEBUG", f"ran {event.label} in {took:.1f} s")
-        if took >= _SLOW_S and not event.action:
-            self.progress(name, f"{event.label} took {took:.1f} s")
-        rules.apply(self.model, unit, event, answer["state"])
-        if answer["reboot"]:
-            self._reboot_for(unit)
-
-    def _reboot_for(self, unit: Unit) -> None:
-        """Reboot because the charm asked for it; an interrupted hook is still queued and runs again."""
-        self.store.log(unit.name, "INFO", "the charm asked for a reboot")
-        if unit.name in self.model.units:
-            self.reboot(unit)
+        if answer["reboot"] == "now":  # the interrupted hook runs again afterwards
+            return
+        self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
+        if took_s >= _SLOW_S:
+            self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
+        rules.apply(model, unit, event, given, answer["state"])
+        order.ran(model, unit, update_status=self.update_status)
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
-        unit.attempts += 1
-        unit.agent = Status(name="error", message=f'hook failed: "{event.label}": {answer["error"]}', since=time.time())
+        self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
+        pause = order.pause_s(event.attempts + 1)
+        problem = f'hook failed: "{event.label}": {answer["error"]}'
+        rules.failed(unit, event, problem, time.time() + pause)
         self.store.log(unit.name, "ERROR", answer["trace"])
-        again = unit.attempts < _ATTEMPTS
-        self.progress(unit.name, f"error: {event.label}: {answer['error']}{'; trying again' if again else ''}")
-        if again:
-            self._retry_at[unit.name] = time.monotonic() + _RETRY_S
+        again = self._failures[unit.name] < _ATTEMPTS
+        later = f"; again in {pause:.0f} s" if again else ""
+        self.progress(unit.name, f"error: {event.label}: {answer['error']}{later}")
 
-    def _agent(self, host: str) -> "_Agent":
-        agent = self._agents.get(host)
+    def _agent(self, key: str, host: str) -> "_Agent":
+        agent = self._agents.get(key)
         if agent is None or not agent.alive():
-            agent = _Agent(self._host(host))
-            self._agents[host] = agent
+            self._close_agent(key)
+            agent = _Agent(self.hosts.get(host))
+            self._agents[key] = agent
         return agent
 
-    def _close_agent(self, host: str) -> None:
-        agent = self._agents.pop(host, None)
+    def _close_agent(self, key: str) -> None:
+        agent = self._agents.pop(key, None)
         if agent:
             agent.close()
+
+
+def _obstacle(model: Model, unit: Unit) -> Unit | None:
+    """Return the unit whose hook or action `unit` waits for: itself, or the one that holds the machine lock."""
+    if unit.executing is not None:
+        return unit
+    holders = [other for other in model.machine_units(unit.machine) if other.executing is not None]
+    return next((other for other in holders if other.executing and not other.executing.parallel), None)
+
+
+def _end_action(unit: Unit, event: Event) -> None:
+    """Take an action off the queue; a unit that was in error before it is so again."""
+    unit.events = [other for other in unit.events if other.sequence != event.sequence]
+    if unit.failed is not None:
+        unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())
+    else:
+        unit.agent = Status(name="idle", since=time.time())
 
 
 class _Agent:
@@ -323,9 +458,12 @@ class _Agent:
 
     def __init__(self, host: Host) -> None:
         argv = ["/opt/sandbox/venv/bin/python", str(GUEST / "agent.py")]
-        self._process = host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._process = host.popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
         self._said: list[str] = []
-        threading.Thread(target=self._read_stderr, daemon=True).start()
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._reader.start()
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -356,30 +494,51 @@ class _Agent:
             "trace": "\n".join(self._said),
         }
 
+    def kill(self) -> None:
+        """End the agent and the hook that it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
+        """End the agent when it runs no hook any more; kill it where it does not end."""
         with contextlib.suppress(OSError):
             if self._process.stdin:
                 self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
+            self._process.wait()
+        self._reader.join(timeout=5)  # what the hook left behind may still hold its end of the pipe
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe and not self._reader.is_alive():
+                pipe.close()
 
 
-def _raise(error: BaseException) -> typing.NoReturn:
-    if isinstance(error, HostError):
-        raise SandboxError(str(error)) from error
-    raise error
+def _who(machine: int) -> str:
+    """Return what progress lines call a machine."""
+    return f"machine {machine}"
 
 
-def parse_gpus(text: str) -> Gpus | None:
-    """Return the mock GPUs that a text like `2 x Mock GPU` asks for."""
-    if text in ("", "0"):
-        return None
-    count, _, name = text.partition(" x ")
-    if not count.isdigit() or not name:
-        raise SandboxError(f"mock GPUs {text!r}: write '2 x Mock GPU', or 0 for none")
-    return Gpus(count=int(count), model=name)
+_GPUS = re.compile(r"(?:(?P<count>[1-9]\d?) x )?(?P<model>[A-Za-z][^@,]*?)(?: @ (?P<node>\d))?")
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Return the mock GPUs that a text asks for, by slot.
+
+    That is a list such as `2 x NVIDIA L40S, Tesla T4`. `@ 1` after a model is the NUMA node that the card is beside;
+    `empty` is a slot without a card.
+    """
+    gpus: list[Gpu] = []
+    for item in text.split(",") if text not in ("", "0") else []:
+        found = _GPUS.fullmatch(item.strip())
+        if found is None:
+            raise SandboxError(
+                f"mock GPUs {text!r}: write '2 x Mock GPU', 'NVIDIA L40S @ 0, empty, Tesla T4 @ 1' (@: NUMA node), or 0"
+            )
+        model = "" if found["model"] == "empty" else found["model"]
+        gpus += [Gpu(model, int(found["node"]) if found["node"] else None)] * int(found["count"] or 1)
+    return tuple(gpus)
 
 
 def stage_charm(

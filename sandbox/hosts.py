@@ -4,7 +4,7 @@ A model has one bridge with a free /24 behind NAT and any number of hosts. What 
 in files under `<root>/<model>/`:
 
     network.json              bridge, subnet
-    etc-hosts, resolv.conf    bound over those of every host; all hosts know all hosts by name
+    resolv.conf               bound over that of every host
     hosts/<name>/host.json    address, layers of the image, binds, GPUs, machine id
     hosts/<name>/process      what keeps the host running, see machine.py
     hosts/<name>/{upper,work,root}, console.log
@@ -40,7 +40,7 @@ STOP_TIMEOUT_S = 60.0
 
 _GUEST_GPUS = pathlib.Path(__file__).resolve().parent / "guest" / "mock_gpus.py"
 _HEARTBEAT_S = 5.0
-_NETWORK_FILES = ("network.json", "etc-hosts", "resolv.conf")
+_NETWORK_FILES = ("network.json", "resolv.conf")
 _PROPAGATE = pathlib.Path("/run/systemd/nspawn/propagate")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _GPU_UNIT = """\
@@ -65,11 +65,17 @@ class HostError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpus:
-    """The mock GPUs of a host: how many, and the name their driver reports, such as `NVIDIA H200`."""
+class Gpu:
+    """A mock GPU.
 
-    count: int
+    Attributes:
+        model: the name that its driver reports, such as `NVIDIA H200`; empty for a slot without a card.
+        numa_node: the NUMA node that it is beside, of a host that divides its CPUs evenly among as many as are named;
+            None where it is beside all CPUs.
+    """
+
     model: str
+    numa_node: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +88,14 @@ class _Record:
     layers: tuple[str, ...]
     binds: dict[str, str]  # guest path: host path
     read_only_binds: tuple[str, ...]
-    gpus: Gpus | None = None
+    gpus: tuple[Gpu, ...] = ()  # by slot
 
     @classmethod
     def load(cls, path: pathlib.Path) -> "_Record":
         values = json.loads(path.read_text())
         values["layers"] = tuple(values["layers"])
         values["read_only_binds"] = tuple(values["read_only_binds"])
-        values["gpus"] = Gpus(**values["gpus"]) if values["gpus"] else None
+        values["gpus"] = tuple(Gpu(**gpu) for gpu in values["gpus"])
         return cls(**values)
 
     def save(self, path: pathlib.Path) -> None:
@@ -99,13 +105,12 @@ class _Record:
 class Hosts:
     """The hosts of one model."""
 
-    def __init__(self, model: str, root: pathlib.Path = ROOT, *, slurm: str = image.DEFAULT_SLURM) -> None:
+    def __init__(self, model: str, root: pathlib.Path = ROOT) -> None:
         if not _NAME.fullmatch(model):
             raise HostError(f"model name {model!r}: use lower-case letters, digits and hyphens, at most 40")
         self.model = model
         self.root = root
         self.directory = root / model
-        self.slurm = slurm  # of the image that new hosts get
 
     @property
     def network(self) -> network.Network:
@@ -129,7 +134,7 @@ class Hosts:
         if os.geteuid() != 0:
             raise HostError("the sandbox needs root; run it with sudo")
         if not self.names():
-            _image(progress, self.slurm)
+            _image(progress)
         with self._lock(), _translated(self.model):
             path = self.directory / "network.json"
             if not path.exists():
@@ -138,22 +143,21 @@ class Hosts:
                 progress(f"network: {made.cidr} on bridge {made.bridge}")
                 files.ensure_file(path, json.dumps(dataclasses.asdict(made)) + "\n")
             self.network.ensure()
-            lines = [*(f"nameserver {server}" for server in network.name_servers()), "options timeout:2 attempts:3"]
-            _rewrite(self.directory / "resolv.conf", "\n".join(lines) + "\n")
+            _rewrite(self.directory / "resolv.conf", network.resolv_conf())
 
     def create(
         self,
         name: str,
         *,
-        gpus: Gpus | None = None,
+        gpus: tuple[Gpu, ...] = (),
         binds: collections.abc.Mapping[str, str] | None = None,
         progress: Progress,
     ) -> "Host":
         """Return the host `name`, made and booted if need be.
 
         Args:
-            name: the host's name, which all hosts of the model resolve.
-            gpus: its mock GPUs; on a host that exists already they are changed at once.
+            name: the host's name, which only the host itself resolves.
+            gpus: its mock GPUs, by slot; on a host that exists already they are changed at once.
             binds: guest path to path on this machine, writable. On a host that runs they count from its next start.
             progress: hears one line per step, and again at least every 5 s while the host boots.
 
@@ -169,7 +173,7 @@ class Hosts:
         host = Host(self, name)
         with host.lock():
             if not host.exists():
-                made = _image(progress, self.slurm)
+                made = _image(progress)
                 with self._lock(), _translated(name):
                     address = self.network.address({self._host(other).address for other in self.names()})
                     _Record(
@@ -183,7 +187,6 @@ class Hosts:
                     ).save(host.directory / "host.json")
             elif host.record.binds != bound:
                 dataclasses.replace(host.record, binds=bound).save(host.directory / "host.json")
-        self._write_hosts()
         if host.gpus != gpus:
             host.set_gpus(gpus)
         host.start(progress)
@@ -218,7 +221,6 @@ class Hosts:
             return
         with host.lock():
             host.remove()
-        self._write_hosts()
 
     def destroy(self) -> None:
         """Remove every host and the network: no mount, process, interface, iptables rule, cgroup or directory stays."""
@@ -241,18 +243,12 @@ class Hosts:
 
     @contextlib.contextmanager
     def _lock(self) -> collections.abc.Generator[None]:
-        """Hold what models on this machine share, subnets, and what hosts of this one do, addresses and /etc/hosts."""
+        """Hold what models on this machine share, subnets, and what hosts of this one do, addresses."""
         self.directory.mkdir(parents=True, exist_ok=True)
         network.RUN.mkdir(exist_ok=True)
         with (network.RUN / "models.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-    def _write_hosts(self) -> None:
-        with self._lock():
-            lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
-            lines += [f"{self._host(name).address} {name}" for name in self.names()]
-            _rewrite(self.directory / "etc-hosts", "\n".join(lines) + "\n")
 
 
 class Host:
@@ -266,7 +262,9 @@ class Host:
 
     @property
     def _machine(self) -> machine.Machine:
-        return machine.machine(self.record.machine, self.directory)
+        # Not by the whole record: a host that another version of the sandbox made can be removed
+        name: str = json.loads((self.directory / "host.json").read_text())["machine"]
+        return machine.machine(name, self.directory)
 
     @property
     def record(self) -> _Record:
@@ -279,8 +277,8 @@ class Host:
         return self.record.address
 
     @property
-    def gpus(self) -> Gpus | None:
-        """Its mock GPUs."""
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Its mock GPUs, by slot."""
         return self.record.gpus
 
     @property
@@ -345,8 +343,8 @@ class Host:
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
         self._wait_booted(before, progress, timeout)
 
-    def set_gpus(self, gpus: Gpus | None) -> None:
-        """Give the host these mock GPUs, at once when it runs. They survive a reboot."""
+    def set_gpus(self, gpus: tuple[Gpu, ...]) -> None:
+        """Give the host these mock GPUs, by slot, at once when it runs. They survive a reboot."""
         with self.lock():
             dataclasses.replace(self.record, gpus=gpus).save(self.directory / "host.json")
             if self._machine.leader(self.root) is not None:
@@ -449,9 +447,9 @@ class Host:
         if self.exists():
             with _translated(self.name):
                 self._machine.kill()
-            network.remove_link(self.record.machine)
+            network.remove_link(self._machine.name)
             with contextlib.suppress(OSError):  # systemd-nspawn leaves it, empty
-                (_PROPAGATE / self.record.machine).rmdir()
+                (_PROPAGATE / self._machine.name).rmdir()
         for mount in _mounts_below(self.directory):
             run("/usr/bin/umount", mount, check=False)
             if str(mount) in _mounts_below(self.directory):
@@ -486,6 +484,7 @@ class Host:
         record, net = self.record, self.hosts.network
         etc = self.root / "etc"
         files.ensure_file(etc / "hostname", f"{self.name}\n")
+        files.ensure_file(etc / "hosts", f"127.0.0.1 localhost\n::1 localhost\n{record.address} {self.name}\n")
         files.ensure_file(etc / "machine-id", f"{record.machine_id}\n", mode=0o444)
         files.ensure_file(
             etc / "systemd/network/10-host0.network",
@@ -502,14 +501,14 @@ class Host:
             (wants / "sandbox-gpus.service").symlink_to("/etc/systemd/system/sandbox-gpus.service")
 
     def _write_gpus(self) -> None:
-        gpus = self.record.gpus or Gpus(0, "")
         listing = [
             {
-                "model": gpus.model,
-                "uuid": f"GPU-{uuid.uuid5(uuid.UUID(self.record.machine_id), str(minor))}",
-                "bus": f"0000:{0x81 + minor:02x}:00.0",
+                **dataclasses.asdict(gpu),
+                "uuid": f"GPU-{uuid.uuid5(uuid.UUID(self.record.machine_id), str(slot))}",
+                "bus": f"0000:{0x81 + slot:02x}:00.0",
             }
-            for minor in range(gpus.count)
+            for slot, gpu in enumerate(self.record.gpus)
+            if gpu.model
         ]
         files.ensure_file(self.root / "etc/sandbox/gpus.json", json.dumps(listing, indent=1) + "\n")
 
@@ -521,7 +520,7 @@ class Host:
         options += [f"--directory={self.root}", f"--machine={record.machine}", f"--hostname={self.name}"]
         options += [f"--uuid={record.machine_id}", f"--network-bridge={self.hosts.network.bridge}"]
         options += ["--capability=CAP_IPC_LOCK,CAP_SYSLOG", "--private-users=no"]
-        options += [f"--bind={self.hosts.directory}/etc-hosts:/etc/hosts"]
+        options += ["--system-call-filter=bpf"]  # slurmd keeps jobs from devices with it, on cgroup version 2
         options += [f"--bind={self.hosts.directory}/resolv.conf:/etc/resolv.conf"]
         options += [f"--bind={image.PIP_CACHE}"]
         options += [f"--bind-ro={path}" for path in record.read_only_binds if pathlib.Path(path).exists()]
@@ -608,16 +607,16 @@ def _escape(path: str) -> str:
     return path.replace("\\", "\\\\").replace(":", "\\:")
 
 
-_images: dict[str, image.Image] = {}
+_images: list[image.Image] = []
 _images_lock = threading.Lock()
 
 
-def _image(progress: Progress, slurm: str) -> image.Image:
+def _image(progress: Progress) -> image.Image:
     """Return the image, looked up once per command."""
     with _images_lock:
-        if slurm not in _images:
+        if not _images:
             try:
-                _images[slurm] = image.ensure_image(progress, slurm)
+                _images.append(image.ensure_image(progress))
             except (image.ImageError, CommandError) as e:
                 raise HostError(str(e)) from e
-        return _images[slurm]
+        return _images[0]

@@ -1,10 +1,9 @@
 """The image that every host of the sandbox boots from: made once, cached, shared read-only.
 
-An image is directories that overlayfs stacks: `system`, a Debian with what a minimal cloud image has, and `python`,
-the virtual environment that runs charm code plus pip's configuration; between them, for a Slurm that this Debian does
-not carry, a newer Debian's Slurm and the libraries that it needs. Each lives under its recipe's hash, so whatever goes
-in (packages, archives, CA certificates, the charms' pinned requirements) decides which image is used, and a build that
-was interrupted never counts.
+An image is two directories that overlayfs stacks: `system`, a Debian with what a minimal cloud image has and a newer
+Debian's Slurm fetched, and `python`, the virtual environment that runs charm code plus pip's configuration. Each lives
+under its recipe's hash, so whatever goes in (packages, archives, CA certificates, the charms' pinned requirements)
+decides which image is used, and a build that was interrupted never counts.
 """
 
 import ast
@@ -34,6 +33,8 @@ PIP_CACHE = CACHE / "pip"
 HOSTS = pathlib.Path("/var/lib/slurm-ddp")  # models with their hosts
 VENV = pathlib.Path("/opt/sandbox/venv")  # in the guest; its python runs charms under ops.testing
 SUITE = "bookworm"
+SLURM_SUITE = "trixie"
+SLURM = "24.11"
 
 Progress = collections.abc.Callable[[str], None]
 
@@ -57,11 +58,15 @@ _PACKAGES = (
 )  # fmt: skip
 # What the stand-ins and the charms install with apt: only fetched here, so that installing needs no network.
 _DOWNLOADS = (
-    "slurmctld", "slurmd", "slurm-client", "munge",
-    "redis-server", "openssh-server", "openssh-sftp-server",
+    "slurmctld", "slurmd", "slurm-client", "sackd", "slurmdbd", "slurmrestd", "slurm-wlm-jwt-plugin",
+    "mariadb-server", "redis-server", "openssh-server", "openssh-sftp-server",
     "fuse3", "nfs-common", "zstd", "rsync", "acl",
 )  # fmt: skip
-_NEWER_DOWNLOADS = ("sackd",)  # which Slurm has since 23.11
+# The source packages that the guest takes from SLURM_SUITE: Slurm's own and what that needs.
+_SLURM_SOURCES = (
+    "slurm-wlm", "munge", "hwloc", "level-zero", "libgcrypt20", "libgpg-error", "libzstd", "openssl", "openssh",
+    "gcc-14", "glibc", "base-files", "init-system-helpers",
+)  # fmt: skip
 _MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer",
     "console-getty.service", "systemd-resolved.service", "e2scrub_reap.service",
@@ -76,31 +81,30 @@ _GUEST_FILES = {
     "etc/systemd/system.conf.d/90-sandbox.conf": "[Manager]\nDefaultTimeoutStopSec=20s\n",
     # As udev makes it on a real machine. Bound from the host it would keep the host's mode.
     "etc/tmpfiles.d/sandbox.conf": "c /dev/fuse 0666 root root - 10:229\n",
+    # systemd-nspawn mounts version 1's hierarchies read-only, cgroups(7); slurmd needs to write to them.
+    "etc/systemd/system/sandbox-cgroups.service": """\
+[Unit]
+Description=cgroup hierarchies that slurmd can write to
+DefaultDependencies=no
+Before=sysinit.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -c 'findmnt -rnt cgroup -o TARGET | xargs -rn1 mount -o remount,bind,rw'
+
+[Install]
+WantedBy=sysinit.target
+""",
     "etc/sudoers.d/90-ubuntu": "ubuntu ALL=(ALL) NOPASSWD:ALL\n",
     "etc/default/locale": "LANG=C.UTF-8\n",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Newer:
-    """Where a Slurm newer than the guest's comes from: another suite of the same archive.
-
-    Attributes:
-        sources: the source packages that the guest takes from there, Slurm's own and what that needs.
-    """
-
-    suite: str
-    sources: tuple[str, ...]
-
-
-DEFAULT_SLURM = "22.05"
-_SLURM_SOURCES = (
-    "slurm-wlm", "munge", "hwloc", "level-zero", "libgcrypt20", "libgpg-error", "libzstd", "openssl", "openssh",
-    "gcc-14", "glibc", "base-files", "init-system-helpers",
-)  # fmt: skip
-SLURM: dict[str, _Newer | None] = {
-    DEFAULT_SLURM: None,  # the guest's own
-    "24.11": _Newer("trixie", _SLURM_SOURCES),
+    "etc/apt/preferences.d/slurm": (
+        f"Package: *\nPin: release n={SLURM_SUITE}\nPin-Priority: 100\n\n"
+        f"Package: {' '.join(f'src:{source}' for source in _SLURM_SOURCES)}\n"
+        f"Pin: release n={SLURM_SUITE}\nPin-Priority: 900\n"
+    ),
+    # The guest's systemd does not know the newer suite's `u!`, which locks the account.
+    "etc/sysusers.d/slurm-wlm-basic-plugins.conf": "u slurm 64030\n",
 }
 
 
@@ -121,8 +125,8 @@ class Image:
     read_only_binds: tuple[pathlib.Path, ...]
 
 
-def ensure_image(progress: Progress, slurm: str = DEFAULT_SLURM) -> Image:
-    """Return the image with this Slurm for the present recipe; make what is missing of it.
+def ensure_image(progress: Progress) -> Image:
+    """Return the image for the present recipe; make what is missing of it.
 
     `progress` gets one line per step.
 
@@ -143,21 +147,15 @@ def ensure_image(progress: Progress, slurm: str = DEFAULT_SLURM) -> Image:
     system_recipe = _system_recipe()
     python_recipe = _python_recipe(system_recipe, pip)
     system, python = (images / _digest(recipe) for recipe in (system_recipe, python_recipe))
-    newer = {
-        release: images / _digest(_slurm_recipe(system_recipe, suite)) for release, suite in SLURM.items() if suite
-    }
-    layers = [python, *([newer[slurm]] if slurm in newer else []), system]
-    if not all(layer.is_dir() for layer in layers):
+    if not (system.is_dir() and python.is_dir()):
         with _build_lock(images, progress):
             _remove_leftovers(images)
             if not system.is_dir():
                 _build(system, progress, lambda tree: _build_system(tree, system_recipe, progress))
-            if slurm in newer:
-                _build(newer[slurm], progress, lambda tree: _build_slurm(tree, system, slurm, progress))
             if not python.is_dir():
                 _build(python, progress, lambda tree: _build_python(tree, system, pip, progress))
-            _prune(images, {layer.name for layer in (system, python, *newer.values())})
-    return Image(layers=tuple(layer / "tree" for layer in layers), read_only_binds=pip.folders)
+            _prune(images, {system.name, python.name})
+    return Image(layers=(python / "tree", system / "tree"), read_only_binds=pip.folders)
 
 
 def host_proxies() -> dict[str, str]:
@@ -172,7 +170,7 @@ def _system_recipe() -> dict[str, object]:
     sources = _archives()
     return {
         "revision": _REVISION,
-        "suite": SUITE,
+        "suites": (SUITE, SLURM_SUITE),
         "packages": _PACKAGES,
         "downloads": _DOWNLOADS,
         "masked": _MASKED,
@@ -190,15 +188,6 @@ def _python_recipe(system_recipe: dict[str, object], pip: "_PipSettings") -> dic
         "system": _digest(system_recipe),
         "requirements": requirements,
         "pip": pip.text,
-    }
-
-
-def _slurm_recipe(system_recipe: dict[str, object], newer: _Newer) -> dict[str, object]:
-    return {
-        "system": _digest(system_recipe),
-        "suite": newer.suite,
-        "sources": newer.sources,
-        "packages": (*_DOWNLOADS, *_NEWER_DOWNLOADS),
     }
 
 
@@ -369,6 +358,7 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
         archives = [[mirror, SUITE, "main"], [mirror, f"{SUITE}-updates", "main"]]
         if security != mirror:
             archives.append([security, f"{SUITE}-security", "main"])
+    archives.append([mirror, SLURM_SUITE, "main"])
     files.ensure_file(tree / "etc/apt/sources.list", "".join(f"deb {' '.join(line)}\n" for line in archives))
     files.ensure_file(tree / "etc/apt/apt.conf.d/90sandbox", "\n".join(_apt_settings()) + "\n")
     for name, content in _GUEST_FILES.items():
@@ -379,23 +369,26 @@ def _build_system(tree: pathlib.Path, recipe: dict[str, object], progress: Progr
     _add_certificates(tree)
     (tree / "etc/resolv.conf").unlink(missing_ok=True)
     shutil.copyfile("/etc/resolv.conf", tree / "etc/resolv.conf")
+    # The C library that Slurm needs wants a newer base-files; its os-release stays aside, for the guest is a Debian 12.
     script = f"""set -e
 update-ca-certificates
 useradd --create-home --uid 1000 --shell /bin/bash --groups sudo ubuntu
 systemctl mask {" ".join(_MASKED)}
-systemctl enable systemd-networkd.service
+systemctl enable systemd-networkd.service sandbox-cgroups.service
 systemctl disable systemd-networkd-wait-online.service
 systemctl set-default multi-user.target
 rm -f /etc/machine-id /var/lib/dbus/machine-id /etc/hostname
 touch /etc/machine-id
+dpkg-divert --local --no-rename --divert /usr/lib/os-release.{SLURM_SUITE} --add /usr/lib/os-release
 apt-get update
+apt-cache policy slurmctld | grep -q 'Candidate: {SLURM}' || {{ echo 'E: no Slurm {SLURM} in {SLURM_SUITE}'; exit 1; }}
 {_INSTALL} dist-upgrade
+{_INSTALL} install {" ".join(_PACKAGES)}
 apt-get clean
 {_INSTALL} --download-only install {" ".join(_DOWNLOADS)}
 """
     _step("image: accounts, units, package downloads", _in_guest(tree, "/bin/sh", "-c", script), progress)
-    for name in ("hosts", "resolv.conf"):  # bound over in every host
-        files.ensure_file(tree / "etc" / name, "127.0.0.1 localhost\n" if name == "hosts" else "")
+    files.ensure_file(tree / "etc/resolv.conf", "")  # bound over in every host
     files.ensure_file(tree / "etc/sandbox/recipe.json", json.dumps(recipe, indent=1, sort_keys=True) + "\n")
 
 
@@ -411,37 +404,6 @@ def _add_certificates(tree: pathlib.Path) -> None:
 
 def _pem_blocks(bundle: bytes) -> list[bytes]:
     return re.findall(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", bundle, re.DOTALL)
-
-
-def _build_slurm(tree: pathlib.Path, system: pathlib.Path, slurm: str, progress: Progress) -> None:
-    """Give the guest a newer suite's Slurm: what Slurm needs installed, Slurm's packages fetched."""
-    newer = SLURM[slurm]
-    assert newer is not None
-    mirror = next(
-        line.split()[1]
-        for line in (system / "tree/etc/apt/sources.list").read_text().splitlines()
-        if line.split()[2] == SUITE
-    )
-    files.ensure_file(tree / "etc/apt/sources.list.d/slurm.list", f"deb {mirror} {newer.suite} main\n")
-    pins = {"*": 100, " ".join(f"src:{source}" for source in newer.sources): 900}
-    text = "\n".join(
-        f"Package: {packages}\nPin: release n={newer.suite}\nPin-Priority: {priority}\n"
-        for packages, priority in pins.items()
-    )
-    files.ensure_file(tree / "etc/apt/preferences.d/slurm", text)
-    # The guest's systemd does not know the newer suite's `u!`, which locks the account.
-    files.ensure_file(tree / "etc/sysusers.d/slurm-wlm-basic-plugins.conf", "u slurm 64030\n")
-    # The C library wants a newer base-files. Its os-release stays aside: the guest is the Debian that it was.
-    script = f"""set -e
-dpkg-divert --local --no-rename --divert /usr/lib/os-release.{newer.suite} --add /usr/lib/os-release
-apt-get update
-apt-cache policy slurmctld | grep -q 'Candidate: {slurm}' || {{ echo 'E: no Slurm {slurm} in {newer.suite}'; exit 1; }}
-{_INSTALL} dist-upgrade
-{_INSTALL} install {" ".join(_PACKAGES)}
-apt-get clean
-{_INSTALL} --download-only install {" ".join((*_DOWNLOADS, *_NEWER_DOWNLOADS))}
-"""
-    _in_layer(f"image: Slurm {slurm} of {newer.suite}", tree, system, script, progress)
 
 
 def _build_python(tree: pathlib.Path, system: pathlib.Path, pip: _PipSettings, progress: Progress) -> None:

@@ -27,12 +27,14 @@ _KILL_S = 30.0
 _CANNOT_END = "cannot be ended: a filesystem hangs that is no FUSE filesystem of its own; restart this computer"
 
 # The first lines let a later command tell whether the process it finds under the pid is still this one.
+# What a boot left in the machine's cgroups, such as those of slurmd's jobs, is removed before the next.
 _SUPERVISOR = f"""
 start=$(cut -d' ' -f22 /proc/$$/stat)
 echo "$$ $start $(cat /proc/sys/kernel/random/boot_id)" > "$1.new" && mv "$1.new" "$1" || exit 1
 cgroups=$2
 shift 2
 while :; do
+  for group in $cgroups; do find "$group" -mindepth 1 -type d -delete; done 2> /dev/null
   ( for group in $cgroups; do echo 0 > "$group/cgroup.procs"; done; exec "$@" )
   status=$?
   [ $status = {_REBOOT_STATUS} ] || exit $status

@@ -16,6 +16,8 @@ from sandbox import bundle as bundles
 from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id, section
 
 Json = dict[str, typing.Any]
+_LATE = 0.35  # the share of relation-departed of removed units that come late
+_LATE_HOOKS = 3  # and how many other hooks of the unit come first
 
 
 def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event | None:
@@ -23,7 +25,7 @@ def enqueue(model: Model, unit: Unit, kind: str, **fields: typing.Any) -> Event 
     event = Event(kind=kind, sequence=model.next_sequence, **fields)
     if event.relation is not None:
         event.endpoint = model.relations[event.relation].endpoint_of(unit.app)
-    waiting = unit.events[1:] if unit.agent.name == "executing" else unit.events
+    waiting = [other for other in unit.events if other is not unit.executing]
     if kind != "action" and any(event.same_as(other) for other in waiting):
         return None
     model.next_sequence += 1
@@ -48,11 +50,14 @@ def _new_relation(model: Model, ends: list[tuple[str, str]], interface: str, *, 
 
 
 def add_unit(model: Model, app: Application, principal: Unit | None = None) -> Unit:
-    """Add a unit with the events of its birth; a principal has a host of its name, a subordinate shares one."""
+    """Add a unit with the events of its birth; a principal gets a machine, a subordinate is on its principal's."""
     name = f"{app.name}/{app.next_unit}"
     app.next_unit += 1
-    host = principal.host if principal else name.replace("/", "-")
-    unit = Unit(name=name, app=app.name, host=host, principal=principal.name if principal else None)
+    if principal is None:
+        machine, model.next_machine = model.next_machine, model.next_machine + 1
+    else:
+        machine = principal.machine
+    unit = Unit(name=name, app=app.name, machine=machine, principal=principal.name if principal else None)
     unit.address = principal.address if principal else ""
     unit.status = Status(name="waiting", message="waiting for machine" if principal is None else "installing agent")
     model.units[name] = unit
@@ -65,7 +70,7 @@ def add_unit(model: Model, app: Application, principal: Unit | None = None) -> U
             model.next_storage += 1
     enqueue(model, unit, "install")
     for relation in model.app_relations(app.name):
-        if _takes_part(model, relation, unit):
+        if takes_part(model, relation, unit):
             enqueue(model, unit, "relation-created", relation=relation.id)
     if model.leader(app.name) == name:
         enqueue(model, unit, "leader-elected")
@@ -82,6 +87,8 @@ def relate(model: Model, first: str, second: str) -> Relation:
         if sorted(relation.ends) == sorted([provider, requirer]):
             raise SandboxError(f"{first} and {second} are related already")
     for app, endpoint in (provider, requirer):
+        if model.applications[app].dying:
+            raise SandboxError(f"application {app!r} is being removed")
         spec: Json = next(
             (
                 section(metadata[app], role)[endpoint]
@@ -96,7 +103,7 @@ def relate(model: Model, first: str, second: str) -> Relation:
     relation = _new_relation(model, [provider, requirer], interface, container=container)
     for unit in list(model.units.values()):
         if unit.app in (provider[0], requirer[0]) and not unit.dying:
-            if _takes_part(model, relation, unit):
+            if takes_part(model, relation, unit):
                 enqueue(model, unit, "relation-created", relation=relation.id)
             if unit.started:
                 enter_scope(model, relation, unit)
@@ -108,15 +115,15 @@ def _declares(model: Model, app: str, endpoint: str) -> bool:
     return any(endpoint in model.applications[app].section(role) for role in ("provides", "requires", "peers"))
 
 
-def _takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
-    """Tell whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its own host."""
+def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
+    """Tell whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
     if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
         return False
-    if not relation.container:
+    if not relation.container or relation.id in unit.foreign:
         return True
     remote = relation.remote_of(unit.app)
     if unit.principal is not None:
-        on_host = [unit.principal, *(other.name for other in model.units.values() if other.host == unit.host)]
+        on_host = [unit.principal, *(other.name for other in model.units.values() if other.machine == unit.machine)]
         return any(name.split("/")[0] == remote for name in on_host)
     return True
 
@@ -158,7 +165,9 @@ def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
     remote = model.applications[relation.remote_of(unit.app)]
     if unit.principal is not None:
         return unit.principal.split("/")[0] == remote.name or any(
-            other.app == remote.name for other in model.units.values() if other.host == unit.host and other is not unit
+            other.app == remote.name
+            for other in model.units.values()
+            if other.machine == unit.machine and other is not unit
         )
     if remote.subordinate and not any(
         other.app == remote.name and other.principal == unit.name for other in model.units.values()
@@ -251,7 +260,9 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
 def request_action(model: Model, unit: Unit, action: str, values: collections.abc.Mapping[str, str]) -> Event:
     """Queue an action. Raises `SandboxError` for what the controller would refuse."""
     params = action_params(model.applications[unit.app], action, values)
-    event = enqueue(model, unit, "action", action={"name": action, "id": new_id(), "params": params})
+    parallel = bool((model.applications[unit.app].section("actions")[action] or {}).get("parallel", False))
+    described = {"name": action, "id": new_id(), "params": params, "parallel": parallel}
+    event = enqueue(model, unit, "action", action=described)
     assert event is not None
     return event
 
@@ -329,12 +340,49 @@ def _retire_revisions(model: Model, secret: Secret) -> None:
             enqueue(model, model.units[name], "secret-remove", secret=secret.id, revision=revision)
 
 
+def remove_applications(model: Model, names: collections.abc.Sequence[str]) -> None:
+    """Remove applications with their units and relations; each is forgotten with its last unit.
+
+    As seen on Juju 4.0.15, the units of a subordinate that is removed together with the application at the other end of
+    one of its relations are deleted behind their last relation hook: neither stop nor remove runs.
+    """
+    apps = [model.application(name) for name in names]
+    for app in apps:
+        app.dying = True
+    for app in apps:
+        for relation in model.app_relations(app.name):
+            other = model.applications[relation.remote_of(app.name)]
+            if app.subordinate and not relation.container and other is not app and other.dying:
+                for unit in model.app_units(app.name):
+                    unit.cut_short = True
+    for app in apps:
+        for relation in model.app_relations(app.name):
+            if not relation.peer and relation.id in model.relations:
+                remove_relation(model, relation)
+        for unit in model.app_units(app.name):
+            remove_unit(model, unit)
+    _forget_applications(model)
+
+
+def _forget_applications(model: Model) -> None:
+    for app in [app for app in model.applications.values() if app.dying and not model.app_units(app.name)]:
+        for relation in model.app_relations(app.name):
+            relation.dying = True
+        _forget_relations(model)
+        if not model.app_relations(app.name):
+            del model.applications[app.name]
+            for secret in [secret for secret in model.secrets.values() if secret.owner == f"application:{app.name}"]:
+                del model.secrets[secret.id]
+
+
 def remove_relation(model: Model, relation: Relation) -> None:
     """End a relation: departed and broken on both sides; subordinates whose place it was go with it."""
+    if relation.dying:
+        return
     relation.dying = True
     for name in list(model.units):
         unit = model.units.get(name)
-        if unit is None or unit.app not in dict(relation.ends) or not _takes_part(model, relation, unit):
+        if unit is None or unit.app not in dict(relation.ends) or not takes_part(model, relation, unit):
             continue
         _leave(model, relation, unit, departing=None)
         if relation.container and unit.principal and unit.principal.split("/")[0] == relation.remote_of(unit.app):
@@ -343,20 +391,29 @@ def remove_relation(model: Model, relation: Relation) -> None:
 
 
 def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) -> None:
-    for other in model.neighbours(relation, unit):
-        enqueue(
-            model, unit, "relation-departed", relation=relation.id, remote=other.name, departing=departing or other.name
-        )
-    if not any(event.kind == "relation-broken" and event.relation == relation.id for event in unit.events):
-        enqueue(model, unit, "relation-broken", relation=relation.id)
+    """Let `unit` depart from every unit that it joined, then break the relation; what it had not got is dropped."""
+    mine = [event for event in unit.events if event.relation == relation.id]
+    if any(event.kind == "relation-broken" for event in mine):
+        return
+    begun = [event for event in mine if event.attempts or event is unit.executing]
+    dropped = [event for event in mine if event not in begun]
+    unit.events = [event for event in unit.events if event not in dropped]
+    if any(event.kind == "relation-created" for event in dropped):
+        return
+    joining = [event.remote for event in begun if event.kind == "relation-joined" and event.remote]
+    gone = [event.remote for event in begun if event.kind == "relation-departed"]
+    for name in dict.fromkeys([*unit.members.get(relation.id, []), *joining]):
+        if name not in gone:
+            enqueue(model, unit, "relation-departed", relation=relation.id, remote=name, departing=departing or name)
+    enqueue(model, unit, "relation-broken", relation=relation.id)
 
 
 def remove_unit(model: Model, unit: Unit) -> None:
-    """Begin a unit's end; a principal waits for the subordinates on its host to be gone first."""
+    """Begin a unit's end; a principal waits for the subordinates on its machine to be gone first."""
     if unit.dying:
         return
     unit.dying = True
-    unit.events = unit.events[:1] if unit.agent.name == "executing" else []
+    unit.events = [event for event in unit.events if event.attempts or event is unit.executing]
     was_leader = model.leader(unit.app)
     subordinates = [other for other in model.units.values() if other.principal == unit.name]
     for other in subordinates:
@@ -370,34 +427,50 @@ def remove_unit(model: Model, unit: Unit) -> None:
 
 
 def _end(model: Model, unit: Unit) -> None:
-    for relation in model.app_relations(unit.app):
-        if not _takes_part(model, relation, unit):
-            continue
-        if unit.name in relation.unit_data:
-            for other in model.neighbours(relation, unit):
-                if unit.name in other.members.get(relation.id, []):
-                    enqueue(
-                        model, other, "relation-departed", relation=relation.id, remote=unit.name, departing=unit.name
-                    )
-        if not relation.peer:
-            _leave(model, relation, unit, departing=unit.name)
+    """Queue a unit's last events: its storage first, then its relations, stop and remove; and what others get of it."""
     for storage in unit.storages:
         enqueue(model, unit, "storage-detaching", storage=storage)
+    for relation in model.app_relations(unit.app):
+        if not takes_part(model, relation, unit):
+            continue
+        for other in model.units.values():
+            if unit.name in other.members.get(relation.id, []) and not other.dying:
+                _depart(model, relation, unit, other)
+        if not relation.peer:
+            _leave(model, relation, unit, departing=unit.name)
+    if unit.cut_short:
+        if not unit.events:
+            removed(model, unit)
+        return
     enqueue(model, unit, "stop")
     enqueue(model, unit, "remove")
 
 
+def _depart(model: Model, relation: Relation, gone: Unit, other: Unit) -> None:
+    """Queue relation-departed of a removed unit; by chance it comes only behind other hooks, as seen on Juju 4.0.15."""
+    known = {"relation": relation.id, "remote": gone.name}
+    if any(event.kind == "relation-departed" and known.items() <= dict(event).items() for event in other.events):
+        return
+    event = enqueue(model, other, "relation-departed", departing=gone.name, **known)
+    if event is not None and model.draw("late", other.name, relation.id, gone.name) < _LATE:
+        event.not_before = other.ran + _LATE_HOOKS
+
+
 def removed(model: Model, unit: Unit) -> None:
-    """Forget a unit whose remove hook ran."""
+    """Forget a unit that is gone. Of the events about it that wait for others only relation-departed stays."""
     for relation in model.relations.values():
-        relation.unit_data.pop(unit.name, None)
-    for other in model.units.values():
-        for members in other.members.values():
-            if unit.name in members and not any(
-                event.kind == "relation-departed" and event.remote == unit.name for event in other.events
-            ):
-                members.remove(unit.name)
+        if unit.name in relation.unit_data:
+            relation.left[unit.name] = relation.unit_data.pop(unit.name)
     del model.units[unit.name]
+    for other in model.units.values():
+        other.events = [
+            event
+            for event in other.events
+            if event.remote != unit.name
+            or event.kind == "relation-departed"
+            or event.attempts
+            or event is other.executing
+        ]
     principal = model.units.get(unit.principal or "")
     if principal and principal.dying and not any(other.principal == principal.name for other in model.units.values()):
         _end(model, principal)
@@ -412,6 +485,7 @@ def removed(model: Model, unit: Unit) -> None:
         else:
             _retire_revisions(model, secret)
     _forget_relations(model)
+    _forget_applications(model)
 
 
 def _forget_relations(model: Model) -> None:
@@ -421,13 +495,12 @@ def _forget_relations(model: Model) -> None:
             del model.relations[relation.id]
             for unit in model.units.values():
                 unit.members.pop(relation.id, None)
+                unit.foreign.pop(relation.id, None)
             for secret in model.secrets.values():
                 secret.grants.pop(relation.id, None)
 
 
-def describe(
-    model: Model, unit: Unit, event: Event, *, source: str, machine: str, cidr: str, resources: dict[str, str]
-) -> Json:
+def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, resources: dict[str, str]) -> Json:
     """Return the request that the agent on the unit's host runs: the event and the unit's view of the model."""
     app = model.applications[unit.app]
     leader = model.leader(unit.app) == unit.name
@@ -442,9 +515,10 @@ def describe(
     return {
         "unit": unit.name,
         "source": source,
-        "machine_id": machine,
+        "machine_id": str(unit.machine),
         "principal": unit.principal,
-        "event": event.model_dump(exclude={"sequence"}),
+        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before"}),
+        "deleted": unit.cut_short and len(unit.events) == 1,  # the controller does not know the unit any more
         "state": {
             "address": unit.address,
             "cidr": cidr,
@@ -454,7 +528,7 @@ def describe(
             "relations": [
                 _describe_relation(model, relation, unit, event)
                 for relation in model.app_relations(unit.app)
-                if _visible(model, relation, unit)
+                if _visible(model, relation, unit, event)
             ],
             "secrets": [
                 _describe_secret(secret, unit, event)
@@ -475,17 +549,27 @@ def describe(
     }
 
 
-def _visible(model: Model, relation: Relation, unit: Unit) -> bool:
-    if not _takes_part(model, relation, unit):
+def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
+    if not takes_part(model, relation, unit):
         return False
     # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
-    # shows only while a subordinate is there
-    return not relation.container or bool(_colocated(model, relation, unit))
+    # shows only while a subordinate is there, or is the one that the event is about
+    return not relation.container or bool(_container_members(model, relation, unit, event))
 
 
-def _colocated(model: Model, relation: Relation, unit: Unit) -> list[Unit]:
+def _container_members(model: Model, relation: Relation, unit: Unit, event: Event) -> list[str]:
+    """Return the remote unit of a container relation; none where there is none to show."""
+    is_its = event.relation == relation.id
+    if is_its and event.remote:
+        return [event.remote]
+    if relation.id in unit.foreign:
+        name = unit.foreign[relation.id]
+        return [name] if is_its or name in unit.members.get(relation.id, []) else []
     remote = relation.remote_of(unit.app)
-    return [other for other in model.units.values() if other.app == remote and other.host == unit.host]
+    here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
+    if here or not is_its:
+        return here
+    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it is gone: relation-broken
 
 
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:
@@ -494,7 +578,7 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
     if event.relation == relation.id and event.remote:
         members.add(event.remote)
     if relation.container:
-        members = {other.name for other in _colocated(model, relation, unit)}
+        members = set(_container_members(model, relation, unit, event))
     own = relation.unit_data.get(unit.name) or relation.early.get(unit.name) or _addresses(unit)
     return {
         "id": relation.id,
@@ -505,7 +589,9 @@ def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Even
         "remote_app": remote,
         "remote_app_data": relation.app_data.get(remote, {}),
         "remote_units_data": {
-            name.split("/")[1]: relation.unit_data.get(name, {}) for name in sorted(members) if name != unit.name
+            name.split("/")[1]: relation.unit_data.get(name) or relation.left.get(name, {})
+            for name in sorted(members)
+            if name != unit.name
         },
     }
 
@@ -533,27 +619,29 @@ def _describe_secret(secret: Secret, unit: Unit, event: Event) -> Json:
     }
 
 
-def apply(model: Model, unit: Unit, event: Event, result: Json) -> None:
-    """Write a hook's outcome into the model and queue what follows from it."""
+def apply(model: Model, unit: Unit, event: Event, given: Json, result: Json) -> None:
+    """Write what a hook or an action changed of the state that it was `given`, and queue what follows from it.
+
+    What it left as it was is not written: another unit may have changed it since, as the leader that this one follows.
+    """
     app = model.applications[unit.app]
-    unit.events.remove(event)
-    unit.attempts = 0
     unit.status = _status(unit.status, result["status"])
-    if model.leader(unit.app) == unit.name:
+    if model.leader(unit.app) == unit.name and list(result["app_status"]) != list(given["app_status"]):
         app.status = _status(app.status, result["app_status"])
     unit.version = result["version"]
     unit.ports = [(protocol, port) for protocol, port in result["ports"]]
     unit.deferred = result["deferred"]
     unit.stored = result["stored"]
+    before = {str(described["id"]): described for described in given["relations"]}
     for key, data in result["relations"].items():
         relation = model.relations.get(int(key))
         if relation is None:  # it was removed while this hook ran
             continue
         if event.kind == "relation-broken" and event.relation == relation.id:
             continue
-        _apply_databags(model, relation, unit, data)
-    _apply_secrets(model, unit, result["secrets"])
-    _after(model, unit, event)
+        _apply_databags(model, relation, unit, before[key], data)
+    _apply_secrets(model, unit, given["secrets"], result["secrets"])
+    finished(model, unit, event)
 
 
 def _status(old: Status, new: list[str]) -> Status:
@@ -562,10 +650,18 @@ def _status(old: Status, new: list[str]) -> Status:
     return Status(name=new[0], message=new[1], since=time.time())
 
 
-def _apply_databags(model: Model, relation: Relation, unit: Unit, data: dict[str, dict[str, str]]) -> None:
+def _merged(now: dict[str, str], given: dict[str, str], result: dict[str, str]) -> dict[str, str]:
+    """Return `now` with what `result` changed of `given`."""
+    kept = {key: value for key, value in now.items() if key in result or key not in given}
+    return kept | {key: value for key, value in result.items() if given.get(key) != value}
+
+
+def _apply_databags(model: Model, relation: Relation, unit: Unit, given: Json, data: dict[str, dict[str, str]]) -> None:
     remote = relation.remote_of(unit.app)
-    if relation.app_data.get(unit.app, {}) != data["app"] and model.leader(unit.app) == unit.name:
-        relation.app_data[unit.app] = data["app"]
+    now = relation.app_data.get(unit.app, {})
+    merged = _merged(now, given["local_app_data"], data["app"])
+    if now != merged and model.leader(unit.app) == unit.name:
+        relation.app_data[unit.app] = merged
         for other in list(model.units.values()):
             if other.app == remote and other is not unit and other.members.get(relation.id) and not other.dying:
                 enqueue(model, other, "relation-changed", relation=relation.id)
@@ -578,30 +674,45 @@ def _apply_databags(model: Model, relation: Relation, unit: Unit, data: dict[str
         relation.early[unit.name] = data["unit"]  # the others read it when the unit enters the scope
 
 
-def _apply_secrets(model: Model, unit: Unit, described: list[Json]) -> None:
-    kept = {secret["id"] for secret in described}
+def _apply_secrets(model: Model, unit: Unit, given: list[Json], described: list[Json]) -> None:
+    before = {secret["id"]: secret for secret in given}
     for item in described:
+        old: Json = before.get(item["id"], {})
         secret = model.secrets.get(item["id"])
+        if secret is None and old:  # its owner removed it while this hook ran
+            continue
         if secret is None:
             owner = f"application:{unit.app}" if item["owner"] == "app" else f"unit:{unit.name}"
             secret = Secret(id=item["id"], owner=owner, contents={1: item["latest_content"]}, latest=1)
             model.secrets[secret.id] = secret
         if _manages(model, secret, unit):
-            secret.label, secret.description = item["label"], item["description"]
-            secret.grants = {int(relation): grantees for relation, grantees in item["grants"].items()}
-            if secret.contents[secret.latest] != item["latest_content"]:
+            if item["label"] != old.get("label"):
+                secret.label = item["label"]
+            if item["description"] != old.get("description"):
+                secret.description = item["description"]
+            grants, granted = _grants(item), _grants(old)
+            if grants != granted:
+                secret.grants = grants
+            if item["latest_content"] not in (secret.contents[secret.latest], old.get("latest_content")):
                 _new_revision(model, secret, item["latest_content"])
         elif item["label"] and item["owner"] is None:
             secret.labels[unit.name] = item["label"]
-        if item["tracked_revision"] == item["latest_revision"]:
-            secret.tracked[unit.name] = secret.latest
+        # the revision that the hook read: the owner may have made another one meanwhile
+        secret.tracked[unit.name] = min(item["tracked_revision"], secret.latest)
         _retire_revisions(model, secret)
+    kept = {secret["id"] for secret in described}
     for secret in list(model.secrets.values()):
-        if secret.id not in kept and _manages(model, secret, unit):
+        if secret.id in before and secret.id not in kept and _manages(model, secret, unit):
             del model.secrets[secret.id]
 
 
-def _after(model: Model, unit: Unit, event: Event) -> None:
+def _grants(described: Json) -> dict[int, list[str]]:
+    return {int(relation): sorted(grantees) for relation, grantees in described.get("grants", {}).items()}
+
+
+def finished(model: Model, unit: Unit, event: Event) -> None:
+    """Take an event that ran, or that is skipped, off the queue, and queue what follows from it."""
+    unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if event.kind == "start":
         started(model, unit)
     elif event.kind == "relation-joined":
@@ -613,12 +724,36 @@ def _after(model: Model, unit: Unit, event: Event) -> None:
         if event.remote in members:
             members.remove(event.remote)
     elif event.kind == "relation-broken":
-        relation = model.relations[_relation(event)]
-        relation.unit_data.pop(unit.name, None)
-        unit.members.pop(relation.id, None)
-    elif event.kind == "remove":
+        relation = model.relations.get(_relation(event))
+        unit.members.pop(_relation(event), None)
+        if relation is not None and unit.name in relation.unit_data:
+            relation.left[unit.name] = relation.unit_data.pop(unit.name)
+    if event.kind == "remove" or (unit.cut_short and unit.dying and not unit.events):
         removed(model, unit)
     _forget_relations(model)
+    _forget_applications(model)
+
+
+def failed(unit: Unit, event: Event, problem: str, retry_at: float) -> None:
+    """Leave a failed event in the queue, in front of what else waits; the unit is in error until it is done."""
+    current = next(other for other in unit.events if other.sequence == event.sequence)
+    current.attempts += 1
+    current.retry_at = retry_at
+    current.problem = problem
+    unit.agent = Status(name="error", message=problem, since=time.time())
+    unit.events = [current, *(other for other in unit.events if other is not current)]
+
+
+def resolve(model: Model, unit: Unit, *, retry: bool) -> None:
+    """End a unit's error: its failed hook runs again at once, or counts as done."""
+    event = unit.failed
+    if event is None:
+        raise SandboxError(f"unit {unit.name!r} is not in an error state")
+    if retry:
+        event.retry_at = 0.0
+        return
+    unit.agent = Status(name="idle", since=time.time())
+    finished(model, unit, event)
 
 
 def _relation(event: Event) -> int:

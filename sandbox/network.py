@@ -127,6 +127,12 @@ def name_servers() -> list[str]:
     return _name_servers(pathlib.Path("/etc/resolv.conf")) or _name_servers(_UPSTREAM_RESOLV_CONF)
 
 
+def resolv_conf() -> str:
+    """Return the resolv.conf(5) of guests: the name servers of this machine, and none for names without a dot."""
+    servers = "".join(f"nameserver {server}\n" for server in name_servers())
+    return f"{servers}options timeout:1 attempts:2 no-tld-query\n"
+
+
 @contextlib.contextmanager
 def _forwarding() -> collections.abc.Generator[pathlib.Path]:
     """Hold the switch that all models share; give the file that says how it stood before the first of them."""

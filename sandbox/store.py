@@ -3,18 +3,19 @@
 import collections.abc
 import contextlib
 import fcntl
+import hashlib
 import os
 import pathlib
 import secrets
 import shutil
 import string
+import threading
 import time
 import typing
 import uuid
 
 import pydantic
 
-from sandbox import image
 from slurm_ddp import files
 
 ROOT = pathlib.Path("/var/lib/slurm-ddp")
@@ -54,11 +55,21 @@ class Event(_Record):
     secret: str | None = None
     revision: int | None = None
     storage: tuple[str, int] | None = None
-    action: dict[str, typing.Any] | None = None  # {name, id, params}
+    action: dict[str, typing.Any] | None = None  # {name, id, params, parallel}
+    attempts: int = 0  # that failed; the unit is in error until this one is done
+    retry_at: float = 0.0  # when it runs again by itself
+    problem: str = ""  # why it failed
+    not_before: int = 0  # the unit runs so many hooks in its life before this one is delivered
 
     def same_as(self, other: "Event") -> bool:
         """Tell whether `other` asks for the same thing, so that one of the two is enough."""
-        return self.model_copy(update={"sequence": other.sequence}) == other
+        kept = other.model_dump(include={"sequence", "attempts", "retry_at", "problem", "not_before"})
+        return self.model_copy(update=kept) == other
+
+    @property
+    def parallel(self) -> bool:
+        """Whether it is an action that runs without the machine lock."""
+        return self.action is not None and bool(self.action.get("parallel"))
 
     @property
     def label(self) -> str:
@@ -80,6 +91,7 @@ class Application(_Record):
     options: dict[str, typing.Any] = {}  # only what differs from the defaults
     resources: dict[str, str] = {}
     annotations: dict[str, str] = {}
+    dying: bool = False
     next_unit: int = 0
     status: Status = Status()
 
@@ -98,11 +110,11 @@ class Application(_Record):
 
 
 class Unit(_Record):
-    """A unit: where it lives, what it said last, and the events that wait for it."""
+    """A unit: the machine it is on, its last status, and the events that wait for it."""
 
     name: str
     app: str
-    host: str
+    machine: int  # Juju's machine number; a subordinate is on its principal's
     address: str = ""  # known once the host is up
     principal: str | None = None
     status: Status = Status()
@@ -113,15 +125,27 @@ class Unit(_Record):
     stored: list[dict[str, typing.Any]] = []
     storages: list[tuple[str, int]] = []
     members: dict[int, list[str]] = {}  # relation id -> remote units whose relation-joined was delivered
-    events: list[Event] = []
-    attempts: int = 0  # failed attempts at events[0]
+    foreign: dict[int, str] = {}  # container relation of another machine -> its principal there, see order.rebooted
+    events: list[Event] = []  # the one that runs now is the first
+    ran: int = 0  # hooks so far
     started: bool = False
     dying: bool = False
+    cut_short: bool = False  # it is deleted behind its last relation hook: neither stop nor remove runs
 
     @property
     def number(self) -> int:
         """The part after the slash."""
         return int(self.name.split("/")[1])
+
+    @property
+    def executing(self) -> Event | None:
+        """The event that runs now."""
+        return self.events[0] if self.agent.name == "executing" and self.events else None
+
+    @property
+    def failed(self) -> Event | None:
+        """The event whose hook failed; the unit is in error until it runs or is skipped."""
+        return next((event for event in self.events if event.attempts), None)
 
 
 class Relation(_Record):
@@ -134,6 +158,7 @@ class Relation(_Record):
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
     early: dict[str, dict[str, str]] = {}  # what units wrote before they entered the scope
+    left: dict[str, dict[str, str]] = {}  # what units that are gone wrote: Juju lets it be read until the relation ends
     dying: bool = False
 
     @property
@@ -173,11 +198,13 @@ class Model(_Record):
     name: str
     uuid: str = pydantic.Field(default_factory=lambda: str(uuid.uuid4()))
     created: float = pydantic.Field(default_factory=time.time)
-    slurm: str = image.DEFAULT_SLURM  # the release that its hosts install
+    seed: int = pydantic.Field(default_factory=lambda: secrets.randbelow(10**6))  # of what happens by chance
+    dying: bool = False  # ./sandboxctl destroy waits for the other commands to end
     applications: dict[str, Application] = {}
     units: dict[str, Unit] = {}
     relations: dict[int, Relation] = {}
     secrets: dict[str, Secret] = {}
+    next_machine: int = 0
     next_relation: int = 0
     next_sequence: int = 0
     next_storage: int = 0
@@ -201,8 +228,26 @@ class Model(_Record):
         return [
             other
             for other in sorted(found, key=lambda other: other.number)
-            if other.app == remote and (not relation.container or other.host == unit.host)
+            if other.app == remote and (not relation.container or other.machine == unit.machine)
         ]
+
+    def draw(self, *what: object) -> float:
+        """Return a number in [0, 1) that the seed and `what` decide."""
+        text = " ".join(map(str, (self.seed, *what)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+
+    def host(self, machine: int) -> str:
+        """Return the host name of a machine, which Juju makes of the model's UUID and the machine's number."""
+        return f"juju-{self.uuid[-6:]}-{machine}"
+
+    def host_of(self, unit: str) -> str:
+        """Return the name of the host that a unit is on, or raise `SandboxError` where there is no such unit."""
+        return self.host(self.unit(unit).machine)
+
+    def machine_units(self, machine: int) -> list[Unit]:
+        """Return the units on a machine, the principal first."""
+        found = [unit for unit in self.units.values() if unit.machine == machine]
+        return sorted(found, key=lambda unit: unit.principal is not None)
 
     def application(self, name: str) -> Application:
         """Return the application, or raise `SandboxError` naming those that exist."""
@@ -230,6 +275,9 @@ class Store:
         self.directory = root / name
         self.path = self.directory / "model.json"
         self.log_path = self.directory / "debug.log"
+        self._mutex = threading.RLock()
+        self._current: Model | None = None  # as `change` last left it
+        self._seen: tuple[int, int] | None = None  # and the file that holds it
 
     def exists(self) -> bool:
         """Tell whether the model was made."""
@@ -269,25 +317,81 @@ class Store:
         return self.log_path.read_text().splitlines() if self.log_path.exists() else []
 
     @contextlib.contextmanager
-    def locked(
-        self, wait_s: float = 0.0, waiting: typing.Callable[[], None] = lambda: None
-    ) -> collections.abc.Generator[None]:
-        """Hold the model against other commands that change it, waiting up to `wait_s` seconds for them to end."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with (self.directory / "lock").open("w") as file:
-            deadline = time.monotonic() + wait_s
-            told = False
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise SandboxError(
-                            f"another sandboxctl works on model {self.name!r}: wait for it to end"
-                        ) from None
-                    if not told:
-                        waiting()
-                        told = True
-                    time.sleep(0.2)
-            yield
+    def change(self, make: collections.abc.Callable[[], Model] | None = None) -> collections.abc.Generator[Model]:
+        """Hold the model against other commands, give it out, and replace its file with what it became.
+
+        What is raised meanwhile leaves the file as it was. `make` makes a model where there is none.
+        """
+        if make is not None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        with self._mutex, Lock(self._lock_file("model")):
+            if not self.exists() and make is not None:
+                model = make()
+            else:
+                model = (self._current if self._stamp() == self._seen else None) or self.load()
+            self._current = None  # until it is saved: what is raised may leave it half changed
+            if model.dying:
+                raise SandboxError(f"model {self.name!r} is being destroyed")
+            yield model
+            self.save(model)
+            self._current, self._seen = model, self._stamp()
+
+    def end(self) -> None:
+        """Let every command that changes the model fail from now on."""
+        with contextlib.suppress(SandboxError), Lock(self._lock_file("model")):  # none, or of another version
+            model = self.load()
+            model.dying = True
+            self.save(model)
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Return what changes whenever the model's file is replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self.path.stat()
+            return (found.st_ino, found.st_mtime_ns)
+        return None
+
+    def _lock_file(self, name: str) -> pathlib.Path:
+        """Return the file behind a lock. Raises `SandboxError` when the model does not exist."""
+        if not self.directory.is_dir():
+            self.load()
+        (self.directory / "locks").mkdir(exist_ok=True)
+        return self.directory / "locks" / name
+
+    def lock(self, name: str, *, shared: bool = False, wait: bool = True) -> "Lock | None":
+        """Take a lock that ends with `close`, or with this process. Without `wait` None when another holds it."""
+        with contextlib.suppress(BlockingIOError):
+            return Lock(self._lock_file(name), shared=shared, wait=wait)
+        return None
+
+
+class Lock:
+    """An advisory lock on a file, of this process as of others. Use as a context manager, or close it."""
+
+    def __init__(self, path: pathlib.Path, *, shared: bool = False, wait: bool = True) -> None:
+        """Take the lock. Raises `BlockingIOError` without `wait` when another holds it."""
+        self._path = path
+        mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        while True:
+            self._file = path.open("w")
+            try:
+                fcntl.flock(self._file, mode)
+                if path.exists() and os.path.samestat(path.stat(), os.fstat(self._file.fileno())):
+                    return
+            except BaseException:
+                self._file.close()
+                raise
+            self._file.close()  # it was removed while this waited
+
+    def close(self, *, remove: bool = False) -> None:
+        """Let go of the lock, and of its file where nobody is to take it again."""
+        if remove:
+            self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def __enter__(self) -> "Lock":
+        """Return the lock."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the lock."""
+        self.close()

@@ -43,7 +43,9 @@ def select(model: Model, names: collections.abc.Collection[str]) -> Model:
 
 def as_data(model: Model) -> Json:
     """Return the model in the shape of `juju status --format json`."""
-    hosts = {unit.host: unit for unit in model.units.values() if unit.principal is None}
+    principals = sorted(
+        (unit for unit in model.units.values() if unit.principal is None), key=lambda unit: unit.machine
+    )
     return {
         "model": {
             "name": model.name,
@@ -51,11 +53,15 @@ def as_data(model: Model) -> Json:
             "controller": "sandbox",
             "cloud": "sandbox",
             "version": "3.6",
-            "slurm": model.slurm,
         },
         "machines": {
-            host: {"juju-status": {"current": _machine_state(unit)}, "dns-name": unit.address, "instance-id": host}
-            for host, unit in hosts.items()
+            str(unit.machine): {
+                "juju-status": {"current": _machine_state(unit)},
+                "hostname": model.host(unit.machine),
+                "dns-name": unit.address,
+                "instance-id": model.host(unit.machine),
+            }
+            for unit in principals
         },
         "applications": {name: _application(model, app) for name, app in model.applications.items()},
         "relations": [
@@ -89,7 +95,7 @@ def _unit(model: Model, unit: Unit) -> Json:
     data: Json = {
         "workload-status": _status(_shown(unit)),
         "juju-status": _status(unit.agent),
-        "machine": unit.host,
+        **({} if unit.principal else {"machine": str(unit.machine)}),
         "open-ports": _ports(unit),
         "public-address": unit.address,
         "leader": model.leader(unit.app) == unit.name,
@@ -127,7 +133,7 @@ def as_text(model: Model, *, relations: bool = False) -> str:
             "3.6",
             "unsupported",
             time.strftime("%H:%M:%S%z"),
-            f"Slurm {model.slurm}",
+            "",
         ),
     ]
     apps: list[tuple[str, ...]] = [
@@ -146,7 +152,10 @@ def as_text(model: Model, *, relations: bool = False) -> str:
         if unit.principal is None:
             units.append(_row(model, unit, ""))
             units += [_row(model, other, "  ") for other in model.units.values() if other.principal == unit.name]
-            machines.append((unit.host, _machine_state(unit), unit.address, unit.host, "debian@12", "", ""))
+    for unit in sorted(model.units.values(), key=lambda unit: unit.machine):
+        if unit.principal is None:
+            state, host = _machine_state(unit), model.host(unit.machine)
+            machines.append((str(unit.machine), state, unit.address, host, "debian@12", "", ""))
     tables = [head, apps, units, machines]
     if relations:
         tables.append([("Integration provider", "Requirer", "Interface", "Type", "Message"), *_relations(model)])
@@ -173,7 +182,7 @@ def _ports(unit: Unit) -> list[str]:
 def _row(model: Model, unit: Unit, indent: str) -> tuple[str, ...]:
     shown = _shown(unit)
     leader = "*" if model.leader(unit.app) == unit.name else ""
-    machine = "" if unit.principal else unit.host
+    machine = "" if unit.principal else str(unit.machine)
     ports = ",".join(_ports(unit))
     return (
         f"{indent}{unit.name}{leader}", shown.name, unit.agent.name, machine, unit.address, ports, shown.message

@@ -23,6 +23,7 @@ import traceback
 import typing
 
 import ops
+import scenario._runtime
 import scenario.mocking
 import yaml
 from ops import testing
@@ -76,7 +77,8 @@ def _dispatch(request: Json, say: typing.Callable[..., None]) -> Json:
     _install_charm(pathlib.Path(request["source"]), charm_root)
     os.chdir(charm_root)
     reboots: list[str] = []
-    _patch_backend(say, reboots)
+    _patch_backend(say, reboots, request["unit"] if request["deleted"] else None)
+    _patch_departing(request["event"])
     app, number = request["unit"].split("/")
     context = _Context(
         _load_charm(charm_root),
@@ -135,12 +137,17 @@ class _Context(testing.Context[ops.CharmBase]):
         return location
 
 
-def _patch_backend(say: typing.Callable[..., None], reboots: list[str]) -> None:
-    """Make Scenario's model backend do what Juju does where the two differ, and show progress while a hook runs."""
+def _patch_backend(say: typing.Callable[..., None], reboots: list[str], deleted: str | None) -> None:
+    """Make Scenario's model backend do what Juju does where the two differ, and show progress while a hook runs.
+
+    `deleted` is the name of a unit that the controller does not know any more: it sets no status.
+    """
     backend = scenario.mocking._MockModelBackend
     status_set, secret_set, resource_get = backend.status_set, backend.secret_set, backend.resource_get
 
     def shown_status_set(self: typing.Any, status: typing.Any, message: str = "", *, is_app: bool = False) -> None:
+        if deleted:
+            raise ops.ModelError(f'ERROR unit "{deleted}" not found')
         status_set(self, status, message, is_app=is_app)
         if not is_app:
             say("status", status=status, message=message)
@@ -179,6 +186,18 @@ def _patch_backend(say: typing.Callable[..., None], reboots: list[str]) -> None:
     backend.secret_set = changed_secret_set
     backend.resource_get = found_resource_get
     backend.reboot = reboot
+
+
+def _patch_departing(event: Json) -> None:
+    """Name the unit that leaves: Scenario takes it for one of the other application, where it may be this one."""
+    runtime: typing.Any = scenario._runtime.Runtime
+    event_env = runtime._get_event_env
+
+    def named(self: typing.Any, **arguments: typing.Any) -> dict[str, str]:
+        env = event_env(self, **arguments)
+        return env | ({"JUJU_DEPARTING_UNIT": event["departing"]} if event["kind"] == "relation-departed" else {})
+
+    runtime._get_event_env = named
 
 
 def _build_state(described: Json) -> testing.State:
@@ -255,7 +274,7 @@ def _build_event(described: Json, state: testing.State, context: _Context) -> ty
             return make(relation)
         number = _number(described["remote"]) if described["remote"] else None
         if kind == "relation-departed":
-            return make(relation, remote_unit=number, departing_unit=_number(described["departing"]))
+            return make(relation, remote_unit=number)  # who leaves: _patch_departing
         return make(relation, remote_unit=number)
     if kind.startswith("secret-"):
         secret = state.get_secret(id=described["secret"])

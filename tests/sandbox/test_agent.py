@@ -23,6 +23,7 @@ class TheCharm(ops.CharmBase):
         framework.observe(self.on.update_status, self._on_update_status)
         framework.observe(self.on.config_changed, self._on_config_changed)
         framework.observe(self.on.secret_changed, self._on_secret_changed)
+        framework.observe(self.on["server"].relation_departed, self._on_departed)
         framework.observe(self.on.talk_action, self._on_talk)
 
     def _on_install(self, event):
@@ -50,6 +51,9 @@ class TheCharm(ops.CharmBase):
         event.secret.set_content(dict(content))
         self.unit.status = ops.ActiveStatus(content["key"])
 
+    def _on_departed(self, event):
+        self.unit.status = ops.ActiveStatus(f"{event.unit.name}: {event.departing_unit.name} leaves")
+
     def _on_talk(self, event):
         event.log("first")
         event.set_results({"text": event.params["text"], "place": str(self.model.storages["data"][0].location)})
@@ -68,6 +72,7 @@ METADATA = """
 name: thing
 type: charm
 config: {options: {now: {type: boolean, default: false}}}
+requires: {server: {interface: http}}
 resources: {tool: {type: file}}
 storage: {data: {type: filesystem}}
 actions: {talk: {params: {text: {type: string}}}}
@@ -115,7 +120,7 @@ class Agent:
             "model": {"name": "m", "uuid": "00000000-0000-4000-8000-000000000000"},
         }
 
-    def run(self, kind: str, **event: typing.Any) -> tuple[Json, list[Json]]:
+    def run(self, kind: str, *, deleted: bool = False, **event: typing.Any) -> tuple[Json, list[Json]]:
         """Return the result and what was said before it."""
         request = {
             "unit": "thing/0",
@@ -123,6 +128,7 @@ class Agent:
             "machine_id": "0",
             "principal": None,
             "event": {"kind": kind, **event},
+            "deleted": deleted,
             "state": self.state,
         }
         assert self.process.stdin and self.process.stdout
@@ -161,6 +167,14 @@ def test_a_hook_has_real_effects_and_shows_its_progress(agent: Agent):
     assert result["state"]["status"] == ["active", "count 1"]
 
 
+def test_a_unit_that_was_deleted_sets_no_status(agent: Agent):
+    result, said = agent.run("install", deleted=True)
+    assert not result["ok"]
+    assert result["error"] == 'ModelError: ERROR unit "thing/0" not found'
+    assert not [line for line in said if line["kind"] == "status"]
+    assert (agent.root / "agents" / "unit-thing-0" / "charm").is_dir()
+
+
 def test_stored_state_and_deferred_events_come_back(agent: Agent):
     agent.keep(agent.run("install")[0])
     first, _ = agent.run("start")
@@ -188,6 +202,16 @@ def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
     agent.state["config"] = {"now": True}
     now, _ = agent.run("config-changed")
     assert (now["ok"], now["reboot"], now["state"]) == (True, "now", None)
+
+
+@pytest.mark.parametrize("departing", ["thing/0", "web/1"])
+def test_a_unit_hears_which_unit_leaves_be_it_itself(agent: Agent, departing: str):
+    relation = {"id": 4, "endpoint": "server", "type": "regular", "local_app_data": {}, "local_unit_data": {},
+                "remote_app": "web", "remote_app_data": {}, "remote_units_data": {"1": {}}}  # fmt: skip
+    agent.state["relations"] = [relation]
+    result, _ = agent.run("relation-departed", relation=4, remote="web/1", departing=departing)
+    assert result["ok"], result
+    assert result["state"]["status"] == ["active", f"web/1: {departing} leaves"]
 
 
 def test_equal_content_makes_no_revision(agent: Agent):

@@ -103,6 +103,22 @@ def test_a_mistake_is_told_with_its_line(tmp_path: pathlib.Path, old: str, new: 
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ({"parallel": "yes"}, "bundle.yaml line 4: server: action dump: parallel is true or false, not 'yes'"),
+        ({"execution-group": "a"}, "bundle.yaml line 4: server: action dump: the sandbox knows no execution-group"),
+    ],
+)
+def test_what_decides_the_lock_of_an_action_is_checked(tmp_path: pathlib.Path, action: dict[str, object], message: str):
+    metadata = METADATA | {"server": METADATA["server"] | {"actions": {"dump": action}}}
+    with pytest.raises(bundles.BundleError) as error:
+        bundles.check(load(tmp_path, BUNDLE), metadata)
+    assert str(error.value) == message
+    metadata["server"]["actions"] = {"dump": {"parallel": True}, "load": None}
+    bundles.check(load(tmp_path, BUNDLE), metadata)
+
+
 def test_an_overlay_cannot_remove_what_is_not_there(tmp_path: pathlib.Path):
     with pytest.raises(bundles.BundleError, match=r"overlay.yaml line 2: application 'sever' cannot be removed"):
         load(tmp_path, BUNDLE, "applications:\n  sever:\n")

@@ -11,7 +11,7 @@ from test_model import AGENT, CLIENT, SERVER, World
 
 from sandbox import cli
 from sandbox import model as rules
-from sandbox.store import Status, Store
+from sandbox.store import SandboxError, Status, Store
 
 
 class Prompt:
@@ -81,6 +81,20 @@ def test_status_of_some_names_shows_them_and_where_they_stand(prompt: Prompt):
     assert wrong.stderr.startswith("ERROR unit 'severer' not found (there are: server/0")
 
 
+def test_status_names_machines_by_number_and_instance(prompt: Prompt):
+    text, model = prompt.ok("status"), prompt.store.load()
+    rows = [line.split() for line in text.splitlines()]
+    host = f"juju-{model.uuid[-6:]}-1"
+    assert ["1", "started", "10.0.0.1", host, "debian@12"] in rows
+    assert ["server/1", "active", "allocating", "1", "10.0.0.1", "server/1", "works"] in rows
+    assert ["agent/1", "active", "allocating", "10.0.0.1", "agent/1", "works"] in rows, "a subordinate's is left out"
+    shown = json.loads(prompt.ok("status", "--format", "json"))
+    assert shown["machines"]["1"]["instance-id"] == shown["machines"]["1"]["hostname"] == host
+    unit = shown["applications"]["server"]["units"]["server/1"]
+    assert unit["machine"] == "1"
+    assert "machine" not in unit["subordinates"]["agent/1"]
+
+
 def test_config_shows_one_value_or_all_as_juju_does(prompt: Prompt):
     assert prompt.ok("config", "server", "port") == "80\n"
     assert prompt.ok("config", "server", "fast") == "false\n"
@@ -101,7 +115,7 @@ def test_config_takes_files(prompt: Prompt, tmp_path: pathlib.Path, monkeypatch:
     given: list[dict[str, typing.Any]] = []
 
     class Session(cli._Session):
-        def settle(self, *_: object, **__: object) -> None:
+        def settle(self, engine: object, **_: object) -> None:
             given.append(rules.options(self.store.load().application("server")))
 
     def set_options(*_: object, **__: object) -> None:
@@ -122,9 +136,7 @@ class Acting(cli._Session):
 
     asked: typing.ClassVar[list[tuple[str, str, dict[str, str]]]] = []
 
-    def action(
-        self, model: object, engine: object, name: str, action: str, values: typing.Any
-    ) -> dict[str, typing.Any]:
+    def action(self, engine: object, name: str, action: str, values: typing.Any) -> dict[str, typing.Any]:
         """Fail on the second unit."""
         self.asked.append((name, action, dict(values)))
         failure = "no disk" if name == "server/1" else None
@@ -191,14 +203,16 @@ def test_the_log_is_chosen_by_unit_application_and_level(prompt: Prompt):
     assert shown("-n", "1") == ["four"]
     assert shown("-n", "1", "--replay", "--no-tail") == ["one", "two", "three", "four"]
     assert prompt.run("debug-log", "--include", "nobody").exit_code == 1
+    prompt.store.log("gone/0", "INFO", "five")
+    assert shown("--include", "gone") == shown("gone/0") == ["five"], "a unit that was removed has its lines still"
 
 
 def test_a_resource_is_attached_and_the_units_told(
     prompt: Prompt, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     class Session(cli._Session):
-        def settle(self, model: typing.Any, *_: object, **__: object) -> None:
-            self.store.save(model)
+        def settle(self, engine: object, **_: object) -> None:
+            pass
 
     monkeypatch.setattr(cli, "_Session", Session)
     (tmp_path / "file").write_text("content")
@@ -212,3 +226,115 @@ def test_a_resource_is_attached_and_the_units_told(
     ):
         wrong = prompt.run("attach-resource", "server", *words)
         assert (wrong.exit_code, wrong.stderr) == (1, said)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, typing.Any]]:
+    """Let commands change the model without running what follows; return what they settled with."""
+    given: list[dict[str, typing.Any]] = []
+
+    class Session(cli._Session):
+        def settle(self, engine: object, **options: typing.Any) -> None:
+            given.append(options)
+
+    monkeypatch.setattr(cli, "_Session", Session)
+    return given
+
+
+def test_resolved_retries_or_skips_the_failed_hook(prompt: Prompt, settled: list[dict[str, typing.Any]]):
+    def fail() -> None:
+        model = prompt.store.load()
+        for name in ("server/0", "client/0"):
+            unit = model.units[name]
+            event = rules.enqueue(model, unit, "config-changed")
+            assert event is not None
+            rules.failed(unit, event, "hook failed", 10.0**12)
+        prompt.store.save(model)
+
+    fail()
+    prompt.ok("resolved", "server/0")
+    (event,) = prompt.store.load().units["server/0"].events
+    assert (event.kind, event.attempts, event.retry_at) == ("config-changed", 1, 0.0)
+    prompt.ok("resolved", "--all", "--no-retry")
+    units = prompt.store.load().units
+    assert [(units[name].agent.name, units[name].events) for name in ("server/0", "client/0")] == [("idle", [])] * 2
+    wrong = prompt.run("resolved", "server/0")
+    assert (wrong.exit_code, wrong.stderr) == (1, "ERROR unit 'server/0' is not in an error state\n")
+    assert prompt.run("resolved").exit_code == prompt.run("resolved", "--all", "server/0").exit_code == 2
+    assert len(settled) == 2
+
+
+def test_remove_application_begins_the_end_of_its_units(prompt: Prompt, settled: list[dict[str, typing.Any]]):
+    prompt.ok("remove-application", "--no-prompt", "client", "server")
+    model = prompt.store.load()
+    assert {name for name, app in model.applications.items() if app.dying} == {"client", "server"}
+    assert all(unit.dying for unit in model.units.values()), "subordinates go with their principals"
+    assert [event.kind for event in model.units["client/0"].events][-2:] == ["stop", "remove"]
+    wrong = prompt.run("remove-application", "severer")
+    assert wrong.stderr.startswith("ERROR application 'severer' not found")
+    assert len(settled) == 1
+
+
+def test_a_deployments_seed_is_given_or_drawn_kept_and_logged(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, settled: list[dict[str, typing.Any]]
+):
+    store = Store("new", tmp_path / "state")
+    monkeypatch.setattr(cli, "Store", lambda _: store)
+    (tmp_path / "thing" / "src").mkdir(parents=True)
+    (tmp_path / "thing" / "charmcraft.yaml").write_text("name: thing\ntype: charm\n")
+    path = tmp_path / "bundle.yaml"
+    path.write_text("applications:\n  thing: {charm: ./thing, num_units: 1}\n")
+
+    def deploy(*words: str, env: dict[str, str] | None = None) -> int:
+        result = click.testing.CliRunner().invoke(cli.cli, ["deploy", str(path), *words], env=env)
+        assert result.exit_code == 0, result.output
+        assert settled
+        return store.load().seed
+
+    drawn = deploy("--once")
+    assert settled.pop() == {"rounds": 0}
+    assert deploy() == drawn
+    assert deploy("--seed", "7") == deploy() == 7
+    assert deploy(env={"SLURM_DDP_SEED": "8"}) == 8
+    said = [line.partition("drawn from ")[2].partition(":")[0] for line in store.log_lines() if "seed" in line]
+    assert said == [f"seed {drawn}", "seed 7", "seed 8"], "once for each"
+
+
+def test_once_sends_no_update_status(prompt: Prompt):
+    class Engine:
+        model = prompt.store.load()
+        update_status = True
+
+        def settle(self) -> None: ...
+
+        def errors(self) -> list[str]:
+            return []
+
+    unit = Engine.model.units["server/0"]
+    unit.status, unit.started = Status(name="waiting"), True
+    engine: typing.Any = Engine()
+    cli._Session(prompt.store).settle(engine, rounds=0)  # would fail on a change to the model
+    assert not engine.update_status
+
+
+def test_destroy_ends_a_model_whatever_wrote_it(prompt: Prompt, monkeypatch: pytest.MonkeyPatch):
+    ended: list[str] = []
+
+    class Hosts:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def destroy(self) -> None:
+            with pytest.raises(SandboxError, match=r"^model 't' is being destroyed$"), prompt.store.change():
+                pass
+            ended.append(self.name)
+
+    monkeypatch.setattr(cli, "Hosts", Hosts)
+    prompt.ok("destroy", "--no-prompt")
+    assert ended == ["t"]
+    assert not prompt.store.directory.exists()
+    prompt.store.directory.mkdir()
+    prompt.store.path.write_text("{}")
+    monkeypatch.setattr(Hosts, "destroy", lambda _: None)
+    prompt.ok("destroy", "--no-prompt")
+    assert not prompt.store.directory.exists()

@@ -6,11 +6,9 @@ import pytest
 
 from sandbox import bundle as bundles
 from sandbox import model as rules
-from sandbox import view
-from sandbox.cli import _Session
 from sandbox.deploy import Deployment, charm_filler
 from sandbox.engine import Progress, parse_gpus
-from sandbox.hosts import Gpus
+from sandbox.hosts import Gpu
 from sandbox.store import Model, SandboxError, Store
 
 METADATA = """
@@ -99,8 +97,8 @@ def test_what_changed_is_brought_up_to_date(bench: Bench):
         ("charm: ./thing, num_units: 2", "charm: ./none, num_units: 2", "bundle.yaml line 4: other: no charm at "),
         (
             "charm: ./thing, num_units: 2",
-            "charm: mysql, num_units: 2",
-            "bundle.yaml line 4: other: the sandbox cannot play the charm 'mysql'",
+            "charm: postgresql, num_units: 2",
+            "bundle.yaml line 4: other: the sandbox cannot play the charm 'postgresql'",
         ),
         ("port: 81", "token: mine", "secret 'mine' not found"),
     ],
@@ -111,19 +109,6 @@ def test_a_wrong_bundle_changes_nothing(bench: Bench, old: str, new: str, messag
         bench.deploy()
     assert str(error.value).startswith(message)
     assert not bench.store.exists()
-
-
-def test_a_model_keeps_the_slurm_that_it_was_made_with(tmp_path: pathlib.Path):
-    store = Store("t", tmp_path)
-    with _Session(store, create=True, slurm="24.11").open() as (made, _):
-        store.save(made)
-        assert view.as_text(made).splitlines()[1].endswith(" Slurm 24.11")
-        assert view.as_data(made)["model"]["slurm"] == "24.11"
-    with _Session(store, create=True).open() as (model, engine):
-        assert model.slurm == engine.hosts.slurm == "24.11"
-    wanted = r"^model t runs Slurm 24\.11: for 22\.05 ./sandboxctl destroy, then deploy$"
-    with pytest.raises(SandboxError, match=wanted), _Session(store, create=True, slurm="22.05").open():
-        pass
 
 
 def test_an_upgrade_that_loses_a_related_endpoint_is_refused(bench: Bench):
@@ -144,8 +129,14 @@ def test_charms_of_this_repository_are_staged_as_they_are_packed(tmp_path: pathl
 
 
 def test_mock_gpus_are_asked_for_by_annotation():
-    assert parse_gpus("") is None
-    assert parse_gpus("0") is None
-    assert parse_gpus("2 x Mock GPU") == Gpus(count=2, model="Mock GPU")
-    with pytest.raises(SandboxError, match="write '2 x Mock GPU', or 0 for none"):
-        parse_gpus("two")
+    assert parse_gpus("") == parse_gpus("0") == ()
+    assert parse_gpus("2 x Mock GPU") == (Gpu("Mock GPU"), Gpu("Mock GPU"))
+    assert parse_gpus("NVIDIA L40S, Tesla T4, 1 x NVIDIA L40S") == (
+        Gpu("NVIDIA L40S"), Gpu("Tesla T4"), Gpu("NVIDIA L40S")
+    )  # fmt: skip
+    assert parse_gpus("2 x NVIDIA H200 @ 0, empty,NVIDIA H200 @ 1") == (
+        Gpu("NVIDIA H200", 0), Gpu("NVIDIA H200", 0), Gpu(""), Gpu("NVIDIA H200", 1)
+    )  # fmt: skip
+    for wrong in ("2", "2 x", "0 x A", "A,", "A @ x", "A @ 12", "-1 x A"):
+        with pytest.raises(SandboxError, match="write '2 x Mock GPU', "):
+            parse_gpus(wrong)

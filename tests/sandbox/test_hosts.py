@@ -1,6 +1,7 @@
 """Hosts: booted, reached, rebooted, lost, found again and removed without a trace. Real ones, so as root."""
 
 import collections.abc
+import itertools
 import json
 import os
 import pathlib
@@ -55,16 +56,18 @@ def one(model: hosts.Hosts, shared: pathlib.Path) -> hosts.Host:
 
 @pytest.fixture(scope="module")
 def two(model: hosts.Hosts) -> hosts.Host:
-    return model.create("two", gpus=hosts.Gpus(2, "Mock GPU"), progress=said)
+    return model.create("two", gpus=(hosts.Gpu("Mock GPU"),) * 2, progress=said)
 
 
 def output(host: hosts.Host, script: str, **options: typing.Any) -> str:
     return host.run(["/bin/sh", "-c", script], **options).stdout.strip()
 
 
-def reaches(host: hosts.Host, other: str) -> bool:
+def reaches(host: hosts.Host, other: hosts.Host) -> bool:
     """Whether the host can send something to the other and gets it back, perhaps not at once."""
-    script = f"for i in 1 2 3 4 5; do ping -c1 -W10 -q {other} >/dev/null && echo reached && break; sleep 1; done"
+    script = (
+        f"for i in 1 2 3 4 5; do ping -c1 -W10 -q {other.address} >/dev/null && echo reached && break; sleep 1; done"
+    )
     return output(host, script) == "reached"
 
 
@@ -76,6 +79,21 @@ def eventually(check: collections.abc.Callable[[], bool]) -> bool:
             return False
         time.sleep(0.2)
     return True
+
+
+WAKES = """#!/usr/bin/python3
+# juju-exec whose hook waits for something, and so asks to be woken again before it ends
+import pathlib, sys, time
+sys.path.insert(0, "/srv/lib")
+from slurm_ddp import wake
+assert sys.argv[1:] == ["client/0", "JUJU_DISPATCH_PATH=hooks/update-status /charm/dispatch"], sys.argv
+with open("/root/woken", "a") as file:
+    print(time.time(), file=file)
+if len(pathlib.Path("/root/woken").read_text().splitlines()) < 4:
+    wake.later("client/0", pathlib.Path("/charm"), 2)
+    wake.later("client/0", pathlib.Path("/charm"), 2)
+    time.sleep(1)
+"""
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
@@ -92,24 +110,27 @@ def test_a_host_is_a_whole_debian(one: hosts.Host):
 
 
 @needs_root
-def test_hosts_know_and_reach_each_other_by_name(one: hosts.Host, two: hosts.Host):
-    assert output(one, "getent hosts two").split() == [two.address, "two"]
-    # torchrun looks names up backwards, for which a name server would be asked in vain.
-    assert output(two, f"getent -s files hosts {one.address}").split() == [one.address, "one"]
-    assert output(two, "grep -o 'hosts: *files' /etc/nsswitch.conf").startswith("hosts:")
-    assert reaches(two, "one")
+def test_a_host_resolves_itself_and_no_other(one: hosts.Host, two: hosts.Host):
+    assert output(one, "getent ahostsv4 one | grep STREAM; getent hosts localhost").split() == [
+        one.address, "STREAM", "one", "::1", "localhost"
+    ]  # fmt: skip
+    assert output(two, f"getent hosts {two.address}").split() == [two.address, "two"]
+    for name in ("two", "slurmd-0", "juju-2586ad-3"):
+        begin = time.monotonic()
+        for database in ("hosts", "ahosts"):
+            assert one.run(["/usr/bin/getent", database, name], check=False).returncode == 2, name
+        assert time.monotonic() - begin < 4, name  # a name server that does not respond would take 6 s each
+    assert reaches(two, one)
 
 
 @needs_root
-def test_hosts_come_and_go_in_the_tables_of_those_that_run(model: hosts.Hosts, one: hosts.Host):
+def test_hosts_come_and_go(model: hosts.Hosts, one: hosts.Host):
     three = model.create("three", progress=said)
-    assert output(one, "getent hosts three").split() == [three.address, "three"]
-    assert model.names() == ["one", "three", *(["two"] if "two" in model.names() else [])]
+    assert model.names() == [one.name, "three", *(["two"] if "two" in model.names() else [])]
     three_again = model.create("three", progress=said)  # what is there already is left as it is
     assert three_again.address == three.address
     model.destroy_host("three")
     model.destroy_host("three")
-    assert one.run(["/usr/bin/getent", "hosts", "three"], check=False).returncode == 2
     with pytest.raises(hosts.HostError, match=r"^model t has no host three; it has: one"):
         model.get("three")
 
@@ -127,6 +148,23 @@ def test_apt_and_pip_work_inside(one: hosts.Host):
 def test_the_charms_environment_is_there(one: hosts.Host):
     assert output(one, f"{image.VENV}/bin/python -c 'import ops, scenario; print(ops.__name__)'") == "ops"
     assert output(one, f"readlink -f {image.VENV}/bin/python").startswith("/usr/bin/python3")
+
+
+@needs_root
+def test_a_hook_that_was_woken_is_woken_again(model: hosts.Hosts):
+    host = model.create("woken", binds={"/srv/lib": str(HERE / "lib")}, progress=said)
+    output(host, f"cat > /usr/bin/juju-exec <<'END'\n{WAKES}END\nchmod 755 /usr/bin/juju-exec")
+    code = "import pathlib; from slurm_ddp import wake; charm = pathlib.Path('/charm'); "
+    python, env = ("/usr/bin/python3", "-B", "-c"), {"PYTHONPATH": "/srv/lib"}
+    begin = time.time()
+    host.run([*python, f"{code}wake.later('client/0', charm, 2)"], env=env)
+    assert eventually(lambda: len(output(host, "cat /root/woken || true").splitlines()) == 4)
+    times = [begin, *map(float, output(host, "cat /root/woken").split())]
+    assert all(1.5 < after - before < 15 for before, after in itertools.pairwise(times)), times
+    assert eventually(lambda: not output(host, "systemctl list-units --all --no-legend 'juju-wake-*'"))
+    host.run([*python, f"{code}wake.run(*wake.command('client/0', charm))"], env=env)  # as the mount keeper does
+    assert eventually(lambda: len(output(host, "cat /root/woken").splitlines()) == 5)
+    model.destroy_host("woken")
 
 
 @needs_root
@@ -190,19 +228,47 @@ def test_mock_gpus_look_like_a_drivers_and_survive_a_reboot(two: hosts.Host):
 @needs_root
 def test_mock_gpus_come_and_go_while_the_host_runs(two: hosts.Host):
     before = output(two, "grep UUID /proc/driver/nvidia/gpus/0000:81:00.0/information")
-    two.set_gpus(hosts.Gpus(1, "NVIDIA H200"))
+    two.set_gpus((hosts.Gpu("NVIDIA H200"),))
     assert (
         output(two, "ls -d /dev/nvidia*; ls /sys/bus/pci/drivers/nvidia")
         == "/dev/nvidia0\n/dev/nvidiactl\n0000:81:00.0"
     )
     assert output(two, "cat /proc/driver/nvidia/gpus/*/information").splitlines()[0].endswith("NVIDIA H200")
     assert output(two, "grep UUID /proc/driver/nvidia/gpus/0000:81:00.0/information") == before
-    two.set_gpus(None)
+    two.set_gpus(())
     assert output(
         two, "ls /dev | grep -c nvidia; ls /proc/driver; ls /sys/bus/pci/drivers | grep -c nvidia || true"
     ) == ("0\n0")
-    two.set_gpus(hosts.Gpus(2, "Mock GPU"))
+    two.set_gpus((hosts.Gpu("Mock GPU"),) * 2)
     assert output(two, "ls -d /dev/nvidia*") == "/dev/nvidia0\n/dev/nvidia1\n/dev/nvidiactl"
+
+
+@needs_root
+def test_slots_hold_cards_of_several_models_or_none(two: hosts.Host):
+    two.set_gpus((hosts.Gpu("NVIDIA L40S"), hosts.Gpu(""), hosts.Gpu("Tesla T4")))
+    for _ in range(2):
+        assert output(two, "cd /proc/driver/nvidia/gpus; grep -E 'Model|Minor' */information").split() == [
+            "0000:81:00.0/information:Model:", "NVIDIA", "L40S", "0000:81:00.0/information:Device", "Minor:", "0",
+            "0000:83:00.0/information:Model:", "Tesla", "T4", "0000:83:00.0/information:Device", "Minor:", "1",
+        ]  # fmt: skip
+        assert output(two, "ls /dev/nvidia?; ls -U /proc/driver/nvidia/gpus; ls /sys/bus/pci/drivers/nvidia").split() == [
+            "/dev/nvidia0", "/dev/nvidia1", *["0000:81:00.0", "0000:83:00.0"] * 2
+        ]  # fmt: skip
+        two.reboot()
+
+
+@needs_root
+def test_a_card_may_be_beside_a_part_of_the_cpus(two: hosts.Host):
+    before = output(two, "lscpu --parse=CPU,NODE")
+    two.set_gpus((hosts.Gpu("NVIDIA H200", 1), hosts.Gpu("NVIDIA H200", 0), hosts.Gpu("NVIDIA H200")))
+    cpus = output(two, "cd /sys/devices/system/node; cat node0/cpulist node1/cpulist").split()
+    lists = output(two, "cat /sys/bus/pci/drivers/nvidia/*/local_cpulist").split()
+    assert lists == [cpus[1], cpus[0], output(two, "cat /sys/devices/system/cpu/online")]
+    assert output(two, "cat /sys/bus/pci/drivers/nvidia/*/numa_node").split() == ["1", "0", "-1"]
+    rows = [line.split(",") for line in output(two, "lscpu --parse=CPU,NODE").splitlines() if line[0] != "#"]
+    assert [",".join(cpu for cpu, node in rows if node == number) for number in "01"] == cpus
+    two.set_gpus((hosts.Gpu("Mock GPU"),) * 2)
+    assert output(two, "lscpu --parse=CPU,NODE") == before
 
 
 @needs_root
@@ -297,7 +363,7 @@ def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts
     assert output(one, "cat /root/f") == "kept"
     assert not two.is_running()
     two.start(said)
-    assert reaches(two, "one")
+    assert reaches(two, one)
     assert model.recover(said) == []
 
 
@@ -335,7 +401,7 @@ def test_a_host_that_cannot_be_made_says_why(model: hosts.Hosts, tmp_path: pathl
 def test_destroy_leaves_nothing():
     model = hosts.Hosts("gone", ROOT)
     model.up(said)
-    host = model.create("lone", gpus=hosts.Gpus(1, "Mock GPU"), progress=said)
+    host = model.create("lone", gpus=(hosts.Gpu("Mock GPU"),), progress=said)
     machine, bridge = host.record.machine, model.network.bridge
     assert traces(machine, bridge)
     busy = host.popen(["/bin/sh", "-c", "cd /root && exec sleep 1000"])
@@ -344,6 +410,16 @@ def test_destroy_leaves_nothing():
     assert eventually(lambda: traces(machine, bridge) == []), traces(machine, bridge)
     assert not model.directory.exists()
     model.destroy()
+
+
+@needs_root
+def test_a_host_of_another_version_of_the_sandbox_is_removed(tmp_path: pathlib.Path):
+    model = hosts.Hosts("old", tmp_path)
+    record = model.directory / "hosts" / "lone" / "host.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"machine": "sd00000000-lone", "gpus": {"count": 1, "model": "Mock GPU"}}))
+    model.destroy()
+    assert not model.directory.exists()
 
 
 def traces(machine: str, bridge: str) -> list[str]:
@@ -365,6 +441,40 @@ def traces(machine: str, bridge: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+# --- cgroups ----------------------------------------------------------------------------------------------------------
+
+
+CGROUP_V2 = pathlib.Path("/sys/fs/cgroup/cgroup.controllers").exists()
+# How Slurm confines a job: with 64 MB of memory and without /dev/nvidia0. systemd does it the same way on version 2.
+IN_V1 = r"""
+for controller in memory devices cpuset freezer; do mkdir /sys/fs/cgroup/$controller/job_1 || exit 1; done
+for file in cpuset.cpus cpuset.mems; do cat /sys/fs/cgroup/cpuset/$file > /sys/fs/cgroup/cpuset/job_1/$file; done
+echo 64M > /sys/fs/cgroup/memory/job_1/memory.limit_in_bytes
+echo "c 195:0 rwm" > /sys/fs/cgroup/devices/job_1/devices.deny
+for group in /sys/fs/cgroup/*/job_1; do echo $$ > $group/cgroup.procs || exit 1; done
+exec /bin/sh -c "$1"
+"""
+IN_V2 = """
+exec systemd-run --quiet --pipe --wait --property=MemoryMax=64M --property=MemorySwapMax=0 --property=AllowedCPUs=0 \\
+    --property=DevicePolicy=closed --property='DeviceAllow=/dev/nvidia1 rw' /bin/sh -c "$1"
+"""
+JOB = """
+for card in 0 1; do LC_ALL=C cat /dev/nvidia$card 2>&1 | cut -d: -f3; done
+python3 -c 'bytearray(200_000_000)' || echo $?
+"""
+
+
+@needs_root
+def test_cgroups_in_a_host_confine_a_job_until_the_next_boot(two: hosts.Host):
+    confined = two.run(["/bin/sh", "-c", IN_V2 if CGROUP_V2 else IN_V1, "sh", JOB]).stdout
+    # No driver responds behind a mock device: that opening it was allowed shows in ENXIO
+    assert [line.strip() for line in confined.splitlines()] == [
+        "Operation not permitted", "No such device or address", "137"
+    ]  # fmt: skip
+    two.reboot()
+    assert output(two, "find /sys/fs/cgroup -name 'job_1'") == ""
 
 
 # --- names and network ------------------------------------------------------------------------------------------------
@@ -523,9 +633,7 @@ def test_what_goes_in_decides_which_image(tmp_path: pathlib.Path, monkeypatch: p
     assert image._digest(image._python_recipe({"system": 1}, pip)) != first
 
 
-def test_images_with_different_slurms_share_what_they_can_and_outlive_each_other(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_cached_is_not_built_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(image, "CACHE", tmp_path)
     monkeypatch.setattr(image, "PIP_CACHE", tmp_path / "pip")
     monkeypatch.setattr(image, "_KEYRING", pathlib.Path("/etc/passwd"))
@@ -534,21 +642,13 @@ def test_images_with_different_slurms_share_what_they_can_and_outlive_each_other
     monkeypatch.setattr(image, "_pip_settings", lambda: image._PipSettings("", ()))
     built: list[str] = []
     monkeypatch.setattr(image, "_build_system", lambda *_: built.append("system"))
-    monkeypatch.setattr(image, "_build_slurm", lambda _tree, _system, slurm, _progress: built.append(slurm))
     monkeypatch.setattr(image, "_build_python", lambda *_: built.append("python"))
-    usual = image.ensure_image(said).layers
-    newer = image.ensure_image(said, "24.11").layers
-    assert built == ["system", "python", "24.11"]
-    assert (newer[0], newer[-1], len(newer)) == (*usual, 3)
-    for layer in newer:
-        os.utime(layer.parent, (0, 0))
-    monkeypatch.setattr(image, "_system_recipe", lambda: {"system": 1, "changed": True})
-    changed = image.ensure_image(said, "24.11").layers
-    for layer in changed:
-        os.utime(layer.parent, (0, 0))
-    image.shutil.rmtree(changed[0].parent)
-    image.ensure_image(said)  # makes one layer anew, and tidies up
-    assert {path.name for path in (tmp_path / "images").glob("*/")} == {layer.parent.name for layer in changed}
+    python, system = image.ensure_image(said).layers
+    assert image.ensure_image(said).layers == (python, system)
+    assert built == ["system", "python"]
+    image.shutil.rmtree(python.parent)
+    image.ensure_image(said)
+    assert built == ["system", "python", "python"]
 
 
 def test_pips_configuration_reaches_guests(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -601,6 +701,13 @@ def test_the_information_file_has_the_drivers_form(tmp_path: pathlib.Path, monke
         "Model", "IRQ", "GPU UUID", "Video BIOS", "Bus Type", "DMA Size", "DMA Mask", "Bus Location", "Device Minor",
         "GPU Firmware", "GPU Excluded",
     ]  # fmt: skip
+
+
+def test_lists_and_masks_of_cpus_have_the_kernels_form():
+    assert mock_gpus.ranges("0-3,8,10-11") == [(0, 3), (8, 8), (10, 11)]
+    assert mock_gpus.mask([0, 1]) == "3"
+    assert mock_gpus.mask([*range(32, 64)]) == "ffffffff,00000000"
+    assert mock_gpus.mask([4, 68]) == "10,00000000,00000010"
 
 
 @pytest.mark.parametrize(("used", "told"), [(124, ""), (128, "128 of 128 inotify instances are taken: sysctl -w ")])

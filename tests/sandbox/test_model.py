@@ -1,5 +1,6 @@
 """Juju's order of events, secrets and subordinates, on a model without hosts."""
 
+import copy
 import typing
 
 import pytest
@@ -46,6 +47,7 @@ class World:
     def __init__(self) -> None:
         self.model = Model(name="t")
         self.ran: list[str] = []
+        self.requests: list[dict[str, typing.Any]] = []
         self.answers: dict[str, typing.Any] = {}
 
     def add(self, name: str, metadata: dict[str, typing.Any], units: int = 1) -> Application:
@@ -66,9 +68,11 @@ class World:
 
     def step(self, unit: Unit) -> None:
         event = unit.events[0]
-        request = rules.describe(self.model, unit, event, source="/c", machine="0", cidr="10.0.0.0/24", resources={})
+        request = rules.describe(self.model, unit, event, source="/c", cidr="10.0.0.0/24", resources={})
         self.ran.append(f"{unit.name} {event.label}")
+        self.requests.append(request)
         state = request["state"]
+        given = copy.deepcopy(state)
         result: dict[str, typing.Any] = {
             "status": ["active", ""],
             "app_status": ["unknown", ""],
@@ -85,7 +89,7 @@ class World:
         hook = self.answers.get(unit.app)
         if hook:
             hook(event, state, result)
-        rules.apply(self.model, unit, event, result)
+        rules.apply(self.model, unit, event, given, result)
 
 
 @pytest.fixture
@@ -104,6 +108,20 @@ def test_a_unit_is_born_in_jujus_order(world: World):
         "server/0 config-changed",
         "server/0 start",
     ]
+
+
+def test_machines_are_numbered_and_named_as_juju_does(world: World):
+    world.model.uuid = "5a7d8c3e-52ab-4b1c-8f6e-9d0c772586ad"
+    server = world.add("server", SERVER, units=2)
+    rules.add_application(world.model, app("agent", AGENT))
+    rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    world.settle()
+    places = {name: unit.machine for name, unit in world.model.units.items()}
+    assert places == {"server/0": 0, "server/1": 1, "agent/0": 0, "agent/1": 1}
+    assert world.model.host_of("agent/1") == "juju-2586ad-1"
+    rules.remove_unit(world.model, world.model.units["server/1"])
+    world.settle()
+    assert rules.add_unit(world.model, server).machine == 2, "a number is never given twice"
 
 
 def test_only_the_first_unit_leads_and_peers_meet(world: World):
@@ -262,7 +280,7 @@ def secret_world(world: World) -> typing.Any:
 def secrets_of(world: World, unit: str) -> list[dict[str, typing.Any]]:
     target = world.model.units[unit]
     event = Event(kind="update-status", sequence=0)
-    request = rules.describe(world.model, target, event, source="/c", machine="0", cidr="", resources={})
+    request = rules.describe(world.model, target, event, source="/c", cidr="", resources={})
     return request["state"]["secrets"]
 
 
@@ -300,6 +318,44 @@ def test_a_new_revision_reaches_its_readers_and_the_old_one_goes_when_nobody_tra
     assert world.ran.index("client/0 secret-changed") < world.ran.index("server/0 secret-remove")
     assert not any(line.startswith("other/0") for line in world.ran)
     assert secrets_of(world, "client/0")[0]["tracked_content"] == {"password": "two"}
+
+
+def test_what_others_changed_while_a_hook_ran_is_kept(world: World):
+    """An action of a follower takes long: meanwhile the leader writes, goes, and leaves it to lead."""
+    relation, content = secret_world(world)
+    leader, follower = world.model.units["server/0"], world.model.units["server/1"]
+    relation.app_data["server"] = {"port": "80", "old": "x"}
+    event = rules.request_action(world.model, follower, "dump", {"path": "/x"})
+    request = rules.describe(world.model, follower, event, source="/c", cidr="", resources={})
+    given = copy.deepcopy(request["state"])
+    content["password"] = "two"
+    rules.enqueue(world.model, leader, "update-status")
+    world.step(leader)
+    relation.app_data["server"] = {"port": "81"}
+    rules.add_user_secret(world.model, "mine", {"key": "value"})
+    made = world.model.secrets["secret:" + "a" * 20]
+    assert (made.latest, made.contents[2]) == (2, {"password": "two"})
+    new = made.model_copy(update={"id": "secret:" + "b" * 20})
+    world.model.secrets[new.id] = new
+    leader.dying = True
+    result: dict[str, typing.Any] = {
+        "status": ["active", "acted"], "app_status": ["unknown", ""], "version": "", "ports": [], "deferred": [],
+        "stored": [], "secrets": copy.deepcopy(given["secrets"]),
+        "relations": {
+            str(one["id"]): {"app": dict(one["local_app_data"]), "unit": one["local_unit_data"] | {"up": "yes"}}
+            for one in given["relations"]
+        },
+    }  # fmt: skip
+    result["relations"][str(relation.id)]["app"]["host"] = "a"
+    rules.apply(world.model, follower, event, given, result)
+    assert follower.status.message == "acted"
+    assert relation.unit_data["server/1"]["up"] == "yes"
+    assert relation.app_data["server"] == {"port": "81", "host": "a"}, "what it did not write stays as it is now"
+    assert (made.latest, made.contents[made.latest]) == (2, {"password": "two"})
+    assert set(world.model.secrets) == {made.id, new.id, rules.find_secret(world.model, "mine").id}
+    del world.model.secrets[made.id]
+    rules.apply(world.model, follower, event, given, result)
+    assert made.id not in world.model.secrets, "what its owner removed does not come back"
 
 
 def test_a_users_secret_reaches_the_application_it_was_granted_to(world: World):

@@ -1,1 +1,1 @@
-"""What the stand-ins for upstream's Slurm charms share: their relation data, munge's key, and Slurm's commands."""
+"""What the stand-ins for upstream's Slurm charms share: statuses and deferral, databags, Slurm's files and commands."""

@@ -1,100 +1,75 @@
-"""The databags between upstream's slurmctld and its slurmd and sackd: the requirer's application data, JSON per key.
+"""Databags and secrets between upstream's Slurm charms: application data, JSON per key, every key present."""
 
-Facts: charmed-hpc/slurm-charms 25.11, pkg/slurmctld-interface. Every field is always present. In this sandbox the
-secret that `auth_secret_id` names holds munge's key, since the distribution's Slurm 22.05 has no auth/slurm.
-"""
-
-import collections.abc
 import dataclasses
 import json
 import typing
 
-AUTH_LABEL = "slurm-auth-key"
-PORT = 6817
+import ops
+import slurmutils
 
-_EMPTY: dict[str, object] = {
-    "auth_key": "",
-    "auth_key_id": "",
-    "auth_secret_id": "",
-    "controllers": [],
-    "jwt_key": "",
-    "jwt_secret_id": "",
-    "slurmconfig": {},
-}
+AUTH_LABEL = "slurm-auth-key"
+JWT_LABEL = "slurm-jwt-key"
+SLURMCTLD_PORT = 6817
+SLURMD_PORT = 6818
+SLURMDBD_PORT = 6819
+SLURMRESTD_PORT = 6820
 
 
 @dataclasses.dataclass(frozen=True)
-class Controller:
-    """What a node or a login host needs of the controller."""
+class ControllerData:
+    """What slurmctld publishes: controllers for sackd and slurmd, the JWT key for slurmdbd, slurmconfig for slurmrestd.
 
-    auth_secret_id: str
-    controllers: tuple[str, ...]  # host:port
-
-
-def controller_databag(auth_secret_id: str, controllers: collections.abc.Sequence[str]) -> dict[str, str]:
-    """Return slurmctld's application databag."""
-    values = _EMPTY | {"auth_secret_id": auth_secret_id, "controllers": list(controllers)}
-    return {key: json.dumps(value) for key, value in values.items()}
-
-
-def read_controller(databag: collections.abc.Mapping[str, str]) -> Controller | None:
-    """Return what slurmctld published; None until it is ready, or when it cannot be read."""
-    try:
-        secret = json.loads(databag.get("auth_secret_id", '""'))
-        controllers = json.loads(databag.get("controllers", "[]"))
-    except ValueError:
-        return None
-    if not secret or not controllers:
-        return None
-    return Controller(auth_secret_id=secret, controllers=tuple(controllers))
-
-
-def partition_databag(app: str, options: collections.abc.Mapping[str, str]) -> dict[str, str]:
-    """Return slurmd's application databag: the partition that carries the application's name."""
-    lower = {key.lower(): value for key, value in options.items()}
-    return {"partition": json.dumps({"partitionname": app, "nodes": [app]} | lower)}
-
-
-def read_partition(databag: collections.abc.Mapping[str, str]) -> dict[str, object] | None:
-    """Return the partition that slurmd's leader published; None until it did, or when it cannot be read."""
-    try:
-        partition: object = json.loads(databag.get("partition", "null"))
-    except ValueError:
-        return None
-    if not isinstance(partition, dict):
-        return None
-    named = typing.cast(dict[str, object], partition)
-    return named if named.get("partitionname") else None
-
-
-def parse_pairs(text: str) -> dict[str, str]:
-    """Return `key=value` pairs separated by blanks or lines.
-
-    Raises:
-        ValueError: a word is not of that form. The message is one line and names the word.
+    Attributes:
+        auth_key: empty in the databag; filled from the secret by `read_controller`.
+        controllers: host:port, the primary first.
+        slurmconfig: the name of each file -> its settings as slurmutils has them.
     """
-    pairs: dict[str, str] = {}
-    for word in text.split():
-        key, separator, value = word.partition("=")
-        if not separator or not key.isalpha() or not value:
-            raise ValueError(f"{word!r} is not of the form key=value")
-        pairs[key] = value
-    return pairs
+
+    auth_key: str = ""
+    auth_key_id: str = ""
+    auth_secret_id: str = ""
+    controllers: list[str] = dataclasses.field(default_factory=list[str])
+    jwt_key: str = ""
+    jwt_secret_id: str = ""
+    slurmconfig: dict[str, dict[str, typing.Any]] = dataclasses.field(default_factory=dict[str, dict[str, typing.Any]])
 
 
-def parse_lines(text: str) -> dict[str, str]:
-    """Return the settings of a piece of slurm.conf, one `Key=Value` per line; comments and blank lines do not count.
+def publish_controller(charm: ops.CharmBase, relation: ops.Relation, data: ControllerData) -> None:
+    """Grant the secrets that `data` names to the relation and write it there; keys of an earlier write are replaced."""
+    for identifier in (data.auth_secret_id, data.jwt_secret_id):
+        if identifier:
+            charm.model.get_secret(id=identifier).grant(relation)
+    relation.save(data, charm.app, encoder=json.dumps)
 
-    Raises:
-        ValueError: a line is not of that form. The message is one line and names the line.
+
+def controller_ready(model: ops.Model, endpoint: str, *keys: str) -> bool:
+    """Return whether there is a relation, and every one of the endpoint's has these keys and none of them empty."""
+    bags = [relation.data[relation.app] for relation in model.relations[endpoint] if relation.active]
+    return bool(bags) and all(bag.get(key, '""') not in ('""', "[]") for bag in bags for key in keys)
+
+
+def read_controller(charm: ops.CharmBase, relation: ops.Relation) -> ControllerData:
+    """Return what slurmctld published, with the keys of the secret revisions that this unit tracks.
+
+    The secrets get their labels here, by which secret-changed recognises them.
     """
-    settings: dict[str, str] = {}
-    for line in text.splitlines():
-        stripped = line.partition("#")[0].strip()
-        if not stripped:
-            continue
-        key, separator, value = (part.strip() for part in stripped.partition("="))
-        if not separator or not key.isalnum() or not value:
-            raise ValueError(f"{stripped!r} is not of the form Key=Value")
-        settings[key] = value
-    return settings
+    bag = relation.data[relation.app]
+    names = [field.name for field in dataclasses.fields(ControllerData)]
+    data = ControllerData(**{name: json.loads(bag[name]) for name in names if name in bag})
+    if data.auth_secret_id:
+        content = charm.model.get_secret(id=data.auth_secret_id, label=AUTH_LABEL).get_content()
+        data = dataclasses.replace(data, auth_key=content["key"], auth_key_id=content["keyid"])
+    if data.jwt_secret_id:
+        content = charm.model.get_secret(id=data.jwt_secret_id, label=JWT_LABEL).get_content()
+        data = dataclasses.replace(data, jwt_key=content["key"])
+    return data
+
+
+def publish_partition(charm: ops.CharmBase, relation: ops.Relation, partition: slurmutils.Partition) -> None:
+    """Write the application's partition into the relation."""
+    relation.data[charm.app]["partition"] = json.dumps(partition.dict())
+
+
+def read_partition(relation: ops.Relation) -> slurmutils.Partition:
+    """Return the partition that slurmd's leader published."""
+    return slurmutils.Partition.from_dict(json.loads(relation.data[relation.app]["partition"]))

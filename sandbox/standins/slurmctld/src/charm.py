@@ -1,165 +1,315 @@
-"""Plays charmed-hpc's slurmctld 25.11 with the distribution's Slurm."""
+"""Plays charmed-hpc's slurmctld 25.11 with Debian's Slurm."""
 
+import collections.abc
+import dataclasses
 import json
 import logging
-import re
 import secrets
 import socket
-import uuid
 
 import ops
 import slurm_controller
-from common import munge, scontrol, wire
+from common import charm, service, wire
+
+from slurm_ddp.run import CommandError
 
 logger = logging.getLogger(__name__)
 
 _PEER = "slurmctld-peer"
-_NOT_PLAYED = ("slurmdbd", "slurmrestd", "influxdb", "oci-runtime", "smtp", "cos-agent", "mount")
+_NOT_PLAYED = ("influxdb", "oci-runtime", "smtp", "cos-agent", "mount")
+_SERVICE = slurm_controller.SERVICE
 
 
-class SlurmctldCharm(ops.CharmBase):
+class SlurmctldCharm(charm.Standin):
     """The controller."""
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
+        try:
+            self._settings = slurm_controller.parse(self.config)
+        except slurm_controller.OptionsRefused as e:
+            logger.error("%s", e)
+            self.refuse(e.reasons)
+            return
         framework.observe(self.on.install, self._on_install)
-        framework.observe(self.on.upgrade_charm, self._on_install)
-        for event in (self.on.start, self.on.config_changed, self.on.leader_elected, self.on.update_status):
-            framework.observe(event, self._reconcile)
-        for endpoint in (_PEER, "slurmd", "sackd"):
-            relation = self.on[endpoint]
-            framework.observe(relation.relation_created, self._reconcile)
-            framework.observe(relation.relation_changed, self._reconcile)
-        framework.observe(self.on["slurmd"].relation_broken, self._reconcile)
-        framework.observe(self.on.stop, self._on_stop)
+        framework.observe(self.on.leader_elected, self._on_leader_elected)
+        framework.observe(self.on.start, self._on_start)
+        framework.observe(self.on.config_changed, self._on_config_changed)
+        framework.observe(self.on.update_status, self._on_update_status)
+        framework.observe(self.on.secret_changed, self._on_secret_changed)
+        framework.observe(self.on.secret_remove, self._on_secret_remove)
+        framework.observe(self.on[_PEER].relation_created, self._on_peer_created)
+        framework.observe(self.on["sackd"].relation_created, self._on_sackd_created)
+        framework.observe(self.on["slurmd"].relation_changed, self._on_slurmd_changed)
+        framework.observe(self.on["slurmd"].relation_broken, self._on_slurmd_broken)
+        framework.observe(self.on["slurmdbd"].relation_created, self._on_slurmdbd_created)
+        framework.observe(self.on["slurmdbd"].relation_changed, self._on_slurmdbd_changed)
+        framework.observe(self.on["slurmdbd"].relation_broken, self._on_slurmdbd_broken)
+        framework.observe(self.on["slurmrestd"].relation_created, self._on_slurmrestd_created)
+        for endpoint in ("slurmd", "slurmdbd"):
+            framework.observe(self.on[endpoint].relation_departed, self.note_departing)
         framework.observe(self.on.rotate_auth_key_action, self._on_rotate_auth_key)
         framework.observe(self.on.rotate_jwt_key_action, self._on_rotate_jwt_key)
         framework.observe(self.on.show_current_config_action, self._on_show_current_config)
         framework.observe(self.on.set_node_state_action, self._on_set_node_state)
-        framework.observe(self.on.collect_unit_status, self._on_collect_status)
 
-    def _on_install(self, _: ops.EventBase) -> None:
+    @charm.refreshes
+    def _on_install(self, event: ops.InstallEvent) -> None:
         self.unit.status = ops.MaintenanceStatus("installing slurmctld")
-        slurm_controller.install()
-        self.unit.set_workload_version(slurm_controller.version())
-        self.unit.set_ports(wire.PORT)
-
-    def _reconcile(self, _: ops.EventBase) -> None:
-        settings = self._desired()
-        if isinstance(settings, ops.StatusBase):
-            return  # _on_collect_status reports it
-        secret = self._auth_secret()
         try:
-            slurm_controller.ensure(settings, secret.peek_content()["key"])
-        except slurm_controller.ControllerError as e:
-            logger.warning("%s", e)
+            _SERVICE.install()
+        except CommandError as e:
+            logger.error("%s", e)
+            event.defer()
+            raise charm.Stop(ops.BlockedStatus(f"slurmctld was not installed: {e}")) from e
+        if self.unit.is_leader():
+            self._ensure_keys()
+        self.unit.set_workload_version(_SERVICE.version())
+        self.unit.open_port("tcp", wire.SLURMCTLD_PORT)
+        self.unit.open_port("tcp", 9092)
+
+    def _ensure_keys(self) -> None:
+        """Make the secrets that do not exist, and the key files from those that do."""
+        for label, new, path, write in (
+            (wire.JWT_LABEL, service.new_jwt_key, _SERVICE.jwt_key_path, self._write_jwt_key),
+            (wire.AUTH_LABEL, service.new_auth_key, _SERVICE.auth_key_path, self._write_auth_key),
+        ):
+            try:
+                content = self.model.get_secret(label=label).get_content(refresh=True)
+            except ops.SecretNotFoundError:
+                content = new()
+                self.app.add_secret(content, label=label)
+                write(content)
+            else:
+                if not path.exists():
+                    write(content)
+
+    def _write_auth_key(self, content: dict[str, str]) -> None:
+        _SERVICE.set_auth_key(content["key"], content["keyid"])
+
+    def _write_jwt_key(self, content: dict[str, str]) -> None:
+        _SERVICE.set_jwt_key(content["key"])
+
+    @charm.refreshes
+    def _on_leader_elected(self, event: ops.LeaderElectedEvent) -> None:
+        self._wait_for_config(event)
+
+    @charm.refreshes
+    def _on_start(self, event: ops.StartEvent) -> None:
+        self._block_unless_installed(event)
+        charm.wait_unless(event, bool(self._cluster_name()), "waiting for the cluster's name")
+        if self.unit.is_leader():
+            slurm_controller.write_once(self._cluster_name(), f"{socket.gethostname()}({self._address})")
+        _SERVICE.enable_and_restart()
+
+    @charm.refreshes
+    def _on_config_changed(self, _: ops.ConfigChangedEvent) -> None:
+        if self.unit.is_leader():
+            slurm_controller.write_options(self._settings)
+        self._reconfigure()
+
+    @charm.refreshes
+    def _on_update_status(self, _: ops.UpdateStatusEvent) -> None:
+        """Look at the status only: what died is not started."""
+
+    @charm.leader_only
+    @charm.refreshes
+    def _on_peer_created(self, event: ops.RelationCreatedEvent) -> None:
+        data = event.relation.data[self.app]
+        if not self._cluster_name():
+            name = self._settings.cluster_name or f"charmed-hpc-{secrets.token_urlsafe(3)}"
+            data["cluster_name"] = json.dumps(name)
+
+    @charm.leader_only
+    @charm.refreshes
+    def _on_sackd_created(self, event: ops.RelationCreatedEvent) -> None:
+        self._wait_for_daemon(event)
+        self._block_unless_installed(event)
+        self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
+
+    @charm.leader_only
+    @charm.refreshes
+    def _on_slurmd_changed(self, event: ops.RelationChangedEvent) -> None:
+        if not event.relation.data[event.relation.app]:
             return
-        self._publish(secret)
+        partitions = [relation for relation in self.model.relations["slurmd"] if relation.active]
+        named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
+        charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
+        self._wait_for_daemon(event)
+        self._block_unless_installed(event)
+        slurm_controller.set_partition(wire.read_partition(event.relation), self._settings.default_partition)
+        self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
+        self._reconfigure()
 
-    def _publish(self, secret: ops.Secret) -> None:
-        """Tell nodes and login hosts where the controller is; it answers by now."""
-        identifier = secret.get_info().id
-        data = wire.controller_databag(f"secret:{identifier.split(':')[-1]}", [f"{socket.gethostname()}:{wire.PORT}"])
-        for endpoint in ("slurmd", "sackd"):
-            for relation in self.model.relations[endpoint]:
-                if relation.active:
-                    secret.grant(relation)
-                    relation.data[self.app].update(data)
+    @charm.leader_only
+    @charm.refreshes
+    def _on_slurmd_broken(self, event: ops.RelationBrokenEvent) -> None:
+        if self.is_departing:
+            return
+        self._block_unless_installed(event)
+        slurm_controller.remove_partition(str(wire.read_partition(event.relation).partition_name))
+        self._reconfigure()
 
-    def _on_stop(self, _: ops.StopEvent) -> None:
-        slurm_controller.stop()
+    @charm.leader_only
+    @charm.refreshes
+    def _on_slurmdbd_created(self, event: ops.RelationCreatedEvent) -> None:
+        self._block_unless_installed(event)
+        self._publish(event.relation, wire.ControllerData(jwt_secret_id=self._secret_id(wire.JWT_LABEL)))
 
+    @charm.leader_only
+    @charm.refreshes
+    def _on_slurmdbd_changed(self, event: ops.RelationChangedEvent) -> None:
+        if not event.relation.data[event.relation.app]:
+            return
+        self._wait_for_database(event)
+        self._wait_for_config(event)
+        self._block_unless_installed(event)
+        slurm_controller.set_accounting(json.loads(event.relation.data[event.relation.app]["hostname"]))
+        self._reconfigure()
+
+    @charm.leader_only
+    @charm.refreshes
+    def _on_slurmdbd_broken(self, event: ops.RelationBrokenEvent) -> None:
+        if self.is_departing:
+            return
+        self._block_unless_installed(event)
+        slurm_controller.unset_accounting()
+        self._reconfigure()
+
+    @charm.leader_only
+    @charm.refreshes
+    def _on_slurmrestd_created(self, event: ops.RelationCreatedEvent) -> None:
+        self._wait_for_config(event)
+        self._wait_for_database(event)
+        self._wait_for_daemon(event)
+        self._block_unless_installed(event)
+        self._publish(event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
+
+    def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
+        if event.secret.label in (wire.AUTH_LABEL, wire.JWT_LABEL):
+            event.secret.get_content(refresh=True)  # else this unit would keep the old revision in use
+
+    @charm.leader_only
+    @charm.refreshes
+    def _on_secret_remove(self, event: ops.SecretRemoveEvent) -> None:
+        self._block_unless_installed(event)
+        if event.secret.label != wire.AUTH_LABEL:
+            return
+        _SERVICE.keep_newest_auth_key()
+        self._reconfigure()
+        event.remove_revision()
+
+    @charm.refreshes
     def _on_rotate_auth_key(self, event: ops.ActionEvent) -> None:
-        settings = self._desired()
-        if isinstance(settings, ops.StatusBase):
-            event.fail(settings.message)
-            return
-        content = {"key": munge.new_key(), "keyid": str(uuid.uuid4())}
-        self._auth_secret().set_content(content)
-        try:
-            slurm_controller.ensure(settings, content["key"])
-        except slurm_controller.ControllerError as e:
-            event.fail(str(e))
+        content = service.new_auth_key()
+        self._rotate(event, wire.AUTH_LABEL, content, lambda: _SERVICE.add_auth_key(content["key"], content["keyid"]))
 
+    @charm.refreshes
     def _on_rotate_jwt_key(self, event: ops.ActionEvent) -> None:
-        event.fail("the sandbox plays neither slurmdbd nor slurmrestd, so there is no JWT key")
+        content = service.new_jwt_key()
+        self._rotate(event, wire.JWT_LABEL, content, lambda: _SERVICE.set_jwt_key(content["key"]))
+
+    def _rotate(
+        self,
+        event: ops.ActionEvent,
+        label: str,
+        content: dict[str, str],
+        write: collections.abc.Callable[[], None],
+    ) -> None:
+        """Take a key into use here, and only then publish it."""
+        if not self.unit.is_leader():
+            event.fail("run this on the leader")
+            return
+        try:
+            write()
+            self._reconfigure()
+        except (service.SlurmError, ValueError) as e:
+            event.fail(f"the key was not changed: {e}")
+            return
+        try:
+            self.model.get_secret(label=label).set_content(content)
+        except (ops.SecretNotFoundError, ops.ModelError) as e:
+            event.fail(f"the new key was not published: {e}")
 
     def _on_show_current_config(self, event: ops.ActionEvent) -> None:
-        if not slurm_controller.is_running():
-            event.fail("slurmctld does not run yet")
-            return
-        event.set_results({"slurm.conf": slurm_controller.current_config()})
+        event.set_results({"slurm.conf": str(slurm_controller.slurm_conf().load())})
 
     def _on_set_node_state(self, event: ops.ActionEvent) -> None:
-        nodes, state = str(event.params["nodes"]), str(event.params["state"])
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]*", nodes):
-            event.fail(f"nodes: {nodes!r} is not a host list such as slurmd-[0-3]")
-            return
+        nodes, state, reason = (str(event.params.get(name, "")) for name in ("nodes", "state", "reason"))
+        words = [f"nodename={nodes}", f"state={state}"]
+        if state != "idle":
+            words.append(f"reason='{reason or 'n/a'}'")  # the quotes become part of Slurm's reason
         try:
-            scontrol.update_node(nodes, state, str(event.params.get("reason", "")))
-        except scontrol.SlurmError as e:
+            service.scontrol("update", *words)
+        except service.SlurmError as e:
             event.fail(str(e))
 
-    def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        for endpoint in _NOT_PLAYED:
-            if any(relation.active for relation in self.model.relations[endpoint]):
-                event.add_status(ops.BlockedStatus(f"the sandbox does not play the relation {endpoint}: remove it"))
-        settings = self._desired()
-        if isinstance(settings, ops.StatusBase):
-            event.add_status(settings)
-        elif not slurm_controller.is_configured():
-            event.add_status(ops.WaitingStatus("waiting to start slurmctld"))
-        elif not slurm_controller.is_running():
-            event.add_status(
-                ops.BlockedStatus("slurmctld does not start: check slurm-conf-parameters and the debug log")
-            )
-        event.add_status(ops.ActiveStatus())
+    # --- what the handlers share --------------------------------------------------------------------------------------
 
-    def _desired(self) -> slurm_controller.Settings | ops.StatusBase:
-        """Return what the controller should run with, or the status that says why there is nothing to run."""
+    def check(self) -> ops.StatusBase:
+        """Return what keeps the controller from working, or what `scontrol ping` reports of it."""
         if not self.unit.is_leader():
             return ops.BlockedStatus("the sandbox plays one slurmctld unit only: remove this one")
-        peer = self.model.get_relation(_PEER)
-        if peer is None:
-            return ops.WaitingStatus("waiting for the peer relation")
-        given: dict[str, dict[str, str]] = {}
-        for option in ("slurm-conf-parameters", "cgroup-parameters"):
-            try:
-                given[option] = wire.parse_lines(str(self.config[option]))
-            except ValueError as e:
-                return ops.BlockedStatus(f"fix config: {option}: {e}")
-        if not re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_-]{0,39})?", str(self.config["cluster-name"])):
-            return ops.BlockedStatus("fix config: cluster-name takes letters, digits, - and _, at most 40")
-        partitions = [
-            wire.read_partition(relation.data[relation.app])
-            for relation in self.model.relations["slurmd"]
-            if relation.active
-        ]
-        if not any(partitions):
-            return ops.WaitingStatus("waiting for slurmd: slurmctld does not start without a partition")
-        return slurm_controller.Settings(
-            cluster_name=self._cluster_name(peer),
-            host=socket.gethostname(),
-            partitions=tuple(sorted(filter(None, partitions), key=lambda partition: str(partition["partitionname"]))),
-            default_partition=str(self.config["default-partition"]),
-            overrides=given["slurm-conf-parameters"],
-            cgroup=given["cgroup-parameters"],
-        )
+        for endpoint in _NOT_PLAYED:
+            if self.model.relations[endpoint]:
+                return ops.BlockedStatus(f"the sandbox does not play the relation {endpoint}: remove it")
+        if not _SERVICE.is_installed():
+            return ops.BlockedStatus("slurmctld is not installed")
+        if not self._cluster_name():
+            return ops.WaitingStatus("waiting for the cluster's name")
+        if not _SERVICE.is_active():
+            return ops.WaitingStatus("waiting for slurmctld to start")
+        waiting = slurm_controller.status_of_keys()
+        return waiting or ops.ActiveStatus(slurm_controller.controller_status(socket.gethostname()))
 
-    def _cluster_name(self, peer: ops.Relation) -> str:
-        """Return the name that the cluster has had since it first started."""
-        data = peer.data[self.app]
-        if "cluster_name" not in data:
-            name = str(self.config["cluster-name"]) or f"charmed-hpc-{secrets.token_hex(2)}"
-            data["cluster_name"] = json.dumps(name)
-        return json.loads(data["cluster_name"])
-
-    def _auth_secret(self) -> ops.Secret:
+    def _reconfigure(self) -> None:
+        """Restart slurmctld if it runs, and give slurmrestd the new settings. Raises `Stop`."""
+        if not (_SERVICE.is_installed() and self._cluster_name() and _SERVICE.is_active()):
+            return
         try:
-            return self.model.get_secret(label=wire.AUTH_LABEL)
-        except ops.SecretNotFoundError:
-            content = {"key": munge.new_key(), "keyid": str(uuid.uuid4())}
-            return self.app.add_secret(content, label=wire.AUTH_LABEL, description="key of the Slurm cluster")
+            slurm_controller.restart_and_reconfigure()
+        except service.SlurmError as e:
+            logger.error("%s", e)
+            raise charm.Stop(ops.BlockedStatus(f"slurmctld was not reconfigured; see juju debug-log: {e}"[:200])) from e
+        if self.unit.is_leader():
+            for relation in self.model.relations["slurmrestd"]:
+                self._publish(relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
+
+    def _publish(self, relation: ops.Relation, data: wire.ControllerData) -> None:
+        data = dataclasses.replace(data, auth_secret_id=self._secret_id(wire.AUTH_LABEL))
+        wire.publish_controller(self, relation, data)
+
+    def _secret_id(self, label: str) -> str:
+        return self.model.get_secret(label=label).get_info().id
+
+    def _cluster_name(self) -> str:
+        """Return the name that the cluster has had since the peer relation was made; empty before."""
+        peer = self.model.get_relation(_PEER)
+        return json.loads(peer.data[self.app].get("cluster_name", '""')) if peer else ""
+
+    @property
+    def _address(self) -> str:
+        binding = self.model.get_binding(_PEER)
+        assert binding is not None
+        return str(binding.network.ingress_address)
+
+    @property
+    def _controllers(self) -> list[str]:
+        return [f"{self._address}:{wire.SLURMCTLD_PORT}"]
+
+    def _block_unless_installed(self, event: ops.EventBase) -> None:
+        charm.block_unless(event, _SERVICE.is_installed(), "slurmctld is not installed")
+
+    def _wait_for_config(self, event: ops.EventBase) -> None:
+        charm.wait_unless(event, slurm_controller.slurm_conf().exists(), "waiting for slurm.conf")
+
+    def _wait_for_daemon(self, event: ops.EventBase) -> None:
+        charm.wait_unless(event, _SERVICE.is_active(), "waiting for slurmctld to start")
+
+    def _wait_for_database(self, event: ops.EventBase) -> None:
+        relations = [relation for relation in self.model.relations["slurmdbd"] if relation.active]
+        ready = bool(relations) and all("hostname" in relation.data[relation.app] for relation in relations)
+        charm.wait_unless(event, ready, "waiting for slurmdbd")
 
 
 if __name__ == "__main__":

@@ -1,194 +1,227 @@
-"""The distribution's slurmctld, configured as upstream does: configless, dynamic nodes, a partition per application."""
+"""slurmctld and its files, as upstream leaves them: written once, then changed setting by setting.
+
+Line numbers of upstream's are in ../../README.md.
+"""
 
 import collections.abc
 import dataclasses
-import pathlib
-import time
-import typing
+import json
 
-from common import munge, scontrol
+import ops
+import slurmutils
+from common import conf, service
 
-from slurm_ddp import apt, files, systemd
-from slurm_ddp.run import CommandError, run
+SERVICE = service.Service(
+    "slurmctld",
+    owner="slurm",
+    packages=("slurm-client", "slurm-wlm-jwt-plugin"),
+    dropin="[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\nRestart=on-failure\nRestartSec=10\n",
+    raises_limits=True,
+)
 
-SERVICE = "slurmctld.service"
-PACKAGES = ("slurmctld", "slurm-client", munge.PACKAGE)
-ETC = pathlib.Path("/etc/slurm")
-LOG = pathlib.Path("/var/log/slurm/slurmctld.log")
-
-_START_S = 30.0
-_DROPIN = "[Service]\nRestart=on-failure\nRestartSec=5\n"
-_OVERRIDES = "slurm.conf.overrides"
-_PARTITION = "slurm.conf."  # + the partition's name, as upstream names these files
-
-# Upstream's settings (slurmctld charm.py:255-330 of 25.11), in what 22.05 has of them. In containers upstream, too,
-# takes linuxproc and leaves out task/cgroup. ReturnToService is upstream's: absent, so 0.
-_SETTINGS = {
-    "AuthType": "auth/munge",
-    "CredType": "cred/munge",
-    "GresTypes": "gpu",
-    "MaxNodeCount": "65533",
-    "MpiDefault": "none",
-    "PluginDir": "/usr/lib/x86_64-linux-gnu/slurm-wlm",
-    "ProctrackType": "proctrack/linuxproc",
-    "RebootProgram": '"/usr/sbin/reboot --reboot"',
-    "SelectType": "select/cons_tres",
-    "SelectTypeParameters": "CR_CPU_Memory",
-    "SlurmUser": "slurm",
-    "SlurmctldLogFile": str(LOG),
-    "SlurmctldParameters": "enable_configless",
-    "SlurmctldPort": "6817",
-    "SlurmdLogFile": "/var/log/slurm/slurmd.log",
-    "SlurmdPort": "6818",
-    "SlurmdSpoolDir": "/var/lib/slurm/slurmd",
-    "StateSaveLocation": "/var/lib/slurm/checkpoint",
-    "TaskPlugin": "task/affinity",
-}
-_CGROUP_SETTINGS = {
-    "ConstrainCores": "yes",
-    "ConstrainDevices": "yes",
-    "ConstrainRAMSpace": "yes",
-    "ConstrainSwapSpace": "yes",
-}
-
-
-class ControllerError(Exception):
-    """slurmctld does not run as configured. `str()` is one line."""
+_CLUSTER_NAME = service.VAR / "checkpoint" / "clustername"
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the controller should run with."""
+    """The options of the charm that go into Slurm's files."""
 
     cluster_name: str
-    host: str
-    partitions: tuple[dict[str, object], ...]  # as the slurmd applications sent them, sorted by name
     default_partition: str
-    overrides: dict[str, str]
-    cgroup: dict[str, str]
+    overrides: slurmutils.SlurmConfig
+    cgroup: slurmutils.CGroupConfig
 
 
-def install() -> None:
-    """Install slurmctld; it starts when its configuration is written."""
-    apt.ensure_packages(PACKAGES)
-    for path in ("/var/lib/slurm/checkpoint", "/var/log/slurm"):
-        run("/usr/bin/install", "-d", "-o", "slurm", "-g", "slurm", "-m", "0755", path)
-    systemd.ensure_dropin(SERVICE, "10-charmed-hpc.conf", _DROPIN)
+class OptionsRefused(Exception):
+    """Options that slurmutils does not take.
 
-
-def ensure(settings: Settings, key: str) -> bool:
-    """Make slurmctld run with `settings` and munge's `key`; return whether it had to be restarted.
-
-    Raises:
-        ControllerError: it does not start; what was configured last is to blame.
+    Attributes:
+        reasons: option -> why.
     """
-    restart = munge.ensure_key(key)
-    texts = render(settings)
-    for name, text in texts.items():
-        restart |= files.ensure_file(ETC / name, text)
-    for path in ETC.glob(f"{_PARTITION}*"):
-        if path.name not in texts:
-            restart |= files.ensure_absent(path)
-    if not (ETC / "gres.conf").exists():
-        # Upstream writes AutoDetect=nvidia here, once; 22.05 does not know that value.
-        restart |= files.ensure_file(ETC / "gres.conf", "AutoDetect=off\n")
-    if not restart and is_running():
-        return False
-    before = is_running()
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{option}: {reason}" for option, reason in reasons.items()))
+        self.reasons = reasons
+
+
+def parse(options: collections.abc.Mapping[str, object]) -> Settings:
+    """Return the charm's options. Raises `OptionsRefused` with every one that slurmutils refuses."""
+    reasons: dict[str, str] = {}
+    cgroup = slurmutils.CGroupConfig()
+    cgroup.constrain_cores = cgroup.constrain_devices = True
+    cgroup.constrain_ram_space = cgroup.constrain_swap_space = True
+    cgroup.signal_children_processes = True
     try:
-        systemd.enable_now(SERVICE)
-        if before:
-            systemd.restart(SERVICE)
-        _wait_until_answers()
-    except (CommandError, scontrol.SlurmError) as e:
-        raise ControllerError(f"slurmctld does not start: {_complaint()}") from e
+        cgroup.update(slurmutils.CGroupConfig.from_str(str(options["cgroup-parameters"])))
+    except (slurmutils.ModelError, ValueError) as e:
+        reasons["cgroup-parameters"] = str(e)
+    overrides = slurmutils.SlurmConfig()
     try:
-        scontrol.reconfigure()  # nodes and login hosts fetch what changed
-    except scontrol.SlurmError as e:
-        raise ControllerError(str(e)) from e
-    return True
+        overrides = slurmutils.SlurmConfig.from_str(str(options["slurm-conf-parameters"]))
+    except (slurmutils.ModelError, ValueError) as e:
+        reasons["slurm-conf-parameters"] = str(e)
+    if reasons:
+        raise OptionsRefused(reasons)
+    if overrides.slurmctld_parameters:
+        overrides.slurmctld_parameters["enable_configless"] = True
+    return Settings(str(options["cluster-name"]), str(options["default-partition"]), overrides, cgroup)
 
 
-def render(settings: Settings) -> dict[str, str]:
-    """Return the configuration files of /etc/slurm that are the charm's own, by name."""
-    main = {"ClusterName": settings.cluster_name, "SlurmctldHost": settings.host} | _SETTINGS
-    partitions = {f"{_PARTITION}{partition['partitionname']}": partition for partition in settings.partitions}
-    includes = [*sorted(partitions), *([_OVERRIDES] if settings.overrides else [])]
-    overridden = {key.lower() for key in settings.overrides}
-    lines = [f"{key}={value}" for key, value in main.items() if key.lower() not in overridden]
-    texts = {"slurm.conf": "\n".join([*lines, *(f"Include {name}" for name in includes)]) + "\n"}
-    for name, partition in partitions.items():
-        texts[name] = _render_partition(partition, settings.default_partition)
-    if settings.overrides:
-        texts[_OVERRIDES] = "".join(f"{key}={value}\n" for key, value in settings.overrides.items())
-    cgroup = _merged(_CGROUP_SETTINGS, settings.cgroup)
-    texts["cgroup.conf"] = "".join(f"{key}={value}\n" for key, value in cgroup.items())
-    return texts
+def slurm_conf() -> conf.ConfigFile[slurmutils.SlurmConfig]:
+    """Return slurm.conf."""
+    return conf.ConfigFile(slurmutils.SlurmConfigEditor(), service.ETC / "slurm.conf", "slurm")
 
 
-def current_config() -> str:
-    """Return slurm.conf as slurmctld read it, includes put in their place."""
-    lines: list[str] = []
-    for line in (ETC / "slurm.conf").read_text().splitlines():
-        name = line.removeprefix("Include ")
-        lines += (ETC / name).read_text().splitlines() if name != line else [line]
-    return "\n".join(lines)
+def write_once(cluster_name: str, host: str) -> None:
+    """Write slurm.conf with the files that it includes, and gres.conf, each only where it is missing.
+
+    `host` is SlurmctldHost. MetricsType, which upstream sets, is unknown to Slurm 24.11.
+    """
+    main = slurm_conf()
+    if not main.exists():
+        with main.edit() as config:
+            config.cluster_name = cluster_name
+            config.slurmctld_host = [host]
+            config.auth_alt_parameters = {"jwt_key": str(SERVICE.jwt_key_path)}
+            config.auth_alt_types = ["auth/jwt"]
+            config.auth_type = "auth/slurm"
+            config.cred_type = "cred/slurm"
+            config.gres_types = ["gpu"]
+            config.max_node_count = 65533
+            config.plugin_dir = ["/usr/lib/x86_64-linux-gnu/slurm-wlm"]
+            config.plug_stack_config = "/etc/slurm/plugstack.conf.d/plugstack.conf"
+            config.proctrack_type = "proctrack/cgroup"
+            config.reboot_program = "/usr/sbin/reboot --reboot"
+            config.select_type = "select/cons_tres"
+            config.select_type_parameters = {"cr_cpu_memory": True}
+            config.slurmctld_parameters = {"enable_configless": True}
+            config.slurmctld_port = 6817
+            config.slurmd_port = 6818
+            config.state_save_location = "/var/lib/slurm/checkpoint"
+            config.slurmd_spool_dir = "/var/lib/slurm/slurmd"
+            config.slurmctld_log_file = "/var/log/slurm/slurmctld.log"
+            config.slurmd_log_file = "/var/log/slurm/slurmd.log"
+            config.slurmd_pid_file = "/var/run/slurmd.pid"
+            config.slurmctld_pid_file = "/var/run/slurmctld.pid"
+            config.slurm_user = "slurm"
+            config.slurmd_user = "root"
+            config.task_plugin = ["task/cgroup", "task/affinity"]
+            config.include = [main.beside(suffix).path.name for suffix in ("accounting", "profiling", "overrides")]
+        for suffix in ("accounting", "profiling", "overrides"):
+            main.beside(suffix).create()
+    gres = conf.ConfigFile(slurmutils.GresConfigEditor(), service.ETC / "gres.conf", "slurm")
+    if not gres.exists():
+        with gres.edit() as config:
+            config.auto_detect = "nvidia"
 
 
-def stop() -> None:
-    """Stop slurmctld for good; its files stay."""
-    systemd.stop(SERVICE)
-    run("/usr/bin/systemctl", "disable", SERVICE, check=False)
+def write_options(settings: Settings) -> None:
+    """Write slurm.conf.overrides and cgroup.conf, and move the default partition if it is another one now."""
+    slurm_conf().beside("overrides").dump(settings.overrides)
+    present = _default_partition()
+    if settings.default_partition != present:
+        _set_default(settings.default_partition, default=True)
+        _set_default(present, default=False)
+    cgroup = conf.ConfigFile(slurmutils.CGroupConfigEditor(), service.ETC / "cgroup.conf", "slurm")
+    cgroup.dump(settings.cgroup)
 
 
-def is_configured() -> bool:
-    """Tell whether slurmctld was given a configuration."""
-    return (ETC / "slurm.conf").exists()
+def _default_partition() -> str:
+    for file in slurm_conf().all_beside():
+        for partition in file.load().partitions.values():
+            if partition.default:
+                return str(partition.partition_name)
+    return ""
 
 
-def is_running() -> bool:
-    """Tell whether slurmctld runs."""
-    return systemd.is_active(SERVICE)
+def _set_default(name: str, *, default: bool) -> None:
+    file = slurm_conf().beside(name)
+    if name and file.exists():
+        with file.edit() as config:
+            config.partitions[name].default = default
 
 
-def version() -> str:
-    """Return slurmctld's version."""
-    return run("/usr/sbin/slurmctld", "-V").stdout.split()[-1]
+def set_partition(partition: slurmutils.Partition, default_partition: str) -> None:
+    """Write slurm.conf.<partition> and include it; its node set are the nodes that have its name as a feature."""
+    name = str(partition.partition_name)
+    if name == default_partition:
+        partition.default = True
+    file = slurm_conf().beside(name)
+    with file.edit() as config:
+        config.nodesets[name] = slurmutils.NodeSet(nodeset=name, feature=name)
+        config.partitions[name] = partition
+    _include(file.path.name)
 
 
-def _render_partition(partition: dict[str, object], default: str) -> str:
-    name = str(partition["partitionname"])
-    options = {key: value for key, value in partition.items() if key not in ("partitionname", "nodes")}
-    if name == default:
-        options["default"] = "yes"
-    words = [f"partitionname={name}", f"nodes={name}", *(f"{key}={_text(value)}" for key, value in options.items())]
-    return f"nodeset={name} feature={name}\n{' '.join(words)}\n"
+def remove_partition(name: str) -> None:
+    """Remove slurm.conf.<partition>."""
+    file = slurm_conf().beside(name)
+    _exclude(file.path.name)
+    file.delete()
 
 
-def _text(value: object) -> str:
-    return ",".join(map(str, typing.cast(list[object], value))) if isinstance(value, list) else str(value)
+def set_accounting(host: str) -> None:
+    """Let slurmctld account with the slurmdbd on `host`.
+
+    A slurmctld that ran alone gave itself a ClusterID. slurmdbd takes it over since 25.11 (SchedMD/slurm 6086f2c3);
+    24.11 gives another one, which is fatal for slurmctld unless its own is removed.
+    """
+    with slurm_conf().beside("accounting").edit() as config:
+        if config.accounting_storage_host is None:
+            _CLUSTER_NAME.unlink(missing_ok=True)
+        config.accounting_storage_host = host
+        config.accounting_storage_port = 6819
+        config.accounting_storage_type = "accounting_storage/slurmdbd"
+    _include(slurm_conf().beside("profiling").path.name)
 
 
-def _merged(own: collections.abc.Mapping[str, str], given: collections.abc.Mapping[str, str]) -> dict[str, str]:
-    """Return the settings, the given ones winning; Slurm's keys do not distinguish case."""
-    lower = {key.lower() for key in given}
-    return {key: value for key, value in own.items() if key.lower() not in lower} | dict(given)
+def unset_accounting() -> None:
+    """Let slurmctld account no more."""
+    with slurm_conf().beside("accounting").edit() as config:
+        del config.accounting_storage_host
+        del config.accounting_storage_port
+        del config.accounting_storage_type
+    _exclude(slurm_conf().beside("profiling").path.name)
 
 
-def _wait_until_answers() -> None:
-    deadline = time.monotonic() + _START_S
-    while is_running() and time.monotonic() < deadline:
-        if "is UP" in run("/usr/bin/scontrol", "ping", check=False).stdout:
-            return
-        time.sleep(0.2)
-    raise scontrol.SlurmError("slurmctld does not answer")
+def _include(name: str) -> None:
+    with slurm_conf().edit() as config:
+        if name not in (config.include or []):
+            config.include = [name, *(config.include or [])]
 
 
-def _complaint() -> str:
-    """Return why slurmctld ended, from its journal: the first error where `fatal` only says that there were some."""
-    journal = run("/usr/bin/journalctl", "-u", SERVICE, "-n", "60", "-o", "cat", "--no-pager", check=False).stdout
-    last_start = journal.rpartition("Started slurmctld")[2]
-    lines = [line.removeprefix("slurmctld: ").strip() for line in last_start.splitlines()]
-    errors = [line for line in lines if line.startswith("error:")]
-    fatal = next((line for line in lines if line.startswith("fatal:")), "see journalctl -u slurmctld")
-    return (errors[0] if errors and "configuration file" in fatal else fatal)[:200]
+def _exclude(name: str) -> None:
+    with slurm_conf().edit() as config:
+        config.include = [other for other in config.include or [] if other != name]
+
+
+def all_settings() -> dict[str, dict[str, object]]:
+    """Return the settings of slurm.conf and of every file beside it, as slurmrestd gets them."""
+    main = slurm_conf()
+    return {file.path.name: file.load().dict() for file in (main, *main.all_beside())}
+
+
+def restart_and_reconfigure() -> None:
+    """Restart slurmctld, then make all daemons read the configuration again. Raises `SlurmError`."""
+    SERVICE.reconfigure()
+    service.scontrol("reconfigure")
+
+
+def controller_status(host: str) -> str:
+    """Return what `scontrol ping` reports of the controller on `host`, such as `primary - UP`; empty on failure."""
+    try:
+        pings = json.loads(service.scontrol("ping", "--json"))["pings"]
+    except (service.SlurmError, ValueError, KeyError):
+        return ""
+    return next((f"{ping['mode']} - {ping['pinged']}" for ping in pings if ping["hostname"] == host), "")
+
+
+def status_of_keys() -> ops.StatusBase | None:
+    """Return why the keys of auth/slurm keep the unit from being active."""
+    try:
+        count = len(SERVICE.auth_keys())
+    except service.SlurmError as e:
+        return ops.WaitingStatus(str(e))
+    if count == 1:
+        return None
+    return ops.WaitingStatus("waiting for all units to take the new key" if count else "slurm.jwks holds no key")

@@ -1,131 +1,146 @@
-"""The compute node: the distribution's slurmd as a dynamic, configless node."""
+"""The compute node: its description in SLURMD_OPTIONS, and what upstream's charm makes Slurm do with it."""
 
-import contextlib
-import re
+import collections.abc
+import dataclasses
+import importlib
+import json
+import typing
 
-from common import munge, scontrol
+import slurmutils
+from common import service
 
-import slurmd_options
-from slurm_ddp import apt, systemd
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.run import run
 
-SERVICE = "slurmd.service"
-PACKAGES = ("slurmd", "slurm-client", munge.PACKAGE)
-
-_MEM_SPEC_LIMIT_MB = 1024
-_DETECTED = ("cpus", "boards", "socketsperboard", "corespersocket", "threadspercore", "realmemory")
-# 22.05's unit starts slurmd only where a slurm.conf lies, which a configless node has not; later ones start it as soon
-# as it is installed, where it would wait for a controller that nobody named.
-_DROPIN = f"""\
-[Unit]
-ConditionPathExists=
-
-[Service]
-ExecCondition=/usr/bin/grep -q -e --conf-server {slurmd_options.PATH}
-Restart=on-failure
-RestartSec=5
-"""
+SERVICE = service.Service(
+    "slurmd",
+    owner="root",
+    packages=("slurm-client",),
+    dropin=(
+        "[Unit]\nStartLimitIntervalSec=90\nStartLimitBurst=10\n\n"
+        "[Service]\nLimitMEMLOCK=infinity\nLimitNOFILE=1048576\nRestart=on-failure\nRestartSec=10\n"
+    ),
+    raises_limits=True,
+)
 
 
-def install(name: str, app: str) -> None:
-    """Install slurmd and write the options of node `name`; it starts when the controller is known."""
-    systemd.ensure_dropin(SERVICE, "10-charmed-hpc.conf", _DROPIN)
-    apt.ensure_packages(PACKAGES)
-    options = slurmd_options.load()
-    if "--conf" not in options:
-        systemd.stop(SERVICE)
-        run("/usr/bin/systemctl", "disable", SERVICE, check=False)
-        slurmd_options.save({"--conf": detect(app), "-Z": True, "-N": name})
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The charm's options."""
+
+    state: str
+    reason: str
+    partition: slurmutils.Partition
 
 
-def detect(app: str) -> str:
-    """Return the value of `--conf` for this machine.
+class OptionsRefused(Exception):
+    """Options that upstream refuses.
 
-    Upstream asks NVML for the GPUs and leaves `gres` out where there is no driver, which is always so when it installs.
-    The place stays visible as a second blank.
+    Attributes:
+        reasons: option -> why.
     """
-    line = run("/usr/sbin/slurmd", "-C").stdout.splitlines()[0]
-    found = {key.lower(): value for key, value in re.findall(r"(\w+)=(\S+)", line)}
-    gres = ""
-    words = [*(f"{key}={found[key]}" for key in _DETECTED if key in found), gres]
-    return " ".join([*words, f"memspeclimit={_MEM_SPEC_LIMIT_MB}", f"features={app}"])
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{option}: {reason}" for option, reason in reasons.items()))
+        self.reasons = reasons
 
 
-def join_cluster(name: str, key: str, controllers: tuple[str, ...], state: str, reason: str) -> None:
-    """Start slurmd as a node of the cluster; a node that the controller does not know yet gets `state`.
+def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
+    """Return the options of the charm deployed as `app`. Raises `OptionsRefused`.
 
-    Raises:
-        scontrol.SlurmError: the controller does not answer, or the node does not register.
+    The partition carries the application's name and nodes whatever partition-config says.
     """
-    munge.ensure_key(key)
-    if not is_running():
-        _fetch_configuration(name, ",".join(controllers))
-    known = scontrol.node_state(name) is not None
-    slurmd_options.save(slurmd_options.load() | {"--conf-server": ",".join(controllers)})
-    run("/usr/bin/systemctl", "enable", SERVICE)
-    systemd.restart(SERVICE)
-    if not known:
-        scontrol.wait_for_node(name)
-        scontrol.update_node(name, state, reason or ("New node." if state == "down" else ""))
-
-
-def _fetch_configuration(name: str, controllers: str) -> None:
-    """Make scontrol work on a host where no slurmd runs: a slurmd that only prints its GPUs fetches what it needs."""
+    reasons: dict[str, str] = {}
+    state, reason = str(options["default-node-state"]), str(options["default-node-reason"])
+    if state not in ("idle", "down"):
+        reasons["default-node-state"] = f"{state!r} is neither idle nor down"
+    partition = slurmutils.Partition()
     try:
-        run("/usr/sbin/slurmd", "-G", "-Z", "-N", name, "--conf-server", controllers, timeout=90)
-    except CommandError as e:
-        raise scontrol.SlurmError(f"no configuration from {controllers}: {e}") from e
+        partition = slurmutils.Partition.from_str(str(options["partition-config"]))
+    except (slurmutils.ModelError, ValueError) as e:
+        reasons["partition-config"] = str(e)
+    if reasons:
+        raise OptionsRefused(reasons)
+    partition.partition_name = app
+    partition.nodes = [app]
+    return Settings(state, reason or ("n/a" if state == "down" else ""), partition)
 
 
-def leave_cluster(name: str) -> None:
-    """Delete the node, stop slurmd and forget the controller."""
-    if is_running():
-        with contextlib.suppress(scontrol.SlurmError):  # jobs, or no controller any more: upstream goes on as well
-            scontrol.delete_node(name)
-    systemd.stop(SERVICE)
-    run("/usr/bin/systemctl", "disable", SERVICE, check=False)
-    options = slurmd_options.load()
-    if options.pop("--conf-server", None) is not None:
-        slurmd_options.save(options)
+def describe(app: str, gpus: list[str]) -> slurmutils.Node:
+    """Return what `slurmd -C` reports of this machine, as a node of the partition `app`.
 
-
-def configure(name: str, app: str, parameters: dict[str, str], *, reset: bool) -> str:
-    """Change `--conf` and register the node anew, in the base state it had; return the new `--conf`.
-
-    Raises:
-        scontrol.SlurmError: the node has jobs, or does not come back.
+    Where there is no GPU, gres stays in `--conf` as an empty word. Raises CommandError, slurmutils.ModelError.
     """
-    options = slurmd_options.load()
-    conf = detect(app) if reset else str(options["--conf"])
-    if parameters:
-        conf = slurmd_options.join_node(slurmd_options.parse_node(conf) | parameters)
-    state = scontrol.node_state(name) if is_running() else None
-    if state is not None:
-        scontrol.delete_node(name)  # while slurmd runs: a client on this host gets its configuration from it
-    slurmd_options.save(options | {"--conf": conf})
-    if state is not None:
-        systemd.restart(SERVICE)
-        scontrol.wait_for_node(name)
-        if _base(state) != _base(scontrol.node_state(name) or ""):
-            scontrol.update_node(name, _base(state), "set-node-config" if _base(state) == "down" else "")
-    return conf
+    node = slurmutils.Node.from_str(run("/usr/sbin/slurmd", "-C").stdout.strip().splitlines()[:-1][0])
+    assert node.real_memory is not None
+    node.mem_spec_limit = min(1024, node.real_memory // 2)
+    node.gres = gpus
+    del node.node_name
+    node.features = [app]
+    return node
 
 
-def _base(state: str) -> str:
-    """Return a state without its flags, as upstream keeps it: a drain is lost."""
-    return re.split(r"[+*~#]", state)[0].lower()
+def gpus() -> list[str]:
+    """Return the cards that NVML reports as Gres, one word for each model; none where it does not load."""
+    nvml: typing.Any = importlib.import_module("pynvml")  # it has no types; slurm-gpu brings it to every host
+    counts: dict[str, int] = {}
+    try:
+        nvml.nvmlInit()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            name = str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)))
+            model = "_".join(name.split()).lower()
+            counts[model] = counts.get(model, 0) + 1
+        nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return []
+    return [f"gpu:{model}:{count}" for model, count in counts.items()]
 
 
-def is_running() -> bool:
-    """Tell whether slurmd runs."""
-    return systemd.is_active(SERVICE)
+def node() -> slurmutils.Node:
+    """Return `--conf`. Raises slurmutils.ModelError where another wrote what slurmutils does not know."""
+    return slurmutils.Node.from_str(str(SERVICE.options().get("--conf", "")))
 
 
-def version() -> str:
-    """Return slurmd's version."""
-    return run("/usr/sbin/slurmd", "-V").stdout.split()[-1]
+def set_node(node: slurmutils.Node) -> None:
+    """Write `--conf`."""
+    SERVICE.set_options(SERVICE.options() | {"--conf": str(node)})
 
 
-def restart() -> None:
-    """Restart slurmd; steps of running jobs go on (KillMode=process)."""
-    systemd.restart(SERVICE)
+def set_name(name: str) -> None:
+    """Make this a dynamic node of that name."""
+    SERVICE.set_options(SERVICE.options() | {"-Z": True, "-N": name})
+
+
+def name() -> str:
+    """Return the node's name in Slurm."""
+    return str(SERVICE.options().get("-N", ""))
+
+
+def exists() -> bool:
+    """Return whether Slurm knows the node; no answer counts as no."""
+    return service.knows_node(name())
+
+
+def show() -> dict[str, typing.Any]:
+    """Return Slurm's record of the node. Raises `SlurmError`."""
+    return json.loads(service.scontrol("--json", "show", "node", name()))["nodes"][0]
+
+
+def delete() -> None:
+    """Delete the node from Slurm. Raises `SlurmError`, as for one that runs jobs."""
+    service.scontrol("delete", f"nodename={name()}")
+
+
+def reconfigure(state: str = "", reason: str = "") -> None:
+    """Restart slurmd and, without waiting for its registration, set a state. Raises `SlurmError`.
+
+    `idle` ends a drain. The quotes around a reason become part of it.
+    """
+    SERVICE.reconfigure()
+    if not state:
+        return
+    words = [f"nodename={name()}", f"state={state}"]
+    if state != "idle":
+        reason = reason or "n/a"
+        is_quoted = reason.startswith(("'", '"')) and reason.endswith(("'", '"'))
+        words.append(f"reason={reason}" if is_quoted else f"reason='{reason}'")
+    service.scontrol("update", *words)

@@ -1,0 +1,92 @@
+"""How upstream's charms run a handler: conditions first, deferred where one fails; the status afterwards."""
+
+import collections.abc
+import functools
+import typing
+
+import ops
+
+
+class Stop(Exception):
+    """Ends a handler with the status that the unit gets instead of what `check` finds."""
+
+    def __init__(self, status: ops.StatusBase) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class Standin(ops.CharmBase):
+    """A charm whose status is `check()` after every handler that `refreshes` wraps."""
+
+    _stored = ops.StoredState()
+
+    def __init__(self, framework: ops.Framework) -> None:
+        super().__init__(framework)
+        self._stored.set_default(departing=False)
+
+    def check(self) -> ops.StatusBase:
+        """Return the unit's status as its services and relations are now."""
+        raise NotImplementedError
+
+    def note_departing(self, event: ops.RelationDepartedEvent) -> None:
+        """Remember that it is this unit that leaves: relation-broken alone cannot tell that from a removed relation."""
+        if event.departing_unit == self.unit:
+            self._stored.departing = True
+
+    @property
+    def is_departing(self) -> bool:
+        """Return whether this unit is on its way out of the model."""
+        return bool(self._stored.departing)
+
+    def refuse(self, options: collections.abc.Iterable[str]) -> None:
+        """Block on options that failed validation. The caller observes no event at all then, as upstream."""
+        names = ", ".join(options)
+        self.unit.status = ops.BlockedStatus(f"fix config: {names}; see juju debug-log. Until then no event is handled")
+
+
+Charm = typing.TypeVar("Charm", bound=Standin)
+Event = typing.TypeVar("Event", bound=ops.EventBase)
+
+
+def refreshes(
+    handler: collections.abc.Callable[[Charm, Event], None],
+) -> collections.abc.Callable[[Charm, Event], None]:
+    """Set the unit's status after `handler`. Any exception but `Stop` is a hook error."""
+
+    @functools.wraps(handler)
+    def wrapped(charm: Charm, event: Event) -> None:
+        try:
+            handler(charm, event)
+        except Stop as e:
+            charm.unit.status = e.status
+        else:
+            charm.unit.status = charm.check()
+
+    return wrapped
+
+
+def leader_only(
+    handler: collections.abc.Callable[[Charm, Event], None],
+) -> collections.abc.Callable[[Charm, Event], None]:
+    """Skip `handler`, the status included, on units that do not lead."""
+
+    @functools.wraps(handler)
+    def wrapped(charm: Charm, event: Event) -> None:
+        if charm.unit.is_leader():
+            handler(charm, event)
+
+    return wrapped
+
+
+def wait_unless(event: ops.EventBase, holds: bool, message: str) -> None:
+    """Defer the event and wait where the condition does not hold. Raises `Stop`."""
+    if not holds:
+        event.defer()
+        raise Stop(ops.WaitingStatus(message))
+
+
+def block_unless(event: ops.EventBase, holds: bool, message: str) -> None:
+    """Defer the event and block where the condition does not hold. Raises `Stop`."""
+    if not holds:
+        event.defer()
+        raise Stop(ops.BlockedStatus(message))

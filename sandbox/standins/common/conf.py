@@ -1,0 +1,79 @@
+"""Slurm's configuration files, read and written with slurmutils as upstream does: comments are lost."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import importlib
+import pathlib
+import typing
+
+import slurmutils
+
+M = typing.TypeVar("M", bound=slurmutils.Model)
+
+
+def _validate(instance: object, schema: dict[str, typing.Any]) -> None:
+    """Validate as jsonschema does, but leave out that it validates the schema, too: that is 0.6 s for a slurm.conf."""
+    error = _jsonschema.exceptions.best_match(_jsonschema.Draft202012Validator(schema).iter_errors(instance))
+    if error is not None:
+        raise error
+
+
+_jsonschema: typing.Any = importlib.import_module("jsonschema")
+_model: typing.Any = importlib.import_module("slurmutils.core.base")
+_model.validate = _validate
+
+
+class Editor(typing.Protocol[M]):
+    """What slurmutils' editors have in common."""
+
+    def dump(self, obj: M, /, file: pathlib.Path, *, mode: int, user: str, group: str) -> None: ...  # noqa: D102
+    def load(self, file: pathlib.Path, /) -> M: ...  # noqa: D102
+    def edit(  # noqa: D102
+        self, file: pathlib.Path, *, mode: int, user: str, group: str
+    ) -> contextlib.AbstractContextManager[M]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFile(typing.Generic[M]):
+    """One file and what belongs to it: `slurm.conf` has `slurm.conf.overrides` beside it."""
+
+    editor: Editor[M]
+    path: pathlib.Path
+    owner: str
+    mode: int = 0o644
+
+    def exists(self) -> bool:
+        """Return whether the file is there."""
+        return self.path.exists()
+
+    def load(self) -> M:
+        """Return the file's settings."""
+        return self.editor.load(self.path)
+
+    def dump(self, model: M) -> None:
+        """Replace the file."""
+        self.editor.dump(model, self.path, mode=self.mode, user=self.owner, group=self.owner)
+
+    def edit(self) -> contextlib.AbstractContextManager[M]:
+        """Return the settings for changing; the end of the block writes them. A missing file counts as empty."""
+        return self.editor.edit(self.path, mode=self.mode, user=self.owner, group=self.owner)
+
+    def create(self) -> None:
+        """Write the file anew as it is, empty where it is missing."""
+        with self.edit():
+            pass
+
+    def delete(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def beside(self, suffix: str) -> "ConfigFile[M]":
+        """Return the file that is called as this one with `.suffix` behind it."""
+        return dataclasses.replace(self, path=self.path.with_name(f"{self.path.name}.{suffix}"))
+
+    def all_beside(self) -> collections.abc.Iterator["ConfigFile[M]"]:
+        """Yield the files beside this one that exist, in the folder's order."""
+        for path in self.path.parent.glob(f"{self.path.name}.*"):
+            if path.suffix != ".snapshot":
+                yield dataclasses.replace(self, path=path)

@@ -1,0 +1,367 @@
+"""What Juju leaves open: the order of hooks, what comes late and what never comes, decided by a seed."""
+
+import collections.abc
+import typing
+
+import pytest
+from test_model import AGENT, CLIENT, SERVER, World, app
+
+from sandbox import model as rules
+from sandbox import order
+from sandbox.store import Event, SandboxError, Unit
+
+STORE: dict[str, typing.Any] = SERVER | {"name": "store"}
+BOTH: dict[str, typing.Any] = {
+    "name": "both",
+    "requires": {"api": {"interface": "http"}, "spare": {"interface": "http"}},
+}
+
+
+class Hostile(World):
+    """Delivers events as the engine does, in the order that the seed gives; hooks in `fails` raise."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.model.seed = seed
+        self.fails: set[str] = set()
+        self.now = 0.0
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            ready: list[tuple[Event, Unit]] = []
+            for unit in self.model.units.values():
+                event = order.next_event(self.model, unit)
+                if event is not None and event.attempts < 3:
+                    ready.append((event, unit))
+            if not ready:
+                return
+            event, unit = min(ready, key=lambda pair: pair[0].sequence)
+            unit.events = [event, *(other for other in unit.events if other is not event)]
+            if f"{unit.name} {event.label}" in self.fails:
+                self.ran.append(f"{unit.name} {event.label} failed")
+                rules.failed(unit, event, "as asked", 0.0)
+                continue
+            self.step(unit)
+            order.ran(self.model, unit)
+        raise AssertionError("the model does not settle")
+
+    def of(self, unit: str) -> list[str]:
+        """Return what a unit ran, without update-status."""
+        hooks = [line.removeprefix(f"{unit} ") for line in self.ran if line.startswith(f"{unit} ")]
+        return [hook for hook in hooks if hook != "update-status"]
+
+    def subordinates(self) -> None:
+        """Add a subordinate on two servers and one store, whose hosts are machines 0, 1 and 2."""
+        self.add("server", SERVER, units=2)
+        self.add("store", STORE)
+        rules.add_application(self.model, app("agent", AGENT))
+        for principal in ("server", "store"):
+            rules.relate(self.model, "agent:juju-info", f"{principal}:juju-info")
+        self.settle()
+        self.ran.clear()
+
+
+def seeds(see: collections.abc.Callable[[Hostile], str]) -> set[str]:
+    """Return what is seen with thirty seeds; each gives the same when it is used again."""
+    found = {seed: see(Hostile(seed)) for seed in range(30)}
+    assert found == {seed: see(Hostile(seed)) for seed in range(30)}
+    return set(found.values())
+
+
+def test_hooks_of_several_relations_come_in_any_order_but_joined_before_changed():
+    def see(world: Hostile) -> str:
+        world.add("server", SERVER)
+        world.add("both", BOTH)
+        rules.relate(world.model, "server:api", "both:api")
+        rules.relate(world.model, "server:api", "both:spare")
+        world.settle()
+        hooks = world.of("both/0")
+        assert hooks[0] == "install"
+        assert hooks.index("leader-elected") < hooks.index("config-changed") < hooks.index("start")
+        for endpoint in ("api", "spare"):
+            created = hooks.index(f"{endpoint}-relation-created")
+            joined = hooks.index(f"{endpoint}-relation-joined server/0")
+            assert created < hooks.index("leader-elected")
+            assert hooks.index("start") < joined < hooks.index(f"{endpoint}-relation-changed server/0")
+        return " ".join(hook.split("-")[0] for hook in hooks)
+
+    assert len(seeds(see)) > 4
+
+
+def test_update_status_comes_between_other_hooks_with_some_seeds():
+    def see(world: Hostile) -> str:
+        world.add("server", SERVER)
+        world.settle()
+        assert world.ran.index("server/0 start") < ([*world.ran, "server/0 update-status"]).index(
+            "server/0 update-status"
+        )
+        return str(world.ran.count("server/0 update-status"))
+
+    assert {"0", "1"} <= seeds(see)
+    world = Hostile(0)
+    world.add("server", SERVER)
+    world.settle()
+    unit = world.model.units["server/0"]
+    for _ in range(100):
+        order.ran(world.model, unit, update_status=False)
+    assert unit.events == []
+    for _ in range(100):
+        order.ran(world.model, unit)
+    assert [event.kind for event in unit.events] == ["update-status"]
+
+
+def test_relation_departed_of_a_removed_unit_comes_at_once_or_late():
+    def see(world: Hostile) -> str:
+        world.add("server", SERVER)
+        world.add("client", CLIENT, units=2)
+        relation = rules.relate(world.model, "server:api", "client:api")
+        world.settle()
+        world.ran.clear()
+        server = world.model.units["server/0"]
+        rules.remove_unit(world.model, world.model.units["client/1"])
+        world.settle()
+        assert "client/1" not in world.model.units
+        if "api-relation-departed client/1" in world.of("server/0"):
+            return "at once"
+        assert server.members[relation.id] == ["client/0", "client/1"], "the removed one is still there"
+        for _ in range(4):
+            rules.enqueue(world.model, server, "update-status")
+            world.settle()
+        assert world.of("server/0")[-1] == "api-relation-departed client/1"
+        assert server.members[relation.id] == ["client/0"]
+        return "late"
+
+    assert seeds(see) == {"at once", "late"}
+
+
+def test_a_late_relation_departed_comes_before_the_relation_breaks():
+    for seed in range(30):
+        world = Hostile(seed)
+        world.add("server", SERVER)
+        world.add("client", CLIENT)
+        relation = rules.relate(world.model, "server:api", "client:api")
+        world.settle()
+        world.ran.clear()
+        rules.remove_unit(world.model, world.model.units["client/0"])
+        world.settle()
+        rules.remove_relation(world.model, relation)
+        world.settle()
+        assert world.of("server/0") == ["api-relation-departed client/0", "api-relation-broken"]
+        assert relation.id not in world.model.relations
+
+
+def test_what_a_removed_unit_wrote_is_read_until_its_relation_departed():
+    world = Hostile(0)
+    world.add("server", SERVER)
+    world.add("client", CLIENT)
+    relation = rules.relate(world.model, "server:api", "client:api")
+    world.settle()
+    relation.unit_data["client/0"] = {"port": "80"}
+    rules.remove_unit(world.model, world.model.units["client/0"])
+    world.settle()
+    for _ in range(4):
+        rules.enqueue(world.model, world.model.units["server/0"], "update-status")
+        world.settle()
+    (departed,) = [
+        request
+        for request in world.requests
+        if (request["unit"], request["event"]["kind"]) == ("server/0", "relation-departed")
+    ]
+    (seen,) = [seen for seen in departed["state"]["relations"] if seen["id"] == relation.id]
+    assert seen["remote_units_data"] == {"0": {"port": "80"}}
+
+
+def test_a_unit_in_error_gets_its_hook_again_and_actions_and_keeps_the_units_that_left():
+    """As on Juju 4.0.15: a server that refuses to go because of its clients sees them for ever."""
+    world = Hostile(1)
+    world.add("server", SERVER)
+    world.add("client", CLIENT)
+    relation = rules.relate(world.model, "server:api", "client:api")
+    world.settle()
+    world.ran.clear()
+    server = world.model.units["server/0"]
+    world.fails.add("server/0 storage-detaching")
+    rules.remove_applications(world.model, ["client", "server"])
+    rules.request_action(world.model, server, "dump", {"path": "/x"})
+    world.settle()
+    assert list(world.model.units) == ["server/0"]
+    assert world.of("server/0") == ["storage-detaching failed", "action dump", *["storage-detaching failed"] * 2]
+    assert server.members[relation.id] == ["client/0"]
+    request = rules.describe(world.model, server, server.events[0], source="/c", cidr="", resources={})
+    (seen,) = [seen for seen in request["state"]["relations"] if seen["id"] == relation.id]
+    assert list(seen["remote_units_data"]) == ["0"], "relation.units does not shrink"
+    world.fails.clear()
+    world.ran.clear()
+    server.events[0].attempts = 1
+    rules.resolve(world.model, server, retry=True)
+    world.settle()
+    last = ["storage-detaching", "api-relation-departed client/0", "api-relation-broken", "stop", "remove"]
+    assert world.of("server/0") == last
+    assert world.model.applications == {}
+    assert world.model.relations == {}
+
+
+def test_a_failed_hook_may_be_skipped_with_what_follows_from_it():
+    world = Hostile(1)
+    world.add("server", SERVER)
+    world.add("client", CLIENT)
+    world.fails.add("server/0 start")
+    rules.relate(world.model, "server:api", "client:api")
+    world.settle()
+    server = world.model.units["server/0"]
+    assert (server.agent.name, server.agent.message) == ("error", "as asked")
+    assert "api-relation-joined client/0" not in world.of("server/0")
+    rules.resolve(world.model, server, retry=False)
+    world.settle()
+    assert server.agent.name == "idle"
+    assert "api-relation-joined client/0" in world.of("server/0"), "it counts as started"
+    with pytest.raises(SandboxError, match=r"^unit 'server/0' is not in an error state$"):
+        rules.resolve(world.model, server, retry=True)
+
+
+def test_pauses_grow_up_to_a_limit():
+    assert [order.pause_s(attempt) for attempt in (1, 2, 3, 4, 9)] == [2, 4, 8, 16, 16]
+
+
+def test_after_a_reboot_units_start_in_any_order():
+    def see(world: Hostile) -> str:
+        world.subordinates()
+        order.rebooted(world.model, 0)
+        world.settle()
+        starts = [line for line in world.ran if line.endswith(" start")]
+        assert sorted(starts) == ["agent/0 start", "server/0 start"]
+        for line in starts:
+            first = next(hook for hook in world.of(line.split()[0]))
+            assert first == "start", "Juju's uniter looks for a reboot before all else"
+        return " ".join([*starts, str("agent/0 config-changed" in world.ran)])
+
+    assert len(seeds(see)) == 4
+
+
+def test_after_a_reboot_a_hook_that_was_interrupted_comes_before_start():
+    world = Hostile(0)
+    world.subordinates()
+    server = world.model.units["server/0"]
+    rules.enqueue(world.model, server, "config-changed")
+    rules.enqueue(world.model, server, "update-status")
+    server.agent.name = "executing"
+    order.rebooted(world.model, 0)
+    server.agent.name = "idle"
+    assert [event.kind for event in server.events[:2]] == ["config-changed", "start"]
+    assert server.events[-1].kind == "update-status"
+
+
+def test_after_a_reboot_a_subordinate_meets_a_principal_of_another_machine():
+    """As on Juju 4.0.15: the subordinate on slurmd/0 got juju-info-relation-created and -joined of sackd/0."""
+    world = Hostile(0)
+    world.subordinates()
+    agent = next(unit for unit in world.model.units.values() if unit.principal == "server/0")
+    foreign = next(relation for relation in world.model.relations.values() if ("store", "juju-info") in relation.ends)
+    order.rebooted(world.model, agent.machine)
+    world.settle()
+    hooks = [hook for hook in world.of(agent.name) if hook.startswith("juju-info")]
+    assert hooks == [
+        "juju-info-relation-created", "juju-info-relation-joined store/0", "juju-info-relation-changed store/0",
+    ]  # fmt: skip
+    event = Event(kind="update-status", sequence=10**6)
+    request = rules.describe(world.model, agent, event, source="/c", cidr="", resources={})
+    seen = {seen["remote_app"]: seen for seen in request["state"]["relations"] if seen["endpoint"] == "juju-info"}
+    assert list(seen) == ["server", "store"]
+    assert list(seen["store"]["remote_units_data"]) == ["0"]
+    assert not any(line.split()[0] in ("server/0", "store/0") and "juju-info" in line for line in world.ran)
+    world.ran.clear()
+    order.rebooted(world.model, agent.machine)
+    world.settle()
+    assert not [hook for hook in world.of(agent.name) if hook.startswith("juju-info")], "it knows it now"
+    rules.remove_unit(world.model, world.model.units["store/0"])
+    rules.remove_relation(world.model, foreign)
+    world.settle()
+    assert world.of(agent.name)[-2:] == ["juju-info-relation-departed store/0", "juju-info-relation-broken"]
+    for request in world.requests[-20:]:  # scenario needs the relation that a hook is about, and its remote unit
+        about = request["event"]["relation"]
+        if request["unit"] == agent.name and about is not None:
+            (shown,) = [seen for seen in request["state"]["relations"] if seen["id"] == about]
+            assert list(shown["remote_units_data"]) == ["0"]
+    assert agent.name in world.model.units, "it stays with its own principal"
+
+
+HALF: dict[str, typing.Any] = {
+    "name": "half",
+    "subordinate": True,
+    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}},
+    "provides": {"feed": {"interface": "http"}},
+}
+
+
+def test_a_subordinate_removed_with_the_other_end_of_a_relation_gets_neither_stop_nor_remove():
+    """As on Juju 4.0.15, where slurm-gpu and slurm-gpu-controller were removed in one command."""
+    world = Hostile(0)
+    world.add("server", SERVER)
+    world.add("store", STORE)
+    for name, metadata, principal in (("agent", AGENT, "server"), ("half", HALF, "store")):
+        rules.add_application(world.model, app(name, metadata))
+        rules.relate(world.model, f"{name}:juju-info", f"{principal}:juju-info")
+    rules.relate(world.model, "agent:api", "half:feed")
+    world.settle()
+    world.ran.clear()
+    world.requests.clear()
+    rules.remove_applications(world.model, ["half", "agent"])
+    world.settle()
+    hooks = ["api-relation-broken", "api-relation-departed half/0", "juju-info-relation-broken",
+             "juju-info-relation-departed server/0"]  # fmt: skip
+    assert sorted(world.of("agent/0")) == hooks
+    deleted = [request["deleted"] for request in world.requests if request["unit"] == "agent/0"]
+    assert deleted == [False, False, False, True], "the last one sets no status any more"
+    assert list(world.model.applications) == ["server", "store"]
+    assert {app for relation in world.model.relations.values() for app, _ in relation.ends} == {"server", "store"}
+
+
+def test_a_subordinate_removed_alone_gets_stop_and_remove():
+    world = Hostile(0)
+    world.subordinates()
+    rules.remove_applications(world.model, ["agent"])
+    world.settle()
+    for unit in ("agent/0", "agent/1", "agent/2"):
+        assert world.of(unit)[-2:] == ["stop", "remove"]
+    assert list(world.model.applications) == ["server", "store"]
+
+
+def test_removing_a_principal_application_removes_what_is_on_its_machines():
+    world = Hostile(0)
+    world.subordinates()
+    rules.remove_applications(world.model, ["server"])
+    world.settle()
+    assert list(world.model.units) == ["store/0", "agent/2"]
+    assert list(world.model.applications) == ["store", "agent"]
+    with pytest.raises(SandboxError, match=r"^application 'server' not found"):
+        rules.remove_applications(world.model, ["store", "server"])
+    assert not world.model.applications["store"].dying
+
+
+HOST: dict[str, typing.Any] = {"name": "host", "provides": {"slot": {"interface": "http", "scope": "container"}}}
+GUEST: dict[str, typing.Any] = {
+    "name": "guest", "subordinate": True, "requires": {"slot": {"interface": "http", "scope": "container"}},
+}  # fmt: skip
+
+
+def test_a_principal_sees_the_subordinate_that_its_last_hooks_are_about():
+    for seed in range(30):
+        world = Hostile(seed)
+        world.add("host", HOST)
+        rules.add_application(world.model, app("guest", GUEST))
+        relation = rules.relate(world.model, "host:slot", "guest:slot")
+        world.settle()
+        world.requests.clear()
+        rules.remove_relation(world.model, relation)
+        guest = world.model.units["guest/0"]
+        while guest.name in world.model.units:  # it is gone before its principal's hooks run
+            event = order.next_event(world.model, guest)
+            assert event is not None
+            guest.events = [event, *(other for other in guest.events if other is not event)]
+            world.step(guest)
+        world.settle()
+        assert world.of("host/0")[-2:] == ["slot-relation-departed guest/0", "slot-relation-broken"]
+        for request in [request for request in world.requests if request["unit"] == "host/0"]:
+            if request["event"]["relation"] is not None:
+                (seen,) = request["state"]["relations"]
+                assert list(seen["remote_units_data"]) == ["0"]
