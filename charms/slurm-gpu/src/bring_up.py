@@ -18,11 +18,13 @@ logger = logging.getLogger(__name__)
 
 UPTIME = pathlib.Path("/proc/uptime")
 
-# src/slurmctld/node_mgr.c and ping_nodes.c of 22.05 to 25.11. A machine that takes longer than SlurmdTimeout (300 s) to
-# boot gets the second first, and keeps it.
+# src/slurmctld/node_mgr.c and ping_nodes.c of 24.11 and 25.11. A machine that takes longer than SlurmdTimeout (300 s)
+# to boot gets the second first, and keeps it.
 REBOOTED = "Node unexpectedly rebooted"
 NOT_RESPONDING = "Not responding"
-NEW = "New node."  # upstream's slurmd charm with default-node-state=down and no default-node-reason
+# Upstream's slurmd charm with default-node-state=down and no default-node-reason, quotes included: config.py:48 and
+# slurm_ops/slurmd.py:246 of 25.11.
+NEW = "'n/a'"
 _TIMEOUT_S = 900.0  # between a node's last word and the reason for it: SlurmdTimeout, pings, and clocks that differ
 _CLOCKS_S = 60.0
 _REGISTER_S = 15.0
@@ -43,17 +45,18 @@ class Held:
     """A node that is still down."""
 
     why: str  # "was rebooted" or "is new"
-    lacks: tuple[str, ...] = ()  # what it waits for; empty when nobody has looked
+    lacks: tuple[str, ...] = ()  # what it waits for, as far as somebody has looked
 
 
 def held(node: nodes.Node | None, policy: Policy) -> Held | None:
     """Return why the node is down, if that is one of the reasons that `policy` lets us clear."""
-    if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags or node.is_busy:
+    if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags:
         return None
+    lacks = ("its former jobs to end",) if node.is_busy else ()  # which may complete for minutes after a reboot
     if policy.rebooted and _was_rebooted(node):
-        return Held("was rebooted")
+        return Held("was rebooted", lacks)
     if policy.new and node.reason == NEW:
-        return Held("is new")
+        return Held("is new", lacks)
     return None
 
 
@@ -71,19 +74,19 @@ def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
     Raises:
         nodes.NodeError: Slurm refused, or did not answer.
     """
-    if policy.rebooted and _is_stale(nodes.show(name)):
-        node = nodes.wait(name, lambda node: not _is_stale(node), timeout=_REGISTER_S)
-        if _is_stale(node):
+    if policy.rebooted and is_stale(nodes.show(name)):
+        node = nodes.wait(name, lambda node: not is_stale(node), timeout=_REGISTER_S)
+        if is_stale(node):
             return Held("was rebooted", ("slurmd to register it",))
     found = held(nodes.show(name), policy)
-    if found is None:
-        return None
+    if found is None or found.lacks:
+        return found
     lacks = checks()
     if lacks:
         return dataclasses.replace(found, lacks=tuple(lacks))
     node = nodes.show(name)  # the checks took their time, and somebody may have said otherwise meanwhile
     if node is None or held(node, policy) != found:
-        return None
+        return held(node, policy)
     if not node.is_valid or "NOT_RESPONDING" in node.flags:
         return dataclasses.replace(found, lacks=("slurmd to register it",))
     nodes.resume(name)
@@ -99,8 +102,8 @@ def _was_rebooted(node: nodes.Node) -> bool:
     return "NOT_RESPONDING" not in node.flags and node.boot_time > node.reason_time - _TIMEOUT_S
 
 
-def _is_stale(node: nodes.Node | None) -> bool:
-    """Whether what the controller knows of the node is from before this boot."""
+def is_stale(node: nodes.Node | None) -> bool:
+    """Tell whether what the controller knows of the node is from before this boot."""
     if node is None or node.boot_time is None:
         return False
     words = UPTIME.read_text().split()

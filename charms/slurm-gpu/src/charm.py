@@ -5,14 +5,15 @@ import ops
 
 import compute_seat
 import controller_seat
+import endpoints
 import gpu_actions
 import gpu_base
 import gpu_settings
 import gpu_work
 import registration
+from endpoints import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp.interfaces import slurm_gres
 
-COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
 _STATUSES = {
     gpu_base.Level.ACTIVE: ops.ActiveStatus,
     gpu_base.Level.WAITING: ops.WaitingStatus,
@@ -26,8 +27,9 @@ class SlurmGpuCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         self._machine: compute_seat.Machine | None = None
-        self._progress: registration.Progress | None = None
+        self.progress: registration.Progress | None = None  # how far the node came in this hook
         self._view: controller_seat.View | None = None
+        self._left = False
         on = self.on
         lifecycle = (on.install, on.start, on.config_changed, on.upgrade_charm, on.leader_elected, on.update_status)
         relations = (on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES))
@@ -39,21 +41,25 @@ class SlurmGpuCharm(ops.CharmBase):
                 relation.relation_joined,
                 relation.relation_changed,
                 relation.relation_departed,
-                relation.relation_broken,
             )
         )
-        for event in (*lifecycle, *joined):
+        broken = (on[name].relation_broken for name in (NODE_GRES, GRES))
+        for event in (*lifecycle, *joined, *broken):
             framework.observe(event, self.reconcile)
-        framework.observe(on.remove, self._on_remove)
+        for event in (on[COMPUTE].relation_broken, on[CONTROLLER].relation_broken, on.stop, on.remove):
+            framework.observe(event, self._on_leave)
         framework.observe(on.collect_unit_status, self._on_collect_status)
         self._actions = gpu_actions.Actions(self, self)  # held, or ops lets go of it
 
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
-        if self.is_compute() and not self._is_leaving(event):
+        self._note_end(event)
+        if self.is_compute() and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute(may_reboot=not isinstance(event, ops.ActionEvent))
         if self.is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
+        if isinstance(event, ops.UpgradeCharmEvent):
+            gpu_work.renew_watch()
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
         turn = gpu_work.before()
@@ -64,12 +70,11 @@ class SlurmGpuCharm(ops.CharmBase):
             return
         if turn is gpu_work.Turn.REGISTER:
             self.look_again()
-        answer = self.answer()
-        offer = compute_seat.offer(self.machine, answer)
-        for relation in self._relations(NODE_GRES) if offer else ():
-            relation.save(offer, self.unit)
-        self._progress = compute_seat.ensure(self.machine, answer, owner=self.unit.name)
-        if gpu_work.after(self.machine.node, self.config, self._progress):
+        self._publish()
+        offered = compute_seat.offer(self.machine, self.published())
+        self.progress = compute_seat.ensure(self.machine, offered, self.answer(), owner=self.unit.name)
+        self._publish()  # a Gres that is registered now may need fewer lines
+        if gpu_work.after(self.machine.node, self.config, self.progress):
             self._reconcile_compute(may_reboot=may_reboot)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
@@ -79,28 +84,58 @@ class SlurmGpuCharm(ops.CharmBase):
         woke = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
         if isinstance(event, ops.UpdateStatusEvent):
             woke = controller_seat.rotating(units)
-        self._view = controller_seat.sync(units, woke, lambda name: _said(*units[name]), owner=self.unit.name)
+        self._view = controller_seat.sync(
+            units, woke, lambda name: endpoints.published(*units[name]), owner=self.unit.name
+        )
         for relation in relations:
             names = {name for name, (owner, _) in units.items() if owner is relation}
-            said = _load_answer(relation, self.app)
+            said = endpoints.answer(relation, self.app)
             answer = controller_seat.answer(self._view, names, said)
             if answer != said:
                 relation.save(answer, self.app)
 
-    def _on_remove(self, _: ops.RemoveEvent) -> None:
-        """Leave the machine as Slurm can use it without this charm."""
-        if self.is_compute() or compute_seat.OWNER.exists():
+    def _publish(self) -> None:
+        offered = compute_seat.offer(self.machine, self.published())
+        for relation in self._relations(NODE_GRES) if offered else ():
+            relation.save(offered, self.unit)
+
+    def _on_leave(self, event: ops.EventBase) -> None:
+        """Leave the machine as Slurm can use it without this charm.
+
+        Juju was seen to delete a unit right behind `relation-broken` with its principal, so what is to be done is done
+        there; `stop` and `remove` do it again where they come.
+        """
+        if isinstance(event, ops.RelationBrokenEvent) and not endpoints.is_principals(event.relation):
+            self._note_end(event)
+            return
+        self._left = True
+        if self.is_compute() or compute_seat.OWNER.exists() or gpu_work.is_watching():
             gpu_work.release()
         compute_seat.release(owner=self.unit.name, wishes=self._settings)
         if controller_seat.is_keeper(self.unit.name):
             controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
+    def _note_end(self, event: ops.EventBase) -> None:
+        """Take a unit that loses a relation and has no seat any more for one that Juju is deleting.
+
+        The relations of a unit that leaves end in any order.
+        """
+        if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
+            self._left = not self.is_compute() and not self.is_controller()
+
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
+        if self._left:  # the unit may be gone by now, and setting its status would be an error
+            return
         if self.is_compute():
-            event.add_status(_status(gpu_work.verdict(self.config, self._compute_verdict)))
+            verdict = gpu_work.verdict(self.config, self._compute_verdict)
+            waits = compute_seat.awaits_drain(self.machine, self.progress)
+            gpu_work.note(self.unit.name, verdict, self.machine.node, waits=waits)
+            event.add_status(_status(verdict))
         if self.is_controller():
             keeps = self._view or controller_seat.view() if self.unit.is_leader() else None
-            event.add_status(_status(controller_seat.verdict(keeps, related=self._has(GRES))))
+            verdict = controller_seat.verdict(keeps, related=self._has(GRES))
+            gpu_work.note(self.unit.name, verdict)
+            event.add_status(_status(verdict))
         if not self.is_compute() and not self.is_controller():
             event.add_status(
                 ops.BlockedStatus("integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
@@ -108,19 +143,29 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _compute_verdict(self) -> gpu_base.Verdict:
         related = self._has(NODE_GRES)
-        return compute_seat.verdict(self.machine, self.answer(), related=related, progress=self._progress)
+        offered = compute_seat.offer(self.machine, self.published())
+        return compute_seat.verdict(self.machine, offered, self.answer(), related=related, progress=self.progress)
 
     def answer(self) -> slurm_gres.ControllerGres | None:
         """Return what the controller seat said, None when there is none or it said nothing that can be read."""
         for relation in self._relations(NODE_GRES):
-            return _load_answer(relation, relation.app)
+            return endpoints.answer(relation, relation.app)
+        return None
+
+    def published(self) -> slurm_gres.NodeGres | None:
+        """Return what this unit published for the controller, None when that is nothing."""
+        for relation in self._relations(NODE_GRES):
+            try:
+                return endpoints.published(relation, self.unit)
+            except controller_seat.UnreadableError:
+                return None
         return None
 
     @property
     def machine(self) -> compute_seat.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            self._machine = compute_seat.look(self._settings)
+            self._machine = compute_seat.look(self._settings, self.answer())
         return self._machine
 
     @property
@@ -139,34 +184,11 @@ class SlurmGpuCharm(ops.CharmBase):
         """Forget what `machine` was, after something changed it."""
         self._machine = None
 
-    def _is_leaving(self, event: ops.EventBase) -> bool:
-        """Whether this machine is being left, when the controller may have dropped its lines already."""
-        if not isinstance(event, ops.RelationDepartedEvent):
-            return False
-        return event.relation.name == COMPUTE or event.departing_unit == self.unit
-
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))
 
     def _relations(self, endpoint: str) -> list[ops.Relation]:
-        """Return the relations that are not just being removed."""
-        return [relation for relation in self.model.relations[endpoint] if relation.active]
-
-
-def _said(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    if not relation.data[unit].get("node"):
-        return None
-    try:
-        return relation.load(slurm_gres.NodeGres, unit)
-    except ValueError as e:
-        raise controller_seat.UnreadableError(str(e)) from e
-
-
-def _load_answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
-    try:
-        return relation.load(slurm_gres.ControllerGres, app)
-    except ValueError:
-        return slurm_gres.ControllerGres()
+        return endpoints.relations(self.model, endpoint)
 
 
 def _status(verdict: gpu_base.Verdict) -> ops.StatusBase:

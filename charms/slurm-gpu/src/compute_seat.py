@@ -1,20 +1,24 @@
 """The compute seat: from the GPUs of this machine to a node that Slurm gives them out on."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import pathlib
+import re
 import socket
 
 import bring_up
 import gpu_detect
+import gpu_hold
 import gpu_monitor
 import gpu_settings
 import gres
 import gres_check
 import gres_conf
 import registration
+import slurm_advice
 import slurmd_options
 from gpu_base import Level, Verdict
 from slurm_ddp import files, readiness
@@ -44,10 +48,19 @@ _TEXTS = {
     registration.Stage.STOPPED: (Level.WAITING, "waiting for slurmd to run on {node}"),
     registration.Stage.SILENT: (Level.WAITING, "waiting for slurmctld ({detail})"),
     registration.Stage.DIFFERS: (Level.WAITING, "{node} has Gres={detail}; {gres} follows with the next event"),
+    registration.Stage.KEPT_AWAY: (
+        Level.BLOCKED,
+        "{node} takes no jobs: {detail}; scontrol update nodename={node} state=resume ends that",
+    ),
     registration.Stage.INVALID: (Level.BLOCKED, "Slurm refuses {node}: {detail}"),
     registration.Stage.STATIC: (Level.BLOCKED, "slurm.conf has {detail} for {node}: set Gres={gres} there"),
     registration.Stage.FAILED: (Level.BLOCKED, "{detail}; see journalctl -u slurmd"),
 }  # REGISTERED and AWAITS_LINES depend on more than the stage
+_DIFFERS_WITHOUT_GPUS = (
+    Level.BLOCKED,
+    "{node} has Gres={detail}, slurmd's options {gres}: scontrol delete nodename={node}, then systemctl restart slurmd",
+)
+_TAKES_JOBS_OR_NOT = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT_AWAY})
 
 
 class MachineError(Exception):
@@ -65,32 +78,31 @@ class Machine:
     local: bool  # slurmd reads this machine's own files
     settings: gpu_settings.Settings = dataclasses.field(default_factory=gpu_settings.Settings)
     plan: gres.Plan | None = None  # None without usable GPUs
-    problem: str | None = None  # what a person must mend before anything is changed
+    lines: tuple[str, ...] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
+    problem: str | None = None  # what a person must fix before anything is changed
 
     @functools.cached_property
     def offer(self) -> slurm_gres.NodeGres | None:
-        """What the controller should know, None while there is nothing certain to say. `awaits` is not filled in."""
+        """What the controller should know, None while there is nothing certain. `awaits` is not filled in."""
         if self.node is None or self.problem:
             return None
-        if self.plan is None:
-            return slurm_gres.NodeGres(node=self.node, gres="", lines=())
-        return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres, lines=self.plan.lines)
+        return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres if self.plan else "", lines=self.lines)
 
 
-def look(wishes: gpu_settings.Settings | None = None) -> Machine:
-    """Return this machine as it is, under these options."""
-    machine = _look(wishes or gpu_settings.Settings())
+def look(wishes: gpu_settings.Settings | None = None, answer: slurm_gres.ControllerGres | None = None) -> Machine:
+    """Return this machine as it is, under these options and what the controller's gres.conf makes nodes do."""
+    machine = _look(wishes or gpu_settings.Settings(), answer)
     try:
         _ = machine.offer
     except ValueError:  # what the controller's side would refuse is refused here
-        gres = machine.plan.gres if machine.plan else ""
+        names = machine.plan.gres if machine.plan else ""
         return dataclasses.replace(
-            machine, plan=None, problem=f"Slurm cannot hold the names of these GPUs: {gres!r:.80}"
+            machine, plan=None, lines=(), problem=f"Slurm cannot hold the names of these GPUs: {names!r:.80}"
         )
     return machine
 
 
-def _look(wishes: gpu_settings.Settings) -> Machine:
+def _look(wishes: gpu_settings.Settings, answer: slurm_gres.ControllerGres | None) -> Machine:
     detection = gpu_detect.detect(ROOTS)
     version = registration.slurm_version()
     try:
@@ -121,20 +133,83 @@ def _look(wishes: gpu_settings.Settings) -> Machine:
         problem = _unknown_to_slurm(wishes.shares)
         if problem:
             return dataclasses.replace(machine, problem=problem)
+    autodetect = _autodetect(answer)
+    beside = None if local else _beside(machine, plan, autodetect)
+    lines = plan.lines if beside is None else beside
     if version is None or node is None or not all(file.exists() for file in plan.device_files):
-        return dataclasses.replace(machine, plan=plan)
-    problem = gres_check.difference(node, plan.gres, plan.lines, settings, version)
-    return dataclasses.replace(machine, plan=plan, problem=problem)
+        return dataclasses.replace(machine, plan=plan, lines=lines)
+    if beside is not None:
+        problem = gres_check.difference(node, plan, beside, settings, autodetect)
+        if problem is None:
+            return dataclasses.replace(machine, plan=plan, lines=beside)
+        logger.info("slurmd's own detection will not do: %s", problem)
+    problem = gres_check.difference(node, plan, plan.lines, settings)
+    return dataclasses.replace(machine, plan=plan, lines=plan.lines, problem=problem)
 
 
-def offer(machine: Machine, answer: slurm_gres.ControllerGres | None) -> slurm_gres.NodeGres | None:
-    """Return what to publish: what `Machine.offer` says, and whether the node waits until it is live."""
+def _beside(machine: Machine, plan: gres.Plan, autodetect: str) -> tuple[str, ...] | None:
+    """Return what gres.conf must hold beside slurmd's own detection, None where that will not do."""
+    if plan.beside is None or (autodetect != "nvidia" and not (autodetect == "nvml" and _has_nvml_plugin(machine))):
+        return None
+    return tuple(f"AutoDetect={autodetect} {line}" for line in plan.beside)
+
+
+def offer(machine: Machine, published: slurm_gres.NodeGres | None) -> slurm_gres.NodeGres | None:
+    """Return what to publish, None for what is published already.
+
+    Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
+    slurmd that reads them meanwhile must not fall short of it. A line for a device file that is not there would keep
+    slurmd from starting, so the lines of a lost card go.
+
+    Args:
+        machine: this machine.
+        published: what this unit published last.
+    """
+    before = (published.lines or ()) if published and published.node == machine.node else ()
+    if lost(machine) and machine.node is not None:
+        lines = machine.lines if machine.plan is not None and not machine.problem else before
+        names = machine.plan.gres if machine.plan else ""
+        return slurm_gres.NodeGres(node=machine.node, gres=names, lines=_with_files(lines), awaits=False)
     said = machine.offer
-    if said is None or lost(machine):
-        return None  # the lines stay as they are
-    if not said.lines:
-        return said
-    return said.model_copy(update={"awaits": awaits_lines(machine, answer)})
+    if said is None:
+        return None
+    lines = machine.lines
+    if not set(before) <= set(lines) and not _is_registered(machine):
+        kept = {_key(line): line for line in _with_files(before) if _fits(line, lines)}
+        lines = tuple((kept | {_key(line): line for line in lines}).values())
+        lines = tuple(re.sub(r" Links=\S+", "", line) for line in lines)  # whose length is that of one Gres
+    awaits = not machine.local and bool(lines or _pushed_lines(machine))
+    return said.model_copy(update={"lines": lines, "awaits": awaits})
+
+
+def _is_registered(machine: Machine) -> bool:
+    """Whether the controller has the Gres that this node should have, or does not know the node."""
+    assert machine.node is not None
+    try:
+        node = nodes.show(machine.node)
+    except nodes.NodeError:
+        return False
+    return node is None or nodes.same_gres(node.gres, _wanted(machine) if machine.plan else None)
+
+
+def _with_files(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lines whose device files are there."""
+    return tuple(line for line in lines if all(pathlib.Path(file).exists() for file in _files(line)))
+
+
+def _files(line: str) -> list[str]:
+    return [file for text in re.findall(r"\b(?:Multiple)?Files?=(\S+)", line) for file in text.split(",")]
+
+
+def _key(line: str) -> tuple[object, ...]:
+    """Return what two lines for the same devices under the same type have in common."""
+    return (re.findall(r"\bName=\S+", line)[0], *re.findall(r"\bType=\S+", line), *_files(line))
+
+
+def _fits(line: str, lines: tuple[str, ...]) -> bool:
+    """Whether a line can stand beside others of its node: all must name one detection, and none means any."""
+    modes = [word.partition(" ")[0] if word.startswith("AutoDetect=") else None for word in (line, *lines[:1])]
+    return modes[0] == modes[1] if lines else modes[0] is not None
 
 
 def lost(machine: Machine) -> str | None:
@@ -151,6 +226,18 @@ def lost(machine: Machine) -> str | None:
     return f"{len(cards)} of {len(had)} GPUs found, {', '.join(missing)} missing"
 
 
+def awaits_drain(machine: Machine, progress: registration.Progress | None) -> bool | None:
+    """Whether jobs are to be kept off a node that lost cards as soon as its controller answers.
+
+    None where this hook did not try to: an action that only reads.
+    """
+    if lost(machine) is None:
+        return False
+    if progress is None:
+        return None
+    return progress.stage in {registration.Stage.SILENT, registration.Stage.FAILED}
+
+
 def accept(machine: Machine) -> None:
     """Take the cards that are here now for all that this node should have.
 
@@ -162,23 +249,30 @@ def accept(machine: Machine) -> None:
     files.ensure_absent(CARDS)
 
 
-def awaits_lines(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bool:
-    """Whether slurmd finds these GPUs only by lines from the controller, and not by its own detection."""
-    if machine.plan is None or machine.local:
-        return False
-    autodetect = answer.autodetect if answer else None
-    return machine.plan.explicit or not _detects_itself(machine, autodetect or _pushed_autodetect())
-
-
-def lines_live(machine: Machine, answer: slurm_gres.ControllerGres | None) -> bool:
-    """Whether slurmd will find the devices if it registers now."""
-    if not awaits_lines(machine, answer) or _has_pushed_lines(machine):
+def lines_live(machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None) -> bool:
+    """Whether slurmd will find the devices if it registers now: the controller has the lines offered, or none."""
+    if machine.plan is None or machine.local or offered is None:
+        return machine.local or machine.plan is None
+    if _pushed_lines(machine) == gres.node_lines(offered.node or "", offered.lines or ()):
         return True
-    return bool(answer and answer.applied and machine.offer and machine.offer.digest in answer.applied)
+    return bool(answer and answer.applied and offered.digest in answer.applied)
 
 
-def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner: str) -> registration.Progress | None:
-    """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring."""
+def ensure(
+    machine: Machine,
+    offered: slurm_gres.NodeGres | None,
+    answer: slurm_gres.ControllerGres | None,
+    *,
+    owner: str,
+) -> registration.Progress | None:
+    """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring.
+
+    Args:
+        machine: this machine.
+        offered: what `offer` returned, which is published.
+        answer: what the controller seat published.
+        owner: this unit's name.
+    """
     registration.refresh_held()
     if machine.settings.is_valid:
         try:
@@ -193,6 +287,9 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
             logger.warning("the health check is not set up: %s", e)
     loss = lost(machine)
     if loss and machine.node is not None:
+        if machine.plan is not None:  # so that slurmd does not wait for what is lost whenever it starts
+            with contextlib.suppress(CommandError):
+                registration.ensure_dropin(machine.plan.device_files)
         return registration.keep_away(machine.node, loss)
     if machine.problem or machine.options is None or machine.node is None:
         return None
@@ -205,7 +302,7 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
         return registration.Progress(registration.Stage.FAILED, str(e))
     if gpu_detect.ensure_device_files(machine.plan.device_files, ROOTS.proc):
         return None
-    live = lines_live(machine, answer)
+    live = lines_live(machine, offered, answer)
     if machine.local:
         try:
             live = _ensure_local_lines(machine)
@@ -223,7 +320,7 @@ def ensure(machine: Machine, answer: slurm_gres.ControllerGres | None, *, owner:
 def release(*, owner: str, wishes: gpu_settings.Settings | None = None) -> None:
     """Leave a machine that Slurm can go on using, without this charm and without lines on the controller.
 
-    Where slurmd finds the GPUs by itself they stay registered.
+    Where slurmd finds the GPUs by itself they stay registered. May be called again.
     """
     if not OWNER.exists():  # no GPU was ever registered here; the health check may have been set up all the same
         if gpu_monitor.PROGRAM.exists():
@@ -251,18 +348,18 @@ def release(*, owner: str, wishes: gpu_settings.Settings | None = None) -> None:
             logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
     gpu_monitor.ensure_absent()
     registration.ensure_no_dropin()
+    registration.forget_orders()
     files.ensure_absent(registration.HELD_ENV)
-    files.ensure_absent(gres_check.ACCEPTED)
     files.ensure_absent(CARDS)
     files.ensure_absent(SHARED)
     files.ensure_absent(OWNER)
 
 
 def _needs_lines(machine: Machine) -> bool:
-    """Whether slurmd will find none of the node's GPUs when the controller has no lines for them."""
+    """Whether slurmd will not find the node's GPUs when the controller has no lines for them."""
     if machine.plan is not None or machine.local:
-        return awaits_lines(machine, None)
-    return _registers_gpus(machine) and not _detects_itself(machine, _pushed_autodetect())
+        return bool(machine.lines) and not machine.local
+    return _registers_gpus(machine) and _autodetect(None) == "off"
 
 
 def _end_drain(machine: Machine) -> None:
@@ -309,15 +406,17 @@ def detected(machine: Machine) -> dict[str, str]:
     return {key: text for key, text in results.items() if text is not None}
 
 
-def summary(machine: Machine, answer: slurm_gres.ControllerGres | None) -> dict[str, str]:
+def summary(
+    machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None
+) -> dict[str, str]:
     """Return what is wanted, what is written down and what the controller has, for the `show-gres` action."""
     results = {
         "node": machine.node or "",
         "wanted": machine.plan.gres if machine.plan else "",
         "configured": (machine.options.gres if machine.options else None) or "",
-        "lines": "\n".join(gres.node_lines(machine.node or "?", machine.plan.lines)) if machine.plan else "",
+        "lines": "\n".join(gres.node_lines(machine.node or "?", machine.lines)),
         "notes": "\n".join(machine.plan.notes) if machine.plan else "",
-        "lines-live": str(lines_live(machine, answer)).lower(),
+        "lines-live": str(lines_live(machine, offered, answer)).lower(),
         "found-by": _how(machine, answer) if machine.plan else "",
         "problem": machine.problem or "",
     }
@@ -335,6 +434,7 @@ def summary(machine: Machine, answer: slurm_gres.ControllerGres | None) -> dict[
 
 def verdict(
     machine: Machine,
+    offered: slurm_gres.NodeGres | None,
     answer: slurm_gres.ControllerGres | None,
     *,
     related: bool,
@@ -344,7 +444,8 @@ def verdict(
 
     Args:
         machine: this machine.
-        answer: what the controller seat said.
+        offered: what this unit publishes.
+        answer: what the controller seat published.
         related: whether there is a controller seat.
         progress: how far this hook came.
     """
@@ -362,28 +463,27 @@ def verdict(
         return Verdict(Level.WAITING, f"waiting for the driver to make {', '.join(missing)}")
     if progress is None or progress.stage is registration.Stage.REGISTERED:
         progress = registration.inspect(machine.node, _wanted(machine), machine.settings.policy)
-    return _by_stage(machine, answer, related, progress)
+    if progress.stage is registration.Stage.KEPT_AWAY and gpu_hold.Hold.load() is not None:
+        progress = registration.Progress(registration.Stage.REGISTERED)  # which gpu_work explains
+    waits = progress.stage is registration.Stage.AWAITS_LINES or not lines_live(machine, offered, answer)
+    return _by_stage(machine, progress, _how(machine, answer), waits=waits, related=related)
 
 
-def _by_stage(
-    machine: Machine, answer: slurm_gres.ControllerGres | None, related: bool, progress: registration.Progress
-) -> Verdict:
+def _by_stage(machine: Machine, progress: registration.Progress, how: str, *, waits: bool, related: bool) -> Verdict:
     stage, detail, node = progress.stage, progress.detail, machine.node
-    waits = stage is registration.Stage.AWAITS_LINES or not lines_live(machine, answer)
     unfit = gpu_monitor.complaint()
-    if stage is registration.Stage.REGISTERED and unfit:
+    if stage in _TAKES_JOBS_OR_NOT and unfit:
         return Verdict(Level.BLOCKED, f"{node} is unfit: {unfit}")
     if stage is registration.Stage.REGISTERED:
-        return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({_how(machine, answer)})")
+        return Verdict(Level.ACTIVE, f"{_plan(machine).gres} on {node} ({how})")
     if progress.held is not None:
         return _kept(machine, progress.held)
     if waits and not related:
-        version = ".".join(f"{number:02}" for number in machine.version or ()) or "this version"
         return Verdict(
             Level.BLOCKED,
-            f"Slurm {version} cannot find these GPUs alone: integrate node-gres with slurm-gpu on slurmctld",
+            "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld",
         )
-    if waits:
+    if waits and stage is not registration.Stage.KEPT_AWAY:
         return Verdict(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
     level, text = _TEXTS[stage]
     return Verdict(level, text.format(node=node, detail=detail, gres=_plan(machine).gres))
@@ -398,11 +498,17 @@ def _without_gpus(machine: Machine, progress: registration.Progress | None) -> V
     if _registers_gpus(machine):
         had = nodes.plain_gres(machine.options.gres) if machine.options else None
         return Verdict(Level.BLOCKED, f"{machine.node} registers {had}, but this machine shows no NVIDIA GPU")
-    if progress is None and machine.node is not None and _has_joined(machine):
-        progress = registration.inspect(machine.node, None, machine.settings.policy)
+    is_settled = progress is None or progress.stage is registration.Stage.REGISTERED
+    if is_settled and machine.node is not None and _has_joined(machine):
+        progress = registration.inspect(machine.node, _configured(machine), machine.settings.policy)
     if progress is not None and progress.held is not None:
         return _kept(machine, progress.held)
-    return Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+    if progress is None or progress.stage in {registration.Stage.REGISTERED, registration.Stage.UNREGISTERED}:
+        return Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+    level, text = _TEXTS[progress.stage]
+    if progress.stage is registration.Stage.DIFFERS:  # which the charm changes only for GPUs
+        level, text = _DIFFERS_WITHOUT_GPUS
+    return Verdict(level, text.format(node=machine.node, detail=progress.detail, gres=_configured(machine) or "(none)"))
 
 
 def _registers_gpus(machine: Machine) -> bool:
@@ -436,8 +542,7 @@ def _unknown_to_slurm(shares: gres.Shares | None) -> str | None:
     name = next((name for name in wanted if name not in types), None)
     if name is None:
         return None
-    setting = ",".join(sorted({*wanted, *types}))
-    typed = f"juju config slurmctld slurm-conf-parameters='GresTypes={setting}', beside what that option holds already"
+    typed = slurm_advice.gres_types({*wanted, *types})
     return f"{wanted[name]}slurm.conf has no {name} among its GresTypes: {typed}"
 
 
@@ -445,10 +550,9 @@ def _how(machine: Machine, answer: slurm_gres.ControllerGres | None) -> str:
     source = gpu_detect.SOURCES[machine.detection.source]
     if machine.local:
         return f"from {source}; lines in this node's gres.conf"
-    if _has_pushed_lines(machine) or (awaits_lines(machine, answer) and lines_live(machine, answer)):
+    if machine.lines:
         return f"from {source}; lines in the controller's gres.conf"
-    autodetect = (answer.autodetect if answer else None) or _pushed_autodetect() or "nvidia"
-    return f"from {source}; found by AutoDetect={autodetect}"
+    return f"from {source}; found by AutoDetect={_autodetect(answer)}"
 
 
 def _registered_cards() -> set[str]:
@@ -489,35 +593,28 @@ def _plan(machine: Machine) -> gres.Plan:
     return machine.plan
 
 
-def _detects_itself(machine: Machine, autodetect: str | None) -> bool:
-    """Whether slurmd has this kind of detection. Where nothing is known yet, it is taken to be upstream's nvidia."""
-    if machine.version is None or machine.version < gres.AUTODETECT_NVIDIA_SINCE:
-        return autodetect == "nvml" and _has_nvml_plugin(machine)
-    return autodetect in {None, "nvidia"} or (autodetect == "nvml" and _has_nvml_plugin(machine))
-
-
 def _has_nvml_plugin(machine: Machine) -> bool:
     return machine.detection.source == "nvml" and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
 
 
-def _pushed_autodetect() -> str | None:
+def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
+    """Return what the controller's gres.conf makes nodes do; while nothing is known, what upstream writes there."""
+    if answer and answer.autodetect:
+        return answer.autodetect
     try:
         book = gres_conf.read(PUSHED)
     except gres_conf.GresConfError:
-        return None
-    return book.autodetect if book else None
+        return "off"
+    return book.autodetect if book else "nvidia"
 
 
-def _has_pushed_lines(machine: Machine) -> bool:
-    """Whether the gres.conf that this slurmd fetched last describes exactly these GPUs for this node."""
-    if machine.plan is None or machine.node is None:
-        return False
+def _pushed_lines(machine: Machine) -> list[str]:
+    """Return this node's records in the gres.conf that its slurmd fetched last."""
     try:
         rows = PUSHED.read_text(errors="replace").splitlines()
     except OSError:
-        return False
-    prefix = f"NodeName={machine.node} "
-    return [row for row in rows if row.startswith(prefix)] == gres.node_lines(machine.node, machine.plan.lines)
+        return []
+    return [row for row in rows if row.startswith(f"NodeName={machine.node} ")]
 
 
 def _ensure_local_lines(machine: Machine) -> bool:

@@ -12,7 +12,6 @@ import pathlib
 import time
 
 import gres_conf
-import registration
 from gpu_base import Level, Verdict, count
 from slurm_ddp import files, systemd
 from slurm_ddp.interfaces import slurm_gres
@@ -25,14 +24,14 @@ SLURMCTLD = "slurmctld.service"
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that keeps gres.conf on this machine
 LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
-SLURMCTLD_PROGRAM = "/usr/sbin/slurmctld"
-_STARTS_ANEW_SINCE = (23, 11)
-_ANSWERS_S = 30.0
 _LOOKAHEAD = 8  # units without news in a row before looking further is given up
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
 Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
+
+
+_NOTHING = gres_conf.Book("", "", {})
 
 
 class UnreadableError(Exception):
@@ -56,7 +55,7 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     """Bring gres.conf up to date with the compute units, and slurmctld up to date with gres.conf.
 
     Args:
-        units: names of all compute units that are related now; entries of others go.
+        units: names of all compute units that are related now; entries of others go with their nodes' Gres.
         first: the unit to look at first, and beyond which to look only while there is news; None to look at all.
         read: returns what a unit said, None when it has said nothing yet, or raises `UnreadableError`.
         owner: this unit's name.
@@ -64,9 +63,10 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     now = view()
     if not now.configured or now.damaged:
         return now
-    book = now.book or gres_conf.Book("", "", {})
-    entries = {unit: entry for unit, entry in book.entries.items() if unit in units}
+    book = now.book or _NOTHING
+    entries = {unit: entry for unit, entry in book.entries.items() if unit in units and not entry.left}
     entries |= dict(_news(units, first, entries, read))
+    entries |= _left(book, entries, running=now.running)
     book = book.with_entries(entries)
     if entries:
         files.ensure_file(OWNER, owner + "\n")
@@ -100,7 +100,7 @@ def summary() -> dict[str, str]:
         "nodes": str(num_nodes),
         "gpus": str(num_devices),
         "live": str(now.live).lower(),
-        "autodetect": now.book.autodetect if now.book else "off",
+        "autodetect": _autodetect(now.book),
         "gres-conf": now.book.text() if now.book else "",
         **({"problem": now.problem} if now.problem else {}),
     }
@@ -125,7 +125,9 @@ def verdict(now: View | None, *, related: bool) -> Verdict:
         why = f" ({now.silent})" if now.silent else ""
         return Verdict(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
     num_nodes, num_devices = counts(now.book)
-    return Verdict(Level.ACTIVE, f"gres.conf has {count(num_devices, 'GPU')} on {count(num_nodes, 'node')}")
+    if not num_nodes:
+        return Verdict(Level.ACTIVE, f"no node needs lines in gres.conf (AutoDetect={_autodetect(now.book)})")
+    return Verdict(Level.ACTIVE, f"gres.conf has lines of {count(num_devices, 'GPU')} on {count(num_nodes, 'node')}")
 
 
 def rotating(units: collections.abc.Collection[str]) -> str | None:
@@ -180,10 +182,14 @@ def answer(
     )
 
 
+def _autodetect(book: gres_conf.Book | None) -> str:
+    return (book or _NOTHING).autodetect
+
+
 def counts(book: gres_conf.Book | None) -> tuple[int, int]:
     """Return how many nodes have lines, and how many devices they describe."""
     sizes = [
-        sum(line.startswith("Name=gpu ") for line in entry.lines)
+        sum("Name=gpu" in line.split() for line in entry.lines)
         for entry in (book.entries.values() if book else ())
         if entry.lines
     ]
@@ -216,6 +222,36 @@ def _news(
                 yield unit, entry
 
 
+def _left(
+    book: gres_conf.Book, entries: collections.abc.Mapping[str, gres_conf.Entry], *, running: bool
+) -> dict[str, gres_conf.Entry]:
+    """Return the entries of units that are gone whose nodes Slurm still has with GPUs by these lines.
+
+    Without its lines such a node would be refused at slurmd's next start. Upstream leaves a removed unit's node in
+    Slurm, and Juju may delete a unit before it could register its node without GPUs.
+    """
+    present = {entry.node for entry in entries.values()}
+    gone = {
+        unit: entry
+        for unit, entry in book.entries.items()
+        if unit not in entries and entry.lines and entry.node not in present
+    }
+    return {
+        unit: dataclasses.replace(entry, awaited=False, left=True)
+        for unit, entry in gone.items()
+        if not running or _has_gres(entry)
+    }
+
+
+def _has_gres(entry: gres_conf.Entry) -> bool:
+    try:
+        node = nodes.show(entry.node)
+    except nodes.NodeError:
+        return True
+    names = {word.removeprefix("Name=") for line in entry.lines for word in line.split() if word.startswith("Name=")}
+    return node is not None and any(nodes.count_gres(node.gres, name) for name in names)
+
+
 def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
     try:
         said = read(unit)
@@ -229,31 +265,16 @@ def _reload(book: gres_conf.Book) -> str | None:
     if _is_live(book):
         return None
     try:
-        _reread()
+        nodes.reconfigure()
     except (nodes.NodeError, CommandError) as e:
         return str(e)
     files.ensure_file(LIVE, book.digest + "\n")
     return None
 
 
-def _reread() -> None:
-    """Make slurmctld read its files.
-
-    Before 23.11, where it does that by starting anew, a reconfigure counts the jobs of dynamic nodes twice: such a node
-    is ALLOCATED for good when they have ended, and can neither take whole-node jobs nor be deleted (seen on 22.05.8). A
-    restart of slurmctld counts them right, and costs no job.
-    """
-    version = registration.slurm_version(SLURMCTLD_PROGRAM)
-    if version is None or version >= _STARTS_ANEW_SINCE:
-        nodes.reconfigure()
-        return
-    systemd.restart(SLURMCTLD)
-    nodes.wait_for_controller(_ANSWERS_S)
-
-
 def _is_live(book: gres_conf.Book | None) -> bool:
     try:
         read = LIVE.read_text().strip()
     except FileNotFoundError:
-        return book is None or not book.entries  # nothing of ours was ever written
-    return read == (book or gres_conf.Book("", "", {})).digest
+        return book is None or book.digest == _NOTHING.digest  # no line of ours was ever written
+    return read == (book or _NOTHING).digest

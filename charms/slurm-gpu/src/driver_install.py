@@ -24,6 +24,7 @@ HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by us, and not by any
 STOPPED = pathlib.Path("/var/lib/slurm-gpu/stopped-units")  # by us, and to be started again
 UNATTENDED = pathlib.Path("/etc/apt/apt.conf.d/51-slurm-gpu")
 PERSISTENCED_PROGRAM = pathlib.Path("/usr/bin/nvidia-persistenced")
+NVIDIA_SMI = pathlib.Path("/usr/bin/nvidia-smi")
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
 PROC_MODULES = pathlib.Path("/proc/modules")
 PASSWD = pathlib.Path("/etc/passwd")
@@ -132,6 +133,47 @@ def ensure_settings(*, persistence: bool, hold: bool) -> None:
         ensure_hold(on=hold)
     except CommandError as e:
         raise InstallError(str(e)) from e
+
+
+def ensure_utils(facts: driver_state.Facts) -> None:
+    """Install nvidia-smi of exactly the driver's version where packages brought a driver without it.
+
+    As upstream's slurmd does with nvidia-headless-no-dkms. Nothing else is installed, moved or removed.
+
+    Raises:
+        InstallError: the archives do not have that version (any more), or apt would change something else.
+    """
+    package = _utils()
+    if NVIDIA_SMI.exists() or package is None or facts.loaded is None or apt.upstream(package[1]) != facts.loaded:
+        return
+    wanted = dict((package,))
+    if apt.installed(package[0]):
+        return
+    try:
+        gone = apt.removed_by(wanted)
+        if gone:
+            raise InstallError(f"{package[0]} {package[1]}: apt would remove {', '.join(gone)}")
+        apt.install_exact(wanted)
+    except apt.AptError as e:
+        raise InstallError(f"{package[0]} {package[1]}: {e}") from e
+
+
+def utils_advice() -> str:
+    """Return what to type for nvidia-smi."""
+    package = _utils()
+    if package is None:
+        return "install nvidia-smi of exactly the driver's version from where the driver came"
+    typed = f"apt-get install {package[0]}={package[1]}"
+    return f"juju config slurm-gpu driver-utils=true installs it with the unit's next event, or on the machine: {typed}"
+
+
+def _utils() -> tuple[str, str] | None:
+    """Return the package with nvidia-smi that fits the installed user space, None where no packages brought that."""
+    for name, number in sorted(apt.installed("libnvidia-compute-*", "libnvidia-ml1").items()):
+        match = re.fullmatch(r"libnvidia-compute-(\d+(?:-server)?)|libnvidia-ml1", name)
+        if match is not None:
+            return (f"nvidia-utils-{match[1]}" if match[1] else "nvidia-smi", number)
+    return None
 
 
 def ensure_hold(*, on: bool) -> None:

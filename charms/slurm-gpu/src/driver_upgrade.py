@@ -247,6 +247,11 @@ def note(wanted: driver_plan.Wish) -> str | None:
     if not wanted.keeps and facts.has_driver and _branch(facts) != wanted.branch:
         return f"driver {_version(facts)} is here, and the option says {wanted.branch}: run upgrade-driver"
     wrong = driver_state.diagnose(facts)
+    if wrong is None and facts.loaded is not None and facts.library is None:
+        return (
+            f"driver {facts.loaded} is here without libnvidia-ml.so.1, so its health is not checked: install "
+            "libnvidia-compute of exactly that version"
+        )
     return str(wrong) if wrong is not None and not wrong.is_fatal else None
 
 
@@ -255,6 +260,8 @@ def ensure_settings(wanted: driver_plan.Wish) -> None:
     facts = _facts()
     if not facts.cards or facts.loaded is None or facts.runfile:
         return
+    if wanted.utils:
+        _ensure_utils(facts)
     try:
         driver_install.ensure_hold(on=wanted.hold)
     except CommandError as e:  # another dpkg runs, as on a fresh machine: the next hook tries again
@@ -262,6 +269,19 @@ def ensure_settings(wanted: driver_plan.Wish) -> None:
     if driver_install.ensure_persistence(on=wanted.persistence) and driver_install.PERSISTENCED_PROGRAM.exists():
         with contextlib.suppress(CommandError):  # jobs go on; the next boot starts it anyway
             systemd.restart(driver_install.PERSISTENCED)
+
+
+def _ensure_utils(facts: driver_state.Facts) -> None:
+    """Install nvidia-smi where it is missing. The health check works without it, so a failure is no status."""
+    key = f"utils {facts.loaded}"
+    said = _Refusal.load()
+    if said is not None and said.key == key and time.time() - said.at < _RETRY_PLAN_S:
+        return
+    try:
+        driver_install.ensure_utils(facts)
+    except (driver_install.InstallError, CommandError) as e:
+        logger.warning("reset-gpu and set-mig need nvidia-smi, which is not installed: %s", e)
+        _Refusal(key, str(e), time.time()).save()
 
 
 def release() -> None:

@@ -14,6 +14,7 @@ import gpu_hold
 import gpu_monitor
 import gpu_settings
 import gpu_tasks
+import registration
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -49,7 +50,16 @@ class Seat(typing.Protocol):
         ...
 
     def answer(self) -> slurm_gres.ControllerGres | None:
-        """Return what the controller seat said."""
+        """Return what the controller seat published."""
+        ...
+
+    def published(self) -> slurm_gres.NodeGres | None:
+        """Return what this unit published for the controller."""
+        ...
+
+    @property
+    def progress(self) -> registration.Progress | None:
+        """How far the last `reconcile` brought the node."""
         ...
 
     def is_compute(self) -> bool:
@@ -81,7 +91,7 @@ def show_gres(seat: Seat, _: ops.ActionEvent) -> Results:
     """Show what this seat wrote down, and what Slurm made of it."""
     if seat.is_controller() and not seat.is_compute():
         return controller_seat.summary()
-    return compute_seat.summary(seat.machine, seat.answer())
+    return _summary(seat)
 
 
 def health_check(seat: Seat, event: ops.ActionEvent) -> Results:
@@ -97,7 +107,15 @@ def accept_gpus(seat: Seat, event: ops.ActionEvent) -> Results:
     _need_compute(seat)
     compute_seat.accept(seat.machine)
     seat.reconcile(event)
-    return compute_seat.summary(seat.machine, seat.answer())
+    progress = seat.progress
+    if progress is not None and progress.stage in {registration.Stage.FAILED, registration.Stage.INVALID}:
+        raise compute_seat.MachineError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
+    return _summary(seat)
+
+
+def _summary(seat: Seat) -> Results:
+    offered = compute_seat.offer(seat.machine, seat.published())
+    return compute_seat.summary(seat.machine, offered, seat.answer())
 
 
 def upgrade_driver(seat: Seat, event: ops.ActionEvent) -> Results:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gpu-health: are this machine's GPUs fit for jobs? One pass of nvidia-smi and the kernel's log, never over a minute.
+"""gpu-health: are this machine's GPUs fit for jobs? One pass of the driver and the kernel's log, never over a minute.
 
     gpu-health check [--json] [--act] [--node NAME] [--dcgm] [--xids "+109 -74"]
     gpu-health              as Slurm's HealthCheckProgram: check --act --node $SLURMD_NODENAME
@@ -7,8 +7,9 @@
 Exits 0 when all is well, 2 when there is something to look at, 1 when jobs should stay away. With --act it drains the
 node with a reason that begins with `gpu-health: `, and resumes a node that carries such a reason after two passes
 without a complaint. --dcgm adds NVIDIA's short diagnosis (dcgmi diag -r 1) while no job runs; --xids says of which Xids
-to drain besides those of the table, and which of the table to ignore. It runs alone, with Python's standard library
-only: the slurm-gpu charm copies it to each node.
+to drain besides those of the table, and which of the table to ignore. The driver is asked with nvidia-smi, or, where
+there is none, with gpu-nvml, which lies beside this program. Both run with Python's standard library only: the
+slurm-gpu charm copies them to each node.
 
 What a card does not support is no fault; a query that fails or hangs is one.
 """
@@ -17,6 +18,7 @@ import argparse
 import collections.abc
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
@@ -29,9 +31,12 @@ import typing
 import xml.etree.ElementTree as ET
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
+NVML_PROGRAMS = ("gpu-nvml", "gpu_nvml.py")  # beside this one, on a node and in the charm
 JOURNALCTL = "/usr/bin/journalctl"
 SCONTROL = "/usr/bin/scontrol"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
+HOLD = pathlib.Path("/var/lib/slurm-gpu/holds/gpu-health.json")  # as node_hold has it, which keeps the drain up
+WATCH = "slurm-gpu-node.service"
 OPTIONS = pathlib.Path("/var/lib/slurm-gpu/health-options")  # further arguments, one a line, where Slurm gives none
 TEXTFILES = pathlib.Path("/var/lib/prometheus/node-exporter")  # where Debian's and Ubuntu's node exporter reads
 METRICS = "gpu_health.prom"
@@ -45,7 +50,7 @@ _MOST_REASON = 200
 PASSES_TO_RESUME = 2
 # All of it ends before the 60 s after which Slurm kills a HealthCheckProgram (slurm.conf(5)): each query gets what it
 # should need at most, and no more than what is left of the whole but what the last order to Slurm takes.
-_WHOLE_S = 54.0
+_WHOLE_S = 53.0
 _SMI_S, _LOG_S, _SCONTROL_S, _SYSTEMCTL_S, _DCGM_S = 30.0, 8.0, 6.0, 4.0, 30.0
 _REAP_S = 1.0  # a process that hangs inside the driver may not die
 _FABRIC_SETTLES_S = 300.0  # a fabric manager has the cards of a host ready within minutes of boot
@@ -86,10 +91,10 @@ _RECOVERY_XID = 154  # "GPU recovery action changed from 0x0 (None) to 0x1 (GPU 
 
 _SXID = "SXid"  # of an NVSwitch; where it harms a card, an Xid 74 comes with it
 
-# nvidia-smi(1), RETURN VALUE; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
+# nvidia-smi(1), RETURN VALUE, which are NVML's numbers; 18 is NVML_ERROR_LIB_RM_VERSION_MISMATCH of nvml.h.
 SMI_EXITS: dict[int, tuple[str, str]] = {
     9: (DRAIN, "the driver is not loaded: reboot"),
-    12: (DRAIN, "libnvidia-ml.so is missing: install the driver's utilities"),
+    12: (DRAIN, "libnvidia-ml.so.1 is missing: install libnvidia-compute of the driver's version"),
     14: (WARN, "infoROM is corrupt"),
     15: (DRAIN, "a GPU fell off the bus: reboot"),
     18: (DRAIN, "driver and library are of different versions: reboot"),
@@ -242,6 +247,15 @@ def parse_xids(text: str) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(wanted["+"]), frozenset(wanted["-"])
 
 
+def are_xids(text: str) -> bool:
+    """Tell whether `parse_xids` takes this text."""
+    try:
+        parse_xids(text)
+    except ValueError:
+        return False
+    return True
+
+
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     _deadline.begin()
@@ -266,9 +280,11 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     also = dataclasses.replace(also, resets=state.resets)
     node, silent = _node(options.node)
     if state.drained and node is not None and not (node.drained and node.reason.startswith(REASON)):
-        # Somebody overruled us; but a record that was deleted, as upstream's set-node-config does, loses its drain too,
-        # and comes back with a new slurmd.
-        overruled = node.began == state.began
+        # An administrator overruled us; but upstream's slurmd ends drains too, right after it restarted its daemon, and
+        # then the hold is still there.
+        overruled = node.began == state.began or not HOLD.exists()
+        if options.act and overruled:
+            _end_hold()
         state = dataclasses.replace(state, since=started if overruled else state.since, drained=False)
     findings = examine(node, state.since, also)
     did = ""
@@ -364,18 +380,51 @@ def act(name: str | None, node: Node | None, findings: list[Finding], state: Sta
     try:
         if bad and name and node is not None and not node.drained:
             _scontrol("update", f"nodename={name}", "state=drain", f"reason={reason}")
+            _begin_hold(name, reason)
             drained, did = True, f"drained {name}"
         elif not bad and ours and name and passes >= PASSES_TO_RESUME:
-            _scontrol("update", f"nodename={name}", "state=resume")
+            with _holds():
+                HOLD.unlink(missing_ok=True)
+                _scontrol("update", f"nodename={name}", "state=resume")
+            _wake()
             drained, did = False, f"resumed {name}"
         elif ours:
             drained = True
+            if bad and name and node is not None and not HOLD.exists():
+                _begin_hold(name, node.reason)
     except QueryError as e:
         did = str(e)
     if not bad and not drained:
         since = now
     State(since, passes, drained, reason, state.resets, node.began if node is not None else state.began).save()
     return did
+
+
+def _begin_hold(name: str, reason: str) -> None:
+    """Have the drain kept up, and the node reserved, by the charm's service."""
+    with _holds():
+        _write(HOLD, json.dumps({"node": name, "reason": reason}) + "\n")
+    _wake()
+
+
+def _end_hold() -> None:
+    with _holds():
+        HOLD.unlink(missing_ok=True)
+    _wake()
+
+
+@contextlib.contextmanager
+def _holds() -> collections.abc.Generator[None]:
+    """Have the holds to oneself, as `node_hold.lock`."""
+    HOLD.parent.mkdir(parents=True, exist_ok=True)
+    with (HOLD.parent / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _wake() -> None:
+    with contextlib.suppress(QueryError):
+        _run(SYSTEMCTL, "start", "--no-block", WATCH, timeout=_SYSTEMCTL_S)
 
 
 def bus(text: str) -> str:
@@ -402,19 +451,29 @@ def _counts(root: ET.Element, on_bus: list[str], node: Node | None) -> list[Find
 
 def _ask_driver() -> tuple[ET.Element, Finding | None]:
     """Return what the driver tells of all cards, and what its exit status warns of."""
-    done = _run(NVIDIA_SMI, "-q", "-x", timeout=_SMI_S)
+    argv = _driver_query()
+    program = pathlib.Path(argv[0] if argv[0] == NVIDIA_SMI else argv[-1]).stem.replace("_", "-")
+    done = _run(*argv, timeout=_SMI_S)
     trouble: Finding | None = None
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         level, text = SMI_EXITS.get(done.returncode, (DRAIN, (said[-1] if said else "no word")[:120]))
-        text = f"nvidia-smi exited {done.returncode}: {text}"
+        text = f"{program} exited {done.returncode}: {text}"
         if level == DRAIN:
             raise QueryError(text)
         trouble = Finding(level, "query", text)
     try:
         return ET.fromstring(done.stdout), trouble  # noqa: S314 - the driver's own program wrote it
     except ET.ParseError as e:
-        raise QueryError(f"nvidia-smi answers nonsense ({e})") from e
+        raise QueryError(f"{program} returned invalid XML ({e})") from e
+
+
+def _driver_query() -> tuple[str, ...]:
+    if pathlib.Path(NVIDIA_SMI).exists():
+        return (NVIDIA_SMI, "-q", "-x")
+    here = pathlib.Path(__file__).resolve()
+    programs = [here.with_name(name) for name in NVML_PROGRAMS]
+    return (sys.executable, "-I", str(next((path for path in programs if path.exists()), programs[0])))
 
 
 def _fabric_manager(root: ET.Element) -> list[Finding]:

@@ -1,8 +1,8 @@
 """A node kept free of jobs while something is done to its GPUs, and one node at a time where that is asked for.
 
 The hold is a drain with a reason of its own (`gpu-driver: ...`), which neither the registration nor the health check
-takes for theirs. What the node was before is in a journal on disk, written before the first step, so whoever finds the
-journal later can put it back. Jobs are waited for, never ended.
+takes for theirs, kept up by `node_hold`. What the node was before is in a journal on disk, written before the first
+step, so whoever finds the journal later can put it back. Jobs are waited for, never ended.
 
 One at a time: the drain is the lock. Every node can read every other's reason from slurmctld, so no relation has to
 carry it and no unit is woken; an administrator sees in `sinfo -R` who holds it. Each node writes only its own reason,
@@ -15,6 +15,7 @@ import dataclasses
 import json
 import pathlib
 
+import node_hold
 import registration
 from slurm_ddp import files
 from slurm_ddp.slurm import nodes
@@ -78,11 +79,18 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     reason = f"{kind}: {why}"[:_MOST_REASON]
     if not node.is_drained or node.reason != reason:
         nodes.drain(name, reason)
+    node_hold.begin(kind, name, reason)
     return nodes.show(name)
 
 
 def is_ours(node: nodes.Node, kind: str) -> bool:
-    """Whether the node is still drained for this: an administrator may have resumed it or drained it anew."""
+    """Whether the node is still drained for this: an administrator may have resumed it or drained it anew.
+
+    Raises:
+        NodeError: upstream's slurmd ended the drain, and the controller did not make it again.
+    """
+    if not node.is_drained and any(hold.kind == kind for hold in node_hold.keep()):
+        node = nodes.show(node.name) or node
     return node.is_drained and (node.reason or "").startswith(f"{kind}:")
 
 
@@ -127,6 +135,7 @@ def give_back() -> bool:
         return True
     node = nodes.show(hold.node)
     if node is not None and is_ours(node, hold.kind):
+        node_hold.end(hold.kind)
         put = registration.put_back(node, registration.Found(hold.node, hold.states, hold.reason))
         if put.stage is not registration.Stage.REGISTERED:  # to be marked down again, and jobs run
             return False
@@ -143,6 +152,9 @@ def until_reboot(boot_id: str) -> None:
 
 def forget() -> None:
     """Leave the node to whoever took it over."""
+    hold = Hold.load()
+    if hold is not None:
+        node_hold.end(hold.kind)
     files.ensure_absent(_journal())
 
 

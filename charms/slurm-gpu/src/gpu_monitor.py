@@ -6,16 +6,21 @@ import json
 import pathlib
 import time
 
+import driver_state
 import gpu_health
+import gpu_nvml
+import slurm_advice
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
-PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
+PROGRAM = slurm_advice.PROGRAM
+NVML_PROGRAM = PROGRAM.with_name("gpu-nvml")
 NVIDIA_SMI = pathlib.Path(gpu_health.NVIDIA_SMI)
 SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
 PYTHON = "/usr/bin/python3"
 _TIMEOUT_S = 70.0  # the program itself ends within 60 s
+_NOTHING = f"there is no {gpu_nvml.LIBRARY} on this machine: install libnvidia-compute of exactly the driver's version"
 
 _SERVICE = """\
 # Written by the slurm-gpu charm.
@@ -51,7 +56,7 @@ class MonitorError(Exception):
 
 
 def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False, xids: str = "") -> None:
-    """Let the timer run where the option asks for it: with `auto`, where there are GPUs and nvidia-smi.
+    """Let the timer run where the option asks for it: with `auto`, where there are GPUs and a driver to ask.
 
     Never beside Slurm's own HealthCheckProgram: where that is this check, there is the program and no timer. It is then
     on machines without GPUs, too, since Slurm runs it everywhere.
@@ -68,7 +73,7 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False
         files.ensure_file(gpu_health.OPTIONS, "".join(f"{word}\n" for word in _arguments(dcgm, xids)))
         _ensure_program()
         return
-    if node is None or not has_gpus or setting == "off" or not NVIDIA_SMI.exists():
+    if node is None or not has_gpus or setting == "off" or not can_look():
         ensure_absent()
         return
     files.ensure_absent(gpu_health.OPTIONS)
@@ -84,6 +89,7 @@ def ensure_absent() -> None:
     """Take the timer and the program away. A node that it drained is `compute_seat.release`'s affair."""
     _ensure_no_timer()
     files.ensure_absent(PROGRAM)
+    files.ensure_absent(NVML_PROGRAM)
     files.ensure_absent(gpu_health.STATE)
     files.ensure_absent(gpu_health.OPTIONS)
     files.ensure_absent(gpu_health.TEXTFILES / gpu_health.METRICS)
@@ -93,6 +99,11 @@ def note_reset(gpus: collections.abc.Iterable[str]) -> None:
     """Let the health check forget the Xids that these cards had before they were reset, which the log still holds."""
     state = gpu_health.State.load()
     dataclasses.replace(state, resets=state.resets | dict.fromkeys(gpus, time.time())).save()
+
+
+def can_look() -> bool:
+    """Whether something here can ask the driver: nvidia-smi, or its library."""
+    return NVIDIA_SMI.exists() or any((folder / gpu_nvml.LIBRARY).exists() for folder in driver_state.LIBRARY_DIRS)
 
 
 def is_slurms() -> bool:
@@ -114,11 +125,9 @@ def problem(setting: str) -> str | None:
     except nodes.NodeError:
         lacks = False  # not known before the controller answers
     if lacks:
-        wanted = f"HealthCheckProgram={PROGRAM} HealthCheckInterval=300"
-        typed = f"juju config slurmctld slurm-conf-parameters='{wanted}'"
-        return f"health-check=slurm needs it in Slurm: {typed}, beside what that option holds already"
-    if setting == "on" and not NVIDIA_SMI.exists():
-        return f"health-check=on needs {NVIDIA_SMI}: install nvidia-utils of the driver's branch"
+        return f"health-check=slurm needs it in Slurm: {slurm_advice.command(slurm_advice.HEALTH_CHECK)}"
+    if setting == "on" and not can_look():
+        return f"health-check=on cannot ask the driver: {_NOTHING}"
     return None
 
 
@@ -133,8 +142,8 @@ def complaint() -> str | None:
 
 
 def unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> list[str]:
-    """Look now; return what should keep jobs away. Where there is no nvidia-smi there is nothing to look with."""
-    if not NVIDIA_SMI.exists():
+    """Look now; return what should keep jobs away. Where there is no driver's library nothing can look."""
+    if not can_look():
         return []
     try:
         results = check(node, dcgm=dcgm, xids=xids)
@@ -150,8 +159,8 @@ def still_unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> str 
 
     Looks up to twice now, for a node that nothing will look at later.
     """
-    if not NVIDIA_SMI.exists():
-        return f"there is no {NVIDIA_SMI}"
+    if not can_look():
+        return _NOTHING
     for _ in range(max(1, gpu_health.PASSES_TO_RESUME - gpu_health.State.load().passes)):
         complaints = unfit(node, dcgm=dcgm, xids=xids)
         if complaints:
@@ -163,10 +172,10 @@ def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, 
     """Look now, and change nothing in Slurm. Works without the timer.
 
     Raises:
-        MonitorError: there is no nvidia-smi here, or the check itself failed.
+        MonitorError: nothing here can ask the driver, or the check itself failed.
     """
-    if not NVIDIA_SMI.exists():
-        raise MonitorError(f"there is no {NVIDIA_SMI} on this machine")
+    if not can_look():
+        raise MonitorError(_NOTHING)
     arguments = ["check", "--json", *(("--node", node) if node else ())]
     arguments += _arguments(dcgm, xids)
     try:
@@ -195,4 +204,5 @@ def _ensure_no_timer() -> None:
 
 
 def _ensure_program() -> bool:
-    return files.ensure_file(PROGRAM, pathlib.Path(gpu_health.__file__).read_text(), mode=0o755)
+    changed = files.ensure_file(NVML_PROGRAM, pathlib.Path(gpu_nvml.__file__).read_text(), mode=0o755)
+    return changed | files.ensure_file(PROGRAM, pathlib.Path(gpu_health.__file__).read_text(), mode=0o755)

@@ -266,7 +266,9 @@ def _resets_together() -> bool:
 
 def _need_smi() -> None:
     if not NVIDIA_SMI.exists():
-        raise TaskError(f"there is no {NVIDIA_SMI} on this machine: install nvidia-utils of the driver's branch")
+        raise TaskError(
+            f"there is no {NVIDIA_SMI} on this machine, and NVML alone cannot do it: {driver_install.utils_advice()}"
+        )
 
 
 def _loaded() -> str:

@@ -11,12 +11,16 @@ import logging
 import driver_install
 import driver_plan
 import driver_upgrade
+import gpu_health
 import gpu_hold
 import gpu_mig
 import gpu_tasks
+import node_watch
 import registration
 from driver_upgrade import Turn
 from gpu_base import Level, Verdict
+from slurm_ddp import systemd
+from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
@@ -53,6 +57,7 @@ def _before_reboot(hold: gpu_hold.Hold) -> Turn:
 
 def after(node: str | None, options: Options, progress: registration.Progress | None) -> bool:
     """Take in how far the registration came; return whether something began that the hook should go on with."""
+    _ensure_watch(node, options)
     hold = gpu_hold.Hold.load()
     if hold is not None and hold.kind != gpu_hold.DRIVER:
         if progress is not None and progress.stage in driver_upgrade.REGISTERED:
@@ -71,6 +76,53 @@ def after(node: str | None, options: Options, progress: registration.Progress | 
     return driver_upgrade.ensure_wanted(node, wanted)
 
 
+def _ensure_watch(node: str | None, options: Options) -> None:
+    if node is None or not gpu_health.are_xids(str(options.get("health-xids", ""))):
+        return  # which the status tells
+    config = node_watch.Config(
+        node,
+        rebooted=bool(options.get("resume-after-reboot", True)),
+        new=bool(options.get("resume-when-ready", False)),
+        checks_health=options.get("health-check") != "off",
+        dcgm=bool(options.get("health-dcgm", False)),
+        xids=str(options.get("health-xids", "")),
+    )
+    try:
+        node_watch.ensure(config)
+    except CommandError as e:
+        logger.warning("what needs no hook is not set up: %s", e)
+
+
+def note(unit: str, verdict: Verdict, node: str | None = None, *, waits: bool | None = False) -> None:
+    """Have the unit woken when what it waits for may have come, and what needs no hook done without one.
+
+    Args:
+        unit: the unit.
+        verdict: its status.
+        node: the node of a compute seat, as soon as it has one.
+        waits: whether something is to be done later, though the status is of something else. None: as noted last.
+    """
+    if waits is None and verdict.level != Level.WAITING:
+        return
+    try:
+        node_watch.note(unit, waits=bool(waits) or verdict.level == Level.WAITING, node=node)
+    except CommandError as e:
+        logger.warning("%s is not woken before Juju's next event: %s", unit, e)
+
+
+def renew_watch() -> None:
+    """Let the service, where it runs, go on with this version of the charm."""
+    try:
+        systemd.try_restart(node_watch.UNIT)
+    except CommandError as e:
+        logger.warning("%s goes on with the charm's code of before: %s", node_watch.UNIT, e)
+
+
+def is_watching() -> bool:
+    """Whether something of `node_watch` is here, as on machines without GPUs, too."""
+    return node_watch.CONFIG.exists() or (systemd.UNIT_DIR / node_watch.UNIT).exists()
+
+
 def rebooting() -> None:
     """Take note that a reboot was asked for."""
     driver_upgrade.rebooting()
@@ -83,6 +135,7 @@ def release() -> None:
     except nodes.NodeError as e:
         logger.warning("this node stays drained, see sinfo -R: %s", e)
     gpu_hold.forget()
+    node_watch.ensure_absent()
     driver_upgrade.release()
     gpu_tasks.ensure_no_layouts()
 

@@ -1,8 +1,10 @@
 """From GPUs to Slurm: the Gres of a node and its gres.conf lines, equal to what Slurm's own nvml detection yields.
 
+Where Slurm's own detection yields the same devices, most nodes need no line at all, and `Plan.beside` is empty.
+
 Rules and their evidence are in the fact sheet of this charm (README, "How lines are made"): Type is the driver's name
 in lower case with each space an underscore; Cores only when every GPU sits beside one whole socket or all cores,
-since Slurm 24.11 and later refuses anything else; Links only when NVML told them.
+since Slurm refuses anything else; Links only when NVML gives them.
 """
 
 import collections.abc
@@ -15,7 +17,6 @@ import gpu_detect
 SHARED = ("shard", "mps")  # kinds of Gres that are parts of a card
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
 _TYPE = re.compile(r"[^a-z0-9_.+-]")
-AUTODETECT_NVIDIA_SINCE = (24, 11)  # gpu_nvidia.so; it also began to refuse Cores that cut a socket
 
 
 class GresError(Exception):
@@ -58,9 +59,9 @@ class Plan:
     """What a node's GPUs mean for Slurm."""
 
     gres: str  # "gpu:h100:8"
-    lines: tuple[str, ...]  # gres.conf records in device order, without NodeName and AutoDetect
+    lines: tuple[str, ...]  # all gres.conf records in device order, for AutoDetect=off and without NodeName
     device_files: tuple[pathlib.Path, ...]
-    explicit: bool  # Slurm's own detection would yield something else, so the lines must be live first
+    beside: tuple[str, ...] | None = None  # what Slurm's detection lacks; None where it yields what Slurm refuses
     notes: tuple[str, ...] = ()  # what was left out, and why
 
 
@@ -97,7 +98,7 @@ def plan(
                 f"no {shares.name} can be had: GPU {gpu.bus_id} is cut into MIG instances, which have no {shares.name}"
             )
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
-    cores, notes = _cores(gpus, settings, topology)
+    cores, notes, is_cut = _cores(gpus, settings, topology)
     links = _links(gpus)
     names = aliases or {}
     types = [names.get(device.kind, device.kind) for device in devices]
@@ -108,8 +109,11 @@ def plan(
         words += [f"Cores={cores[device.gpu]}"] if cores else []
         words += [f"Links={links[device.gpu]}"] if links else []
         lines.append(" ".join((*words, f"Flags={VENDORS[gpus[device.gpu].vendor].flags}")))
+    is_detectable = not is_cut and all(device.detected for device in devices)
+    beside = tuple(lines) if _needs_types(types, devices) else ()
     if shares:
         lines += [f"Name={shares.name} Count={shares.count} File={device.files[0]}" for device in devices]
+        beside += (f"Name={shares.name} Count={shares.count * len(devices)}",)  # which Slurm spreads evenly
     counts: dict[str, int] = {}
     for kind in types:
         counts[kind] = counts.get(kind, 0) + 1
@@ -119,7 +123,7 @@ def plan(
         gres=",".join(items),
         lines=tuple(lines),
         device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
-        explicit=shares is not None or _needs_lines(types, devices),
+        beside=beside if is_detectable else None,
         notes=(*notes, *_unused(names, devices)),
     )
 
@@ -145,8 +149,11 @@ def parse_aliases(text: str) -> dict[str, str]:
 
 
 def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
-    """Return the records of one node as gres.conf takes them: for this node only, instead of any detection."""
-    return [f"NodeName={node} AutoDetect=off {line}" for line in lines]
+    """Return the records of one node as gres.conf takes them, instead of detection unless they name one.
+
+    Slurm lists detected devices in the order of their files, and those of lines without detection by type.
+    """
+    return [f"NodeName={node} {'' if line.startswith('AutoDetect=') else 'AutoDetect=off '}{line}" for line in lines]
 
 
 def slurm_type(name: str) -> str:
@@ -212,11 +219,11 @@ def _devices(index: int, gpu: gpu_detect.Gpu, dev: pathlib.Path) -> list[_Device
     ]
 
 
-def _needs_lines(types: list[str], devices: list[_Device]) -> bool:
+def _needs_types(types: list[str], devices: list[_Device]) -> bool:
     """Whether Slurm's own detection would not match these types.
 
     It takes a configured type that is part of the detected name, so a short alias will do. With several types that
-    could pick the wrong card, and what it does not see it cannot match.
+    could pick the wrong card.
     """
     if len(set(types)) > 1:
         return any(kind != device.detected for kind, device in zip(types, devices, strict=True))
@@ -241,13 +248,13 @@ def _cores(
     gpus: collections.abc.Sequence[gpu_detect.Gpu],
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
-) -> tuple[list[str] | None, list[str]]:
-    """Return the Cores of each GPU, or None and the reason why no line gets any."""
+) -> tuple[list[str] | None, list[str], bool]:
+    """Return the Cores of each GPU, or None and the reason why no line gets any; and whether one's cut a socket."""
     if topology is None or any(not gpu.cpus for gpu in gpus):
-        return None, []
+        return None, [], False
     shape = [len(socket) for socket in topology.sockets]
     if shape != _configured_shape(settings, shape):
-        return None, ["no Cores: the node's --conf describes other sockets and cores than this machine has"]
+        return None, ["no Cores: the node's --conf describes other sockets and cores than this machine has"], False
     numbered = [core for socket in topology.sockets for core in socket]
     whole = {frozenset(range(topology.num_cores))}
     first = 0
@@ -259,9 +266,9 @@ def _cores(
         near = frozenset(i for i, core in enumerate(numbered) if core & (gpu.cpus or frozenset()))
         if near not in whole:
             note = f"no Cores: {gpu.bus_id} sits beside cores {ranges(near)}, which are no whole socket"
-            return None, [f"{note}; slurmd --parameters numa_node_as_socket would make them one"]
+            return None, [f"{note}; slurmd --parameters numa_node_as_socket would make them one"], True
         found.append(ranges(near))
-    return found, []
+    return found, [], False
 
 
 def _configured_shape(settings: collections.abc.Mapping[str, str], default: list[int]) -> list[int] | None:

@@ -32,6 +32,7 @@ _AUTODETECT = re.compile(r"^\s*AutoDetect=(?P<value>\w+)\s*(?:#.*)?$", re.IGNORE
 _REFUSED = "refused"
 _AWAITED = "awaited"
 _CLASH = "clash"
+_LEFT = "left"
 
 
 class GresConfError(Exception):
@@ -47,7 +48,8 @@ class Entry:
     digest: str
     lines: tuple[str, ...] = ()  # without NodeName and AutoDetect
     awaited: bool = False  # the node registers only when these lines are live
-    refused: bool = False  # what it said could not be used, so it has no lines
+    refused: bool = False  # what it published could not be used, so it has no lines
+    left: bool = False  # the unit is gone, and Slurm still has its node with GPUs by these lines
 
     @classmethod
     def of(cls, unit: str, said: slurm_gres.NodeGres) -> "Entry":
@@ -74,7 +76,7 @@ class Book:
         """The units that name the same node, by that node's name."""
         units: dict[str, list[str]] = {}
         for entry in self.entries.values():
-            if not entry.refused:
+            if not entry.refused and not entry.left:
                 units.setdefault(entry.node, []).append(entry.unit)
         return {node: sorted(names, key=unit_key) for node, names in units.items() if len(names) > 1}
 
@@ -87,8 +89,8 @@ class Book:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A fingerprint of the block, which is that of an empty one when there is none."""
-        return hashlib.sha256("\n".join(self._rows).encode()).hexdigest()
+        """A fingerprint of what slurmctld reads of the block, which is that of an empty one when there is none."""
+        return hashlib.sha256("\n".join(row for row in self._rows if not row.startswith("#")).encode()).hexdigest()
 
     @functools.cached_property
     def _rows(self) -> list[str]:
@@ -97,7 +99,7 @@ class Book:
         rows: list[str] = []
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
             clash = entry.node in clashing
-            marks = ((_AWAITED, entry.awaited), (_REFUSED, entry.refused), (_CLASH, clash))
+            marks = ((_AWAITED, entry.awaited), (_REFUSED, entry.refused), (_CLASH, clash), (_LEFT, entry.left))
             rows.append(
                 " ".join(("#", entry.unit, entry.node, entry.digest, *(word for word, is_set in marks if is_set)))
             )
@@ -174,11 +176,17 @@ def _entries(rows: list[str]) -> dict[str, Entry]:
 def _entry(header: re.Match[str], records: list[str]) -> Entry | None:
     """Return the entry, or None when its records are not those that were written: it is then asked for again."""
     node, marks = header["node"], header["marks"].split()
-    prefix = f"NodeName={node} AutoDetect=off "
-    lines = tuple(record.removeprefix("#").removeprefix(prefix) for record in records)
+    records = [record.removeprefix("#").removeprefix(f"NodeName={node} ") for record in records]
+    lines = tuple(record.removeprefix("AutoDetect=off ") for record in records)
     refused = _REFUSED in marks
     if not refused and slurm_gres.digest(node, lines) != header["digest"]:
         return None
     return Entry(
-        header["unit"], node, header["digest"], () if refused else lines, awaited=_AWAITED in marks, refused=refused
+        header["unit"],
+        node,
+        header["digest"],
+        () if refused else lines,
+        awaited=_AWAITED in marks,
+        refused=refused,
+        left=_LEFT in marks,
     )

@@ -17,6 +17,7 @@ import pathlib
 import re
 
 import bring_up
+import node_hold
 import slurmd_options
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
@@ -33,6 +34,7 @@ SLURMD_PROGRAM = "/usr/sbin/slurmd"
 
 REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
+_LOSS = "slurm-gpu"  # the hold of a node that lost GPUs
 _PUT_BACK = "put back by slurm-gpu"  # of a state that had no reason
 _ABANDONED = " (slurm-gpu is removed: resume by hand)"
 _MOST_REASON = 200
@@ -40,15 +42,19 @@ _REGISTER_S = 30.0
 _SETTLE_S = 10.0
 _DEVICE_WAIT_S = 60
 
-# Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c
-# (22.05: src/ common/gres.c). The drain they come with stays after the cause is gone.
+# Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
+# drain they come with stays after the cause is gone.
 _GRES_REASONS = re.compile(
     r"gres/(?:gpu|shard|mps)(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
     r"|gres/gpu type \(\S*\) reported but not configured"
     r"|gres/gpu GRES (core specification|autodetected core affinity)"
     r"|Invalid GRES Links value"
 )
-_TOO_FEW = re.compile(r"gres/(\w+)\S* count reported lower than configured \(\d+ < (\d+)\)")
+# How many GPUs the record of a refused node has, of which Slurm shows only how many slurmd reported.
+_RECORDED = re.compile(
+    r"gres/(?P<name>\w+)\S* count reported lower than configured \(\d+ < (?P<count>\d+)\)"
+    rf"|{_OUR_REASON} \d+ of (?P<had>\d+) GPUs found"
+)
 
 
 class Stage(enum.Enum):
@@ -64,6 +70,7 @@ class Stage(enum.Enum):
     INVALID = "invalid"  # the controller refuses what the node reports
     DIFFERS = "differs"  # the controller has another Gres, and it is for the next event to change it
     STATIC = "static"  # the node stands in slurm.conf, with another Gres
+    KEPT_AWAY = "kept-away"  # registered, and drained, down or failing for whatever else
     KEPT = "kept"  # registered, and down since it is new or was rebooted and something is not ready yet
     LOST = "lost"  # GPUs that the node had are gone, and jobs are kept away
     FAILED = "failed"  # a command or slurmd did not do what it should
@@ -87,18 +94,18 @@ class Found:
     reason: str | None = None
 
     @classmethod
-    def load(cls) -> "Found | None":
+    def load(cls, path: pathlib.Path | None = None) -> "Found | None":
         """Return what the journal holds, if a registration is under way."""
         try:
-            raw = json.loads(_journal().read_text())
+            raw = json.loads((path or _journal()).read_text())
             return cls(node=raw["node"], states=tuple(raw["states"]), reason=raw["reason"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def save(self) -> None:
+    def save(self, path: pathlib.Path | None = None) -> None:
         """Write the journal, before the first step that changes the node."""
         text = json.dumps({"node": self.node, "states": list(self.states), "reason": self.reason})
-        files.ensure_file(_journal(), text + "\n", mode=0o600)
+        files.ensure_file(path or _journal(), text + "\n", mode=0o600)
 
     @staticmethod
     def clear() -> None:
@@ -117,6 +124,7 @@ def advance(options: slurmd_options.Options, name: str, gres: str | None, *, lin
         gres: the wanted Gres, None for none.
         lines_live: whether slurmd will find the devices for this Gres; until then nothing is changed.
     """
+    node_hold.end(_LOSS)
     try:
         return _advance(options, name, gres, lines_live=lines_live)
     except nodes.ControllerSilent as e:
@@ -142,14 +150,22 @@ def refresh_held() -> None:
 
 
 def keep_away(name: str, loss: str) -> Progress:
-    """Keep new jobs off a node that lost GPUs; running ones go on. A node that is drained already is left as it is.
+    """Keep new jobs off a node that lost GPUs, and give the loss as the reason; running ones go on.
 
-    `advance` takes this drain back once the GPUs are there again.
+    A node that somebody else keeps jobs away from is left as it is. One that lacks GPUs after a reboot is DOWN as well,
+    and has Slurm's reason. `advance` ends this drain once the GPUs are there again.
     """
+    reason = f"{_OUR_REASON} {loss}"[:_MOST_REASON]
     try:
+        node_hold.keep()  # before an end of the drain that upstream ordered is taken for an administrator's
         node = nodes.show(name)
-        if node is not None and not node.is_drained and not node.is_down and "FAIL" not in node.flags:
-            nodes.drain(name, f"{_OUR_REASON} {loss}"[:_MOST_REASON])
+        if node is not None:
+            _note_order(node)
+            if node.reason != reason and not is_anothers(node, None) and _order(name) is None:
+                nodes.drain(name, reason)
+                node_hold.begin(_LOSS, name, reason)
+            if bring_up.is_stale(node):  # when slurmd registers, Slurm's reason takes the place of this one
+                return Progress(Stage.SILENT, f"slurmd has not registered {name} since this machine booted")
     except nodes.ControllerSilent as e:
         return Progress(Stage.SILENT, str(e))
     except nodes.NodeError as e:
@@ -194,7 +210,11 @@ def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) 
     if not systemd.is_active(SLURMD):
         return Progress(Stage.STOPPED)
     held = bring_up.held(node, policy) if policy else None
-    return Progress(Stage.KEPT, held=held) if held else Progress(Stage.REGISTERED, node.state_text)
+    if held:
+        return Progress(Stage.KEPT, held=held)
+    if is_kept_away(node):
+        return Progress(Stage.KEPT_AWAY, _why_away(node))
+    return Progress(Stage.REGISTERED, node.state_text)
 
 
 def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
@@ -232,8 +252,12 @@ def restart_if_active() -> None:
 
 
 def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
-    """Make slurmd wait at boot for its device files; return whether the drop-in changed. slurmd is not restarted."""
-    present = " && ".join(f"test -e {file}" for file in device_files)
+    """Make slurmd wait at boot for its device files; return whether that changed. slurmd is not restarted.
+
+    One that waits already follows the list, so that it starts as soon as a missing card is known to be lost.
+    """
+    changed = files.ensure_file(_devices(), "".join(f"{file}\n" for file in device_files))
+    present = f"! test -e {_devices()} || xargs -ra {_devices()} ls >/dev/null 2>&1"
     text = f"""# Written by the slurm-gpu charm.
 [Unit]
 Wants=nvidia-persistenced.service
@@ -247,11 +271,12 @@ ExecStartPre=-/usr/bin/timeout {_DEVICE_WAIT_S} /bin/sh -c 'until {present}; do 
 # Only there while the charm registers a node that must come back drained.
 EnvironmentFile=-{HELD_ENV}
 """
-    return systemd.ensure_dropin(SLURMD, DROPIN, text)
+    return systemd.ensure_dropin(SLURMD, DROPIN, text) or changed
 
 
 def ensure_no_dropin() -> bool:
     """Remove the drop-in; return whether it was there."""
+    files.ensure_absent(_devices())
     return systemd.ensure_no_dropin(SLURMD, DROPIN)
 
 
@@ -267,10 +292,12 @@ def slurm_version(program: str = SLURMD_PROGRAM) -> tuple[int, int] | None:
 
 def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, lines_live: bool) -> Progress:
     node = nodes.show(name)
+    if node is not None:
+        _note_order(node)
     found = _found(name, node)
     if node is not None or found is None:  # nobody is to register
         files.ensure_absent(HELD_ENV)
-    if node is not None and nodes.same_gres(node.gres, gres):
+    if node is not None and (nodes.same_gres(node.gres, gres) or _reports_less(node, gres)):
         return _settle(node, found, gres, options, lines_live=lines_live)
     if not lines_live:
         return Progress(Stage.AWAITS_LINES)
@@ -310,7 +337,8 @@ def _register_anew(
     if found.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
         _hold()
     try:
-        nodes.delete(name)
+        with node_hold.lifted(name):
+            nodes.delete(name)
     except nodes.NodeBusy:
         files.ensure_absent(HELD_ENV)
         return _reserved(node, found) or _awaits_jobs(name)
@@ -330,7 +358,7 @@ def _register(options: slurmd_options.Options, name: str, gres: str | None, foun
         if found is None:
             return Progress(Stage.UNREGISTERED)
         return Progress(Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s")
-    if not nodes.same_gres(node.gres, gres):
+    if not nodes.same_gres(node.gres, gres) and not _reports_less(node, gres):
         registered = node.gres or "(none)"
         return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}")
     return _settle(node, found, gres, options, lines_live=True, is_fresh=True)
@@ -351,21 +379,28 @@ def _settle(
     """
     if options.conf is not None and lines_live:
         slurmd_options.ensure_gres(gres)  # the next registration must not undo this one
-    if not node.is_valid and lines_live and not node.is_busy and (is_ours(node.reason) or found is not None):
+    stale = not is_fresh and node.is_dynamic and options.conf is not None and _is_stale(node, gres)
+    is_ready = not node.is_valid and lines_live and not node.is_busy and not stale
+    if is_ready and (is_ours(node.reason) or found is not None):
         _restart(held=found is not None and bool(found.states))
         node = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
         files.ensure_absent(HELD_ENV)
     if not node.is_valid:
         if not lines_live:
             return Progress(Stage.AWAITS_LINES)
-        if not is_fresh and node.is_dynamic and options.conf is not None and _is_stale(node.reason, gres):
+        if stale:
             return _reserved(node, found) or _register_anew(options, node, gres, found)
         return Progress(Stage.INVALID, node.reason or node.state_text)
     if found is not None:
         return put_back(node, found)
-    if node.is_drained and is_ours(node.reason):
-        nodes.resume(node.name)
+    if is_kept_away(node) and is_ours(node.reason):
+        return put_back(node, as_found(node))
     return Progress(Stage.REGISTERED)
+
+
+def forget_orders() -> None:
+    """Forget what `_note_order` remembered, when the charm leaves."""
+    files.ensure_absent(_order_path())
 
 
 def put_back(node: nodes.Node, found: Found) -> Progress:
@@ -388,12 +423,30 @@ def put_back(node: nodes.Node, found: Found) -> Progress:
 
 
 def as_found(node: nodes.Node) -> Found:
-    """Return what to put back later: what an administrator or upstream set, not what we or a missing GPU did."""
+    """Return what to put back later: what an administrator or upstream set, not what we or a missing GPU did.
+
+    Slurm's reason for a missing GPU takes the place of any other. A node that is DOWN with it, and was not before, came
+    back from a reboot: jobs wait for the checks that follow one.
+    """
     if is_ours(node.reason):
-        return Found(node.name)
+        rebooted = Found(node.name, ("down",), bring_up.REBOOTED)
+        return _order(node.name) or (rebooted if node.is_down else Found(node.name))
     flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
     states = tuple(state for state, is_set in flags if is_set)
     return Found(node.name, states, node.reason if states else None)
+
+
+def _note_order(node: nodes.Node) -> None:
+    """Remember for which reason somebody else keeps jobs away, until nobody does."""
+    if is_anothers(node, None):
+        as_found(node).save(_order_path())
+    elif not is_kept_away(node):
+        files.ensure_absent(_order_path())
+
+
+def _order(name: str) -> Found | None:
+    order = Found.load(_order_path())
+    return order if order is not None and order.node == name else None
 
 
 def is_anothers(node: nodes.Node, found: str | None) -> bool:
@@ -401,9 +454,13 @@ def is_anothers(node: nodes.Node, found: str | None) -> bool:
 
     Neither we, who may have put that back half, nor Slurm, for a missing GPU or for a slurmd that was away.
     """
-    is_kept_away = node.is_drained or node.is_down or "FAIL" in node.flags
     known = {None, found, _PUT_BACK, bring_up.REBOOTED, bring_up.NOT_RESPONDING}
-    return is_kept_away and node.reason not in known and not is_ours(node.reason)
+    return is_kept_away(node) and node.reason not in known and not is_ours(node.reason)
+
+
+def is_kept_away(node: nodes.Node) -> bool:
+    """Whether the node takes no new jobs."""
+    return node.is_drained or node.is_down or "FAIL" in node.flags
 
 
 def is_ours(reason: str | None) -> bool:
@@ -411,13 +468,32 @@ def is_ours(reason: str | None) -> bool:
     return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
 
 
-def _is_stale(reason: str | None, gres: str | None) -> bool:
-    """Whether the controller refuses a node for a Gres that its record was made with, and that nobody wants any more.
+def _is_stale(node: nodes.Node, gres: str | None) -> bool:
+    """Whether the controller refuses a node for a Gres of its record that is not the one it should have now."""
+    count = _recorded(node)
+    return count is not None and count[1] != nodes.count_gres(gres, count[0])
 
-    Slurm 24.11 shows what slurmd reported in place of it; 22.05 shows the record's own.
-    """
-    told = _TOO_FEW.match(reason or "")
-    return told is not None and int(told[2]) != nodes.count_gres(gres, told[1])
+
+def _reports_less(node: nodes.Node, gres: str | None) -> bool:
+    """Whether the record has the Gres, and slurmd reported fewer of it when it registered last."""
+    count = _recorded(node)
+    one_each = (re.sub(r":\d+(?=,|$)", ":1", nodes.plain_gres(text) or "") for text in (node.gres, gres))
+    return count is not None and count[1] == nodes.count_gres(gres, count[0]) and nodes.same_gres(*one_each)
+
+
+def _recorded(node: nodes.Node) -> tuple[str, int] | None:
+    """Return of which Gres a refused node reported too few, and how many its record has."""
+    match = None if node.is_valid else _RECORDED.match(node.reason or "")
+    if match is None:
+        return None
+    return (match["name"], int(match["count"])) if match["name"] else ("gpu", int(match["had"]))
+
+
+def _why_away(node: nodes.Node) -> str:
+    """Return how and why the node takes no jobs: "drained (bad fan)"."""
+    flags = (("down", node.is_down), ("drained", node.is_drained), ("failing", "FAIL" in node.flags))
+    state = " and ".join(word for word, is_set in flags if is_set)
+    return f"{state} ({node.reason or 'no reason given'})"
 
 
 def _awaits_jobs(name: str) -> Progress:
@@ -432,6 +508,7 @@ def _reserved(node: nodes.Node, found: Found | None) -> Progress | None:
     One that is to come would lose the node in silence if it was deleted.
     """
     reservations = nodes.reservations(node.name)
+    reservations.pop(node_hold.reservation(node.name), None)
     if not reservations:
         return None
     if found is not None:
@@ -456,3 +533,11 @@ def _hold() -> None:
 
 def _journal() -> pathlib.Path:
     return STATE_DIR / "registration.json"
+
+
+def _devices() -> pathlib.Path:
+    return STATE_DIR / "devices"  # the files that slurmd waits for
+
+
+def _order_path() -> pathlib.Path:
+    return STATE_DIR / "order.json"

@@ -19,6 +19,7 @@ SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 _LINE = re.compile(r"^(?P<head>[ \t]*SLURMD_OPTIONS=)(?P<value>.*)$", re.MULTILINE)
 _GRES_WORD = re.compile(r"(?<!\S)(?i:gres)=(?P<value>\S*)")
 _GPU = "gpu"
+_TRIES = 5
 
 
 class OptionsError(Exception):
@@ -81,16 +82,29 @@ def is_local() -> bool:
 
 
 def ensure_gres(gres: str | None) -> bool:
-    """Write the Gres into `--conf` of the file; return whether it was another."""
-    text = _read_text()
-    if text is None:
-        raise OptionsError(f"{PATH}: not there")
-    changed = with_gres(text, gres)
-    if changed == text:
-        return False
-    stat = PATH.stat()
-    files.ensure_file(PATH, changed, mode=stat.st_mode & 0o7777)
-    return True
+    """Write the Gres into `--conf` of the file; return whether it was another.
+
+    Upstream's slurmd edits the file, too, in its hooks, beside which a parallel action may run. So it is replaced only
+    if it still is what the new text was made from. Upstream takes no lock: what it read before and writes after this
+    brings the former Gres back, and the next hook registers the node anew.
+
+    Raises:
+        OptionsError: it is not there, has no `--conf`, or changes all the time.
+    """
+    aside = PATH.with_name(f".{PATH.name}.slurm-gpu")
+    for _ in range(_TRIES):
+        text = _read_text()
+        if text is None:
+            raise OptionsError(f"{PATH}: not there")
+        changed = with_gres(text, gres)
+        if changed == text:
+            return False
+        files.ensure_file(aside, changed, mode=PATH.stat().st_mode & 0o7777)
+        if _read_text() == text:
+            aside.replace(PATH)
+            return True
+        files.ensure_absent(aside)
+    raise OptionsError(f"{PATH}: changed {_TRIES} times while it was edited")
 
 
 def with_gres(text: str, gres: str | None) -> str:

@@ -18,6 +18,8 @@ import gpu_monitor
 import gpu_tasks
 import gres_check
 import gres_conf
+import node_hold
+import node_watch
 import registration
 import slurmd_options
 from slurm_ddp import apt, files, readiness, systemd
@@ -46,6 +48,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "UNATTENDED": "etc/apt/apt.conf.d/51-slurm-gpu",
             "PERSISTENCED_PROGRAM": "usr/bin/nvidia-persistenced",
             "NVIDIA_MODPROBE": "usr/bin/nvidia-modprobe",
+            "NVIDIA_SMI": "usr/bin/nvidia-smi",
             "PASSWD": "etc/passwd",
             "PROC_MODULES": "proc/modules",
             "UPDATE_INITRAMFS": "usr/sbin/update-initramfs",
@@ -68,14 +71,28 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "SLURM_CONF": "etc/slurm/slurm.conf",
         },
         gpu_health: {
+            "HOLD": "var/slurm-gpu/holds/gpu-health.json",
             "OPTIONS": "var/slurm-gpu/health-options",
             "STATE": "var/slurm-gpu/health.json",
             "TEXTFILES": "var/textfiles",
         },
-        gpu_monitor: {"PROGRAM": "usr/local/sbin/gpu-health", "NVIDIA_SMI": "usr/bin/nvidia-smi"},
+        gpu_monitor: {
+            "PROGRAM": "usr/local/sbin/gpu-health",
+            "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",
+            "NVIDIA_SMI": "usr/bin/nvidia-smi",
+        },
         gpu_tasks: {"NVIDIA_SMI": "usr/bin/nvidia-smi", "PROGRAM": "usr/local/sbin/gpu-mig"},
+        node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
+        node_watch: {
+            "STATE_DIR": "var/slurm-gpu",
+            "CONFIG": "var/slurm-gpu/node.json",
+            "CARDS": "var/slurm-gpu/cards.json",
+            "PUSHED": "run/slurm/conf/gres.conf",
+            "PCI": "sys/bus/pci/devices",
+            "PROC_GPUS": "proc/driver/nvidia/gpus",
+            "JUJU_EXEC": "usr/bin/juju-exec",
+        },
         gpu_mig: {"LAYOUTS": "var/slurm-gpu/mig.json"},
-        gres_check: {"ACCEPTED": "var/slurm-gpu/accepted"},
         gres_conf: {"PATH": "etc/slurm/gres.conf"},
         systemd: {"UNIT_DIR": "etc/systemd/system"},
         readiness: {"DIRECTORY": "var/needs"},
@@ -85,6 +102,9 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         for name, path in names.items():
             monkeypatch.setattr(module, name, tmp_path / path)
     monkeypatch.setattr(compute_seat, "STATE_DIR", state)
+    monkeypatch.setattr(
+        node_watch, "_CONTROLLERS", (tmp_path / "etc/slurm/slurm.conf", tmp_path / "etc/slurm/gres.conf")
+    )
     monkeypatch.setattr(compute_seat, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
     for module in (compute_seat, driver_upgrade, gpu_tasks):

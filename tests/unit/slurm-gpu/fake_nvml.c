@@ -155,3 +155,8 @@ int nvmlDeviceGetSupportedGraphicsClocks(void) { return NOT_SUPPORTED; }
 int nvmlDeviceGetApplicationsClock(void) { return NOT_SUPPORTED; }
 int nvmlDeviceSetApplicationsClocks(void) { return NOT_SUPPORTED; }
 int nvmlDeviceResetApplicationsClocks(void) { return NOT_SUPPORTED; }
+
+/* What the plugin needs to be loaded, and asks only of running jobs. */
+int nvmlDeviceGetComputeRunningProcesses_v3(device *d, unsigned *count, void *processes) { return (void)d, (void)count, (void)processes, NOT_SUPPORTED; }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(device *d, unsigned *count, void *processes) { return (void)d, (void)count, (void)processes, NOT_SUPPORTED; }
+int nvmlDeviceGetProcessUtilization(device *d, void *samples, unsigned *count, unsigned long long since) { return (void)d, (void)samples, (void)count, (void)since, NOT_SUPPORTED; }

@@ -102,7 +102,7 @@ class MachineDouble:
         """Reboot the machine."""
         self.boots += 1
         self.log.append("reboot")
-        if self.slurm.record is not None:  # as 22.05 was seen to; a reason that is there stays
+        if self.slurm.record is not None:  # a reason that is there stays
             self.slurm.record.base = "DOWN"
             self.slurm.record.reason = self.slurm.record.reason or "Node unexpectedly rebooted"
         self.boot()
@@ -316,7 +316,7 @@ class MachineDouble:
 
     def _systemctl(self, order: list[str]) -> Completed:
         match order:
-            case ["is-active", "--quiet", "slurmd.service" | "slurmctld.service"]:
+            case ["is-active", "--quiet", "slurmd.service" | "slurmctld.service"] | ["show", "-P", _, "slurmd.service"]:
                 return self.slurm.run("/usr/bin/systemctl", *order, check=False)
             case ["is-active", "--quiet", unit]:
                 return Completed(0 if unit in self.active else 3, "", "")
@@ -332,7 +332,7 @@ class MachineDouble:
                 if unit == driver_state.FABRIC and self.fabric_version() != self.loaded:
                     return Completed(1, "", "Job for nvidia-fabricmanager.service failed\n")
                 self.active.add(unit)
-            case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _]:
+            case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _] | ["start", "--no-block", _]:
                 pass
             case _:
                 raise AssertionError(f"nobody expected systemctl {order}")

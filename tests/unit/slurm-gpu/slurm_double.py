@@ -1,8 +1,9 @@
-"""A Slurm that answers scontrol, squeue and systemctl as 22.05.8 and 25.11 were seen to, and fails on any other command.
+"""A Slurm that answers scontrol, squeue and systemctl as 24.11.5 and 25.11.7 were seen to, and fails on any other command.
 
 What it keeps to, each observed on real daemons: a restarted slurmd whose node record exists registers with the old
 Gres; `delete` is refused while jobs or an active reservation hold the node, and ends a reservation that is to come; a re-registered node comes up IDLE, or IDLE+DRAIN when `--conf`
-says `state=drain`; fewer devices than Gres make the node INVALID_REG and drain it with Slurm's reason; when the
+says `state=drain`; fewer devices than Gres make the node INVALID_REG and drain it with Slurm's reason, in place of
+whatever it had, and the reported Gres is shown in place of the record's; when the
 devices are back the next registration clears INVALID_REG but neither drain nor reason; a waiting job starts as soon
 as a node may take it; drain and fail take each other's place; marking a node down ends its jobs; a node that was
 rebooted without Slurm's order is down as soon as it registers (ReturnToService=0), unless it was drained.
@@ -12,6 +13,7 @@ import dataclasses
 import pathlib
 import re
 import shlex
+import time
 
 from slurm_ddp.run import CommandError, Completed
 
@@ -50,20 +52,19 @@ class SlurmDouble:
         self.jobs: list[str] = []
         self.reservations: list[str] = []  # of this and another node, active
         self.to_come: list[str] = []  # reservations that begin later
+        self.maintained: list[str] = []  # reservations for maintenance of this node
+        self.slurmd_since = 0.0  # when systemd saw slurmd start, on CLOCK_MONOTONIC
         self.waiting: list[str] = []
         self.ended: list[str] = []  # jobs that an order ended
         self.log: list[str] = []  # orders that change something
         self.lives: int | None = None  # the number of commands after which the hook is killed
-        self.version = "slurm-wlm 22.05.8"
-        self.controller_version = "slurm 25.11.7"
+        self.version = "slurm-wlm 24.11.5"
         self.reconfigured = 0
-        self.restarted = 0  # slurmctld
         self.boot_time = "None"  # as slurmd said when it registered last
         self.booted = "None"  # as it will say
         self.types = "gpu"
         self.health_program = "(null)"
         self.printed: str | None = None  # what `slurmd -G` prints instead of the right lines
-        self.shows_reported = False  # as 24.11: of a node that it refuses it shows what was reported
         self.made_with = ""  # the Gres of the record, where that is shown no more
 
     def run(self, *argv: str | pathlib.Path, timeout: float = 60, check: bool = True, **_: object) -> Completed:
@@ -97,12 +98,13 @@ class SlurmDouble:
         made_with = self.made_with or self.record.gres
         wanted = sum(int(item.rpartition(":")[2]) for item in made_with.split(",") if item.startswith("gpu"))
         if self.devices < wanted:
-            if self.shows_reported:
-                self.made_with, self.record.gres = made_with, made_with.replace(f":{wanted}", f":{self.devices}")
+            self.made_with, self.record.gres = made_with, made_with.replace(f":{wanted}", f":{self.devices}")
+            if "INVALID_REG" not in self.record.flags:
+                self.record.reason = SHORT_OF_GPUS.format(found=self.devices, wanted=wanted)
             self.record.flags |= {"INVALID_REG", "DRAIN"}
-            self.record.reason = self.record.reason or SHORT_OF_GPUS.format(found=self.devices, wanted=wanted)
         else:
             self.record.flags.discard("INVALID_REG")
+            self.record.gres = made_with
         if self.boot_time not in {"None", self.booted} and not self.record.flags & {"DRAIN"}:
             self.set_down(self.record.reason or "Node unexpectedly rebooted")  # a reason that is there stays
         self.boot_time = self.booted
@@ -127,7 +129,12 @@ class SlurmDouble:
     def schedule(self) -> None:
         """Start waiting jobs where that is possible."""
         record = self.record
-        if record and record.base == "IDLE" and not record.flags & {"DRAIN", "FAIL", "INVALID_REG"}:
+        if (
+            record
+            and record.base == "IDLE"
+            and not self.maintained
+            and not record.flags & {"DRAIN", "FAIL", "INVALID_REG"}
+        ):
             self.jobs += self.waiting
             self.waiting = []
 
@@ -140,15 +147,14 @@ class SlurmDouble:
         """The node's state as the controller would print it."""
         assert self.record is not None
         base = "MIXED" if self.jobs and self.record.base == "IDLE" else self.record.base
-        order = ("DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG", "RESERVED")
+        order = ("COMPLETING", "DRAIN", "DYNAMIC_NORM", "FAIL", "INVALID_REG", "MAINTENANCE", "RESERVED")
         flags = self.record.flags | ({"RESERVED"} if self.reservations else set())
+        flags |= {"MAINTENANCE", "RESERVED"} if self.maintained else set()
         return "+".join([base, *(flag for flag in order if flag in flags)])
 
     def _answer(self, command: str) -> Completed:
         if command == "/usr/sbin/slurmd -V":
             return Completed(0, f"{self.version}\n", "")
-        if command == "/usr/sbin/slurmctld -V":
-            return Completed(0, f"{self.controller_version}\n", "")
         if command.startswith("/usr/sbin/slurmd -G -f "):
             return Completed(0, "", self._print_gres(pathlib.Path(command.rpartition(" ")[2])))
         if command.startswith("/usr/bin/systemctl "):
@@ -178,16 +184,19 @@ class SlurmDouble:
             return Completed(0, "", "")
         if command == f"/usr/bin/scontrol delete nodename={self.name}":
             return self._delete()
-        match = re.fullmatch(
-            rf"/usr/bin/scontrol update nodename={self.name} state=(\w+)(?: '?reason=(.*?)'?)?", command
-        )
-        assert match is not None, f"nobody expected {command}"
-        return self._update(match[1], match[2] or "")
+        if "reservation" in command:
+            return self._maintain(command.removeprefix("/usr/bin/scontrol "))
+        words = shlex.split(command)
+        orders = dict(word.split("=", 1) for word in words[2:])
+        is_update = words[:3] == ["/usr/bin/scontrol", "update", f"nodename={self.name}"]
+        assert is_update and set(orders) <= {"nodename", "state", "reason"}, f"nobody expected {command}"
+        return self._update(orders["state"], orders.get("reason", ""))
 
     def _reservations(self, command: str) -> Completed:
         row = "ReservationName={} StartTime=x Nodes={} State={}\n"
         rows = [row.format(name, "slurmd-[0-1]", "ACTIVE") for name in self.reservations]
         rows += [row.format(name, "slurmd-0", "INACTIVE") for name in self.to_come]
+        rows += [row.format(name, "slurmd-0", "ACTIVE") for name in self.maintained]
         said = {
             "show reservations -o": "".join(rows) or "No reservations in the system\n",
             "show hostnames 'slurmd-[0-1]'": "slurmd-0\nslurmd-1\n",
@@ -196,36 +205,99 @@ class SlurmDouble:
         }
         return Completed(0, said[command.removeprefix("/usr/bin/scontrol ")], "")
 
+    def _maintain(self, command: str) -> Completed:
+        """A reservation for maintenance, as 24.11.5 was seen to answer."""
+        match = re.fullmatch(
+            r"create reservation reservationname=(\S+) nodes=(\S+) users=root starttime=now endtime=now\+\d+ "
+            r"flags=maint,ignore_jobs",
+            command,
+        )
+        if match is not None:
+            if match[2] != self.name or self.record is None:
+                return Completed(1, "", "Error creating the reservation: Invalid node name specified\n")
+            if match[1] in self.maintained:
+                return Completed(1, "", "Error creating the reservation: Duplicate reservation name\n")
+            self.maintained.append(match[1])
+            return Completed(0, f"Reservation created: {match[1]}\n", "")
+        match = re.fullmatch(r"(update|delete) reservationname=(\S+)(?: endtime=now\+\d+)?", command)
+        assert match is not None, f"nobody expected scontrol {command}"
+        if match[2] not in self.maintained:
+            return Completed(1, "", f"{match[1]}_reservation: Requested reservation is invalid\n")
+        if match[1] == "delete":
+            self.maintained.remove(match[2])
+            self.schedule()
+        return Completed(0, "", "")
+
+    def upstream_sets_idle(self) -> Completed:
+        """Upstream's slurmd restarts its daemon and sets its node's state (slurmd/src/charm.py:208-215)."""
+        self.register()
+        self.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
+        return self._update("idle", "")
+
     def _print_gres(self, conf: pathlib.Path) -> str:
-        """What `slurmd -G` prints for a node whose lines are right."""
+        """What `slurmd -G` prints: the lines of this node, and with detection the driver's cards."""
         if self.printed is not None:
             return self.printed
+        rows = (conf.parent / "gres.conf").read_text().splitlines()
+        wanted = re.findall(r" Gres=(\S+)", conf.read_text())[0]
+        prefix = f"NodeName={self.name} "
+        lines = [dict(word.split("=", 1) for word in row.split()) for row in rows if row.startswith(prefix)]
+        modes = {line["AutoDetect"] for line in lines} or {rows[0].removeprefix("AutoDetect=")}
+        assert len(modes) == 1, "fatal: duplicate node-local AutoDetect specification does not match the first"
+        types = [item.split(":")[1] for item in wanted.split(",") if item.startswith("gpu:")]
+        found = {} if modes == {"off"} else self._detected(types)
+        shares: list[dict[str, str]] = []
+        for line in lines:
+            files = line.get("File", line.get("MultipleFiles", ""))
+            if line["Name"] == "gpu":
+                found[files] = line
+            elif files:
+                shares.append(line | {"Type": found[files]["Type"]})
+            else:
+                each = str(int(line["Count"]) // len(found))
+                shares += [line | {"Count": each, "File": file, "Type": card["Type"]} for file, card in found.items()]
         text = ""
-        kind = ""
-        for i, line in enumerate((conf.parent / "gres.conf").read_text().splitlines()):
-            fields = dict(word.split("=", 1) for word in line.split())
-            kind = fields.get("Type", kind)  # shares get that of their card
+        for i, fields in enumerate([*found.values(), *shares]):
             cores = f" Cores={fields['Cores']}" if "Cores" in fields else ""
             for file in fields.get("File", fields.get("MultipleFiles", "")).split(","):
                 text += (
-                    f"slurmd-{self.name}: Gres Name={fields['Name']} Type={kind} Count={fields.get('Count', '1')} Index={i} ID=7696487 "
-                    f"File={file}{cores} CoreCnt=2 Links={fields.get('Links', '(null)')}\n"
+                    f"slurmd-{self.name}: Gres Name={fields['Name']} Type={fields['Type']} Count={fields.get('Count', '1')} "
+                    f"Index={i} ID=7696487 File={file}{cores} CoreCnt=2 Links={fields.get('Links', '(null)')}\n"
                 )
-        return text
+        return text or "slurmd: warning: Ignoring file-less GPU gpu from final GRES list\n"
+
+    def _detected(self, types: list[str]) -> dict[str, dict[str, str]]:
+        """What AutoDetect=nvidia finds in the driver's files, and AutoDetect=nvml on the same machine, by file."""
+        root = self.options.parents[2]
+        found: dict[str, dict[str, str]] = {}
+        for i, folder in enumerate(sorted((root / "proc/driver/nvidia/gpus").glob("*"))):
+            fields = dict(re.findall(r"^(.+?):\s*(.*?)\s*$", (folder / "information").read_text(), re.MULTILINE))
+            name = fields["Model"].lower().replace(" ", "_")
+            kind = next((kind for kind in sorted(types, key=len, reverse=True) if kind in name), None)
+            if kind is None:
+                continue
+            file = str(root / f"dev/nvidia{fields.get('Device Minor', i)}")
+            found[file] = {"Name": "gpu", "Type": kind, "File": file}
+            near = root / "sys/bus/pci/devices" / folder.name / "local_cpulist"
+            if near.exists():  # processors of one thread each
+                found[file]["Cores"] = near.read_text().strip()
+        return dict(sorted(found.items()))
 
     def _systemctl(self, command: str) -> Completed:
         if command == "is-active --quiet slurmd.service":
             return Completed(0 if self.slurmd_active else 3, "", "")
         if command == "is-active --quiet slurmctld.service":
             return Completed(0 if self.slurmctld_active else 3, "", "")
+        if command == "show -P ActiveEnterTimestampMonotonic slurmd.service":
+            return Completed(0, f"{int(self.slurmd_since * 1e6)}\n", "")
+        if command.rsplit(maxsplit=1)[-1] in {"slurm-gpu-node.service", "slurm-gpu-node.path"}:
+            return Completed(0, "", "")
         self.log.append(command)
         if command == "restart slurmd.service":
             self.slurmd_active = True
+            self.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
             if self.registers and self.answering:
                 self.register()
-            return Completed(0, "", "")
-        if command == "restart slurmctld.service":
-            self.restarted += 1
             return Completed(0, "", "")
         assert command == "daemon-reload", f"nobody expected systemctl {command}"
         return Completed(0, "", "")
@@ -237,7 +309,7 @@ class SlurmDouble:
         text = (
             f"NodeName={self.name} Arch=x86_64 CoresPerSocket=2  CPUAlloc={len(self.jobs)} CPUEfctv=2 CPUTot=2 CPULoad=1.1 "
             f"AvailableFeatures=slurmd ActiveFeatures=slurmd Gres={self.record.gres or '(null)'} NodeAddr=10.0.0.1 "
-            f"NodeHostName={self.name} Version=22.05.8 OS=Linux 6.1.0 #1 SMP  RealMemory=4000 AllocMem=0 FreeMem=22793 "
+            f"NodeHostName={self.name} Version=24.11.5 OS=Linux 6.1.0 #1 SMP  RealMemory=4000 AllocMem=0 FreeMem=22793 "
             f"Sockets=1 Boards=1 State={self.state()} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
             f"Partitions=slurmd  BootTime={self.boot_time} SlurmdStartTime=None LastBusyTime=None CfgTRES=cpu=2 AllocTRES={tres}"
         )
@@ -247,7 +319,7 @@ class SlurmDouble:
     def _delete(self) -> Completed:
         if self.record is None:
             return Completed(1, "", f"delete_node nodename={self.name}: Invalid node name specified\n")
-        if self.jobs or self.reservations:
+        if self.jobs or self.reservations or self.maintained:
             return Completed(1, "", f"delete_node nodename={self.name}: Requested nodes are busy\n")
         self.record = None
         self.to_come = []  # without a word
@@ -270,6 +342,11 @@ class SlurmDouble:
             self.jobs = []
         elif state == "undrain":
             record.flags -= {"DRAIN", "FAIL"}
+        elif state == "idle":
+            if self.jobs:
+                return Completed(1, "", "slurm_update error: Invalid node state specified\n")
+            record.flags -= {"DRAIN", "FAIL"}
+            record.base = "IDLE"
         elif state == "resume":
             record.flags -= {"DRAIN", "FAIL"}
             record.base = "IDLE"

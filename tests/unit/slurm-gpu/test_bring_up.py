@@ -4,6 +4,7 @@ import pathlib
 import time
 
 import pytest
+import seats
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import Record, SlurmDouble
 
@@ -15,10 +16,8 @@ import registration
 import slurmd_options
 from gpu_base import Level, Verdict
 from slurm_ddp import readiness
-from slurm_ddp.interfaces.slurm_gres import ControllerGres
 from slurm_ddp.slurm import nodes
 
-UPSTREAM = ControllerGres(autodetect="nvidia")
 ACTIVE = Verdict(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 CLIENT = "shared-filesystem-client/0"
 
@@ -35,7 +34,6 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 @pytest.fixture
 def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     """A registered node of Slurm 25.11 that works since long ago."""
-    slurm.version = "slurm-wlm 25.11.7"
     slurmd_options.PATH.write_text(WITH_GPU)
     slurm.booted = stamp(-86400)
     slurm.register()
@@ -56,9 +54,7 @@ def reboot(node: SlurmDouble) -> None:
 
 def hook(**options: object) -> Verdict:
     settings = gpu_settings.Settings(policy=bring_up.Policy(**options))  # pyright: ignore[reportArgumentType]
-    machine = compute_seat.look(settings)
-    progress = compute_seat.ensure(machine, UPSTREAM, owner="slurm-gpu/0")
-    return compute_seat.verdict(machine, UPSTREAM, related=True, progress=progress)
+    return seats.hook(settings=settings)
 
 
 def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
@@ -89,7 +85,9 @@ def test_a_node_without_gpus_takes_jobs_again_too(slurm: SlurmDouble):
     assert slurm.state() == "IDLE+DYNAMIC_NORM"
 
 
-def test_a_node_whose_gpus_are_gone_stays_down(node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path):
+def test_a_node_whose_gpus_are_gone_is_drained_with_their_names(
+    node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path
+):
     information = next((paths / "proc/driver/nvidia/gpus").glob("*/information"))
     information.unlink()
     information.parent.rmdir()
@@ -99,7 +97,33 @@ def test_a_node_whose_gpus_are_gone_stays_down(node: SlurmDouble, mock_gpu: path
     node.record = Record("gpu:mock_gpu:1")
     node.set_down("Node unexpectedly rebooted")
     assert hook().level == Level.BLOCKED
-    assert node.state() == "DOWN+DYNAMIC_NORM"
+    assert node.state() == "DOWN+DRAIN+DYNAMIC_NORM+MAINTENANCE+RESERVED"
+    assert node.record.reason == "slurm-gpu: 0 of 1 GPUs found, 0000:01:00.0 missing"
+
+
+def test_a_card_that_is_missing_after_a_reboot_and_comes_back(
+    node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path
+):
+    """Slurm's reason for its loss takes the place of the reboot's; jobs wait for the checks all the same."""
+    information = next((paths / "proc/driver/nvidia/gpus").glob("*/information"))
+    text = information.read_text()
+    information.unlink()
+    mock_gpu.unlink()
+    node.devices = 0
+    reboot(node)
+    assert node.record is not None
+    assert hook().text.startswith("0 of 1 GPUs found, 0000:01:00.0 missing")
+    assert node.record.reason == "slurm-gpu: 0 of 1 GPUs found, 0000:01:00.0 missing"
+    node.record.base = "DOWN"
+    information.write_text(text)
+    mock_gpu.touch()
+    node.devices = 1
+    readiness.tell(CLIENT, ready=False)
+    assert hook() == Verdict(Level.WAITING, f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT}")
+    assert (node.record.gres, node.state()) == ("gpu:mock_gpu:1", "DOWN+DYNAMIC_NORM")
+    readiness.tell(CLIENT, ready=True)
+    assert hook() == ACTIVE
+    assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +131,7 @@ def test_a_node_whose_gpus_are_gone_stays_down(node: SlurmDouble, mock_gpu: path
     [
         ("down", "bad memory"),
         ("down", "Node unexpectedly rebooted, says who"),
-        ("down", "New node."),
+        ("down", "'n/a'"),
         ("down", "slurmctld restarted"),
         ("drain", "Node unexpectedly rebooted"),
         ("fail", "Node unexpectedly rebooted"),
@@ -142,13 +166,24 @@ def test_jobs_wait_for_the_mounts_of_a_rebooted_machine(node: SlurmDouble):
     assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
+def test_a_job_that_still_completes_is_waited_for(node: SlurmDouble):
+    reboot(node)
+    node.jobs = ["7"]
+    text = "slurmd-0 was rebooted and takes no jobs yet: waiting for its former jobs to end"
+    assert hook() == Verdict(Level.WAITING, text)
+    assert (node.state(), node.jobs) == ("DOWN+DYNAMIC_NORM", ["7"])
+    node.jobs = []
+    assert hook() == ACTIVE
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+
+
 def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     reboot(node)
     monkeypatch.setattr(gpu_monitor, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
     assert hook().text.endswith("waiting for recovery action Reboot on slurmd-0")
     assert node.state() == "DOWN+DYNAMIC_NORM"
     settings = gpu_settings.Settings(health="off")
-    assert compute_seat.ensure(compute_seat.look(settings), UPSTREAM, owner="slurm-gpu/0") is not None
+    assert seats.ensure(compute_seat.look(settings)) is not None
     assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
@@ -175,8 +210,9 @@ def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: Slur
 
 
 def test_a_new_node_is_let_work_only_where_that_is_asked_for(node: SlurmDouble):
-    node.set_down("New node.", "root@2026-11-20T18:51:55")
-    assert hook() == ACTIVE
+    node.set_down(bring_up.NEW, "root@2026-11-20T18:51:55")
+    typed = "scontrol update nodename=slurmd-0 state=resume ends that"
+    assert hook() == Verdict(Level.BLOCKED, f"slurmd-0 takes no jobs: down ('n/a'); {typed}")
     assert node.state() == "DOWN+DYNAMIC_NORM"
     readiness.tell(CLIENT, ready=False)
     assert hook(new=True) == Verdict(Level.WAITING, f"slurmd-0 is new and takes no jobs yet: waiting for {CLIENT}")
@@ -188,10 +224,9 @@ def test_a_new_node_is_let_work_only_where_that_is_asked_for(node: SlurmDouble):
 
 def test_a_new_node_waits_for_its_gpus(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     """Upstream registers it down and without its GPUs; it is registered anew, still down, and only then let work."""
-    slurm.version = "slurm-wlm 25.11.7"
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
-    slurm.set_down("New node.", "root@2026-11-20T18:51:55")
+    slurm.set_down(bring_up.NEW, "root@2026-11-20T18:51:55")
     slurm.waiting = ["7"]
     assert hook(new=True) == ACTIVE
     assert slurm.record is not None
@@ -236,7 +271,7 @@ def test_an_action_says_the_same_without_looking(node: SlurmDouble):
     reboot(node)
     machine = compute_seat.look()
     text = "slurmd-0 was rebooted and takes no jobs yet"
-    assert compute_seat.verdict(machine, UPSTREAM, related=True, progress=None) == Verdict(Level.WAITING, text)
+    assert seats.verdict(machine) == Verdict(Level.WAITING, text)
 
 
 def test_times_as_slurm_prints_them():

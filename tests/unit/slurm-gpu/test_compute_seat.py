@@ -1,14 +1,19 @@
 """The compute seat as a whole: from this machine's trees to a status, with the controller's answer at each stage."""
 
+import collections.abc
 import pathlib
+import shutil
 
 import pytest
+import seats
 from conftest import OPTIONS, WITH_GPU
-from machines import Card, add_driver, add_pci
+from machines import Card, add_driver, add_pci, add_topology
+from seats import OFF, UPSTREAM, hook, live, offer
 from slurm_double import Record, SlurmDouble
 
 import compute_seat
 import gpu_detect
+import gpu_settings
 import gres_conf
 import registration
 import slurmd_options
@@ -16,23 +21,13 @@ from compute_seat import Level, Verdict
 from gpu_detect import NvmlAnswer
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.run import CommandError
+from slurm_ddp.slurm import nodes
 
 LINE = "Name=gpu Type=mock_gpu File={} Flags=nvidia_gpu_env"
 ACTIVE = "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; {})"
 BY_LINES = ACTIVE.format("lines in the controller's gres.conf")
 BY_DETECTION = ACTIVE.format("found by AutoDetect=nvidia")
 AWAITS = Verdict(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
-
-
-def hook(answer: ControllerGres | None = None, *, related: bool = True) -> Verdict:
-    """Run what one hook runs."""
-    machine = compute_seat.look()
-    progress = compute_seat.ensure(machine, answer, owner="slurm-gpu/0")
-    return compute_seat.verdict(machine, answer, related=related, progress=progress)
-
-
-def offer(answer: ControllerGres | None = None) -> NodeGres | None:
-    return compute_seat.offer(compute_seat.look(), answer)
 
 
 @pytest.fixture
@@ -43,16 +38,10 @@ def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     return slurm
 
 
-def live() -> ControllerGres:
-    said = offer()
-    assert said is not None
-    return ControllerGres(autodetect="off", applied=("0" * 12, said.digest))
-
-
 def test_a_machine_without_gpus(slurm: SlurmDouble):
     slurmd_options.PATH.write_text(OPTIONS)
     assert hook() == Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
-    assert offer() == NodeGres(node="slurmd-0", gres="", lines=())
+    assert offer() == NodeGres(node="slurmd-0", gres="", lines=(), awaits=False)
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
 
@@ -75,17 +64,17 @@ def test_a_node_that_lost_its_gpus(slurm: SlurmDouble):
     assert slurm.log == []
 
 
-def test_what_the_controller_is_told(registered: SlurmDouble, mock_gpu: pathlib.Path):
-    assert offer() == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(LINE.format(mock_gpu),), awaits=True)
+def test_what_the_controller_gets(registered: SlurmDouble, mock_gpu: pathlib.Path):
+    """No lines where slurmd finds the GPUs by itself, and where it does not, lines that must be live first."""
+    assert offer() == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=False)
+    lines = (LINE.format(mock_gpu),)
+    assert offer(OFF) == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=lines, awaits=True)
 
 
-def test_22_05_waits_for_its_lines(registered: SlurmDouble):
-    assert hook() == AWAITS
-    assert hook(ControllerGres(autodetect="off", applied=())) == AWAITS
+def test_a_node_waits_for_lines_that_it_needs(registered: SlurmDouble):
+    assert hook(OFF) == AWAITS
     assert registered.record == Record("")
     assert slurmd_options.PATH.read_text() == OPTIONS
-    machine = compute_seat.look()
-    assert machine.offer is not None
     compute_seat.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
     assert hook(live()) == Verdict(Level.ACTIVE, BY_LINES)
     assert registered.record == Record("gpu:mock_gpu:1")
@@ -95,23 +84,21 @@ def test_22_05_waits_for_its_lines(registered: SlurmDouble):
 
 
 def test_lines_that_arrive_while_a_hook_runs_count_in_the_next(registered: SlurmDouble):
-    machine = compute_seat.look()
-    progress = compute_seat.ensure(machine, None, owner="slurm-gpu/0")
+    machine = compute_seat.look(answer=OFF)
+    progress = seats.ensure(machine, OFF)
     compute_seat.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
-    assert compute_seat.verdict(machine, None, related=True, progress=progress) == AWAITS
-    assert hook() == Verdict(Level.ACTIVE, BY_LINES)
+    assert seats.verdict(machine, OFF, progress=progress) == AWAITS
+    assert hook(OFF) == Verdict(Level.ACTIVE, BY_LINES)
 
 
 def pushed_lines() -> list[str]:
-    machine = compute_seat.look()
-    assert machine.plan is not None
-    return [f"NodeName=slurmd-0 AutoDetect=off {line}" for line in machine.plan.lines]
+    return [f"NodeName=slurmd-0 AutoDetect=off {line}" for line in compute_seat.look(answer=OFF).lines]
 
 
 def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: SlurmDouble):
     (line,) = pushed_lines()
     compute_seat.PUSHED.write_text(f"# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{line}\n")
-    assert hook() == Verdict(Level.ACTIVE, BY_LINES)
+    assert hook(None) == Verdict(Level.ACTIVE, BY_LINES)
 
 
 @pytest.mark.parametrize(
@@ -120,40 +107,231 @@ def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: Slurm
 def test_other_lines_that_slurmd_has_fetched_do_not_count(registered: SlurmDouble, text: str):
     (line,) = pushed_lines()
     compute_seat.PUSHED.write_text(text.format(line))
-    assert hook() == AWAITS
+    assert hook(OFF) == AWAITS
 
 
-def test_22_05_without_a_controller_seat(registered: SlurmDouble):
-    text = "Slurm 22.05 cannot find these GPUs alone: integrate node-gres with slurm-gpu on slurmctld"
-    assert hook(related=False) == Verdict(Level.BLOCKED, text)
+def test_a_node_that_needs_lines_without_a_controller_seat(registered: SlurmDouble):
+    text = "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
+    assert hook(OFF, related=False) == Verdict(Level.BLOCKED, text)
     assert registered.log == ["daemon-reload"]
 
 
-def test_25_11_finds_the_gpus_by_itself(registered: SlurmDouble):
-    registered.version = "slurm 25.11.2"
-    said = offer()
-    assert said is not None
-    assert said.awaits is False
+def test_slurmd_finds_the_gpus_by_itself(registered: SlurmDouble):
     assert hook(related=False) == Verdict(Level.ACTIVE, BY_DETECTION)
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
-def test_25_11_with_a_controller_seat_does_not_wait_either(registered: SlurmDouble):
-    registered.version = "slurm 25.11.2"
-    answer = ControllerGres(autodetect="nvidia", applied=())
-    assert hook(answer) == Verdict(Level.ACTIVE, BY_DETECTION)
-    compute_seat.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
-    assert hook(answer) == Verdict(Level.ACTIVE, BY_LINES)
-
-
-@pytest.mark.parametrize("how", ["answer", "pushed"])
-def test_25_11_whose_controller_detects_nothing_waits(registered: SlurmDouble, how: str):
-    registered.version = "slurm 25.11.2"
-    if how == "pushed":
-        compute_seat.PUSHED.write_text("# nothing\n")
-    answer = ControllerGres(autodetect="off") if how == "answer" else None
-    assert hook(answer) == AWAITS
+def test_a_fetched_gres_conf_without_detection_counts_before_an_answer(registered: SlurmDouble):
+    compute_seat.PUSHED.write_text("# nothing\n")
+    assert hook(None) == AWAITS
     assert hook(live()).level == Level.ACTIVE
+
+
+def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
+    registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path
+):
+    """A node of an earlier revision, with a line, gets a second card: the line would hide it from the detection."""
+    (line,) = pushed_lines()
+    published = NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(LINE.format(mock_gpu),), awaits=True)
+    compute_seat.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
+    slurmd_options.PATH.write_text(WITH_GPU)
+    registered.record = Record("gpu:mock_gpu:1")
+    assert hook(published=published).level == Level.ACTIVE
+    registered.devices = 2
+    second_card(paths)
+    said = offer(published=published)
+    assert said == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
+    assert hook(published=published) == AWAITS
+    assert registered.record == Record("gpu:mock_gpu:1")
+    compute_seat.PUSHED.write_text("AutoDetect=nvidia\n")
+    assert hook(published=said) == Verdict(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
+
+
+def second_card(paths: pathlib.Path) -> None:
+    add_driver(paths, [Card("Mock GPU", "0000:02:00.0")], minors=[1])
+    (paths / "dev/nvidia1").touch()
+
+
+NPS = "gpu:nvidia_h200:1"
+NPS_LINE = "Name=gpu Type=nvidia_h200 File={} Flags=nvidia_gpu_env"
+
+
+@pytest.fixture
+def nps(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
+    """One socket of four cores in two NUMA nodes, and a card beside the second: its detected cores cut the socket."""
+    add_topology(paths, 1, 4, 1)
+    add_pci(paths, "0000:1b:00.0", cpus="2-3")
+    add_driver(paths, [Card("NVIDIA H200", "0000:1b:00.0")])
+    (paths / "dev/nvidia0").touch()
+    conf = "cpus=4 boards=1 socketsperboard=1 corespersocket=4 threadspercore=1 features=slurmd"
+    slurmd_options.PATH.write_text(f"SLURMD_OPTIONS=--conf '{conf}' -Z -N slurmd-0 --conf-server ctl:6817\n")
+    slurm.register()
+    return slurm
+
+
+def test_detected_cores_that_cut_a_socket_need_lines_first(nps: SlurmDouble, paths: pathlib.Path):
+    """Slurm 24.11 and later refuses them, so nothing is registered before the line without Cores is live."""
+    line = NPS_LINE.format(paths / "dev/nvidia0")
+    assert offer() == NodeGres(node="slurmd-0", gres=NPS, lines=(line,), awaits=True)
+    assert hook() == AWAITS
+    assert nps.record == Record("")
+    assert hook(live(UPSTREAM)).level == Level.ACTIVE
+    assert nps.record == Record(NPS)
+    compute_seat.PUSHED.write_text(f"AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=off {line}\n")
+    compute_seat.release(owner="slurm-gpu/0")
+    assert nps.record == Record(""), "without the line the node would be refused"
+
+
+def test_cores_that_only_slurmd_finds_wrong_need_lines(registered: SlurmDouble, mock_gpu: pathlib.Path):
+    """What slurmd itself detects decides, whatever the rules say."""
+    registered.printed = "slurmd: error: System GPU detection failed\n"
+    machine = compute_seat.look(answer=UPSTREAM)
+    assert machine.lines == (LINE.format(mock_gpu),)
+
+
+def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pathlib.Path):
+    """By lines for AutoDetect=off Slurm numbers devices type by type, by detection in the order of their files."""
+    add_driver(
+        paths, [Card(name, f"0000:0{i}:00.0") for i, name in enumerate(("NVIDIA L40S", "Tesla T4", "NVIDIA L40S"))]
+    )
+    for minor in range(3):
+        (paths / f"dev/nvidia{minor}").touch()
+    slurm.types, slurm.devices = "gpu,shard", 3
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    said = offer()
+    assert said is not None
+    assert (said.gres, said.lines) == ("gpu:nvidia_l40s:2,gpu:tesla_t4:1", ())
+    for settings, lines in (
+        (gpu_settings.Settings(shards=4), ["AutoDetect=nvidia Name=shard Count=12"]),
+        (
+            gpu_settings.Settings(aliases="nvidia_l40s=big,tesla_t4=small"),
+            [
+                f"AutoDetect=nvidia Name=gpu Type={kind} File={paths}/dev/nvidia{i} Flags=nvidia_gpu_env"
+                for i, kind in enumerate(("big", "small", "big"))
+            ],
+        ),
+    ):
+        said = offer(settings=settings)
+        assert said is not None
+        assert list(said.lines or ()) == lines
+
+
+def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registered: SlurmDouble):
+    """Shares go: a slurmd without their line would fall short of its record, and be refused."""
+    registered.types = "gpu,shard"
+    shares = gpu_settings.Settings(shards=4)
+    first = offer(settings=shares)
+    assert first is not None
+    assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
+    compute_seat.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
+    assert offer(published=first) == first.model_copy(update={"gres": "gpu:mock_gpu:1"})
+    assert hook(published=first).level == Level.ACTIVE
+    assert registered.record == Record("gpu:mock_gpu:1")
+    assert offer(published=first) == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(), awaits=True)
+
+
+def test_the_line_of_a_lost_card_goes(registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path):
+    """With it slurmd would not start: "fatal: can't stat gres.conf file". The node comes up with what it has."""
+    second_card(paths)
+    registered.devices = 2
+    assert hook(live()).level == Level.ACTIVE
+    published = offer(OFF)
+    shutil.rmtree(paths / "proc/driver/nvidia/gpus/0000:02:00.0")
+    (paths / "dev/nvidia1").unlink()
+    said = offer(OFF, published=published)
+    line = LINE.format(mock_gpu)
+    assert said == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(line,), awaits=False)
+    compute_seat.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
+    registered.devices = 1
+    registered.register()  # slurmd starts by itself, and Slurm has its own reason
+    assert registered.record is not None
+    assert registered.record.reason.startswith("gres/gpu count reported lower")
+    hook(OFF, published=said)
+    assert registered.record.reason == "slurm-gpu: 1 of 2 GPUs found, 0000:02:00.0 missing"
+    dropin = paths / "etc/systemd/system/slurmd.service.d" / registration.DROPIN
+    assert "nvidia1" not in dropin.read_text(), "slurmd does not wait for the lost card"
+    compute_seat.accept(compute_seat.look(answer=OFF))
+    assert hook(OFF, published=said).level == Level.ACTIVE
+    assert registered.record == Record("gpu:mock_gpu:1")
+
+
+def test_a_driver_that_is_gone_takes_its_lines_along(
+    registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert hook(live()).level == Level.ACTIVE
+    published = offer(OFF)
+    mock_gpu.unlink()
+    monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="GPU is lost", broken=True))
+    assert offer(OFF, published=published) == NodeGres(node="slurmd-0", gres="", lines=(), awaits=False)
+
+
+@pytest.mark.parametrize("state", ["drain", "down", "fail"])
+def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: SlurmDouble, state: str):
+    assert hook().level == Level.ACTIVE
+    registered.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
+    how = {"drain": "drained", "down": "down", "fail": "failing"}[state]
+    text = f"slurmd-0 takes no jobs: {how} (bad fan); scontrol update nodename=slurmd-0 state=resume ends that"
+    assert hook() == Verdict(Level.BLOCKED, text)
+
+
+def test_a_machine_without_gpus_whose_node_is_drained(slurm: SlurmDouble):
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", "state=drain", "reason=bad fan")
+    assert hook().text.startswith("slurmd-0 takes no jobs: drained (bad fan)")
+
+
+LOW = "Low RealMemory (reported:900 < 100.00% of configured:4000)"
+
+
+def set_node(slurm: SlurmDouble, *flags: str, gres: str = "", reason: str = "") -> None:
+    slurm.record = Record(gres, flags={"DYNAMIC_NORM", *flags}, reason=reason)
+
+
+def short_of_memory(slurm: SlurmDouble) -> None:
+    set_node(slurm, "DRAIN", "INVALID_REG", reason=LOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "text"),
+    [
+        (short_of_memory, Level.BLOCKED, f"Slurm refuses slurmd-0: {LOW}"),
+        (lambda slurm: setattr(slurm, "slurmd_active", False), Level.WAITING, "waiting for slurmd to run on slurmd-0"),
+        (
+            lambda slurm: setattr(slurm, "answering", False),
+            Level.WAITING,
+            "waiting for slurmctld (show node slurmd-0: ",
+        ),
+        (
+            lambda slurm: set_node(slurm, gres="gpu:mock_gpu:1"),
+            Level.BLOCKED,
+            "slurmd-0 has Gres=gpu:mock_gpu:1, slurmd's options (none): "
+            "scontrol delete nodename=slurmd-0, then systemctl restart slurmd",
+        ),
+    ],
+    ids=["invalid", "stopped", "silent", "differs"],
+)
+def test_the_status_of_a_machine_without_gpus_is_that_of_its_node(
+    slurm: SlurmDouble, change: collections.abc.Callable[[SlurmDouble], None], level: Level, text: str
+):
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    assert hook().level == Level.ACTIVE
+    change(slurm)
+    found = hook()
+    assert found.level == level
+    assert found.text.startswith(text)
+
+
+def test_a_controller_that_fails_on_a_machine_without_gpus(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    slurmd_options.PATH.write_text(OPTIONS)
+
+    def fail(name: str) -> None:
+        raise nodes.NodeError(f"show node {name}: Unspecified error")
+
+    monkeypatch.setattr(nodes, "show", fail)
+    assert hook() == Verdict(Level.BLOCKED, "show node slurmd-0: Unspecified error; see journalctl -u slurmd")
 
 
 def test_detection_by_nvml_needs_its_plugin(
@@ -169,7 +347,6 @@ def test_detection_by_nvml_needs_its_plugin(
 
 
 def test_the_options_are_right_before_slurmd_registers(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    slurm.version = "slurm 25.11.2"
     slurm.slurmd_active = slurm.answering = False
     slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
     verdict = hook(related=False)
@@ -189,7 +366,7 @@ def test_a_node_that_waits_for_jobs(registered: SlurmDouble):
     text = "slurmd-0 is drained: waiting for 1 job before its GPUs are registered"
     assert hook(live()) == Verdict(Level.WAITING, text)
     machine = compute_seat.look()
-    assert compute_seat.verdict(machine, live(), related=True, progress=None) == Verdict(Level.WAITING, text)
+    assert seats.verdict(machine, live()) == Verdict(Level.WAITING, text)
     registered.end_jobs()
     assert hook(live()).level == Level.ACTIVE
 
@@ -219,7 +396,7 @@ def test_a_slurmd_that_stopped(registered: SlurmDouble):
 
 
 def test_a_status_without_a_reconcile_says_what_follows(registered: SlurmDouble):
-    verdict = compute_seat.verdict(compute_seat.look(), live(), related=True, progress=None)
+    verdict = seats.verdict(compute_seat.look(answer=OFF), live())
     assert verdict == Verdict(Level.WAITING, "slurmd-0 has Gres=(none); gpu:mock_gpu:1 follows with the next event")
 
 
@@ -260,12 +437,11 @@ def test_device_files_are_waited_for(registered: SlurmDouble, mock_gpu: pathlib.
     assert hook(live()).level == Level.ACTIVE
 
 
-def test_another_gpu(registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path):
+def test_another_gpu(registered: SlurmDouble, paths: pathlib.Path):
     hook(live())
     old = live()
     registered.devices = 2
-    add_driver(paths, [Card("Mock GPU", "0000:02:00.0")], minors=[1])
-    (paths / "dev/nvidia1").touch()
+    second_card(paths)
     assert hook(old) == AWAITS
     assert registered.record == Record("gpu:mock_gpu:1")
     assert hook(live()).text.startswith("gpu:mock_gpu:2 on slurmd-0")
@@ -312,6 +488,7 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.
 
 
 def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble, paths: pathlib.Path):
+    compute_seat.PUSHED.write_text("")
     hook(live())
     compute_seat.release(owner="another/0")
     assert registered.record == Record("gpu:mock_gpu:1")
@@ -325,7 +502,6 @@ def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble
 
 
 def test_leaving_a_node_that_finds_its_gpus_alone(registered: SlurmDouble, paths: pathlib.Path):
-    registered.version = "slurm 25.11.2"
     hook(related=False)
     compute_seat.release(owner="slurm-gpu/0")
     assert registered.record == Record("gpu:mock_gpu:1")
@@ -335,7 +511,7 @@ def test_leaving_a_node_that_finds_its_gpus_alone(registered: SlurmDouble, paths
 
 def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
-    summary = compute_seat.summary(compute_seat.look(), live())
+    summary = seats.summary(compute_seat.look(answer=OFF), live())
     assert summary == {
         "node": "slurmd-0",
         "wanted": "gpu:mock_gpu:1",
@@ -349,19 +525,18 @@ def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
 
 
 def test_the_summary_of_a_machine_without_anything(slurm: SlurmDouble):
-    assert compute_seat.summary(compute_seat.look(), None) == {"lines-live": "true"}
+    assert seats.summary(compute_seat.look(), None) == {"lines-live": "true"}
 
 
 def test_the_summary_says_why_it_is_short(registered: SlurmDouble):
     registered.answering = False
     problem = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
-    assert compute_seat.summary(compute_seat.look(), None)["problem"] == problem
+    assert seats.summary(compute_seat.look(), None)["problem"] == problem
 
 
-def test_the_drop_in_names_this_machines_devices(registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path):
+def test_slurmd_waits_for_this_machines_devices(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
-    text = (paths / "etc/systemd/system/slurmd.service.d" / registration.DROPIN).read_text()
-    assert f"until test -e {mock_gpu}; do" in text
+    assert (registration.STATE_DIR / "devices").read_text() == f"{mock_gpu}\n"
 
 
 def test_a_local_slurmd_that_does_not_start_is_told(
@@ -374,7 +549,7 @@ def test_a_local_slurmd_that_does_not_start_is_told(
         raise CommandError("systemctl exited 1: Job for slurmd.service failed")
 
     monkeypatch.setattr(registration, "restart_if_active", fails)
-    progress = compute_seat.ensure(compute_seat.look(), None, owner="slurm-gpu/0")
+    progress = seats.ensure(compute_seat.look(), None)
     assert progress == registration.Progress(
         registration.Stage.FAILED, "systemctl exited 1: Job for slurmd.service failed"
     )
@@ -386,7 +561,7 @@ def test_a_damaged_local_file_is_told(slurm: SlurmDouble, mock_gpu: pathlib.Path
     slurmd_options.SLURM_CONF.touch()
     slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
     gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")
-    progress = compute_seat.ensure(compute_seat.look(), None, owner="slurm-gpu/0")
+    progress = seats.ensure(compute_seat.look(), None)
     assert progress is not None
     assert progress.stage is registration.Stage.FAILED
     assert "do not pair up" in progress.detail

@@ -293,30 +293,3 @@ def test_the_summary_before_anything_is_there(paths: pathlib.Path):
         "autodetect": "off",
         "gres-conf": "",
     }
-
-
-@pytest.mark.parametrize(
-    ("version", "restarts", "reconfigures"),
-    [("slurm-wlm 22.05.8", 1, 0), ("slurm 23.02.7", 1, 0), ("slurm 23.11.0", 0, 1), ("slurm 25.11.7", 0, 1)],
-)
-def test_an_old_slurmctld_is_started_anew(
-    cluster: Cluster, slurm: SlurmDouble, version: str, restarts: int, reconfigures: int
-):
-    """Its reconfigure counts the jobs of dynamic nodes twice, and the nodes are never free again."""
-    slurm.controller_version = version
-    cluster.say(0)
-    assert cluster.sync().live
-    assert cluster.sync().live
-    assert (slurm.restarted, slurm.reconfigured) == (restarts, reconfigures)
-
-
-def test_an_old_slurmctld_that_does_not_come_back_is_said(cluster: Cluster, slurm: SlurmDouble):
-    slurm.controller_version = "slurm-wlm 22.05.8"
-    slurm.answering = False
-    cluster.say(0)
-    now = cluster.sync()
-    assert not now.live
-    assert now.silent is not None
-    assert "Unable to contact slurm controller" in now.silent
-    slurm.answering = True
-    assert cluster.sync().live

@@ -41,7 +41,6 @@ def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.Monkey
     now = [0.0]
     monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    node.slurm.version = "slurm 25.11.7"
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()
@@ -334,19 +333,26 @@ def test_an_upgrade_from_the_action_to_the_first_job_behind_the_reboot(
     waits = "driver 580.173.02: waits for 1 job on slurmd-0"
     assert (results["result"], out.unit_status) == ("waiting", ops.WaitingStatus(waits))
     drained = "/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=gpu-driver: driver 580.173.02'"
-    assert orders == [drained]
+    reserved = "reservationname=slurm-gpu-slurmd-0"
+    assert orders == [
+        drained,
+        f"/usr/bin/scontrol update {reserved} endtime=now+3600",  # there is none yet
+        f"/usr/bin/scontrol create reservation {reserved} nodes=slurmd-0 users=root starttime=now endtime=now+3600 "
+        "flags=maint,ignore_jobs",
+    ]
+    orders.clear()
     assert update(ctx).unit_status == ops.WaitingStatus(waits)
-    assert (orders, slurm.jobs, slurm.waiting) == ([drained], ["7"], ["8"])
+    assert (orders, slurm.jobs, slurm.waiting) == ([], ["7"], ["8"])
 
     slurm.end_jobs()
     orders.clear()
     out = update(ctx)
     assert reboots == ["slurm-gpu/0"]
     assert out.unit_status == ops.WaitingStatus("driver 580.173.02: reboots with the next event")
-    assert orders[0] == "systemctl stop nvidia-persistenced.service"
-    assert orders[1].startswith("install ")
-    assert "nvidia-kernel-common-580-server=580.173.02" in orders[1]
-    assert orders[2:] == ["rmmod nvidia_uvm"]
+    assert orders[:2] == ["systemctl stop gpu-health.timer", "systemctl stop nvidia-persistenced.service"]
+    assert orders[2].startswith("install ")
+    assert "nvidia-kernel-common-580-server=580.173.02" in orders[2]
+    assert orders[3:] == ["rmmod nvidia_uvm"]
     assert (machine.loaded, machine.library_version()) == ("535.288.01", "580.173.02")
     assert (slurm.jobs, slurm.waiting) == ([], ["8"])
     assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="gpu-driver: driver 580.173.02")
@@ -365,11 +371,13 @@ def test_an_upgrade_from_the_action_to_the_first_job_behind_the_reboot(
     assert [order.removeprefix("/usr/bin/") for order in orders if order != "daemon-reload"] == [
         "reboot",
         "systemctl restart nvidia-persistenced.service",
+        f"scontrol delete {reserved}",  # or Slurm would not delete the node
         "scontrol delete nodename=slurmd-0",
         "systemctl restart slurmd.service",
         "restart slurmd.service",  # which registers drained: the waiting job waits on
         "scontrol update nodename=slurmd-0 state=down 'reason=gpu-driver: driver 580.173.02'",
         held,
+        f"scontrol delete {reserved}",
         "scontrol update nodename=slurmd-0 state=resume",
     ]
     assert (slurm.record, slurm.jobs, slurm.ended) == (Record(two), ["8"], [])

@@ -1,5 +1,6 @@
 """Drivers on a machine: one transaction, held afterwards, and nothing else taken away."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -171,3 +172,47 @@ def test_services(paths: pathlib.Path, node: MachineDouble):
 def test_an_unknown_command_is_noticed(node: MachineDouble):
     with pytest.raises(AssertionError, match="nobody expected"):
         apt.run("/usr/bin/apt-get", "autoremove")
+
+
+SMI_535 = "nvidia-utils-535-server"
+
+
+def without_smi(node: MachineDouble) -> driver_state.Facts:
+    """Upstream's driver: nvidia-headless-no-dkms, which brings no nvidia-smi."""
+    node.install_driver("535", "535.288.01")
+    del node.installed[SMI_535]
+    return driver_state.look(node.root / "proc", node.root / "sys")
+
+
+def test_nvidia_smi_of_exactly_the_drivers_version_is_added(node: MachineDouble):
+    facts = without_smi(node)
+    before = dict(node.installed)
+    driver_install.ensure_utils(facts)
+    number = before["libnvidia-compute-535-server"]
+    assert node.installed == before | {SMI_535: number}
+    node.log.clear()
+    driver_install.ensure_utils(facts)
+    assert node.log == []
+
+
+def test_nothing_else_is_moved_for_nvidia_smi(node: MachineDouble):
+    facts = without_smi(node)
+    node.also_removes = ["slurmd"]
+    with pytest.raises(driver_install.InstallError, match=r"nvidia-utils-535-server .*: apt would remove slurmd"):
+        driver_install.ensure_utils(facts)
+    assert not node.log
+    node.also_removes = []
+    node.offers[SMI_535] = ()  # the archive went on
+    with pytest.raises(driver_install.InstallError, match=r"^nvidia-utils-535-server 535\.288\.01"):
+        driver_install.ensure_utils(facts)
+    assert SMI_535 not in node.installed
+
+
+def test_no_nvidia_smi_for_a_driver_of_another_version_or_origin(node: MachineDouble):
+    facts = without_smi(node)
+    driver_install.ensure_utils(dataclasses.replace(facts, loaded="535.1"))  # mismatch, which the status tells
+    assert "apt-get install nvidia-utils-535-server=" in driver_install.utils_advice()
+    node.installed.clear()
+    driver_install.ensure_utils(facts)
+    assert node.log == []
+    assert driver_install.utils_advice().startswith("install nvidia-smi of exactly the driver's version")

@@ -15,6 +15,7 @@ from machines import add_pci
 from smi_samples import BARE, HEALTHY, answer, gpu
 
 import gpu_health
+import node_hold
 from gpu_health import DRAIN, WARN, Finding
 
 BUS = "0000:01:00.0"
@@ -346,7 +347,7 @@ def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
 def test_an_answer_that_is_none_is_a_failed_query(scene: Scene, printed: str):
     scene.smi(printed)
     assert scene.check() == 1
-    assert "nvidia-smi answers nonsense" in scene.told[0]
+    assert "nvidia-smi returned invalid XML" in scene.told[0]
 
 
 def test_nvidia_smi_that_is_gone_or_fails_in_its_own_words(scene: Scene, paths: pathlib.Path):
@@ -356,7 +357,7 @@ def test_nvidia_smi_that_is_gone_or_fails_in_its_own_words(scene: Scene, paths: 
     (paths / "bin/nvidia-smi").unlink()
     scene.node()
     assert scene.check() == 1
-    assert "nvidia-smi: No such file or directory" in scene.told[1]
+    assert "gpu-nvml exited 12: libnvidia-ml.so.1 is missing: install libnvidia-compute" in scene.told[1]
 
 
 def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.MonkeyPatch):
@@ -370,20 +371,20 @@ def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.Mo
 
 def test_where_everything_hangs_it_ends_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """Each program would take all that it may; together they get less, and the order to Slurm is still given."""
-    limits = {"_WHOLE_S": 3.0, "_SMI_S": 2.0, "_LOG_S": 2.0, "_SCONTROL_S": 1.0, "_SYSTEMCTL_S": 2.0, "_REAP_S": 0.1}
+    limits = {"_WHOLE_S": 3.0, "_SMI_S": 2.0, "_LOG_S": 2.0, "_SCONTROL_S": 1.0, "_SYSTEMCTL_S": 2.0, "_REAP_S": 0.5}
     for name, limit in limits.items():
         monkeypatch.setattr(gpu_health, name, limit)
     for name in ("nvidia-smi", "journalctl", "systemctl"):
         scene.program(name, "exec sleep 100")
     started = time.monotonic()
     assert scene.check("--dcgm") == 1
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 5
     assert len(scene.told) == 1
     assert "nvidia-smi does not answer" in scene.told[0]
 
 
 def test_the_whole_stays_under_slurms_minute():
-    queries = 5  # each may have to be killed
+    queries = 6  # each may have to be killed
     assert gpu_health._WHOLE_S + queries * gpu_health._REAP_S < 60
     assert gpu_health._SMI_S + gpu_health._SCONTROL_S < gpu_health._WHOLE_S
 
@@ -620,3 +621,43 @@ def test_as_slurms_own_program(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     gpu_health.OPTIONS.write_text("--xids=+109 -74\n")
     assert gpu_health.main() == 1
     assert "Xid 109" in scene.told[-1]
+
+
+def hold(scene: Scene) -> dict[str, str] | None:
+    return json.loads(gpu_health.HOLD.read_text()) if gpu_health.HOLD.exists() else None
+
+
+def test_a_drain_is_recorded_for_the_service_that_keeps_it_up(scene: Scene):
+    scene.program("systemctl", f'echo "$*" >> {scene.root}/systemctl')
+    scene.log(f"{time.time():.6f} h kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n")
+    assert scene.check() == 1
+    assert hold(scene) == {"node": "n0", "reason": OURS}
+    assert (scene.root / "systemctl").read_text() == "start --no-block slurm-gpu-node.service\n"
+    assert [one.kind for one in node_hold.held()] == ["gpu-health"], "as the service reads it"
+    scene.node("IDLE+DRAIN", OURS)
+    scene.log("")
+    assert scene.check() == 0
+    assert hold(scene) is not None, "one pass is not enough"
+    assert scene.check() == 0
+    assert hold(scene) is None
+    assert scene.told[-1].endswith("state=resume")
+
+
+def test_what_upstream_ended_is_still_bad_and_what_an_administrator_ended_is_not(scene: Scene):
+    line = f"{time.time():.6f} h kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
+    scene.log(line)
+    scene.check()
+    scene.node("IDLE", began="2026-11-20T19:00:00")  # upstream restarted slurmd and set it idle
+    assert scene.check() == 1
+    assert len(scene.told) == 2
+    scene.node("IDLE", began="2026-11-20T19:00:00")  # an administrator resumed it
+    assert scene.check() == 0
+    assert hold(scene) is None
+
+
+def test_what_the_service_took_for_an_administrators_order_is_one(scene: Scene):
+    scene.log(f"{time.time():.6f} h kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n")
+    scene.check()
+    gpu_health.HOLD.unlink()
+    scene.node("IDLE", began="2026-11-20T19:00:00")  # and slurmd was restarted since
+    assert scene.check() == 0

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import pytest
+import seats
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
@@ -11,6 +12,7 @@ import compute_seat
 import gpu_health
 import gpu_monitor
 import gpu_settings
+import slurm_advice
 import slurmd_options
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout, Completed
@@ -70,11 +72,28 @@ def test_where_there_is_no_timer(orders: list[str], node: str | None, setting: s
     assert len(orders) == count
 
 
+def test_a_driver_without_nvidia_smi_is_checked_through_its_library(orders: list[str], paths: pathlib.Path):
+    """As upstream's slurmd leaves it: nvidia-headless-no-dkms, which has no nvidia-smi."""
+    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    assert orders == []
+    (paths / "lib").mkdir()
+    (paths / "lib/libnvidia-ml.so.1").touch()
+    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    assert orders[-1] == "enable --now gpu-health.timer"
+    assert gpu_monitor.problem("on") is None
+    assert gpu_monitor.NVML_PROGRAM.parent == gpu_monitor.PROGRAM.parent, "where gpu-health looks for it"
+    assert gpu_monitor.NVML_PROGRAM.name in gpu_health.NVML_PROGRAMS
+    assert gpu_monitor.NVML_PROGRAM.stat().st_mode & 0o777 == 0o755
+    gpu_monitor.ensure_absent()
+    assert not gpu_monitor.NVML_PROGRAM.exists()
+
+
 def test_a_setting_that_is_none_or_cannot_be(smi: pathlib.Path):
     assert [gpu_monitor.problem(setting) for setting in ("auto", "on", "off")] == [None, None, None]
     smi.unlink()
     assert gpu_monitor.problem("auto") is None
-    assert gpu_monitor.problem("on") == f"health-check=on needs {smi}: install nvidia-utils of the driver's branch"
+    nothing = "there is no libnvidia-ml.so.1 on this machine: install libnvidia-compute of exactly the driver's version"
+    assert gpu_monitor.problem("on") == f"health-check=on cannot ask the driver: {nothing}"
 
 
 def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
@@ -107,7 +126,7 @@ def test_an_action_that_hangs_or_has_no_nvidia_smi(monkeypatch: pytest.MonkeyPat
     with pytest.raises(gpu_monitor.MonitorError, match="no answer within 70 s"):
         gpu_monitor.check("n0")
     smi.unlink()
-    with pytest.raises(gpu_monitor.MonitorError, match=r"there is no .*nvidia-smi on this machine"):
+    with pytest.raises(gpu_monitor.MonitorError, match=r"there is no libnvidia-ml.so.1 on this machine: install"):
         gpu_monitor.check("n0")
 
 
@@ -115,9 +134,8 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
     slurm.register()
     gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
-    slurm.version = "slurm-wlm 25.11.2"
     machine = compute_seat.look()
-    verdict = compute_seat.verdict(machine, None, related=False, progress=None)
+    verdict = seats.verdict(machine, None, related=False)
     text = "slurmd-0 is unfit: gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
     assert (verdict.level, verdict.text) == (compute_seat.Level.BLOCKED, text)
 
@@ -127,7 +145,7 @@ def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pa
     slurm.register()
     machine = compute_seat.look(gpu_settings.Settings(health="sometimes"))
     assert machine.problem == "health-check: 'sometimes' is none of auto, on, off, slurm"
-    assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
+    assert seats.ensure(machine, None) is None
     assert slurm.log == []
 
 
@@ -158,11 +176,8 @@ def test_where_slurm_runs_the_check_there_is_no_timer(
 
 
 def test_never_both(smi: pathlib.Path, slurm: SlurmDouble):
-    wanted = f"HealthCheckProgram={gpu_monitor.PROGRAM} HealthCheckInterval=300"
-    assert gpu_monitor.problem("slurm") == (
-        f"health-check=slurm needs it in Slurm: juju config slurmctld slurm-conf-parameters='{wanted}', "
-        "beside what that option holds already"
-    )
+    command = slurm_advice.command(slurm_advice.HEALTH_CHECK)
+    assert gpu_monitor.problem("slurm") == f"health-check=slurm needs it in Slurm: {command}"
     slurm.health_program = str(gpu_monitor.PROGRAM)
     assert gpu_monitor.problem("slurm") is None
     problem = gpu_monitor.problem("on")

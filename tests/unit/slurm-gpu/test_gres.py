@@ -35,7 +35,7 @@ def test_one_rtx_6000():
     plan = gres.plan(detection(gpu), conf(1, 2, 1), topology(1, 2, 1))
     assert plan.gres == "gpu:quadro_rtx_6000:1"
     assert plan.lines == ("Name=gpu Type=quadro_rtx_6000 File=/dev/nvidia0 Cores=0-1 Links=-1 Flags=nvidia_gpu_env",)
-    assert not plan.explicit
+    assert plan.beside == ()
 
 
 def test_eight_h100_behind_switches():
@@ -143,7 +143,7 @@ def test_types_are_spelt_as_slurm_does(name: str, kind: str):
 def test_a_name_that_slurm_cannot_hold_needs_its_lines():
     plan = gres.plan(detection(Gpu("Quadro RTX 6000/8000 (R)", "0000:00:00.0", 0)), {}, None)
     assert plan.gres == "gpu:quadro_rtx_6000_8000__r_:1"
-    assert plan.explicit
+    assert plan.beside == plan.lines
     assert slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines).lines == plan.lines
 
 
@@ -166,7 +166,7 @@ def test_mig_instances_are_devices_of_three_files():
         f"{head}12,/dev/nvidia-caps/nvidia-cap13 Cores=0-15 Flags=nvidia_gpu_env",
         f"{head}21,/dev/nvidia-caps/nvidia-cap22 Cores=0-15 Flags=nvidia_gpu_env",
     )
-    assert plan.explicit  # AutoDetect=nvidia sees the card only
+    assert plan.beside is None  # AutoDetect=nvidia sees the card only
     assert [str(file) for file in plan.device_files] == [
         "/dev/nvidia0",
         *(f"/dev/nvidia-caps/nvidia-cap{number}" for number in (12, 13, 21, 22)),
@@ -201,7 +201,7 @@ def test_mig_without_instances_is_refused_in_words(source: str, text: str):
 
 
 @pytest.mark.parametrize(
-    ("names", "aliases", "registered", "explicit"),
+    ("names", "aliases", "registered", "needs_lines"),
     [
         ([H100], {"nvidia_h100_80gb_hbm3": "h100"}, "gpu:h100:1", False),  # part of the detected name: Slurm matches it
         ([H100], {"nvidia_h100_80gb_hbm3": "hopper"}, "gpu:hopper:1", True),
@@ -221,10 +221,10 @@ def test_mig_without_instances_is_refused_in_words(source: str, text: str):
         ),
     ],
 )
-def test_aliases(names: list[str], aliases: dict[str, str], registered: str, explicit: bool):
+def test_aliases(names: list[str], aliases: dict[str, str], registered: str, needs_lines: bool):
     gpus = [Gpu(name, f"0000:0{i}:00.0", i) for i, name in enumerate(names)]
     plan = gres.plan(detection(*gpus), {}, None, aliases=aliases)
-    assert (plan.gres, plan.explicit) == (registered, explicit)
+    assert (plan.gres, plan.beside) == (registered, plan.lines if needs_lines else ())
 
 
 def test_an_alias_for_a_mig_profile_and_one_that_fits_nothing():

@@ -1,13 +1,16 @@
-"""slurmd's own reading of the lines, as its two versions print it, before anything of Slurm is touched."""
+"""slurmd's own reading of a node's gres.conf, before anything of Slurm is touched."""
 
 import pathlib
+import re
 
 import pytest
+import seats
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
 import compute_seat
 import gpu_settings
+import gres
 import gres_check
 import slurmd_options
 from slurm_ddp.run import CommandTimeout
@@ -18,8 +21,12 @@ RECORD = "slurmd-n0: Gres Name=gpu Type={} Count=1 Index=0 ID=7696487 File={} Co
 MIG = ("Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/c12,/dev/c13 Flags=nvidia_gpu_env",)
 
 
-def ask(lines: tuple[str, ...] = LINES, version: tuple[int, int] = (25, 11)) -> str | None:
-    return gres_check.difference("n0", "gpu:h100:1", lines, SETTINGS, version)
+DETECTED = RECORD.format("h100", "/dev/nvidia0", "0-1", "(null)", "")
+
+
+def ask(lines: tuple[str, ...] = LINES, *, detects: bool = False) -> str | None:
+    plan = gres.Plan("gpu:h100:1", lines, ())
+    return gres_check.difference("n0", plan, () if detects else lines, SETTINGS, "nvidia" if detects else "off")
 
 
 @pytest.mark.parametrize(
@@ -36,9 +43,6 @@ def ask(lines: tuple[str, ...] = LINES, version: tuple[int, int] = (25, 11)) -> 
 )
 def test_slurmd_agrees(slurm: SlurmDouble, printed: str):
     slurm.printed = printed
-    assert ask() is None
-    assert gres_check.ACCEPTED.exists()
-    slurm.printed = "not asked again"
     assert ask() is None
 
 
@@ -62,7 +66,6 @@ def test_slurmd_agrees(slurm: SlurmDouble, printed: str):
 def test_slurmd_differs(slurm: SlurmDouble, printed: str, problem: str):
     slurm.printed = printed
     assert ask() == f"slurmd -G: {problem}"
-    assert ask() == f"slurmd -G: {problem}"  # asked again, since it was not accepted
 
 
 @pytest.mark.parametrize("start", ["slurmd-n0:", "[2026-11-22T19:56:59.311]"])  # 26.05 prints a time
@@ -70,27 +73,44 @@ def test_slurmd_prints_a_device_whose_cores_it_calls_invalid(slurm: SlurmDouble,
     record = RECORD.format("h100", "/dev/nvidia0", "0-1", "-1", "").replace("slurmd-n0:", start)
     slurm.printed = f"{start} error: Invalid GRES data for gpu, Cores=0-1\n{record}"
     assert ask() == "slurmd -G: Invalid GRES data for gpu, Cores=0-1"
-    assert not gres_check.ACCEPTED.exists()
+
+
+def test_mig_is_printed_with_all_its_files(slurm: SlurmDouble):
+    slurm.printed = RECORD.format("a100_3g.20gb", "/dev/nvidia0,/dev/c12,/dev/c13", "0-1", "(null)", "")
+    assert ask(MIG) is None
 
 
 @pytest.mark.parametrize(
-    "printed",
+    ("printed", "problem"),
     [
-        "".join(RECORD.format("a100_3g.20gb", f"/dev/{name}", "0-1", "-1,0", "") for name in ("nvidia0", "c12", "c13")),
-        RECORD.format("a100_3g.20gb", "/dev/nvidia0,/dev/c12,/dev/c13", "0-1", "(null)", ""),
+        (DETECTED, None),  # AutoDetect=nvidia counts no links
+        (DETECTED.replace("Cores=0-1 ", ""), None),  # nor cores where the kernel shows none
+        (DETECTED.replace("Cores=0-1", "Cores=0"), "slurmd -G: /dev/nvidia0 has Cores=0, not 0-1"),
+        (DETECTED.replace("h100", "h200"), "slurmd -G: /dev/nvidia0 has Type=h200, not h100"),
+        (
+            "slurmd-n0: error: System GPU detection failed\n",
+            "slurmd -G: it finds no /dev/nvidia0 (System GPU detection failed)",
+        ),
     ],
-    ids=["22.05", "25.11"],
 )
-def test_mig_is_printed_in_two_ways(slurm: SlurmDouble, printed: str):
+def test_slurmds_own_detection(slurm: SlurmDouble, printed: str, problem: str | None):
     slurm.printed = printed
-    assert ask(MIG) is None
+    assert ask(detects=True) == problem
+
+
+def test_detected_cores_that_the_controller_would_refuse(slurm: SlurmDouble):
+    """Half a socket, as on machines with several NUMA nodes in one; our own lines leave the cores out."""
+    slurm.printed = DETECTED.replace("Cores=0-1", "Cores=0")
+    assert ask(("Name=gpu Type=h100 File=/dev/nvidia0",), detects=True) == (
+        "Slurm would refuse n0: gres/gpu GRES core specification 0 for node n0 doesn't match socket boundaries. "
+        "(Socket 0 is cores 0-1)"
+    )
 
 
 @pytest.mark.parametrize("printed", ["", "slurmd-n0: fatal: Unable to find the user\n"])
 def test_a_slurmd_that_says_nothing_of_gpus_stops_nobody(slurm: SlurmDouble, printed: str):
     slurm.printed = printed
     assert ask() is None
-    assert not gres_check.ACCEPTED.exists()
 
 
 def test_a_slurmd_that_hangs_stops_nobody(monkeypatch: pytest.MonkeyPatch):
@@ -102,22 +122,26 @@ def test_a_slurmd_that_hangs_stops_nobody(monkeypatch: pytest.MonkeyPatch):
     assert ask() is None
 
 
-@pytest.mark.parametrize(("version", "has_cgroup_conf"), [((22, 5), False), ((25, 11), True)])
-def test_what_slurmd_is_given(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], has_cgroup_conf: bool):
+def test_what_slurmd_is_given(monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, str] = {}
 
     def look(*argv: str, **_: object) -> None:
         directory = pathlib.Path(argv[-1]).parent
-        seen.update({file.name: file.read_text() for file in directory.iterdir()})
+        seen.update({file.name: file.read_text() for file in directory.iterdir() if file.is_file()})
+        (spool,) = re.findall(r"^SlurmdSpoolDir=(.*)$", seen["slurm.conf"], re.MULTILINE)
+        assert pathlib.Path(spool).is_dir(), "slurmd complains of a socket's folder that is not there"
+        assert "gpu" not in spool
         raise CommandTimeout("enough")
 
     monkeypatch.setattr(gres_check, "run", look)
-    ask(version=version)
+    ask()
     node = seen["slurm.conf"].splitlines()[-1]
     assert node.startswith("NodeName=n0 NodeHostname=")
     assert node.endswith(" cpus=2 boards=1 corespersocket=2 Gres=gpu:h100:1")
-    assert seen["gres.conf"] == f"NodeName=n0 AutoDetect=off {LINES[0]}\n"
-    assert ("cgroup.conf" in seen) == has_cgroup_conf
+    assert seen["gres.conf"] == f"AutoDetect=off\nNodeName=n0 AutoDetect=off {LINES[0]}\n"
+    assert seen["cgroup.conf"] == "CgroupPlugin=disabled\n"
+    ask(detects=True)
+    assert seen["gres.conf"] == "AutoDetect=nvidia\n"
 
 
 def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, mock_gpu: pathlib.Path):
@@ -126,7 +150,7 @@ def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, m
     slurm.printed = RECORD.format("other", mock_gpu, "0-1", "-1", "")
     machine = compute_seat.look()
     assert machine.problem == f"slurmd -G: {mock_gpu} has Type=other, not mock_gpu"
-    assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
+    assert seats.ensure(machine) is None
     assert compute_seat.offer(machine, None) is None
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
@@ -136,5 +160,5 @@ def test_an_alias_that_is_none_is_the_status(slurm: SlurmDouble, mock_gpu: pathl
     slurmd_options.PATH.write_text(OPTIONS)
     machine = compute_seat.look(gpu_settings.Settings(aliases="mock_gpu=Mock GPU"))
     assert machine.problem == "gpu-type-alias: 'Mock GPU' is no type: small letters, digits and _ . + - only"
-    assert compute_seat.ensure(machine, None, owner="slurm-gpu/0") is None
+    assert seats.ensure(machine) is None
     assert slurm.log == []

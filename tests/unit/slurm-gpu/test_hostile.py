@@ -45,7 +45,6 @@ def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(gpu_monitor, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     monkeypatch.setattr(ops.Unit, "reboot", lambda _: pytest.fail("a reboot"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    node.slurm.version = "slurm 25.11.7"
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()
@@ -241,11 +240,12 @@ def test_a_node_whose_name_is_none(ctx: testing.Context[charm.SlurmGpuCharm], se
     text = slurmd_options.PATH.read_text()
     slurmd_options.PATH.write_text(text.replace("-N slurmd-0", f"-N '{name}'"))
     relation = testing.Relation("node-gres", remote_app_name="slurm-gpu-controller")
-    for event in (ctx.on.update_status(), ctx.on.config_changed(), ctx.on.remove()):
+    for event in (ctx.on.update_status(), ctx.on.config_changed()):
         out = ctx.run(event, testing.State(relations=[COMPUTE, relation]))
         assert not isinstance(out.unit_status, ops.ActiveStatus)
         if name != "-x":  # which upstream's parser takes for another option, so that -N has no value
             assert is_one_line_of(f"{slurmd_options.PATH}: no node can have the name ", out.unit_status.message)
+    ctx.run(ctx.on.remove(), testing.State(relations=[COMPUTE, relation]))
 
 
 BROKEN = {

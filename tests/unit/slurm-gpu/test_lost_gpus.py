@@ -2,21 +2,25 @@
 
 import pathlib
 import shutil
+import time
 
 import ops
 import pytest
 from conftest import OPTIONS
 from machines import Card, add_driver
 from ops import testing
+from seats import hook, offer
 from slurm_double import SlurmDouble
 
+import bring_up
 import charm
 import compute_seat
 import gpu_detect
+import node_watch
 import slurmd_options
 from compute_seat import Level, Verdict
 from gpu_detect import NvmlAnswer
-from slurm_ddp.interfaces.slurm_gres import ControllerGres
+from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
@@ -24,18 +28,16 @@ LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
 STATUS = Verdict(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")
 DRAIN = f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {LOSS}'"
 RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
-UPSTREAM = ControllerGres(autodetect="nvidia")
-
-
-def hook() -> Verdict:
-    machine = compute_seat.look()
-    progress = compute_seat.ensure(machine, UPSTREAM, owner="slurm-gpu/0")
-    return compute_seat.verdict(machine, UPSTREAM, related=True, progress=progress)
 
 
 def lose(paths: pathlib.Path, *cards: int) -> None:
     for i in cards:
         shutil.rmtree(paths / "proc/driver/nvidia/gpus" / CARDS[i].bus_id)
+
+
+def orders(node: SlurmDouble) -> list[str]:
+    """Return what the node was told; slurmd's drop-in, which names the cards that it waits for, follows them."""
+    return [order for order in node.log if order != "daemon-reload" and "reservation" not in order]
 
 
 def bring_back(paths: pathlib.Path) -> None:
@@ -46,7 +48,6 @@ def bring_back(paths: pathlib.Path) -> None:
 @pytest.fixture
 def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
     """A node in service with two cards."""
-    slurm.version = "slurm-wlm 25.11.2"
     slurm.devices = 2
     add_driver(paths, CARDS)
     for minor in range(2):
@@ -65,15 +66,15 @@ def test_a_lost_card_drains_the_node_and_its_return_resumes_it(node: SlurmDouble
     before = slurmd_options.PATH.read_text()
     lose(paths, 1)
     assert hook() == STATUS
-    assert node.log == [DRAIN]
+    assert orders(node) == [DRAIN]
     assert hook() == STATUS  # said once
-    assert node.log == [DRAIN]
-    assert compute_seat.offer(compute_seat.look(), UPSTREAM) is None  # its lines stay
+    assert orders(node) == [DRAIN]
+    assert offer() == NodeGres(node="slurmd-0", gres="gpu:nvidia_h200:1", lines=(), awaits=False)
     assert slurmd_options.PATH.read_text() == before
     assert (node.jobs, node.ended) == (["7"], [])
     bring_back(paths)
     assert hook().level == Level.ACTIVE
-    assert node.log == [DRAIN, RESUME]
+    assert orders(node) == [DRAIN, RESUME]
     assert (node.jobs, node.ended, node.state()) == (["7"], [], "MIXED+DYNAMIC_NORM")
 
 
@@ -81,7 +82,7 @@ def test_all_cards_lost(node: SlurmDouble, paths: pathlib.Path):
     lose(paths, 0, 1)
     loss = "0 of 2 GPUs found, 0000:1b:00.0, 0000:9d:00.0 missing"
     assert hook().text.startswith(loss)
-    assert node.log == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
+    assert orders(node) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
 
 
 def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
@@ -89,10 +90,10 @@ def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: broken)
     loss = "NVML: Driver/library version mismatch; reboot this machine"
     assert hook() == Verdict(Level.BLOCKED, loss)
-    assert node.log == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
+    assert orders(node) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="NVML Shared Library Not Found"))
     assert hook().level == Level.ACTIVE
-    assert node.log[1:] == [RESUME]
+    assert orders(node)[1:] == [RESUME]
 
 
 @pytest.mark.parametrize("flags", [{"DRAIN"}, {"FAIL"}])
@@ -104,7 +105,7 @@ def test_what_an_administrator_set_stays(node: SlurmDouble, paths: pathlib.Path,
     assert hook() == STATUS
     bring_back(paths)
     hook()
-    assert node.log == []
+    assert orders(node) == []
     assert node.record.reason == "replaced by ops"
 
 
@@ -114,14 +115,14 @@ def test_a_controller_that_is_silent_is_told_later(node: SlurmDouble, paths: pat
     assert hook() == STATUS
     node.answering = True
     assert hook() == STATUS
-    assert node.log == [DRAIN]
+    assert orders(node) == [DRAIN]
 
 
 def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pathlib.Path):
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     add_driver(paths, [CARDS[0], Card("NVIDIA H200", "0000:c1:00.0")])
     assert hook().level == Level.ACTIVE
-    assert node.log == []
+    assert orders(node) == []
     shutil.rmtree(paths / "proc/driver/nvidia/gpus")
     node.devices = 3
     (paths / "dev/nvidia2").touch()
@@ -131,11 +132,61 @@ def test_a_card_that_moved_or_was_added_is_not_lost(node: SlurmDouble, paths: pa
     assert node.record.gres == "gpu:nvidia_h200:3"
 
 
-def run_accept() -> None:
+def run_event(name: str) -> object:
     relation = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
     ctx = testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
-    out = ctx.run(ctx.on.action("accept-gpus"), testing.State(relations=[relation]))
-    assert isinstance(out.unit_status, ops.ActiveStatus)
+    event = ctx.on.action(name) if "-" in name else getattr(ctx.on, name)()
+    return ctx.run(event, testing.State(relations=[relation])).unit_status
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+@pytest.mark.parametrize("between", [[], ["show-gres"]], ids=["", "an action in between"])
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_registered(
+    node: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, answers: bool, between: list[str]
+):
+    """The start hook runs before slurmd; without it scontrol has no slurm.conf, unless the node has its own."""
+    woken: list[object] = []
+    monkeypatch.setattr(node_watch, "wake", woken.append)
+    node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
+    node_watch.JUJU_EXEC.touch()
+    (paths / "proc/uptime").write_text("60.00 100.00\n")
+    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
+    node.booted = stamp(-86400)
+    node.register()
+    node.booted = stamp(-60)
+    lose(paths, 1)
+    (paths / "dev/nvidia1").unlink()
+    node.devices = 1
+    node.slurmd_active, node.answering = False, answers
+    blocked = ops.BlockedStatus(STATUS.text)
+    for event in ("start", *between):
+        assert run_event(event) == blocked
+    watch = node_watch.Watch()
+    wait = watch.step()
+    assert (wait is not None, woken) == (True, [])
+    node.slurmd_active = node.answering = True
+    node.register()
+    assert node.record is not None
+    assert node.record.reason == "gres/gpu count reported lower than configured (1 < 2)"
+    for _ in range(6):  # the controller is asked every five seconds
+        time.sleep(wait or 0.0)
+        wait = watch.step()
+    assert woken == ["slurm-gpu/0"]
+    assert run_event("update_status") == blocked
+    assert (node.record.reason, node.maintained) == (f"slurm-gpu: {LOSS}", ["slurm-gpu-slurmd-0"])
+    watch.step()
+    run_event("show-gres")
+    for _ in range(100):
+        time.sleep(watch.step() or 0.0)
+    assert woken == ["slurm-gpu/0"], "the hold is kept without hooks"
+
+
+def run_accept() -> None:
+    assert isinstance(run_event("accept-gpus"), ops.ActiveStatus)
 
 
 def test_a_card_taken_out_for_good_is_accepted(node: SlurmDouble, paths: pathlib.Path):
@@ -165,3 +216,17 @@ def test_a_charm_that_goes_forgets_the_cards(node: SlurmDouble):
     assert compute_seat.CARDS.exists()
     compute_seat.release(owner="slurm-gpu/0")
     assert not compute_seat.CARDS.exists()
+
+
+def test_upstreams_idle_brings_no_job_to_a_node_that_lost_a_card(node: SlurmDouble, paths: pathlib.Path):
+    lose(paths, 1)
+    hook()
+    assert node.maintained == ["slurm-gpu-slurmd-0"]
+    node.waiting = ["7"]
+    node.upstream_sets_idle()
+    assert ("DRAIN" in node.state(), node.jobs) == (False, [])
+    assert hook() == STATUS
+    assert ("DRAIN" in node.state(), node.jobs) == (True, [])
+    bring_back(paths)
+    hook()
+    assert (node.state(), node.maintained, node.jobs) == ("MIXED+DYNAMIC_NORM", [], ["7"])

@@ -295,7 +295,9 @@ def test_cards_without_mig(mig: MachineDouble):
 
 def test_without_nvidia_smi(mig: MachineDouble, paths: pathlib.Path):
     (paths / "usr/bin/nvidia-smi").unlink()
-    with pytest.raises(gpu_tasks.TaskError, match="install nvidia-utils"):
+    with pytest.raises(
+        gpu_tasks.TaskError, match="NVML alone cannot do it: install nvidia-smi of exactly the driver's version"
+    ):
         set_mig("off")
 
 

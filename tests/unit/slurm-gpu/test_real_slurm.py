@@ -1,6 +1,6 @@
 """The registration on a real slurmctld and slurmd, started by these tests: what reservations and a loss of power do.
 
-Needs Debian 12, root and what `scripts/setup.sh test` installs; only on another system are these tests skipped.
+Slurm is the sandbox's, which `real_slurm` unpacks; needs root and what `scripts/setup.sh demo` installs.
 """
 
 import collections.abc
@@ -9,7 +9,6 @@ import os
 import pathlib
 import random
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +16,9 @@ import time
 import typing
 
 import pytest
-from test_slurm_agrees import lacks, system
+import real_slurm
 
+import node_hold
 import registration
 import slurmd_options
 from registration import Progress, Stage
@@ -49,6 +49,7 @@ SelectTypeParameters=CR_CPU
 SwitchType=switch/none
 MpiDefault=none
 GresTypes=gpu
+ReturnToService=0
 MaxNodeCount=10
 NodeSet=dynamic Feature=slurmd
 PartitionName=all Nodes=dynamic Default=YES MaxTime=INFINITE State=UP
@@ -62,8 +63,9 @@ class PowerCut(BaseException):
 class Mini:
     """A controller, and one node whose slurmd is started as systemd would."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, tree: pathlib.Path) -> None:
         self.folder = folder
+        self.tree = tree
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
         self.env |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         self.slurmd: subprocess.Popen[bytes] | None = None
@@ -72,10 +74,11 @@ class Mini:
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         out = (self.folder / f"{argv[0]}.out").open("ab")
         with out:
-            return subprocess.Popen(argv, env=self.env, stdout=out, stderr=out)
+            return subprocess.Popen(real_slurm.inside(self.tree, argv), env=self.env, stdout=out, stderr=out)
 
     def run(self, *argv: typing.Any, **more: typing.Any) -> run.Completed:
-        return run.run(*argv, **more, env={"SLURM_CONF": self.env["SLURM_CONF"]})
+        command = real_slurm.inside(self.tree, [str(word) for word in argv])
+        return run.run(*command, **more, env={"SLURM_CONF": self.env["SLURM_CONF"]})
 
     def scontrol(self, *words: str) -> str:
         return self.run("/usr/bin/scontrol", *words).stdout
@@ -131,16 +134,17 @@ def free_ports(count: int) -> list[int]:
     return list(ports)
 
 
-@pytest.fixture(autouse=True)
-def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Mini]:
-    """A node without GPUs in Slurm, on a machine whose gres.conf has one."""
-    if system() != "debian 12":
-        pytest.skip(f"starts the Slurm of Debian 12; this machine has {system()}")
-    missing = lacks() or (
-        None if shutil.which("slurmctld", path="/usr/sbin") else "no slurmctld: run scripts/setup.sh test"
-    )
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    missing = real_slurm.lacks()
     if missing:
         pytest.fail(missing, pytrace=False)
+    return real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture(autouse=True)
+def slurm(paths: pathlib.Path, tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Mini]:
+    """A node without GPUs in Slurm, on a machine whose gres.conf has one."""
     folder = paths / "mini"
     for name in ("state", NAME):
         (folder / name).mkdir(parents=True)
@@ -149,7 +153,8 @@ def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> collections.a
     (folder / "gres.conf").write_text(f"NodeName={NAME} AutoDetect=off Name=gpu Type=mock_gpu File=/dev/null\n")
     slurmd_options.PATH.write_text(OPTIONS)
     registration.STATE_DIR.mkdir(parents=True)
-    mini = Mini(folder)
+    (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    mini = Mini(folder, tree)
     monkeypatch.setattr(nodes, "run", mini.run)
     for name in ("_REGISTER_S", "_SETTLE_S"):
         monkeypatch.setattr(registration, name, float(LONG_S))
@@ -204,6 +209,26 @@ def test_a_reservation_is_neither_lost_nor_in_the_way_for_good(slurm: Mini, star
     slurm.until(is_idle_with_gpu)
 
 
+def test_a_held_node_can_be_deleted_once_somebody_ended_its_reservation(slurm: Mini, monkeypatch: pytest.MonkeyPatch):
+    """As upstream's slurmd deletes its node; the README has the command."""
+    monkeypatch.setattr(systemd, "start_later", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    reason = "gpu-health: Xid 79"
+    nodes.drain(NAME, reason)
+    node_hold.begin("gpu-health", NAME, reason)
+    slurm.until(lambda node: "MAINTENANCE" in node.flags)
+    with pytest.raises(nodes.NodeBusy):
+        nodes.delete(NAME)
+    slurm.scontrol("delete", f"reservationname={node_hold.reservation(NAME)}")
+    slurm.until(lambda node: "MAINTENANCE" not in node.flags)
+    real = time.time
+    monkeypatch.setattr(node_hold.time, "time", lambda: real() + 60)
+    assert [one.reason for one in node_hold.keep()] == [reason]
+    assert nodes.reservations(NAME) == {}
+    assert slurm.until(lambda node: node.is_drained).reason == reason
+    nodes.delete(NAME)
+    assert nodes.show(NAME) is None
+
+
 def test_a_node_that_is_drained_registers_drained_after_a_power_cut(slurm: Mini, monkeypatch: pytest.MonkeyPatch):
     delete = nodes.delete
 
@@ -224,7 +249,7 @@ def test_a_node_that_is_drained_registers_drained_after_a_power_cut(slurm: Mini,
     assert advance() == Progress(Stage.REGISTERED)
     node = slurm.until(lambda node: node.reason == "bad fan")
     assert node.is_drained
-    assert not list(registration.STATE_DIR.iterdir())
+    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
     nodes.resume(NAME)
     slurm.until(is_idle_with_gpu)
 

@@ -1,7 +1,10 @@
 """The state machine that registers GPUs: from every state, through every interruption, without ending a job."""
 
+import collections.abc
 import dataclasses
 import pathlib
+import shlex
+import subprocess
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
@@ -58,7 +61,7 @@ def test_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
         "restart slurmd.service",
     ]
     assert slurm.record == Record(GRES)
-    assert not list(registration.STATE_DIR.iterdir())
+    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
 
 
 def test_a_second_time_changes_nothing(slurm: SlurmDouble, options: pathlib.Path):
@@ -114,7 +117,7 @@ def test_a_job_that_starts_while_the_node_is_deleted(slurm: SlurmDouble, monkeyp
 RESERVED = "reservation maint: wait for its end, or scontrol update reservationname=maint nodes=slurmd-1"
 
 
-@pytest.mark.parametrize("found", [Record(""), Record("", "DOWN", reason="New node.")])
+@pytest.mark.parametrize("found", [Record(""), Record("", "DOWN", reason="'n/a'")])
 def test_a_reservation_that_holds_the_node_is_named_and_nothing_changed(
     slurm: SlurmDouble, options: pathlib.Path, found: Record
 ):
@@ -225,7 +228,7 @@ def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, options: pathlib.Pa
         assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES), f"killed after {lives} commands"
         assert slurm.ended == []
         assert not registration.HELD_ENV.exists()
-        assert not list(registration.STATE_DIR.glob("*"))
+        assert registration.Found.load() is None and not registration.HELD_ENV.exists()
         slurm.log.clear()
         assert advance() == Progress(Stage.REGISTERED)
         assert slurm.log == []
@@ -264,7 +267,7 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, options: pathlib.Path, foun
             assert (now.flags, now.reason) == (was.flags, was.reason), f"killed after {lives} commands"
             assert now.base in {was.base, "DOWN"}  # as Slurm marks a node that was rebooted
             assert slurm.waiting == ["9"]
-        assert not list(registration.STATE_DIR.glob("*"))
+        assert registration.Found.load() is None and not registration.HELD_ENV.exists()
         if not was_killed:
             return
     pytest.fail("the hook never came to its end")
@@ -341,7 +344,7 @@ def test_a_node_whose_devices_stay_away(slurm: SlurmDouble, options: pathlib.Pat
 def test_a_record_that_holds_more_than_it_shows_is_made_anew(slurm: SlurmDouble, options: pathlib.Path):
     """Slurm 24.11, after one of two cards was given up."""
     options.write_text(WITH_GPU.replace(GRES, GRES.replace(":1", ":2")))
-    slurm.shows_reported, slurm.devices = True, 2
+    slurm.devices = 2
     slurm.register()
     slurm.devices = 1
     slurm.register()
@@ -371,9 +374,11 @@ def test_an_administrators_drain_survives_a_node_that_was_invalid(slurm: SlurmDo
     assert slurm.record is not None
     slurm.record.flags.add("DRAIN")
     slurm.record.reason = "bad fan"
+    assert advance() == Progress(Stage.REGISTERED)
     slurm.devices = 0
     slurm.register()
-    assert advance() == Progress(Stage.INVALID, "bad fan")
+    reason = SHORT_OF_GPUS.format(found=0, wanted=1)
+    assert advance() == Progress(Stage.INVALID, reason), "Slurm's reason takes the place of the administrator's"
     slurm.devices = 1
     slurm.register()
     assert advance() == Progress(Stage.REGISTERED)
@@ -520,8 +525,6 @@ def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     assert not registration.ensure_dropin(files)
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     assert "After=nvidia-persistenced.service nvidia-fabricmanager.service\n" in text
-    wait = "until test -e /dev/nvidia0 && test -e /dev/nvidia1; do sleep 0.5; done"
-    assert f"ExecStartPre=-/usr/bin/timeout 60 /bin/sh -c '{wait}'\n" in text
     assert f"EnvironmentFile=-{registration.HELD_ENV}\n" in text
     assert registration.ensure_no_dropin()
     assert not registration.ensure_no_dropin()
@@ -529,8 +532,39 @@ def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     assert slurm.log == ["daemon-reload", "daemon-reload"]
 
 
+@pytest.fixture
+def waits(slurm: SlurmDouble, paths: pathlib.Path) -> collections.abc.Generator[subprocess.Popen[bytes]]:
+    """slurmd's start, which waits for two cards, of which the second is missing."""
+    devices = [paths / f"dev/nvidia{minor}" for minor in range(2)]
+    devices[0].touch()
+    registration.ensure_dropin(tuple(devices))
+    text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
+    command = next(row for row in text.splitlines() if "timeout" in row).removeprefix("ExecStartPre=-")
+    assert command.startswith("/usr/bin/timeout 60 ")
+    with subprocess.Popen(shlex.split(command)) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.8)
+        yield process
+        process.terminate()
+
+
+@pytest.mark.parametrize("change", ["comes", "lost", "all lost", "released"])
+def test_slurmd_starts_as_soon_as_nothing_more_is_to_come(
+    waits: subprocess.Popen[bytes], paths: pathlib.Path, change: str
+):
+    if change == "comes":
+        (paths / "dev/nvidia1").touch()
+    elif change == "lost":
+        assert registration.ensure_dropin((paths / "dev/nvidia0",))
+    elif change == "all lost":
+        assert registration.ensure_dropin(())
+    else:
+        registration.ensure_no_dropin()
+    assert waits.wait(10) == 0
+
+
 @pytest.mark.parametrize(
-    ("said", "version"), [("slurm-wlm 22.05.8", (22, 5)), ("slurm 25.11.2", (25, 11)), ("slurm", None)]
+    ("said", "version"), [("slurm-wlm 24.11.5", (24, 11)), ("slurm 25.11.2", (25, 11)), ("slurm", None)]
 )
 def test_the_version(slurm: SlurmDouble, said: str, version: tuple[int, int] | None):
     slurm.version = said

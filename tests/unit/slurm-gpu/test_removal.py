@@ -4,6 +4,7 @@ import pathlib
 import shutil
 
 import pytest
+import seats
 from conftest import OPTIONS
 from machines import Card, add_driver
 from slurm_double import Record, SlurmDouble
@@ -29,7 +30,6 @@ NAME = "slurmd-0"
 @pytest.fixture
 def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
     """A node of Slurm 25.11 in service with two cards."""
-    slurm.version = "slurm-wlm 25.11.2"
     slurm.devices = 2
     add_driver(paths, CARDS)
     for minor in range(2):
@@ -42,8 +42,8 @@ def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
     return slurm
 
 
-def hook(answer: ControllerGres | None = None) -> None:
-    compute_seat.ensure(compute_seat.look(), answer or ControllerGres(autodetect="nvidia"), owner="slurm-gpu/0")
+def hook(answer: ControllerGres = seats.UPSTREAM) -> None:
+    seats.hook(answer)
 
 
 def remove() -> None:
@@ -94,7 +94,8 @@ def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplo
 
 
 def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, paths: pathlib.Path):
-    """22.05: with the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
+    """With the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
+    compute_seat.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
     for minor in range(2):
         (paths / f"dev/nvidia{minor}").touch()
     for lost in ((1,), (0, 1)):
@@ -105,12 +106,10 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
         slurmd_options.PATH.write_text(OPTIONS)
         slurm.record = None
         slurm.register()
-        machine = compute_seat.look()
-        assert machine.offer is not None
-        hook(ControllerGres(autodetect="off", applied=(machine.offer.digest,)))
+        hook(seats.live())
         assert slurm.record == Record(GRES)
         lose(paths, *lost)
-        hook()
+        hook(seats.OFF)
         assert slurm.record is not None
         assert slurm.record.reason.startswith("slurm-gpu: ")
         remove()
@@ -181,7 +180,7 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pa
     remove()
     assert node.record == Record(GRES)
     assert (node.jobs, node.ended) == (["7"], [])
-    assert not list(registration.STATE_DIR.glob("*"))
+    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
 
 
 def test_a_drain_that_somebody_ordered_while_jobs_were_waited_for(node: SlurmDouble, paths: pathlib.Path):
@@ -209,7 +208,8 @@ def test_a_refused_registration_stays_out(node: SlurmDouble, paths: pathlib.Path
     node.devices = 1  # slurmd finds fewer than the driver
     node.register()
     reason = "gres/gpu count reported lower than configured (1 < 2)"
-    assert node.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
+    shown = GRES.replace(":2", ":1")  # what slurmd reported
+    assert node.record == Record(shown, flags={"DYNAMIC_NORM", "DRAIN", "INVALID_REG"}, reason=reason)
     remove()
     assert node.record is not None
     assert node.record.reason == f"{reason}{BY_HAND}"
@@ -233,4 +233,4 @@ def test_a_controller_that_is_silent_is_told(node: SlurmDouble, paths: pathlib.P
     remove()
     assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text
     assert "this node stays drained, see sinfo -R" in caplog.text
-    assert not list(registration.STATE_DIR.glob("*"))
+    assert registration.Found.load() is None and not registration.HELD_ENV.exists()

@@ -53,7 +53,7 @@ def reset(gpu: str = BUS, wait_s: float = 60, log: list[str] | None = None) -> d
         Record(
             "", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "gpu-health: Xid 119: GSP does not answer: reset it 0000:1b:00.0"
         ),
-        Record("", "DOWN", {"DYNAMIC_NORM"}, "New node."),
+        Record("", "DOWN", {"DYNAMIC_NORM"}, "'n/a'"),
     ],
 )
 def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Record):

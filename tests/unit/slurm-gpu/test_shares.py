@@ -4,6 +4,7 @@ import pathlib
 import typing
 
 import pytest
+import seats
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
@@ -12,6 +13,7 @@ import gpu_detect
 import gpu_settings
 import gres
 import gres_conf
+import slurm_advice
 import slurmd_options
 from gpu_base import Level, Verdict
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
@@ -32,22 +34,18 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
 
 
 def hook(answer: ControllerGres | None, **options: typing.Any) -> Verdict:
-    machine = compute_seat.look(gpu_settings.Settings(**options))
-    progress = compute_seat.ensure(machine, answer, owner="slurm-gpu/0")
-    return compute_seat.verdict(machine, answer, related=True, progress=progress)
+    return seats.hook(answer, gpu_settings.Settings(**options))
 
 
 def live(**options: typing.Any) -> ControllerGres:
-    offer = compute_seat.look(gpu_settings.Settings(**options)).offer
-    assert offer is not None
-    return ControllerGres(autodetect="off", applied=(offer.digest,))
+    return seats.live(seats.UPSTREAM, gpu_settings.Settings(**options))
 
 
 def test_a_line_for_the_shares_of_each_card():
     plan = gres.plan(CARDS, {}, None, shares=gres.Shares("shard", 4))
     assert plan.gres == "gpu:mock_gpu:2,shard:8"
     assert plan.lines[2:] == ("Name=shard Count=4 File=/dev/nvidia0", "Name=shard Count=4 File=/dev/nvidia1")
-    assert plan.explicit, "Slurm's own detection finds no shares"
+    assert plan.beside == ("Name=shard Count=8",), "Slurm's own detection finds the cards, and no shares"
     NodeGres(node="n0", gres=plan.gres, lines=plan.lines)  # which the controller takes
     plan = gres.plan(CARDS, {}, None, shares=gres.Shares("mps", 100))
     assert plan.gres == "gpu:mock_gpu:2,mps:200"
@@ -94,14 +92,13 @@ def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
     assert hook(live(), shards=4) == Verdict(
         Level.BLOCKED,
         "shards-per-gpu: slurm.conf has no shard among its GresTypes: "
-        "juju config slurmctld slurm-conf-parameters='GresTypes=gpu,shard', beside what that option holds already",
+        + slurm_advice.command({"GresTypes": "gpu,shard"}),
     )
     answer = live()
     node.types = ""
     assert hook(answer) == Verdict(
         Level.BLOCKED,
-        "slurm.conf has no gpu among its GresTypes: "
-        "juju config slurmctld slurm-conf-parameters='GresTypes=gpu', beside what that option holds already",
+        "slurm.conf has no gpu among its GresTypes: " + slurm_advice.command({"GresTypes": "gpu"}),
     )
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []

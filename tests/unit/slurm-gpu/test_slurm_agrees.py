@@ -1,24 +1,20 @@
-"""Our lines against what Slurm's own nvml detection yields, on Debian's slurmd, with faked cards and processors.
+"""Our lines against what Slurm's own detection yields, on a real slurmd with faked cards and processors.
 
-Needs Debian 12, whose Slurm is asked, root, and what `scripts/setup.sh test` installs. The nvml plugin is Debian's contrib
-package slurm-wlm-nvml-plugin, fetched from this machine's own archives and unpacked beside slurmd's own plugins: apt cannot
-install it, since it wants another build of Debian's Slurm. NVML is `fake_nvml.c`; device nodes and the driver's /proc files
-are mounted into a namespace.
-
-Only on another system are these tests skipped. On Debian 12 whatever is missing fails them.
+Slurm is the sandbox's, which `real_slurm` unpacks. The nvml plugin is Debian's contrib package slurm-wlm-nvml-plugin,
+fetched from this machine's own archives. NVML is `fake_nvml.c`; device nodes and the driver's /proc and /sys files are
+mounted into a namespace. Needs Debian, root, gcc and what `scripts/setup.sh demo` installs.
 """
 
 import dataclasses
 import os
 import pathlib
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import typing
 
 import pytest
+import real_slurm
 from conftest import ask_nvml
 from machines import add_pci, add_topology, conf
 
@@ -28,41 +24,12 @@ import gres_check
 from slurm_ddp import run
 
 HERE = pathlib.Path(__file__).resolve().parent
-PLUGINS = pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm")
 PACKAGE = "slurm-wlm-nvml-plugin"
-
-
-def system() -> str:
-    """Return this machine's distribution and release: "debian 12"."""
-    text = pathlib.Path("/etc/os-release").read_text()
-    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', text, re.MULTILINE))
-    return f"{fields.get('ID', 'unknown')} {fields.get('VERSION_ID', '')}".strip()
-
-
-def lacks() -> str | None:
-    """Return what this machine lacks, in words that say what to do."""
-    if os.geteuid() != 0:
-        return "run this as root: it mounts device nodes into a namespace"
-    path = "/usr/sbin:/usr/bin:/sbin:/bin"
-    missing = [name for name in ("gcc", "slurmd", "dpkg", "unshare") if shutil.which(name, path=path) is None]
-    if missing or not PLUGINS.is_dir():
-        return f"{', '.join(missing) or PLUGINS} not here: run scripts/setup.sh test"
-    return None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def debian() -> None:
-    """Ask Debian 12's Slurm, and no other: another has other plugins and other words."""
-    if system() != "debian 12":
-        pytest.skip(f"asks the slurmd of Debian 12 and its nvml plugin; this machine has {system()}")
-    missing = lacks()
-    if missing:
-        pytest.fail(missing, pytrace=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Faked:
-    """A machine: its processors, its cards as `fake_nvml.c` reads them, and the Gres as 22.05's detection names it."""
+    """A machine: its processors, its cards as `fake_nvml.c` reads them, and the Gres."""
 
     sockets: int
     cores: int
@@ -136,21 +103,24 @@ MACHINES = {
 
 
 @pytest.fixture(scope="session")
-def parts(tmp_path_factory: pytest.TempPathFactory, debian: None) -> pathlib.Path:
-    """Return a folder with the built NVML and the unpacked plugin."""
-    folder = tmp_path_factory.mktemp("slurm")
-    library = folder / "lib/libnvidia-ml.so.1"
-    library.parent.mkdir()
+def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return the folder of Slurm's tree, with the nvml plugin and the built NVML in it."""
+    missing = real_slurm.lacks()
+    if missing:
+        pytest.fail(missing, pytrace=False)
+    folder = real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
+    library = folder / "upper/opt/nvml/libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
     source = HERE / "fake_nvml.c"
     build = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", str(library), str(source)]
     subprocess.run(build, check=True, timeout=60)
     (library.parent / "libnvidia-ml.so").symlink_to(library.name)
-    shutil.copytree(download(folder) / PLUGINS.relative_to("/"), folder / "plugins")
+    download(tmp_path_factory.mktemp("plugin"), folder / "upper")
     return folder
 
 
-def download(folder: pathlib.Path) -> pathlib.Path:
-    """Fetch the plugin's package from this machine's own archives, contrib taken in, and unpack it."""
+def download(folder: pathlib.Path, target: pathlib.Path) -> None:
+    """Fetch the plugin's package from this machine's own archives, of the suite that Slurm is of, and unpack it."""
     found = contrib()
     if not found:
         pytest.fail("/etc/apt names no Debian archive with main, whose contrib could be asked", pytrace=False)
@@ -171,12 +141,11 @@ def download(folder: pathlib.Path) -> pathlib.Path:
             said = done.stderr.strip() or done.stdout.strip()
             pytest.fail(f"cannot fetch {PACKAGE} from this machine's archives ({found[0]}): {said}", pytrace=False)
     (package,) = folder.glob(f"{PACKAGE}_*.deb")
-    subprocess.run(["dpkg", "-x", str(package), str(folder / "unpacked")], check=True, timeout=60)
-    return folder / "unpacked"
+    subprocess.run(["dpkg-deb", "-x", str(package), str(target)], check=True, timeout=60)
 
 
 def contrib() -> list[str]:
-    """Return this machine's apt sources with the component contrib instead of theirs."""
+    """Return this machine's apt sources for the suite of Slurm, with the component contrib instead of theirs."""
     found: list[str] = []
     etc = pathlib.Path("/etc/apt")
     for file in (etc / "sources.list", *sorted(etc.glob("sources.list.d/*"))):
@@ -190,7 +159,8 @@ def contrib() -> list[str]:
         else:
             for options, uri, suite in re.findall(r"^deb\s+(\[.*?\]\s+)?(\S+)\s+(\S+)\s.*\bmain\b", text, re.MULTILINE):
                 found.append(f"deb {options}{uri} {suite} contrib")
-    return [line for line in found if "debian" in line]
+    suites = (re.sub(r"\b(bookworm|trixie)", real_slurm.SUITE, line) for line in found if "debian" in line)
+    return list(dict.fromkeys(suites))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +169,7 @@ class Bench:
 
     machine: Faked
     folder: pathlib.Path
-    parts: pathlib.Path
+    tree: pathlib.Path
 
     @property
     def environment(self) -> dict[str, str]:
@@ -208,7 +178,7 @@ class Bench:
         shape = f"pack:{self.machine.sockets} core:{self.machine.cores} pu:{self.machine.threads}"
         return {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "LD_LIBRARY_PATH": str(self.parts / "lib"),
+            "LD_LIBRARY_PATH": f"/opt/nvml:{self.tree}/upper/opt/nvml",  # in the tree, and of this machine
             "FAKE_NVML": str(self.folder / "cards"),
             "HWLOC_SYNTHETIC": f"{shape}(indexes={','.join(per_core)})",
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
@@ -222,6 +192,19 @@ class Bench:
     def _threads(self) -> range:
         return range(self.machine.threads)
 
+    def run(self, *argv: str, **keywords: typing.Any) -> run.Completed:
+        """Run this on the faked machine, in Slurm's tree."""
+        dev, proc, drivers = self.folder / "dev", self.folder / "proc/driver", self.folder / "drivers"
+        (proc / "nvidia").mkdir(exist_ok=True)
+        mounts = [
+            f"mount --bind {proc} $root/proc/driver",
+            f"mount --bind {self.folder / 'shown/nvidia'} $root/proc/driver/nvidia",
+            f"mount --bind {drivers} $root/sys/bus/pci/drivers",
+            *(f"touch {dev}/{file} && mount --bind /dev/{file} {dev}/{file}" for file in ("null", "zero", "urandom")),
+            f"mount --rbind {dev} $root/dev",
+        ]
+        return run.run(*real_slurm.inside(self.tree, argv, mounts), env=self.environment, **keywords)
+
     def slurmd(self, gres_conf: str, node_gres: str) -> list[str]:
         """Return the devices that `slurmd -G` prints."""
         settings = conf(self.machine.sockets, self.machine.cores, self.machine.threads)
@@ -230,23 +213,12 @@ class Bench:
         (self.folder / "slurm.conf").write_text(
             "ClusterName=x\nSlurmctldHost=localhost\nSlurmUser=root\nAuthType=auth/none\nCredType=cred/none\n"
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nGresTypes=gpu\n"
-            f"PluginDir={PLUGINS}:{self.parts / 'plugins'}\nSlurmdSpoolDir={self.folder / 'spool'}\n"
+            f"SlurmdSpoolDir={self.folder / 'spool'}\n"
             f"NodeName=n0 NodeHostname={host} {' '.join(f'{k}={v}' for k, v in settings.items())} Gres={node_gres}\n"
         )
-        dev, proc = self.folder / "dev", self.folder / "proc/driver"
-        script = (
-            f"mount --bind {shlex.quote(str(proc))} /proc/driver && for f in null zero urandom; do "
-            f"touch {dev}/$f && mount --bind /dev/$f {dev}/$f || exit 1; done && mount --rbind {dev} /dev "
-            f"&& exec slurmd -G -f {self.folder / 'slurm.conf'}"
-        )
-        done = subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        (self.folder / "spool").mkdir(exist_ok=True)
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        done = self.run("slurmd", "-G", "-f", str(self.folder / "slurm.conf"))
         assert done.returncode == 0, done.stderr
         records = re.findall(r"\bGres Name=gpu .*", done.stdout + done.stderr)
         assert records, done.stderr
@@ -254,7 +226,7 @@ class Bench:
 
 
 @pytest.fixture(params=MACHINES.values(), ids=list(MACHINES))
-def bench(request: pytest.FixtureRequest, parts: pathlib.Path, paths: pathlib.Path) -> Bench:
+def bench(request: pytest.FixtureRequest, tree: pathlib.Path, paths: pathlib.Path) -> Bench:
     machine: Faked = request.param
     (paths / "cards").write_text("".join(f"{line}\n" for line in machine.cards))
     add_topology(paths, machine.sockets, machine.cores, machine.threads)
@@ -264,12 +236,21 @@ def bench(request: pytest.FixtureRequest, parts: pathlib.Path, paths: pathlib.Pa
         if line.startswith("gpu "):
             add_pci(paths, fields[3][4:].lower(), cpus=fields[4])
             os.mknod(paths / f"dev/nvidia{fields[2]}", 0o020666, os.makedev(195, int(fields[2])))
+    (paths / "drivers/nvidia").mkdir(parents=True)
+    for line in (line for line in machine.cards if line.startswith("gpu ")):
+        name, uuid, minor, bus, cpus, *_ = line.removeprefix("gpu ").split("|")
+        shown = paths / "shown/nvidia/gpus" / bus[4:].lower()  # to AutoDetect=nvidia; the charm asks NVML
+        shown.mkdir(parents=True)
+        (shown / "information").write_text(f"Model: \t\t {name}\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
+        near = paths / "drivers/nvidia" / shown.name
+        near.mkdir()
+        (near / "local_cpulist").write_text(f"{cpus}\n")
     (paths / "proc/driver/nvidia-caps").mkdir(parents=True)
     (paths / "proc/driver/nvidia-caps/mig-minors").write_text("".join(f"{line}\n" for line in machine.caps))
     for line in machine.caps:
         number = int(line.split()[1])
         os.mknod(paths / f"dev/nvidia-caps/nvidia-cap{number}", 0o020666, os.makedev(511, number))
-    return Bench(machine, paths, parts)
+    return Bench(machine, paths, tree)
 
 
 def planned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> gres.Plan:
@@ -306,9 +287,61 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
         assert gres_check.refusal("n0", plan.lines, settings) is None
         detected = [re.sub(r"(Cores|CoreCnt)=\S+ ", "", line) for line in detected]
         ours = [re.sub(r"(Cores|CoreCnt)=\S+ ", "", line) for line in ours]
-    if bench.machine.caps:  # 22.05 gives MIG instances Links, which 25.11 does not
-        detected = [re.sub(r"Links=\S+", "(null)", line) for line in detected]
+    if bench.machine.caps:  # which NVML marks; a job gets the instances by their files all the same
+        detected = [line.replace(",MIG", "") for line in detected]
     assert ours == detected
+
+
+@pytest.mark.parametrize("shares", [None, gres.Shares("shard", 4)], ids=["whole", "shared"])
+def test_slurmds_own_detection_needs_no_line(bench: Bench, monkeypatch: pytest.MonkeyPatch, shares: gres.Shares | None):
+    """Where `beside` says so: the same devices in the order of their files, and what lines say beside it."""
+    plan = planned(bench, monkeypatch)
+    if bench.machine.caps or not bench.machine.has_cores:
+        assert plan.beside is None
+        return
+    assert plan.beside == ()
+    lines: list[str] = []
+    if shares:
+        count = plan.gres.rpartition(":")[2]
+        lines = [f"AutoDetect=nvidia Name=shard Count={4 * int(count)}"]
+        plan = dataclasses.replace(
+            plan,
+            gres=f"{plan.gres},shard:{4 * int(count)}",
+            lines=(*plan.lines, *(f"Name=shard Count=4 File={file}" for file in plan.device_files)),
+        )
+    settings = conf(bench.machine.sockets, bench.machine.cores, bench.machine.threads)
+    monkeypatch.setattr(gres_check, "run", bench.run)
+    assert gres_check.difference("n0", plan, lines, settings, "nvidia") is None
+    assert gres_check.difference("n0", plan, lines, settings, "off") is not None
+
+
+INTERLEAVED = Faked(
+    1, 2, 1,
+    tuple(card(i, name, "0-1") for i, name in enumerate(("NVIDIA L40S", "Tesla T4", "NVIDIA L40S"))),
+    "gpu:nvidia_l40s:2,gpu:tesla_t4:1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bench", [INTERLEAVED], indirect=True, ids=["L40S, T4, L40S"])
+@pytest.mark.parametrize("aliases", [{}, {"nvidia_l40s": "big", "tesla_t4": "small"}], ids=["no line", "aliases"])
+def test_cards_of_several_types_are_numbered_by_their_files(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, aliases: dict[str, str]
+):
+    """A job without device cgroups gets these numbers in CUDA_VISIBLE_DEVICES."""
+    plan = planned(bench, monkeypatch)
+    gpus = tuple(
+        gpu_detect.Gpu(name, f"0000:0{i}:00.0", i) for i, name in enumerate(("NVIDIA L40S", "Tesla T4", "NVIDIA L40S"))
+    )
+    plan = gres.plan(gpu_detect.Detection("proc", gpus), {}, None, aliases=aliases)
+    assert plan.beside is not None
+    rows = gres.node_lines("n0", [f"AutoDetect=nvidia {line}" for line in plan.beside])
+    records = bench.slurmd("".join(f"{row}\n" for row in ("AutoDetect=nvidia", *rows)), plan.gres)
+    files = [re.findall(r" Index=(\d+) .* File=(\S+)", record)[0] for record in records]
+    assert files == [(str(i), f"/dev/nvidia{i}") for i in range(3)]
+    by_lines = bench.slurmd("".join(f"{row}\n" for row in gres.node_lines("n0", plan.lines)), plan.gres)
+    assert [re.findall(r" File=(\S+)", record)[0][-1] for record in by_lines] == ["0", "2", "1"], (
+        "why lines are not used"
+    )
 
 
 @pytest.mark.parametrize(
@@ -319,7 +352,8 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
         ("Name=gpu Type=mock_gpu MultipleFiles=/dev/null,/dev/zero Flags=nvidia_gpu_env", None),
         (
             "Name=gpu Type=mock_gpu File=/dev/null Cores=0-9 Flags=nvidia_gpu_env",
-            "slurmd -G: Invalid GRES data for gpu, Cores=0-9",
+            "Slurm would refuse slurmd-0: gres/gpu GRES core specification 0-9 for node slurmd-0 doesn't match socket "
+            "boundaries. (Socket 0 is cores 0-1)",
         ),
         (
             "Name=gpu Type=other File=/dev/null Flags=nvidia_gpu_env",
@@ -328,29 +362,34 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
         ),
     ],
 )
-def test_the_check_before_slurm_is_touched(monkeypatch: pytest.MonkeyPatch, line: str, problem: str | None):
+def test_the_check_before_slurm_is_touched(
+    tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch, line: str, problem: str | None
+):
     """The charm's own check on a real slurmd, whose hwloc sees two cores."""
+    monkeypatch.setattr(gres_check, "run", in_tree(tree))
+    plan = gres.Plan("gpu:mock_gpu:1", (line,), ())
+    assert gres_check.difference("slurmd-0", plan, [line], conf(1, 2, 1)) == problem
 
+
+def in_tree(tree: pathlib.Path) -> typing.Callable[..., run.Completed]:
     def ask(*argv: str, **keywords: typing.Any) -> run.Completed:
-        return run.run(*argv, env={"HWLOC_SYNTHETIC": "pack:1 core:2 pu:1"}, **keywords)
+        return run.run(*real_slurm.inside(tree, argv), env={"HWLOC_SYNTHETIC": "pack:1 core:2 pu:1"}, **keywords)
 
-    monkeypatch.setattr(gres_check, "run", ask)
-    said = gres_check.difference("slurmd-0", "gpu:mock_gpu:1", [line], conf(1, 2, 1), (22, 5))
-    assert said == problem
-    assert gres_check.ACCEPTED.exists() == (problem is None)
+    return ask
 
 
 @pytest.mark.parametrize("name", ["shard", "mps"])
-def test_the_check_of_shared_cards(monkeypatch: pytest.MonkeyPatch, name: str):
-    monkeypatch.setattr(gres_check, "run", run.run)
-    lines = [
+def test_the_check_of_shared_cards(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setattr(gres_check, "run", in_tree(tree))
+    lines = (
         "Name=gpu Type=mock_gpu File=/dev/null Flags=nvidia_gpu_env",
         "Name=gpu Type=mock_gpu File=/dev/zero Flags=nvidia_gpu_env",
         f"Name={name} Count=4 File=/dev/null",
         f"Name={name} Count=4 File=/dev/zero",
-    ]
+    )
     settings = conf(1, 2, 1)
-    assert gres_check.difference("slurmd-0", f"gpu:mock_gpu:2,{name}:8", lines, settings, (22, 5)) is None
-    said = gres_check.difference("slurmd-0", "gpu:mock_gpu:2", lines, settings, (22, 5))
+    plan = gres.Plan(f"gpu:mock_gpu:2,{name}:8", lines, ())
+    assert gres_check.difference("slurmd-0", plan, lines, settings) is None
+    said = gres_check.difference("slurmd-0", gres.Plan("gpu:mock_gpu:2", lines, ()), lines, settings)
     assert said is not None
     assert f"it finds no {name} of /dev/null" in said

@@ -9,6 +9,7 @@ from conftest import CONF, OPTIONS, WITH_GPU
 from hypothesis import strategies as st
 
 import slurmd_options
+from slurm_ddp import files
 
 PACKAGE = '# Additional options that are passed to the slurmd daemon\n#SLURMD_OPTIONS=""\n'
 
@@ -120,6 +121,40 @@ def test_the_file_keeps_its_mode_and_is_written_only_when_it_changes():
     assert slurmd_options.PATH.read_text() == WITH_GPU
     assert slurmd_options.PATH.stat().st_mode & 0o777 == 0o640
     assert not slurmd_options.ensure_gres("gpu:mock_gpu:1")
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What upstream's slurmd writes into the file, one text after each time that the new one was prepared."""
+    texts: list[str] = []
+    real = files.ensure_file
+
+    def ensure_file(path: pathlib.Path, content: str, *, mode: int) -> bool:
+        done = real(path, content, mode=mode)
+        if texts:
+            slurmd_options.PATH.write_text(texts.pop(0))
+        return done
+
+    monkeypatch.setattr(slurmd_options.files, "ensure_file", ensure_file)
+    return texts
+
+
+def test_what_upstream_writes_meanwhile_is_kept(beside: list[str]):
+    """Its set-node-config beside an action that is parallel."""
+    slurmd_options.PATH.write_text(OPTIONS)
+    beside.append(OPTIONS.replace("realmemory=4000", "realmemory=3000"))
+    assert slurmd_options.ensure_gres("gpu:mock_gpu:1")
+    assert slurmd_options.PATH.read_text() == WITH_GPU.replace("realmemory=4000", "realmemory=3000")
+    assert [path.name for path in slurmd_options.PATH.parent.iterdir()] == ["slurmd"]
+
+
+def test_a_file_that_changes_all_the_time_is_left_alone(beside: list[str]):
+    slurmd_options.PATH.write_text(OPTIONS)
+    beside += [OPTIONS.replace("realmemory=4000", f"realmemory={size}") for size in range(9)]
+    with pytest.raises(slurmd_options.OptionsError, match="changed 5 times while it was edited"):
+        slurmd_options.ensure_gres("gpu:mock_gpu:1")
+    assert "realmemory=4 " in slurmd_options.PATH.read_text()
+    assert [path.name for path in slurmd_options.PATH.parent.iterdir()] == ["slurmd"]
 
 
 def test_a_file_that_is_not_text():

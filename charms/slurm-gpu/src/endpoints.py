@@ -1,0 +1,53 @@
+"""The charm's relations: which of them concern this unit, and what is in their databags."""
+
+import os
+
+import ops
+
+import controller_seat
+from slurm_ddp.interfaces import slurm_gres
+
+COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
+
+
+def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
+    """Return the relations that are not just being removed, and not those of other machines' principals."""
+    found = [relation for relation in model.relations[endpoint] if relation.active]
+    return [relation for relation in found if endpoint in (NODE_GRES, GRES) or is_principals(relation)]
+
+
+def is_principals(relation: ops.Relation) -> bool:
+    """Whether a relation is with the principal of this machine: Juju 4 shows a subordinate those of others, too."""
+    principal = os.environ.get("JUJU_PRINCIPAL_UNIT", "")
+    return not principal or relation.app.name == principal.partition("/")[0]
+
+
+def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
+    """Whether a compute node is being left, when the controller may have dropped its lines already."""
+    if not isinstance(event, ops.RelationDepartedEvent):
+        return False
+    if event.relation.name == COMPUTE:
+        return is_principals(event.relation)
+    return event.departing_unit == unit
+
+
+def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
+    """Return what a compute unit published, None while that is nothing.
+
+    Raises:
+        UnreadableError: it is not what the interface allows.
+    """
+    if not relation.data[unit].get("node"):
+        return None
+    try:
+        return relation.load(slurm_gres.NodeGres, unit)
+    except ValueError as e:
+        raise controller_seat.UnreadableError(str(e)) from e
+
+
+def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
+    """Return what the controller published; nothing where that cannot be read."""
+    try:
+        return relation.load(slurm_gres.ControllerGres, app)
+    except ValueError:
+        return slurm_gres.ControllerGres()

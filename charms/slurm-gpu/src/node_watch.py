@@ -1,0 +1,337 @@
+#!/usr/bin/python3
+"""What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
+
+- A node that is held is drained and reserved again when somebody but an administrator ended that (`node_hold`).
+- A node that is down only for a reboot, or for being new, takes jobs as soon as its mounts are there, its cards are
+  those that it was registered with, and they are fit (`bring_up`).
+- A unit that waits for Slurm or for this machine is woken (juju-exec) when what it saw has changed.
+
+The service starts at boot, with each change of a readiness file (a path unit), with a hold, and after a hook that left
+something to wait for. It ends when nothing is left, so that an idle node costs the controller nothing. It runs from the
+charm's own folder, with Python's standard library only: when the charm's folder is gone, systemd does not start it.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import sys
+import time
+
+import bring_up
+import gpu_monitor
+import node_hold
+import slurmd_options
+from slurm_ddp import files, readiness, systemd
+from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import nodes
+
+logger = logging.getLogger(__name__)
+
+UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
+STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
+CONFIG = STATE_DIR / "node.json"
+_WAITS = "waits-*"  # one file for each unit that waits
+JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
+PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")
+JOURNALS = ("registration.json", "upgrade.json", "hold.json")  # of what only hooks finish
+CARDS = STATE_DIR / "cards.json"
+_DAEMONS = (node_hold.SLURMD, "slurmctld.service")
+_CONTROLLERS = (pathlib.Path("/etc/slurm/slurm.conf"), pathlib.Path("/etc/slurm/gres.conf"))
+PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
+
+_HOLD_S = 5.0
+_LOCAL_S = 1.0  # files on this machine
+_SLURM_S = (2.0, 5.0, 15.0, 30.0)  # questions to the controller, ever less often
+_UNFIT_S = 60.0
+_WAKE_S = (60.0, 120.0, 300.0)  # though nothing seems to have changed
+
+_SERVICE = """\
+# Written by the slurm-gpu charm.
+[Unit]
+Description=Hold or resume this machine's Slurm node
+After=slurmd.service
+ConditionPathExists={program}
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+Environment=PYTHONPATH={library}
+ExecStart={python} -s -B {program}
+Restart=on-failure
+RestartSec=10
+
+[Install]
+WantedBy=multi-user.target
+"""
+_PATH = """\
+# Written by the slurm-gpu charm.
+[Unit]
+Description=Look at this machine's Slurm node when something that jobs need has changed
+
+[Path]
+PathChanged={directory}
+MakeDirectory=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What the last hook left for the service."""
+
+    node: str
+    rebooted: bool = True
+    new: bool = False
+    checks_health: bool = False
+    dcgm: bool = False
+    xids: str = ""
+
+    @classmethod
+    def load(cls) -> "Config | None":
+        """Return it, None before the first hook that knew the node."""
+        try:
+            raw = json.loads(CONFIG.read_text())
+            return cls(**raw)
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Waits:
+    """A unit that waits, and what it saw then."""
+
+    unit: str
+    node: str
+    saw: str
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> "Waits | None":
+        """Return it, None while the unit does not wait."""
+        try:
+            raw = json.loads(path.read_text())
+            return cls(str(raw["unit"]), str(raw["node"]), str(raw["saw"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def ensure(config: Config) -> None:
+    """Set the service up for this node, and let it look.
+
+    Raises:
+        CommandError: systemd refused.
+    """
+    files.ensure_file(CONFIG, json.dumps(dataclasses.asdict(config)) + "\n", mode=0o600)
+    _ensure_units()
+
+
+def note(unit: str, *, waits: bool, node: str | None = None) -> None:
+    """Remember whether the unit waits, and what it saw; wake the service where there is something to do.
+
+    Args:
+        unit: the unit.
+        waits: whether its status says that it waits for something.
+        node: the node of a compute seat, as soon as it has one.
+
+    Raises:
+        CommandError: systemd refused.
+    """
+    if waits:
+        text = json.dumps(dataclasses.asdict(Waits(unit, node or "", seen(node)))) + "\n"
+        files.ensure_file(_waits(unit), text, mode=0o600)
+        _ensure_units()
+    else:
+        files.ensure_absent(_waits(unit))
+    if waits or node_hold.held():
+        systemd.start_later(UNIT)
+
+
+def _ensure_units() -> None:
+    source = pathlib.Path(__file__).resolve()
+    library = pathlib.Path(readiness.__file__).resolve().parents[1]
+    text = _SERVICE.format(program=source, library=library, python=gpu_monitor.PYTHON)
+    changed = systemd.ensure_unit(UNIT, text)
+    changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
+    if changed:
+        systemd.enable(UNIT)
+        systemd.enable_now(PATH_UNIT)
+
+
+def ensure_absent() -> None:
+    """Take the service away, and end what it kept up."""
+    for unit in (PATH_UNIT, UNIT):
+        systemd.ensure_no_unit(unit)
+    node_hold.release()
+    for path in (CONFIG, *STATE_DIR.glob(_WAITS)):
+        files.ensure_absent(path)
+
+
+def seen(node: str | None) -> str:
+    """Return a short text that changes when the controller's or this machine's view of the node does.
+
+    Without a node: when the controller's own does.
+    """
+    facts: list[object] = [
+        *map(systemd.is_active, _DAEMONS),
+        *map(_digest, (slurmd_options.PATH, PUSHED, *_CONTROLLERS)),
+    ]
+    try:
+        found = nodes.show(node) if node else None
+        types = sorted(nodes.gres_types())
+    except nodes.ControllerSilent:
+        facts.append("silent")
+    except nodes.NodeError as e:
+        facts.append(str(e))
+    else:
+        facts.append(types)
+        if found is not None:
+            flags = (found.is_busy, found.is_valid, found.is_drained, found.is_down)
+            facts.append([found.gres, found.reason, *flags])
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+class Watch:
+    """The service: `step` does what can be done now, and says when to look again."""
+
+    def __init__(self) -> None:
+        self._asked = 0  # questions to the controller that changed nothing
+        self._woken = 0
+        self._next_wake = 0.0
+        self._next_resume = 0.0
+        self._next_look = 0.0
+        self._missing: list[str] = []  # what the node's jobs would miss of this machine
+
+    def step(self) -> float | None:
+        """Return after how many seconds to look again, None when nothing is left to do."""
+        waits = [wait for wait in (self._hold(), self._resume(), self._wake()) if wait is not None]
+        return min(waits, default=None)
+
+    def _hold(self) -> float | None:
+        try:
+            return _HOLD_S if node_hold.keep() else None
+        except (nodes.NodeError, CommandError) as e:
+            logger.info("the hold waits: %s", e)
+            return _HOLD_S
+
+    def _resume(self) -> float | None:
+        config = Config.load()
+        if config is None or not (config.rebooted or config.new):
+            return None
+        if node_hold.held() or any((STATE_DIR / name).exists() for name in JOURNALS):
+            return None  # a hook or the hold's end goes on from here
+        now = time.monotonic()
+        if now < self._next_resume:
+            return self._next_resume - now
+        try:
+            wait = self._bring_up(config)
+        except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
+            logger.info("%s waits: %s", config.node, e)
+            wait = self._later()
+        self._next_resume = time.monotonic() + (wait or 0.0)
+        return wait
+
+    def _bring_up(self, config: Config) -> float | None:
+        if self._missing and readiness.missing() == self._missing:
+            return _LOCAL_S  # without the controller
+        policy = bring_up.Policy(rebooted=config.rebooted, new=config.new)
+        node = nodes.show(config.node)
+        if node is None:
+            return self._later() if config.new else None
+        if config.rebooted and bring_up.is_stale(node):
+            return self._later()
+        found = bring_up.held(node, policy)
+        if found is None:
+            self._asked = 0
+            return None
+        if found.lacks:  # the end of jobs, which only the controller knows of
+            return self._later()
+        self._missing = readiness.missing()
+        if self._missing:
+            logger.info("%s waits for %s", config.node, ", ".join(self._missing))
+            return _LOCAL_S
+        held = bring_up.ensure(config.node, policy, lambda: self._lacks(config))
+        if held is None:
+            return None
+        logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
+        return _UNFIT_S if config.checks_health else self._later()
+
+    def _lacks(self, config: Config) -> list[str]:
+        lacks = [*readiness.missing(), *_missing_cards()]
+        node = nodes.show(config.node)
+        options = slurmd_options.read()
+        wanted = options.gres if options else None
+        if node is not None and not nodes.same_gres(node.gres, wanted):
+            lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
+        if lacks or not config.checks_health:
+            return lacks
+        return gpu_monitor.unfit(config.node, dcgm=config.dcgm, xids=config.xids)
+
+    def _later(self) -> float:
+        self._asked += 1
+        return _SLURM_S[min(self._asked, len(_SLURM_S)) - 1]
+
+    def _wake(self) -> float | None:
+        waits = [found for path in STATE_DIR.glob(_WAITS) if (found := Waits.load(path)) is not None]
+        if not waits or not JUJU_EXEC.exists():
+            return None
+        now = time.monotonic()
+        if not self._next_wake:
+            self._next_wake = now + _WAKE_S[0]
+        if now < self._next_look:  # mounts are looked at more often than the controller is asked
+            return self._next_look - now
+        self._next_look = now + _SLURM_S[1]
+        due = now >= self._next_wake
+        news = [one for one in waits if due or seen(one.node) != one.saw]
+        if not news:
+            return _SLURM_S[1]
+        self._next_wake = now + _WAKE_S[min(self._woken, len(_WAKE_S) - 1)]
+        self._woken += 1
+        for one in news:
+            files.ensure_absent(_waits(one.unit))  # the hook writes it anew, where the unit still waits
+            wake(one.unit)
+        return None if len(news) == len(waits) else _SLURM_S[1]
+
+
+def wake(unit: str) -> None:
+    """Have Juju run update-status for the unit soon, and do not wait for it: hooks of this machine may go before."""
+    dispatch = pathlib.Path(__file__).resolve().parents[1] / "dispatch"
+    command = f"JUJU_DISPATCH_PATH=hooks/update-status {dispatch}"
+    try:
+        run("/usr/bin/systemd-run", "--no-block", "--collect", "--quiet", JUJU_EXEC, "-u", unit, command)
+    except CommandError as e:
+        logger.warning("%s is not woken before Juju's next event: %s", unit, e)
+
+
+def main() -> int:
+    """Run until nothing is left to do."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    watch = Watch()
+    while (wait := watch.step()) is not None:
+        time.sleep(wait)
+    return 0
+
+
+def _waits(unit: str) -> pathlib.Path:
+    return STATE_DIR / f"waits-{unit.replace('/', '-')}"
+
+
+def _missing_cards() -> list[str]:
+    try:
+        cards = json.loads(CARDS.read_text())
+    except (OSError, ValueError):
+        return []
+    return [f"GPU {card}" for card in cards if not (PCI / str(card)).exists() and not (PROC_GPUS / str(card)).exists()]
+
+
+def _digest(path: pathlib.Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""Holds that upstream's slurmd ends behind the charm's back: made again at once, and no job starts in between."""
+
+import dataclasses
+import json
+import pathlib
+import time
+import typing
+
+import pytest
+from conftest import WITH_GPU
+from slurm_double import Record, SlurmDouble
+
+import gpu_hold
+import node_hold
+import registration
+import slurmd_options
+from slurm_ddp.slurm import nodes
+
+NAME = "slurmd-0"
+REASON = "gpu-mig: 0000:1b:00.0: 1g.10gb"
+LONG_AGO = time.clock_gettime(time.CLOCK_MONOTONIC) - 200
+
+
+@pytest.fixture(autouse=True)
+def node(slurm: SlurmDouble) -> SlurmDouble:
+    slurmd_options.PATH.write_text(WITH_GPU)
+    slurm.register()
+    slurm.slurmd_since = LONG_AGO
+    return slurm
+
+
+def hold(node: SlurmDouble) -> None:
+    gpu_hold.take(gpu_hold.MIG, NAME, "0000:1b:00.0: 1g.10gb")
+    assert node.record is not None
+    assert (node.record.reason, node.maintained) == (REASON, ["slurm-gpu-slurmd-0"])
+
+
+@pytest.mark.parametrize("looks_first", ["service", "hook"])
+def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDouble, looks_first: str):
+    hold(node)
+    node.waiting = ["7"]
+    assert node.upstream_sets_idle().returncode == 0
+    node.schedule()
+    assert "DRAIN" not in node.state()
+    assert node.jobs == [], "the reservation keeps it off"
+    if looks_first == "service":
+        assert node_hold.keep() == [node_hold.Hold("gpu-mig", NAME, REASON)]
+    else:
+        seen = nodes.show(NAME)
+        assert seen is not None
+        assert gpu_hold.is_ours(seen, gpu_hold.MIG)
+    assert node.record is not None
+    assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
+    assert gpu_hold.give_back()
+    assert node.maintained == []
+    assert node.jobs == ["7"]
+    assert node_hold.keep() == []
+
+
+def test_without_the_reservation_the_job_would_have_started(node: SlurmDouble):
+    """What the double does by itself, so that the test before cannot pass for nothing."""
+    nodes.drain(NAME, REASON)
+    node.waiting = ["7"]
+    node.upstream_sets_idle()
+    assert node.jobs == ["7"]
+
+
+def test_upstreams_down_takes_the_reason_away(node: SlurmDouble):
+    hold(node)
+    node.upstream_sets_idle()
+    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", "state=down", "reason='n/a'")
+    node_hold.keep()
+    assert node.record is not None
+    assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
+
+
+def test_an_administrator_who_resumes_it_is_obeyed(node: SlurmDouble):
+    hold(node)
+    nodes.resume(NAME)
+    assert node_hold.keep() == []
+    assert node.state() == "IDLE+DYNAMIC_NORM"
+    assert node.maintained == []
+    seen = nodes.show(NAME)
+    assert seen is not None
+    assert not gpu_hold.is_ours(seen, gpu_hold.MIG)
+
+
+def test_an_administrators_own_drain_stays_and_the_node_stays_held(node: SlurmDouble):
+    hold(node)
+    nodes.drain(NAME, "smoke")
+    assert len(node_hold.keep()) == 1
+    assert node.record is not None
+    assert node.record.reason == "smoke"
+    assert node.maintained
+
+
+def test_looking_again_changes_nothing(node: SlurmDouble):
+    hold(node)
+    node.log.clear()
+    for _ in range(3):
+        node_hold.keep()
+    assert node.log == []
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> typing.Callable[[float], None]:
+    """Return what lets so many seconds pass."""
+    passed = [0.0]
+    real = time.time
+    monkeypatch.setattr(node_hold.time, "time", lambda: real() + passed[0])
+    return lambda seconds: passed.__setitem__(0, passed[0] + seconds)
+
+
+def test_a_reservation_that_ran_out_is_made_again(node: SlurmDouble, later: typing.Callable[[float], None]):
+    hold(node)
+    node.maintained.clear()
+    later(node_hold.LASTS_S + 1)
+    node_hold.keep()
+    assert node.maintained == ["slurm-gpu-slurmd-0"]
+
+
+@pytest.mark.parametrize("age", [40, 1790, 1810, 3590])
+def test_who_ends_the_reservation_has_ten_minutes_to_delete_the_node(
+    node: SlurmDouble, later: typing.Callable[[float], None], age: float
+):
+    """As upstream's charm does in set-node-config and when it is disconnected, which it tries again with later events."""
+    hold(node)
+    delete = ("/usr/bin/scontrol", "delete", f"nodename={NAME}")
+    assert "are busy" in node.run(*delete, check=False).stderr
+    later(age)
+    node.run("/usr/bin/scontrol", "delete", f"reservationname={node_hold.reservation(NAME)}")
+    for _ in range(59):
+        assert len(node_hold.keep()) == 1
+        assert (node.maintained, "DRAIN" in node.state()) == ([], True)
+        later(10)
+    later(20)
+    node_hold.keep()
+    assert node.maintained == ["slurm-gpu-slurmd-0"], "nobody used them"
+    later(40)
+    node.run("/usr/bin/scontrol", "delete", f"reservationname={node_hold.reservation(NAME)}")
+    node_hold.keep()
+    assert node.maintained == [], "another ten minutes"
+    node.run(*delete)
+    assert node.record is None
+    node.register()
+    node.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
+    node_hold.keep()
+    assert (node.maintained, "DRAIN" in node.state()) == (["slurm-gpu-slurmd-0"], True), "upstream is done"
+
+
+def test_a_reservation_that_the_nodes_state_does_not_show_yet_is_not_taken_for_ended(
+    node: SlurmDouble, later: typing.Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+):
+    hold(node)
+    later(40)
+    shown = nodes.show(NAME)
+    assert shown is not None
+    bare = dataclasses.replace(shown, flags=shown.flags - {"MAINTENANCE", "RESERVED"})
+    monkeypatch.setattr(nodes, "show", lambda _: bare)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    node_hold.keep()
+    node.maintained.clear()
+    later(1800)
+    node_hold.keep()
+    assert node.maintained == [], "only now it is seen to be gone"
+    later(620)
+    node_hold.keep()
+    assert node.maintained == ["slurm-gpu-slurmd-0"]
+
+
+def test_it_is_prolonged_before_it_ends(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    hold(node)
+    node.log.clear()
+    real = time.time
+    monkeypatch.setattr(node_hold.time, "time", lambda: real() + node_hold.LASTS_S * 0.6)
+    node_hold.keep()
+    assert node.log == ["/usr/bin/scontrol update reservationname=slurm-gpu-slurmd-0 endtime=now+3600"]
+    node.log.clear()
+    node_hold.keep()
+    assert node.log == []
+
+
+def test_a_node_without_a_record_is_left_until_it_has_one(node: SlurmDouble):
+    hold(node)
+    node.maintained.clear()
+    node.record = None
+    node.log.clear()
+    assert len(node_hold.keep()) == 1
+    assert node.log == []
+    node.record = Record("gpu:mock_gpu:1")
+    node.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC)
+    node_hold.keep()
+    assert "DRAIN" in node.state()
+
+
+def test_a_silent_controller_at_the_end_of_a_hold_leaves_the_reservation_to_the_service(node: SlurmDouble):
+    hold(node)
+    node.answering = False
+    node_hold.end(gpu_hold.MIG)
+    assert node.maintained
+    node.answering = True
+    assert node_hold.keep() == []
+    assert node.maintained == []
+
+
+def test_two_grounds(node: SlurmDouble):
+    node_hold.begin("gpu-health", NAME, "gpu-health: Xid 79")
+    hold(node)
+    node_hold.end(gpu_hold.MIG)
+    assert node.maintained, "the other ground is still there"
+    assert [one.kind for one in node_hold.held()] == ["gpu-health"]
+    node_hold.end("gpu-health")
+    assert node.maintained == []
+
+
+def test_a_record_that_cannot_be_read_holds_nothing(node: SlurmDouble):
+    hold(node)
+    (node_hold.DIRECTORY / "gpu-mig.json").write_text("{")
+    assert node_hold.keep() == []
+    assert node.maintained == []
+
+
+def test_a_held_node_can_be_registered_anew(node: SlurmDouble):
+    """Slurm deletes no node that is in a reservation; ours is lifted for that, and the node comes back drained."""
+    hold(node)
+    options = slurmd_options.read()
+    assert options is not None
+    node.devices = 2
+    node.waiting = ["7"]
+    progress = registration.advance(options, NAME, "gpu:mock_gpu:2", lines_live=True)
+    assert progress.stage is registration.Stage.REGISTERED
+    assert node.record is not None
+    assert (node.record.gres, "DRAIN" in node.state()) == ("gpu:mock_gpu:2", True)
+    assert node.jobs == []
+    node_hold.keep()
+    assert node.maintained == ["slurm-gpu-slurmd-0"]
+
+
+def test_nothing_is_left_behind(node: SlurmDouble, paths: pathlib.Path):
+    hold(node)
+    node_hold.release()
+    assert node.maintained == []
+    assert not node_hold.DIRECTORY.exists()
+    node_hold.release()
+    hold_again = json.dumps({"node": NAME, "until": 0})
+    node_hold.DIRECTORY.mkdir()
+    (node_hold.DIRECTORY / "reserved").write_text(hold_again)
+    node.answering = False
+    node_hold.release()
+    assert not node_hold.DIRECTORY.exists()
+
+
+def test_a_node_that_slurmd_registered_drained_gets_its_reason_back(node: SlurmDouble):
+    """As after a hook that ended between the registration and the state that it puts back."""
+    hold(node)
+    assert node.record is not None
+    node.record.reason = ""
+    node_hold.keep()
+    assert node.record.reason == REASON

@@ -1,0 +1,387 @@
+"""What happens on a node without Juju: a rebooted one takes jobs, a hold is kept up, a waiting unit is woken."""
+
+import itertools
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import OPTIONS, WITH_GPU
+from slurm_double import SlurmDouble
+
+import bring_up
+import gpu_hold
+import gpu_monitor
+import node_hold
+import node_watch
+import registration
+import slurmd_options
+from slurm_ddp import readiness, systemd
+from slurm_ddp.run import Completed
+from slurm_ddp.slurm import nodes
+
+NAME, UNIT, CLIENT = "slurmd-0", "slurm-gpu/0", "shared-filesystem-client/2"
+RESUMED = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
+SOURCES = pathlib.Path(node_watch.__file__).parent
+LIBRARY = pathlib.Path(readiness.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def slept(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The machine was booted a minute ago; return how long the service slept."""
+    (paths / "proc/uptime").write_text("60.00 100.00\n")
+    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
+    return []
+
+
+@pytest.fixture
+def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
+    """A node that worked, and whose machine was rebooted; slurmd has not registered yet."""
+    slurmd_options.PATH.write_text(WITH_GPU)
+    slurm.booted = stamp(-86400)
+    slurm.register()
+    slurm.booted = stamp(-60)
+    configure()
+    slurm.log.clear()
+    node_watch.CARDS.write_text('["0000:01:00.0"]')
+    return slurm
+
+
+def stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def configure(**changes: object) -> None:
+    node_watch.ensure(node_watch.Config(NAME, **changes))  # pyright: ignore[reportArgumentType]
+
+
+def passes(watch: node_watch.Watch, most: int) -> list[float | None]:
+    """Run the service for so many passes at most; time goes on as it says."""
+    waits: list[float | None] = []
+    for _ in range(most):
+        waits.append(watch.step())
+        if waits[-1] is None:
+            break
+        nodes.time.sleep(waits[-1])
+    return waits
+
+
+def test_a_rebooted_node_takes_jobs_as_soon_as_slurmd_registered(node: SlurmDouble):
+    watch = node_watch.Watch()
+    readiness.tell(CLIENT, ready=True)
+    assert passes(watch, 3) == [2.0, 5.0, 15.0], "slurmd has not registered in this boot"
+    node.register()
+    node.waiting = ["7"]
+    assert node.state() == "DOWN+DYNAMIC_NORM"
+    assert passes(watch, 1) == [None]
+    assert node.log == [RESUMED]
+    assert node.jobs == ["7"]
+
+
+@pytest.fixture
+def asked(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return when the controller was asked."""
+    times: list[float] = []
+
+    def run(*argv: str, **more: object) -> Completed:
+        times.append(nodes.time.monotonic())
+        return node.run(*argv, **more)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(nodes, "run", run)
+    return times
+
+
+def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble, asked: list[float]):
+    readiness.tell(CLIENT, ready=False, detail="not looked at since this boot")
+    node.register()
+    watch = node_watch.Watch()
+    assert passes(watch, 300) == [1.0] * 300, "five minutes, in which no hook runs"
+    assert node.log == []
+    assert len(asked) < 5
+    readiness.tell(CLIENT, ready=False, detail="waiting for redis")
+    assert passes(watch, 300) == [1.0] * 300
+    assert len(asked) < 10
+    readiness.tell(CLIENT, ready=True)
+    assert watch.step() is None
+    assert node.log == [RESUMED]
+
+
+def test_units_are_woken_while_a_mount_is_missing(node: SlurmDouble, asked: list[float], woken: list[str]):
+    """The unit on slurmctld, or this node's own, may wait for something else than that mount."""
+    readiness.tell(CLIENT, ready=False)
+    node.register()
+    node_watch.note(UNIT, waits=True, node=NAME)
+    watch = node_watch.Watch()
+    asked.clear()
+    assert passes(watch, 30) == [1.0] * 30
+    assert woken == []
+    assert len(set(asked)) <= 7, "every five seconds"
+    node_watch.PUSHED.write_text("AutoDetect=nvidia\n")
+    assert passes(watch, 6) == [1.0] * 6
+    assert len(woken) == 1
+
+
+def test_a_hold_is_kept_up_while_a_mount_is_missing(node: SlurmDouble):
+    readiness.tell(CLIENT, ready=False)
+    node.register()
+    watch = node_watch.Watch()
+    assert watch.step() == 1.0
+    node_hold.begin("gpu-health", NAME, "gpu-health: Xid 79")
+    nodes.time.sleep(1)
+    assert watch.step() == 5.0
+    assert "DRAIN" in node.state()
+
+
+@pytest.mark.parametrize("change", [{}, {"rebooted": False, "new": True}], ids=["rebooted", "new"])
+def test_a_job_that_completes_on_a_node_that_is_down_is_waited_for(node: SlurmDouble, change: dict[str, bool]):
+    configure(**change)
+    node.register()
+    assert node.record is not None
+    if change:
+        node.record.reason = bring_up.NEW
+    node.record.flags.add("COMPLETING")
+    node.jobs = ["7"]
+    node.log.clear()
+    watch = node_watch.Watch()
+    assert passes(watch, 2) == [2.0, 5.0]
+    assert (node.log, node.state()) == ([], "DOWN+COMPLETING+DYNAMIC_NORM")
+    node.jobs = []
+    assert passes(watch, 1) == [15.0], "its processes are still being ended"
+    node.record.flags.discard("COMPLETING")
+    assert passes(watch, 1) == [None]
+    assert node.log == [RESUMED]
+
+
+def test_a_job_that_completes_on_a_node_that_others_marked_down_is_not_waited_for(node: SlurmDouble):
+    node.register()
+    node.set_down("bad memory")
+    node.jobs = ["7"]
+    node.log.clear()
+    assert passes(node_watch.Watch(), 1) == [None]
+    assert node.log == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("down", "bad memory"), ("drain", "Node unexpectedly rebooted"), ("fail", "x"), ("down", "'n/a'")],
+)
+def test_what_others_ordered_stays(node: SlurmDouble, state: str, reason: str):
+    node.register()
+    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", f"state={state}", f"reason={reason}")
+    node.log.clear()
+    before = node.state()
+    assert passes(node_watch.Watch(), 1) == [None]
+    assert (node.log, node.state()) == ([], before)
+
+
+def test_a_new_node_takes_jobs_only_where_that_is_asked_for(node: SlurmDouble):
+    node.register()
+    node.run("/usr/bin/scontrol", "update", f"nodename={NAME}", "state=down", "reason='n/a'")
+    configure(new=True)
+    node.log.clear()
+    assert passes(node_watch.Watch(), 1) == [None]
+    assert node.log == [RESUMED]
+
+
+@pytest.mark.parametrize("option", [{"rebooted": False}, {"rebooted": False, "new": True}])
+def test_the_option_leaves_a_rebooted_node_to_people(node: SlurmDouble, option: dict[str, bool]):
+    configure(**option)
+    node.register()
+    node.log.clear()
+    assert passes(node_watch.Watch(), 1) == [None]
+    assert node.log == []
+
+
+def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathlib.Path):
+    node.register()
+    (paths / "proc/driver/nvidia/gpus/0000:01:00.0").rename(paths / "gone")
+    watch = node_watch.Watch()
+    assert passes(watch, 1) == [2.0]
+    assert node.log == []
+    (paths / "gone").rename(paths / "proc/driver/nvidia/gpus/0000:01:00.0")
+    slurmd_options.PATH.write_text(WITH_GPU.replace("mock_gpu:1", "mock_gpu:2"))
+    nodes.time.sleep(3)
+    assert watch.step() == 5.0
+    slurmd_options.PATH.write_text(WITH_GPU)
+    nodes.time.sleep(6)
+    assert watch.step() is None
+    assert node.log == [RESUMED]
+
+
+def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    complaints = [["fell off the bus"], []]
+    monkeypatch.setattr(gpu_monitor, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    configure(checks_health=True)
+    node.register()
+    watch = node_watch.Watch()
+    assert passes(watch, 2) == [60.0, None]
+    assert node.log == [RESUMED]
+
+
+@pytest.mark.parametrize("journal", node_watch.JOURNALS)
+def test_what_a_hook_has_begun_is_left_to_hooks(node: SlurmDouble, journal: str):
+    (node_watch.STATE_DIR / journal).write_text("{}")
+    node.register()
+    assert passes(node_watch.Watch(), 1) == [None]
+    assert node.log == []
+
+
+def test_a_silent_controller_is_asked_ever_less_often(node: SlurmDouble):
+    node.answering = False
+    assert passes(node_watch.Watch(), 5) == [2.0, 5.0, 15.0, 30.0, 30.0]
+
+
+def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
+    configure(rebooted=False)
+    gpu_hold.take(gpu_hold.RESET, NAME, "all")
+    watch = node_watch.Watch()
+    assert watch.step() == 5.0
+    node.waiting = ["7"]
+    node.upstream_sets_idle()
+    assert watch.step() == 5.0
+    assert ("DRAIN" in node.state(), node.jobs) == (True, [])
+    assert gpu_hold.give_back()
+    assert watch.step() is None
+    assert node.jobs == ["7"]
+
+
+@pytest.fixture
+def woken(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what juju-exec was run with."""
+    told: list[str] = []
+    node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
+    node_watch.JUJU_EXEC.touch()
+
+    def run(*argv: object, **_: object) -> Completed:
+        assert argv[:4] == ("/usr/bin/systemd-run", "--no-block", "--collect", "--quiet")
+        told.append(" ".join(str(word) for word in argv[4:]))
+        return Completed(0, "", "")
+
+    monkeypatch.setattr(node_watch, "run", run)
+    return told
+
+
+def test_a_unit_that_waits_is_woken_when_what_it_saw_changes(node: SlurmDouble, woken: list[str]):
+    configure(rebooted=False)
+    node.jobs = ["7"]
+    node_watch.note(UNIT, waits=True, node=NAME)
+    watch = node_watch.Watch()
+    assert passes(watch, 4) == [5.0] * 4
+    assert woken == []
+    node.end_jobs()
+    assert watch.step() is None
+    dispatch = SOURCES.parent / "dispatch"
+    assert woken == [f"{node_watch.JUJU_EXEC} -u {UNIT} JUJU_DISPATCH_PATH=hooks/update-status {dispatch}"]
+    assert watch.step() is None, "the hook says anew whether the unit waits"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda slurm: setattr(slurm, "slurmd_active", False),
+        lambda slurm: setattr(slurm, "answering", False),
+        lambda slurm: setattr(slurm, "record", None),
+        lambda slurm: slurm.set_down("x"),
+        lambda slurm: setattr(slurm.record, "gres", ""),
+        lambda slurm: slurmd_options.PATH.write_text(OPTIONS),
+        lambda slurm: node_watch.PUSHED.write_text("AutoDetect=nvidia\n"),
+    ],
+    ids=["slurmd", "controller", "registered", "down", "gres", "options", "lines"],
+)
+def test_each_thing_that_a_status_waits_for_wakes_its_unit(node: SlurmDouble, woken: list[str], change: object):
+    configure(rebooted=False)
+    node_watch.note(UNIT, waits=True, node=NAME)
+    watch = node_watch.Watch()
+    assert watch.step() == 5.0
+    change(node)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+    nodes.time.sleep(5)
+    watch.step()
+    assert len(woken) == 1
+
+
+def test_a_unit_that_waits_is_woken_now_and_then_though_nothing_seems_to_change(node: SlurmDouble, woken: list[str]):
+    """A turn of another node, a reboot that is due: what no look at this node shows."""
+    configure(rebooted=False)
+    watch = node_watch.Watch()
+    at: list[float] = []
+    for _ in range(400):
+        node_watch.note(UNIT, waits=True, node=NAME)
+        before = len(woken)
+        wait = watch.step()
+        if len(woken) > before:
+            at.append(nodes.time.monotonic())
+        nodes.time.sleep(wait or 5.0)
+    gaps = [round(b - a, -1) for a, b in itertools.pairwise(at)]
+    assert gaps[:3] == [60.0, 120.0, 300.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda slurm: setattr(slurm, "answering", True),
+        lambda slurm: setattr(slurm, "slurmctld_active", False),
+    ],
+    ids=["answers", "daemon"],
+)
+def test_the_controllers_unit_is_woken_too(slurm: SlurmDouble, woken: list[str], change: object):
+    """The seat on slurmctld waits for slurmctld to be set up, or to read gres.conf. There is no node."""
+    slurm.answering = False
+    node_watch.note("slurm-gpu-controller/0", waits=True)
+    assert (systemd.UNIT_DIR / node_watch.UNIT).exists()
+    watch = node_watch.Watch()
+    assert watch.step() == 5.0
+    change(slurm)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
+    nodes.time.sleep(5)
+    assert watch.step() is None
+    assert [command.split()[2] for command in woken] == ["slurm-gpu-controller/0"]
+
+
+def test_units_of_one_machine_are_woken_each_for_itself(node: SlurmDouble, woken: list[str]):
+    configure(rebooted=False)
+    node_watch.note(UNIT, waits=True, node=NAME)
+    node_watch.note("slurm-gpu-controller/0", waits=True)
+    node.jobs = ["7"]
+    watch = node_watch.Watch()
+    assert watch.step() == 5.0, "the other one waits on"
+    assert [command.split()[2] for command in woken] == [UNIT]
+
+
+def test_a_unit_that_waits_for_nothing_costs_nothing(node: SlurmDouble, woken: list[str]):
+    configure(rebooted=False)
+    node_watch.note(UNIT, waits=True, node=NAME)
+    node_watch.note(UNIT, waits=False)
+    assert node_watch.Watch().step() is None
+    assert woken == []
+
+
+def test_the_units(node: SlurmDouble):
+    service = (systemd.UNIT_DIR / node_watch.UNIT).read_text()
+    assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node_watch.py\n" in service
+    assert f"Environment=PYTHONPATH={LIBRARY}\n" in service
+    assert f"ConditionPathExists={SOURCES}/node_watch.py\n" in service, "harmless where the charm is gone"
+    assert f"PathChanged={readiness.DIRECTORY}\n" in (systemd.UNIT_DIR / node_watch.PATH_UNIT).read_text()
+    node.log.clear()
+    configure()
+    assert node.log == [], "nothing changes the second time"
+    node_watch.ensure_absent()
+    assert not list(systemd.UNIT_DIR.glob("slurm-gpu-node*"))
+    assert not node_watch.CONFIG.exists()
+
+
+def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path):
+    code = "import node_watch, sys; print([m for m in ('pydantic', 'ops', 'yaml') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-S", "-s", "-c", code],
+        env={"PYTHONPATH": f"{SOURCES}:{LIBRARY}"}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+
+
+def test_registration_journal_names():
+    """Journals that the service knows by name."""
+    registration.Found(NAME).save()
+    gpu_hold.Hold("gpu-mig", NAME).save()
+    there = {path.name for path in registration.STATE_DIR.glob("*.json")}
+    assert there <= set(node_watch.JOURNALS)
+    assert node_hold.WATCH == node_watch.UNIT
