@@ -36,7 +36,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     try:
         with mount_plans.explained(app):
             wish = mount_settings.wish(app, config, [])
-            plan, _ = mount_plans.draw(offer, wish, config)
+            plan = mount_plans.draw(offer, wish, config)
             if asked["do"] == "draw":
                 return written(plan)
             verdict = mount_plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))

@@ -39,7 +39,10 @@ class Proxy:
         secret = testing.Secret(self.content)
         return testing.State(
             leader=True,
-            relations={testing.PeerRelation("server-peers", id=1), testing.Relation("filesystem", id=10)},
+            relations={
+                testing.PeerRelation("server-peers", id=1),
+                testing.Relation("filesystem", id=10, remote_units_data={0: {fs.SCHEMES_KEY: fs.SCHEMES}}),
+            },
             resources={testing.Resource(name="juicefs", path=self.program)},
             secrets={secret} if self.content else set(),
             config=self.config | ({"credentials": secret.id} if self.content else {}),

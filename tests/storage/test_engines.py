@@ -17,7 +17,10 @@ import servers
 import yaml
 from ops import testing
 
+import embedded_store
+import volume_users
 from slurm_ddp import juicefs, juicefs_access, mounts
+from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import clean_env
 
 
@@ -108,7 +111,9 @@ def proxy(
 
 
 @contextlib.contextmanager
-def mounted(proxy: proxies.Proxy, folder: pathlib.Path) -> collections.abc.Generator[pathlib.Path]:
+def mounted(
+    proxy: proxies.Proxy, folder: pathlib.Path, *, is_read_only: bool = False
+) -> collections.abc.Generator[pathlib.Path]:
     """Mount what the proxy offers as a client does: by the endpoint, the secret's content, and the shared library."""
     volume, secret = proxy.offer
     version = juicefs.version(proxy.program)
@@ -117,6 +122,8 @@ def mounted(proxy: proxies.Proxy, folder: pathlib.Path) -> collections.abc.Gener
     mountpoint = folder / "mnt"
     mountpoint.mkdir()
     flags = juicefs.flags(version, {"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
+    if is_read_only:
+        flags.append("--read-only")
     argv = [str(proxy.program), "--no-agent", "mount", *flags, access.url, str(mountpoint)]
     with (folder / "mount.log").open("w") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=clean_env(access.environment))
@@ -160,9 +167,10 @@ def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
     assert not leaks.within(mine.shown, secrets)
     assert leaks.in_files(tmp_path, *secrets) == []
     # and again: it is there, and stays as it is
-    uuid = mine.action("status")["uuid"]
+    shown = mine.action("status")
+    assert shown["clients"] == ("1" if case.is_old else "0")  # 0.14 leaves its session, which expires
     assert mine.hook().unit_status == out.unit_status
-    assert mine.action("status")["uuid"] == uuid
+    assert mine.action("status")["uuid"] == shown["uuid"]
 
 
 def test_a_wrong_password_is_told_and_nothing_is_formatted(
@@ -283,7 +291,7 @@ def test_one_that_formatted_anew_is_noticed(mine: proxies.Proxy, redis: servers.
 def test_wrong_keys_are_told_and_right_ones_are_all_it_takes(
     redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], is_old: bool
 ):
-    mine = proxy(dataclasses.replace(_redis(redis), is_old=is_old), bucket)
+    mine = proxy(_redis(redis), bucket)
     right = mine.content["secret-key"]
     mine.content["secret-key"] = "wrong/" + right[6:]
     with leaks.watched(servers.PASSWORD, right, mine.content["secret-key"]):
@@ -302,6 +310,33 @@ def test_the_keys_of_the_bucket_are_not_in_the_engine(mine: proxies.Proxy, redis
     assert str(mine.config["volume-name"]) in setting
     for value in (mine.content["access-key"], mine.content["secret-key"]):
         assert value not in setting
+
+
+def test_a_read_only_mount_is_known_by_its_connection_and_opens_it_again(
+    proxy: typing.Callable[..., proxies.Proxy],
+    redis: servers.Server,
+    bucket: servers.Bucket,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    mine = proxy(_redis(redis), bucket)
+    mine.hook("start")
+    monkeypatch.setattr(embedded_store, "METADATA_PORT", redis.port)
+    password = fs.JuicefsSecret.from_content({"meta-password": servers.PASSWORD})
+    settings = embedded_store.Settings(mine.app, "127.0.0.1", tmp_path, password)
+    assert volume_users.mounted_by(mine.program, settings) == ""
+    connection = "the volume's metadata server has connections from 127.0.0.1"
+    with mounted(mine, tmp_path, is_read_only=True) as mountpoint:
+        with pytest.raises(OSError, match="Read-only file system"):
+            (mountpoint / "file").touch()
+        assert volume_users.mounted_by(mine.program, settings) == connection
+        redis.stop()
+        redis.start()
+        end = time.monotonic() + volume_users.RECONNECT_S
+        while volume_users.mounted_by(mine.program, settings) != connection:
+            assert time.monotonic() < end, (tmp_path / "mount.log").read_text()
+            time.sleep(0.5)
+    assert volume_users.mounted_by(mine.program, settings) == ""
 
 
 def test_a_wrong_key_on_one_client_fails_there_alone(mine: proxies.Proxy, tmp_path: pathlib.Path):

@@ -9,12 +9,14 @@ import ops
 import embedded_store
 import juicefs_volume
 import volume_actions
+import volume_maintenance
 import volume_sources
-from slurm_ddp import juicefs, juicefs_access
+import volume_users
+from slurm_ddp import juicefs, juicefs_access, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from volume_ledger import PEERS, Ledger
 from volume_options import Volume
-from volume_trouble import RemovalRefusedError, TroubleError, explained
+from volume_trouble import TroubleError, explained
 
 
 class JuicefsServerProxyCharm(ops.CharmBase):
@@ -38,7 +40,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             peers.relation_changed,
             peers.relation_departed,
             filesystem.relation_created,
-            filesystem.relation_joined,
+            filesystem.relation_changed,
             *(service.relation_created for service in services),
             *(service.relation_changed for service in services),
             *(service.relation_broken for service in services),
@@ -46,7 +48,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             framework.observe(event, self._reconcile)
         framework.observe(filesystem.relation_broken, self._on_filesystem_relation_broken)
         framework.observe(self.on["volume"].storage_detaching, self._on_volume_storage_detaching)
-        framework.observe(self.on.remove, self._on_remove)
+        for event in (self.on.stop, self.on.remove):  # either may never come
+            framework.observe(event, self._on_end)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in volume_actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
@@ -58,9 +61,11 @@ class JuicefsServerProxyCharm(ops.CharmBase):
                 self._offer()
                 volume, setting = self.verify()
                 self._tell_room(setting.used_bytes or 0)
-                self._status = ops.ActiveStatus(self._describe(volume))
+                self._status = volume_users.unable(self, self.ledger()) or ops.ActiveStatus(self._describe(volume))
         except TroubleError as e:
             self._status = e.status
+            if e.passes:
+                wake.later(self.unit.name, self.charm_dir, 60)
 
     def _on_filesystem_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
         with contextlib.suppress(TroubleError):  # the peer relation may be gone first
@@ -69,17 +74,15 @@ class JuicefsServerProxyCharm(ops.CharmBase):
                 secret.revoke(event.relation)
 
     def _on_volume_storage_detaching(self, _: ops.StorageDetachingEvent) -> None:
-        users = sorted({unit.name for relation in self.model.relations["filesystem"] for unit in relation.units})
-        with contextlib.suppress(TroubleError):  # without the peer relation nobody knows what this unit serves
-            serves = self.ledger().pinned.server == self.unit.name
-            if serves and users and not self.config["allow-removal"]:
-                raise RemovalRefusedError(self.app.name, users)
+        if embedded_store.is_enabled(self.app.name) and not self.config["allow-removal"]:
+            with volume_users.refusing(self.app.name):
+                if not self.ledger().pinned.may_move:
+                    volume_users.await_none(self.model, self.program, self._settings())
         embedded_store.stop(self.app.name)
         self._status = ops.MaintenanceStatus("stopped, so that the storage can go")
 
-    def _on_remove(self, _: ops.RemoveEvent) -> None:
-        embedded_store.remove(self.app.name)
-        juicefs_volume.remove_program(self.app.name)
+    def _on_end(self, _: ops.EventBase) -> None:
+        volume_maintenance.remove(self.app.name)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         volume_actions.run(self, event)
@@ -150,7 +153,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         wanted, pinned = self._wanted(), self.ledger().pinned
         if wanted is None and pinned.server == self.unit.name and not embedded_store.is_running(self._settings()):
             raise TroubleError(ops.MaintenanceStatus("starting the servers of the volume"))
-        volume, credentials = wanted or volume_sources.Sources(self).embedded(self.ledger(), self._sets_capacity())
+        sets_capacity = juicefs.has_command(juicefs.version(self.program), "config")
+        volume, credentials = wanted or volume_sources.Sources(self).embedded(self.ledger(), sets_capacity)
         return volume, credentials, juicefs_volume.open_access(self.program, self.app.name, volume, credentials)
 
     def _wanted(self) -> tuple[Volume, fs.JuicefsSecret] | None:
@@ -163,9 +167,6 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             raise TroubleError(ops.BlockedStatus(text))
         return wanted
 
-    def _sets_capacity(self) -> bool:
-        return juicefs.has_command(juicefs.version(self.program), "config")
-
     def _tell_room(self, volume_bytes: int) -> None:
         """Tell what the volume may grow to, where this unit's disk holds it."""
         if self.ledger().pinned.server == self.unit.name:
@@ -176,7 +177,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         storages, credentials = self.model.storages["volume"], self.ledger().credentials()
         if not storages or credentials is None:
             raise TroubleError(ops.WaitingStatus("waiting for storage and for the leader"))
-        address = str(self.model.get_binding("filesystem").network.ingress_address)
+        address = volume_sources.address(self.model.get_binding("filesystem").network)
         where = storages[0].location
         return embedded_store.Settings(self.app.name, address, where, credentials, bool(self.config["synchronous"]))
 

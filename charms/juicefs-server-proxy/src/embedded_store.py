@@ -5,6 +5,7 @@ told to be written is on the disk: Redis syncs its log before each answer, and t
 write synchronous (an attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
 """
 
+import collections.abc
 import dataclasses
 import errno
 import hashlib
@@ -196,6 +197,32 @@ def is_running(settings: Settings) -> bool:
     return all(map(systemd.is_active, settings.units)) and all(listen)
 
 
+def is_enabled(app: str) -> bool:
+    """Tell whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
+    return systemd.is_enabled(unit_names(app)[0])
+
+
+def start_metadata(app: str) -> float:
+    """Start the metadata server if it is down; return for how many seconds it has been up.
+
+    Raises:
+        StoreError: it does not start.
+    """
+    metadata, _ = unit_names(app)
+    if not systemd.is_active(metadata):
+        _start(metadata, systemd.enable_now)
+    return systemd.active_for(metadata) or 0.0
+
+
+def connected() -> tuple[str, ...]:
+    """Return the addresses that have a connection to the metadata server, sorted.
+
+    Each client of JuiceFS keeps one, also a read-only one, which registers no session.
+    """
+    lines = run("/usr/bin/ss", "-Htn", "state", "established", "sport", "=", f":{METADATA_PORT}").stdout.splitlines()
+    return tuple(sorted({line.split()[-1].rpartition(":")[0].strip("[]") for line in lines}))
+
+
 def is_durable(directory: pathlib.Path) -> bool:
     """Tell whether what clients were told to be written outlives a power loss; some filesystems cannot promise that."""
     data = directory / "objects" / "data"
@@ -214,9 +241,9 @@ def check_parents(storage: pathlib.Path) -> None:
 
 
 def stop(app: str) -> None:
-    """Stop both servers, so that the storage can be detached."""
+    """Stop both servers until `ensure`, so that the storage can be detached; no later hook may come."""
     for unit in unit_names(app):
-        systemd.stop(unit)
+        run("/usr/bin/systemctl", "disable", "--now", unit, timeout=120, check=False)
 
 
 def ensure_none(app: str) -> bool:
@@ -244,7 +271,7 @@ def remove(app: str) -> None:
 
 def _ensure_packages() -> bool:
     missing = [name for name in _PACKAGES if not apt.is_installed(name)]
-    apt.ensure_packages([*_PACKAGES, "openssl", "e2fsprogs"])
+    apt.ensure_packages([*_PACKAGES, "openssl", "e2fsprogs", "iproute2"])
     for name in missing:
         run("/usr/bin/systemctl", "disable", "--now", *_PACKAGES[name], check=False)
     return bool(missing)
@@ -318,11 +345,12 @@ def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
         return
     if not systemd.is_active(unit) and _is_taken("127.0.0.1", port):
         raise StoreError(f"something else listens on port {port}: stop it")
+    _start(unit, systemd.restart if systemd.is_active(unit) else systemd.enable_now)
+
+
+def _start(unit: str, start: collections.abc.Callable[..., None]) -> None:
     try:
-        if systemd.is_active(unit):
-            systemd.restart(unit, timeout=_START_S)
-        else:
-            systemd.enable_now(unit, timeout=_START_S)
+        start(unit, timeout=_START_S)
     except CommandError as e:
         ours = (line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_SAYS))
         raise StoreError(f"{unit} does not start: {last_line(chr(10).join(ours)) or e}") from e

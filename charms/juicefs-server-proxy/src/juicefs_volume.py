@@ -233,7 +233,7 @@ def describe(volume: Volume, setting: juicefs.Setting, program: pathlib.Path) ->
         "metadata-url": volume.engine.url(),
         "storage-type": setting.storage,
         "bucket": setting.bucket,
-        "clients": str(setting.sessions),
+        "clients": str(len(setting.clients)),
         "juicefs-version": ".".join(map(str, juicefs.version(program))),
         "block-size": f"{setting.block_kib}K",
         "compression": setting.compression,

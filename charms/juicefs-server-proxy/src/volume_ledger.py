@@ -1,5 +1,8 @@
 """What the application remembers of its volume: in the peers' databag, and in a secret for the credentials."""
 
+import collections.abc
+import json
+import time
 import typing
 
 import ops
@@ -10,6 +13,7 @@ import volume_begun
 from slurm_ddp.interfaces import filesystem_info as fs
 
 PEERS = "server-peers"
+_SILENT = "silent-since"  # the key in a unit's databag: relations whose units publish nothing, and since when
 
 
 class Pinned(pydantic.BaseModel, frozen=True):
@@ -102,6 +106,15 @@ class Ledger:
         units = {unit.name: unit for unit in (self._unit, *self._relation.units)}
         server = self.pinned.server
         return self._relation.data[units[server]].get(key) if server is not None else None
+
+    def silent_s(self, relations: collections.abc.Iterable[int]) -> dict[int, float]:
+        """Return for how many seconds each of these relations, by its id, has been passed here at every call."""
+        now, databag = time.time(), self._relation.data[self._unit]
+        before = json.loads(databag.get(_SILENT, "{}"))
+        since: dict[str, float] = {str(relation): before.get(str(relation), int(now)) for relation in relations}
+        if since != before:
+            databag[_SILENT] = json.dumps(since) if since else ""
+        return {int(relation): now - then for relation, then in since.items()}
 
     def credentials(self) -> fs.JuicefsSecret | None:
         """Return what the secret holds; None when there is no secret yet."""

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import gzip
 import hashlib
+import logging
 import os
 import pathlib
 import re
@@ -21,10 +22,13 @@ import subprocess
 import tempfile
 import time
 
+import embedded_store
+import juicefs_volume
 from slurm_ddp import apt, juicefs, juicefs_access, mounts
 from slurm_ddp.run import CommandError, clean_env, last_line, run, scrub
 from volume_options import Volume
 
+_log = logging.getLogger(__name__)
 STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
 _DROP_CACHES = pathlib.Path("/proc/sys/vm/drop_caches")
 _LONG_S = 24 * 3600.0
@@ -86,7 +90,7 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[st
     _private(folder)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     path = folder / f"{target.volume.name}-{stamp}.json.gz"
-    partial = path.with_name(f".{path.name.removesuffix('.gz')}.partial.gz")
+    partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")  # another may begin this second
     partial.touch(mode=0o600)
     try:
         report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, say=say)
@@ -297,7 +301,7 @@ def _long(
     folder = target.directory / "reports"
     _private(folder)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    report, failure = folder / f"{command}-{stamp}.log", None
+    report, failure = folder / f"{command}-{stamp}-{os.getpid()}.log", None  # another may begin this second
     say(f"{command} of volume {target.volume.name} begins")
     with _beating(command, say) as beat:
         try:
@@ -379,8 +383,17 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def remove(app: str) -> None:
-    """Remove reports; backups stay, since nothing else may hold the volume's names."""
-    shutil.rmtree(STATE_DIR / app / "reports", ignore_errors=True)
-    for folder in (STATE_DIR / app / "kubernetes", STATE_DIR / app, STATE_DIR):
+    """Remove all of the application from this machine but the volume's data, and backups: they may be the only ones.
+
+    Reports and exports go, since names of files and credentials are in them. What fails is logged: the unit is to go.
+    """
+    try:
+        embedded_store.remove(app)
+    except CommandError as e:
+        _log.warning("%s", e)
+    juicefs_volume.remove_program(app)
+    for name in ("reports", "kubernetes"):
+        shutil.rmtree(STATE_DIR / app / name, ignore_errors=True)
+    for folder in (STATE_DIR / app, STATE_DIR):
         with contextlib.suppress(OSError):  # a backup, or another application's
             folder.rmdir()

@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import ipaddress
 
 import ops
 import pydantic
@@ -17,6 +18,19 @@ from volume_trouble import TroubleError
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
 STORE = "s3"
+
+
+def address(network: ops.Network) -> str:
+    """Return the unit's address for clients, in figures: no machine needs to know another's name.
+
+    Raises:
+        TroubleError: Juju knows none.
+    """
+    bound = (interface.address for interface in network.interfaces)
+    for found in (*network.ingress_addresses, *bound):
+        if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
+            return str(found)
+    raise TroubleError(ops.WaitingStatus("waiting for this machine to have an IP address"), passes=True)
 
 
 class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
@@ -179,7 +193,8 @@ class Sources:
         try:
             offer = read(relation.data[relation.app], self._reveal)
         except ops.ModelError:  # the secret is not granted (yet), or went
-            raise TroubleError(ops.WaitingStatus(f"waiting for {name} to grant its credentials")) from None
+            waiting = ops.WaitingStatus(f"waiting for {name} to grant its credentials")
+            raise TroubleError(waiting, passes=True) from None
         except ValueError as e:
             raise ValueError(f"{relation.name}: {name} cannot be used: {e}") from e
         if offer is None:

@@ -12,18 +12,19 @@ from slurm_ddp import trouble
 class TroubleError(Exception):
     """The volume cannot be offered; `status` says why."""
 
-    def __init__(self, status: ops.StatusBase) -> None:
+    def __init__(self, status: ops.StatusBase, *, passes: bool = False) -> None:
         super().__init__(status.message)
         self.status = status
+        self.passes = passes  # without an event of Juju's: it has to be tried again
 
 
 class RemovalRefusedError(Exception):
     """The unit's storage must not go yet. It fails the hook: nothing else keeps Juju from taking the storage away."""
 
-    def __init__(self, app: str, users: list[str]) -> None:
+    def __init__(self, app: str, problem: str, remedy: str) -> None:
         super().__init__(
-            f"{', '.join(users)} use the volume: remove those relations first, or let it go: "
-            f"juju config {app} allow-removal=true; Juju then tries again by itself"
+            f"{problem}: {remedy}, and Juju's next run of this hook passes; "
+            f"or remove the volume under its clients: juju config {app} allow-removal=true"
         )
 
 
@@ -33,4 +34,5 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _tell(_: Exception, said: str, *, passes: bool) -> TroubleError:
-    return TroubleError(ops.WaitingStatus(f"metadata engine: {said}") if passes else ops.BlockedStatus(said))
+    status = ops.WaitingStatus(f"metadata engine: {said}") if passes else ops.BlockedStatus(said)
+    return TroubleError(status, passes=passes)

@@ -16,7 +16,6 @@ from slurm_ddp.run import run
 
 PACKAGES = ("ceph-common",)
 _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
-_MESSENGER_1, _MESSENGER_2 = 6789, 3300  # monitors' ports: the IANA ones of both protocols
 
 
 def plan(wish: mounter.Wish, volume: fs.Cephfs, key: str) -> mounter.Plan:
@@ -32,11 +31,11 @@ def plan(wish: mounter.Wish, volume: fs.Cephfs, key: str) -> mounter.Plan:
     if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key):
         raise mounter.MounterError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
     kernel_mount.check(kernel_mount.CEPH)
-    monitors = _monitors(volume)
+    monitors, messenger = _monitors(volume)
     path = kernel_mount.below(volume.path, wish.subdirectory)
     key_file = mounter.ETC / wish.app / "ceph.secret"
     options = mount_tuning.merge(mount_tuning.CEPHFS, profile=wish.profile, given=wish.mount_options)
-    if all(port == _MESSENGER_2 for _, port in monitors):
+    if messenger == 2:
         options = {"ms_mode": "prefer-crc"} | options  # the kernel speaks the first protocol unless it is told
     by_address = f"{','.join(fs.join_address(*one) for one in monitors)}:{path}"
     if _version() >= _NAMED_DEVICE:
@@ -63,19 +62,21 @@ def ensure_helper() -> None:
     apt.ensure_packages(PACKAGES)
 
 
-def _monitors(volume: fs.Cephfs) -> tuple[tuple[str, int], ...]:
-    """Return the monitors' addresses: those of the newer protocol, if it is said where any listens."""
+def _monitors(volume: fs.Cephfs) -> tuple[tuple[tuple[str, int], ...], int]:
+    """Return the monitors' addresses and the protocol spoken there: the newer one, where any is known to speak it."""
+    monitors = volume.monitors()
+    messenger = max(monitor.messenger for monitor in monitors)
     found: list[tuple[str, int]] = []
-    for text in volume.hosts:
-        host, port = fs.split_address(text)
+    for monitor in monitors:
+        if monitor.messenger != messenger:
+            continue
         try:
-            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            answers = socket.getaddrinfo(monitor.host, None, type=socket.SOCK_STREAM)
         except OSError as e:
-            raise mounter.NotYetError(f"the Ceph monitor {host} has no address ({e.strerror or e})") from e
+            raise mounter.NotYetError(f"the Ceph monitor {monitor.host} has no address ({e.strerror or e})") from e
         # One of several, and always the same: another order would look like a change
-        found.append((min(str(answer[4][0]) for answer in answers), port or _MESSENGER_1))
-    newer = [one for one in found if one[1] == _MESSENGER_2]
-    return tuple(newer or found)
+        found.append((min(str(answer[4][0]) for answer in answers), monitor.port))
+    return tuple(found), messenger
 
 
 def _version() -> tuple[int, int]:

@@ -3,6 +3,7 @@
 
 import contextlib
 import logging
+import os
 import pathlib
 
 import ops
@@ -13,11 +14,13 @@ import mount_plans
 import mount_settings
 import mounter
 from mount_settings import Level, TroubleError, Verdict
-from slurm_ddp import readiness
+from slurm_ddp import readiness, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
+from slurm_ddp.run import CommandError
 
 _log = logging.getLogger(__name__)
+_AGAIN_S = 60  # until what no event of Juju's announces is tried again
 _STATUSES = {
     Level.ACTIVE: ops.ActiveStatus,
     Level.MAINTENANCE: ops.MaintenanceStatus,
@@ -40,36 +43,76 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             self.on.update_status,
             self.on.upgrade_charm,
             self.on.secret_changed,
+            self.on["juju-info"].relation_created,
+            self.on["juju-info"].relation_broken,
             *(event for end in ends for event in (end.relation_created, end.relation_changed, end.relation_broken)),
         ):
             framework.observe(event, self._reconcile)
-        framework.observe(self.on.stop, self._on_stop)
-        framework.observe(self.on.remove, self._on_stop)
+        for event in (self.on.stop, self.on.remove):  # either may never come
+            framework.observe(event, self._let_go)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in mount_actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
 
-    def _reconcile(self, _: ops.EventBase) -> None:
+    def _reconcile(self, event: ops.EventBase) -> None:
         """Move this machine to the desired state, whichever event woke the charm, and tell those who wait for it."""
-        mountpoint = None
+        if not self._principals():
+            self._let_go(event)
+            return
+        for relation in self.model.relations["filesystem"]:
+            relation.data[self.unit][fs.SCHEMES_KEY] = fs.SCHEMES
+        mountpoint, tries_again = None, False
         try:
             with mount_plans.explained(self.app.name):
-                plan = self._plan()
+                plan = self._plan(self._fetch_program)
                 mountpoint = plan.wish.mountpoint
                 if not mounter.is_mounted(plan):
                     self.unit.status = ops.MaintenanceStatus(f"mounting {plan.source} at {plan.wish.mountpoint}")
+                if plan.version:
+                    self.unit.set_workload_version(plan.version)
                 self._verdict = mount_plans.judge(plan, mounter.ensure(plan, unit=self.unit.name))
         except TroubleError as e:
-            self._verdict = e.verdict
+            self._verdict, tries_again = e.verdict, e.passes
+        if self.model.get_relation("filesystem") is None:
+            self._unmount()
         mounted = self._verdict.level == Level.ACTIVE
-        readiness.tell(self.unit.name, ready=mounted, mountpoint=mountpoint, detail=self._verdict.text)
-        for relation in self.model.relations["mount"]:
+        # What keeps a new plan from being drawn keeps no job from a mount that works
+        proven = mounter.proven(self.app.name) if mountpoint is None else None
+        where = mountpoint or proven
+        if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
+            readiness.withdraw(self.unit.name)  # this may be the last hook: what is left would keep jobs away for good
+        else:
+            readiness.tell(self.unit.name, ready=mounted or bool(proven), mountpoint=where, detail=self._verdict.text)
+        for relation in self._asked():
             relation.data[self.unit].update(mount_info.answer(mounted=mounted))
+        if tries_again and mountpoint is None:
+            wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
+        elif mountpoint is not None:  # then the keeper looks after it, and sees before Juju that it works again
+            command = [] if mounted else wake.command(self.unit.name, self.charm_dir)
+            mounter.wake_once_right(self.app.name, self.unit.name, command)
 
-    def _on_stop(self, _: ops.EventBase) -> None:
-        self._remove()
+    def _let_go(self, _: ops.EventBase) -> None:
+        """Leave nothing here: this unit is going, and each of the hooks after this one may or may not come.
+
+        Nothing is said to Juju, which may have deleted the unit already (4.0.15): then status-set fails.
+        """
+        self._unmount()
         readiness.withdraw(self.unit.name)
-        self._verdict = Verdict(Level.MAINTENANCE, "unmounted")
+
+    def _principals(self) -> list[ops.Relation]:
+        """Return the relations to the charm whose machine this is."""
+        return [*self._beside("juju-info"), *self._asked()]
+
+    def _asked(self) -> list[ops.Relation]:
+        return self._beside("mount")
+
+    def _beside(self, endpoint: str) -> list[ops.Relation]:
+        """Return the relations of a container-scoped endpoint to this unit's principal.
+
+        Juju 4 tells a subordinate of those of other machines' principals, too.
+        """
+        app = os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0]
+        return [relation for relation in self.model.relations[endpoint] if app in ("", relation.app.name)]
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._verdict is not None:
@@ -79,37 +122,36 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         name = event.handle.kind.removesuffix("_action").replace("_", "-")
         try:
             with mount_plans.explained(self.app.name):
-                plan = self._plan()
+                plan = self._plan(None)
                 event.set_results(mount_actions.run_action(name, plan, event.params, event.log, self.unit.name))
         except (TroubleError, mount_actions.ActionError) as e:
             event.fail(str(e))
 
-    def _plan(self) -> mounter.Plan:
-        """Return the mount that should be here."""
+    def _plan(self, fetch_program: mount_plans.Fetch | None) -> mounter.Plan:
+        """Return the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
-            self._remove()
             text = f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
             raise TroubleError(Level.BLOCKED, text)
         try:
             config = self.load_config(mount_settings.Config)
         except pydantic.ValidationError as e:
             raise mount_settings.config_error(e) from e
-        requests = [(one.app.name, one.data[one.app]) for one in self.model.relations["mount"]]
+        requests = [(one.app.name, one.data[one.app]) for one in self._asked()]
         wish = mount_settings.wish(self.app.name, config, requests)
         offer = mount_plans.Offer(
             provider=relation.app.name,
             uri=relation.data[relation.app].get(fs.KEY),
             read_secret=self._read_secret,
-            fetch_program=self._fetch_program,
+            fetch_program=fetch_program,
         )
-        plan, version = mount_plans.draw(offer, wish, config)
-        if version:
-            self.unit.set_workload_version(version)
-        return plan
+        return mount_plans.draw(offer, wish, config)
 
-    def _remove(self) -> None:
-        kept = mount_plans.remove(self.app.name, unit=self.unit.name)
+    def _unmount(self) -> None:
+        try:
+            kept = mount_plans.remove(self.app.name, unit=self.unit.name)
+        except CommandError as e:  # a hook that fails would keep the unit from going; the next one tries again
+            kept = str(e)
         if kept:
             _log.warning("%s", kept)
 

@@ -178,7 +178,7 @@ def _benchmark(plan: mounter.Plan, wanted: Benchmark, log: Log, _unit: str) -> R
     end = time.monotonic() + wanted.deadline
     results: Results = {"size-mib": str(wanted.size)}
     folder = f"{plan.wish.mountpoint}/{_BENCH_DIR}/{socket.gethostname()}.{os.getpid()}"
-    for label, place in (("mount", folder), ("local", str(local / "benchmark"))):
+    for label, place in (("mount", folder), ("local", str(local / f"benchmark.{os.getpid()}"))):
         run("/usr/bin/mkdir", "-p", place, timeout=20)
         try:
             for test in _TESTS:

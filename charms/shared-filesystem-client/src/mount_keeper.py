@@ -3,10 +3,13 @@
 
     mount-keeper STATE_FOLDER [--json]
 
-A systemd timer runs it every ten seconds, with Python's standard library and slurm_ddp/mounts.py beside it only. The
-charm leaves `watch.json` in the folder; what a pass found lies in `health.json` there, which the charm reads. Where the
-charm asked for it, the node is drained in Slurm while the mount is broken, with a reason that begins with
+A systemd timer runs it every ten seconds, with Python's standard library and three modules of slurm_ddp beside it only.
+The charm leaves `watch.json` in the folder; what a pass found lies in `health.json` there, which the charm reads. Where
+the charm asked for it, the node is drained in Slurm while the mount is broken, with a reason that begins with
 `mount-keeper APP: `, and a node with such a reason is resumed once the mount works again. Other drains are left alone.
+
+A pass also keeps the machine's readiness files (slurm_ddp/readiness.py) true: after a reboot jobs may come as soon as
+the mount was written to and read, whichever hook runs when.
 
 What mends a mount is decided by `remedy`, here and in the charm's hooks.
 """
@@ -29,15 +32,16 @@ import sys
 import time
 import typing
 
-from slurm_ddp import mounts
+from slurm_ddp import mounts, readiness
 
 SYSTEMCTL = "/usr/bin/systemctl"
 SCONTROL = "/usr/bin/scontrol"
 FUSE = pathlib.Path("/sys/fs/fuse/connections")
 TEXTFILES = pathlib.Path("/var/lib/prometheus/node-exporter")  # where Debian's and Ubuntu's node exporter reads
 BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit of the machine, which Juju removes with the unit
 
-WATCH, HEALTH, LOCK = "watch.json", "health.json", "lock"  # in the state folder
+WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"  # in the state folder
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
 _MOST_REASON = 200
@@ -90,6 +94,7 @@ class Watch:
     boot: str = ""
     node: str = ""  # in Slurm
     drain: bool = False
+    units: tuple[str, ...] = ()  # the Juju units that want the mount
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Watch":
@@ -99,7 +104,7 @@ class Watch:
         if not isinstance(raw, dict) or not {"app", "mountpoint", "unit"} <= set(typing.cast("dict[str, object]", raw)):
             raise ValueError("watch.json holds something else")
         values = {name: value for name, value in typing.cast("dict[str, typing.Any]", raw).items() if name in fields}
-        for name in ("fstypes", "wanted", "known"):
+        for name in ("fstypes", "wanted", "known", "units"):
             values[name] = tuple(values.get(name, ()))
         values["servers"] = tuple(tuple((str(h), int(p)) for h, p in group) for group in values.get("servers", ()))
         return cls(**values)
@@ -131,6 +136,7 @@ class Health:
     healed: str = ""  # what was done last, and when
     healed_at: float = 0.0
     settled_us: int = 0  # the change that the mount is known to run with
+    boot: str = ""  # in which the passes were
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Health":
@@ -158,15 +164,16 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mount-keeper", description="Look at a mount, and mend it.")
     parser.add_argument("folder", type=pathlib.Path, help="where watch.json lies")
     parser.add_argument("--json", action="store_true", help="print what was found")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for another pass to end")
     options = parser.parse_args(arguments)
-    try:
-        watch = Watch.load(options.folder)
-    except (OSError, ValueError, TypeError) as e:
-        print(f"mount-keeper: nothing to watch in {options.folder}: {e}", file=sys.stderr)
-        return 1
-    with turn(options.folder) as is_mine:
+    with turn(options.folder, patience=options.patience) as is_mine:
         if not is_mine:
             return 0  # the charm is at it
+        try:
+            watch = Watch.load(options.folder)
+        except (OSError, ValueError, TypeError) as e:
+            print(f"mount-keeper: nothing to watch in {options.folder}: {e}", file=sys.stderr)
+            return 1
         health = keep(watch, Health.load(options.folder), options.folder)
     if options.json:
         print(json.dumps(dataclasses.asdict(health)))
@@ -193,7 +200,9 @@ def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Gene
 
 def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Look, mend, look again, tell; return what was found."""
-    now = time.time()
+    now, boot = time.time(), BOOT_ID.read_text().strip()
+    if old.boot != boot:  # what was found before a reboot says nothing of the mount, and its times nothing at all
+        old = Health(boot=boot, drained=old.drained, heals=old.heals, healed=old.healed, healed_at=old.healed_at)
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != mounts.State.RIGHT.value)
     was_hung = old.state == mounts.State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
@@ -239,6 +248,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         healed=healed,
         healed_at=healed_at,
         settled_us=watch.changed_us if look and not pending else old.settled_us,
+        boot=boot,
     )
     health = dataclasses.replace(
         health,
@@ -247,8 +257,11 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     )
     if old.state and health.works != old.works:
         print(f"{watch.mountpoint}: {'works' if health.works else down or look.detail}", flush=True)
+    tell_jobs(watch, health)
     health = tell_slurm(watch, health, now)
     health.save(folder)
+    if health.works:
+        wake(folder)
     write_metrics(watch, health)
     return health
 
@@ -397,6 +410,32 @@ def _says(connection: socket.socket, protocol: str) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def tell_jobs(watch: Watch, health: Health) -> None:
+    """Write into the readiness file of each unit whether its mount works in this boot; only what changes is written."""
+    for unit in watch.units:
+        name = unit.replace("/", "-")
+        if AGENTS.is_dir() and not (AGENTS / f"unit-{name}").is_dir():  # removed, without a last hook
+            readiness.withdraw(unit)
+            continue
+        known = readiness.Need(boot="unknown")
+        with contextlib.suppress(OSError, ValueError):
+            known = readiness.Need.parse((readiness.DIRECTORY / f"{name}.json").read_text())
+        if health.works or known.boot:  # else the charm's own words are better
+            detail = health.down or health.detail
+            readiness.tell(unit, ready=health.works, mountpoint=watch.mountpoint, detail=detail)
+
+
+def wake(folder: pathlib.Path) -> None:
+    """Run what a unit left for when its mount works: its status says something else."""
+    for path in sorted(folder.glob(WAKE.format("*"))):
+        try:
+            command = json.loads(path.read_text())
+            _run(*command, timeout=_SYSTEMCTL_S)  # where it fails, the file stays for the next look
+            path.unlink()
+        except (OSError, ValueError, TypeError, CommandError) as e:
+            print(f"the charm cannot be woken: {e}", file=sys.stderr, flush=True)
 
 
 def tell_slurm(watch: Watch, health: Health, now: float) -> Health:

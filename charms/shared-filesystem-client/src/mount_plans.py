@@ -20,6 +20,8 @@ from mount_settings import Level, TroubleError, Verdict
 from slurm_ddp import juicefs, mounts, trouble
 from slurm_ddp.interfaces import filesystem_info as fs
 
+Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource; None where there is none
+
 
 class SecretsError(Exception):
     """The provider's secret cannot be read (yet)."""
@@ -32,11 +34,11 @@ class Offer:
     provider: str
     uri: str | None
     read_secret: collections.abc.Callable[[str], dict[str, str]]  # raises SecretsError
-    fetch_program: collections.abc.Callable[[], pathlib.Path | None]
+    fetch_program: Fetch | None  # None: the program stays as it is, since an action looks and a hook may be at it
 
 
-def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> tuple[mounter.Plan, str]:
-    """Return the plan, and the version of the program that mounts where it is ours.
+def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> mounter.Plan:
+    """Return the plan for what is offered.
 
     Raises:
         TroubleError: what is offered cannot be mounted (yet).
@@ -52,18 +54,17 @@ def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> tup
         case fs.Juicefs():
             secret = _juicefs_secret(offer, filesystem)
             program = juicefs_mount.program_path(wish.app)
-            changed = juicefs.ensure_program(program, offer.fetch_program())
+            changed = offer.fetch_program is not None and juicefs.ensure_program(program, offer.fetch_program())
             port = mounter.metrics_port(wish.app, config.metrics_port)
             tuning = dataclasses.replace(config.tuning, metrics_port=port)
-            plan = juicefs_mount.plan(wish, filesystem, secret, tuning, program_changed=changed)
-            return plan, plan.version
+            return juicefs_mount.plan(wish, filesystem, secret, tuning, program_changed=changed)
         case fs.Nfs():
-            return nfs_mount.plan(wish, filesystem), ""
+            return nfs_mount.plan(wish, filesystem)
         case fs.Cephfs():
             cephfs_mount.ensure_helper()
-            return cephfs_mount.plan(wish, filesystem, _ceph_key(offer, filesystem)), ""
+            return cephfs_mount.plan(wish, filesystem, _ceph_key(offer, filesystem))
         case fs.Lustre():
-            return lustre_mount.plan(wish, filesystem, config.lustre), ""
+            return lustre_mount.plan(wish, filesystem, config.lustre)
 
 
 def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
@@ -114,7 +115,7 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
     def tell(error: Exception, said: str, *, passes: bool) -> TroubleError:
         if isinstance(error, juicefs.UnreachableError):
             said = f"{said}{_since(mounter.health(app).down_since)}; the mount waits for it"
-        return TroubleError(Level.WAITING if passes else Level.BLOCKED, said)
+        return TroubleError(Level.WAITING if passes else Level.BLOCKED, said, passes=passes)
 
     lasting = (mounter.MounterError, mount_tuning.OptionError)
     return trouble.explained(app, tell, passing=(mounter.NotYetError,), lasting=lasting)
@@ -143,7 +144,7 @@ def _read(offer: Offer, identifier: str) -> dict[str, str]:
     try:
         return offer.read_secret(identifier)
     except SecretsError as e:  # not granted (yet), or removed
-        raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to grant its credentials") from e
+        raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to grant its credentials", passes=True) from e
 
 
 def _since(moment: float) -> str:

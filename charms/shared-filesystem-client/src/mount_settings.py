@@ -31,9 +31,10 @@ class Verdict:
 class TroubleError(Exception):
     """There is no mount, or none that is right; `verdict` says why."""
 
-    def __init__(self, level: str, text: str) -> None:
+    def __init__(self, level: str, text: str, *, passes: bool = False) -> None:
         super().__init__(text)
         self.verdict = Verdict(level, text)
+        self.passes = passes  # without an event of Juju's: it has to be tried again
 
 
 class Config(pydantic.BaseModel, frozen=True):

@@ -18,7 +18,7 @@ import jinja2
 import pydantic
 
 import mount_keeper
-from slurm_ddp import apt, files, juicefs, mounts, systemd
+from slurm_ddp import apt, files, juicefs, mounts, readiness, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 
 ETC = pathlib.Path("/etc/slurm-ddp")
@@ -265,11 +265,17 @@ def remove(app: str, *, unit: str) -> str:
     if state is not None:
         others = tuple(user for user in state.users if user != unit)
         if others:
-            _save(app, state.model_copy(update={"users": others}))
+            with mount_keeper.turn(STATE / app, patience=_TURN_S):
+                _save(app, state.model_copy(update={"users": others}))
+                _forget(app, unit)
+                wake_once_right(app, unit, [])
             return ""
         with mount_keeper.turn(STATE / app, patience=_TURN_S):
             _take_down(app, state)
         kept = [path for path in state.caches if not _remove_cache(pathlib.Path(path))]
+    readiness.withdraw(unit)  # which the keeper wrote
+    with contextlib.suppress(OSError):
+        readiness.DIRECTORY.rmdir()  # unless another unit's file lies there
     for folder in (ETC, LIB, STATE, CACHE):
         if not any(pathlib.Path(path).is_relative_to(folder / app) for path in kept):
             shutil.rmtree(folder / app, ignore_errors=True)
@@ -287,6 +293,22 @@ def fstypes() -> set[str]:
 def health(app: str) -> mount_keeper.Health:
     """Return what the keeper saw last."""
     return mount_keeper.Health.load(STATE / app)
+
+
+def proven(app: str) -> str | None:
+    """Return the mountpoint where the keeper has just seen the application's mount work, in this boot; else None."""
+    seen, state = health(app), _load(app)
+    is_new = seen.boot == _boot() and 0 <= time.time() - seen.checked < _SEEN_S
+    return state.mountpoint if state is not None and is_new and seen.works else None
+
+
+def wake_once_right(app: str, unit: str, command: list[str]) -> None:
+    """Have the keeper run `unit`'s command, once, as soon as it sees the mount work; without one nothing."""
+    path = STATE / app / mount_keeper.WAKE.format(unit.replace("/", "-"))
+    if command:
+        files.ensure_file(path, json.dumps(command) + "\n", mode=0o600)
+    else:
+        files.ensure_absent(path)
 
 
 def metrics_port(app: str, wanted: int) -> int:
@@ -354,7 +376,9 @@ def _write(plan: Plan) -> _Change:
         cache.mkdir(parents=True, exist_ok=True)
         cache.chmod(0o700)  # what is cached is not encrypted, whatever the volume is
     (STATE / app / "tmp").mkdir(exist_ok=True)
-    files.ensure_file(LIB / app / "slurm_ddp" / "mounts.py", pathlib.Path(mounts.__file__).read_bytes())
+    for module in (files, mounts, readiness):  # what the keeper takes, and the units' helper
+        path = pathlib.Path(str(module.__file__))
+        files.ensure_file(LIB / app / "slurm_ddp" / path.name, path.read_bytes())
     files.ensure_file(LIB / app / "mount_keeper.py", pathlib.Path(mount_keeper.__file__).read_bytes())
     changed = False
     if plan.environment is not None:
@@ -384,15 +408,17 @@ def _watch(plan: Plan, state: _State) -> None:
         boot=state.boot,
         node=_node() or "",
         drain=plan.wish.drain,
+        units=state.users,
     )
     files.ensure_file(
         STATE / app / mount_keeper.WATCH, json.dumps(dataclasses.asdict(watch), indent=1) + "\n", mode=0o600
     )
-    service, timer = _keeper_units(app)
+    service, timer, starter = _keeper_units(app)
     command = f"{_PYTHON} -B {LIB / app / 'mount_keeper.py'} {STATE / app}"
-    changed = systemd.ensure_unit(
-        service, render("mount-keeper.service.j2", mountpoint=plan.wish.mountpoint, command=command)
-    )
+    words = {"mountpoint": plan.wish.mountpoint, "command": command}
+    changed = systemd.ensure_unit(service, render("mount-keeper.service.j2", unit="", **words))
+    if systemd.ensure_unit(starter, render("mount-keeper.service.j2", unit=plan.unit, **words)):
+        systemd.enable(starter)
     changed |= systemd.ensure_unit(
         timer, render("mount-keeper.timer.j2", mountpoint=plan.wish.mountpoint, interval=mount_keeper.INTERVAL_S)
     )
@@ -400,8 +426,18 @@ def _watch(plan: Plan, state: _State) -> None:
         systemd.enable_now(timer)
 
 
-def _keeper_units(app: str) -> tuple[str, str]:
-    return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer"
+def _keeper_units(app: str) -> tuple[str, str, str]:
+    """Return a pass, the timer that starts it, and a pass that begins whenever the mount has come."""
+    return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer", f"mount-keeper-{app}-up.service"
+
+
+def _forget(app: str, unit: str) -> None:
+    """Have the keeper say no more for `unit` whether its mount works."""
+    path = STATE / app / mount_keeper.WATCH
+    with contextlib.suppress(OSError, ValueError):
+        watch = json.loads(path.read_text())
+        watch["units"] = [user for user in watch.get("units", ()) if user != unit]
+        files.ensure_file(path, json.dumps(watch, indent=1) + "\n", mode=0o600)
 
 
 def _node() -> str | None:
@@ -526,8 +562,8 @@ def _silence(plan: Plan, timeout_s: float) -> juicefs.UnreachableError | None:
 
 def _take_down(app: str, state: _State) -> None:
     """Undo everything outside of the application's own folders."""
-    service, timer = _keeper_units(app)
-    for unit in (timer, service):
+    service, timer, starter = _keeper_units(app)
+    for unit in (timer, starter, service):
         systemd.ensure_no_unit(unit)
     for name in (mount_keeper.WATCH, mount_keeper.HEALTH):
         files.ensure_absent(STATE / app / name)

@@ -24,7 +24,19 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
     world, servers = FakeJuicefs(), FakeServers()
     for name in ("ensure_program", "version", "inspect", "invoke", "run_program"):
         monkeypatch.setattr(juicefs, name, getattr(world, name))
-    for name in ("ensure", "ensure_none", "is_running", "stop", "remove", "usage", "sync_ms", "is_durable"):
+    for name in (
+        "ensure",
+        "ensure_none",
+        "is_running",
+        "is_enabled",
+        "start_metadata",
+        "connected",
+        "stop",
+        "remove",
+        "usage",
+        "sync_ms",
+        "is_durable",
+    ):
         monkeypatch.setattr(embedded_store, name, getattr(servers, name))
     monkeypatch.setattr(juicefs_volume, "remove_program", servers.remove_program)
     monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", tmp_path / "etc")

@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import pathlib
+import time
 import typing
 
 import embedded_store
@@ -92,7 +93,6 @@ class FakeJuicefs:
             UUID,
             flags["storage"],
             flags["bucket"],
-            0,
             block_kib=int(flags.get("block-size", "4096")),
             compression=flags.get("compress", "none"),
             encrypted="encrypt-rsa-key" in flags,
@@ -129,6 +129,10 @@ class FakeServers:
     """The servers of an embedded volume on this machine."""
 
     running: embedded_store.Settings | None = None
+    enabled: bool = False
+    down: bool = False  # the metadata server failed, or systemd is about to start it again
+    since: float = float("-inf")  # that it is up, by the monotonic clock
+    peers: collections.abc.Callable[[float], tuple[str, ...]] = lambda up_s: ()  # that are connected after so long
     ensured: int = 0
     removed: list[str] = dataclasses.field(default_factory=list[str])
     error: Exception | None = None
@@ -139,6 +143,7 @@ class FakeServers:
         if self.error is not None:
             raise self.error
         self.ensured += 1
+        self.enabled = True
         if self.slow:
             return False
         changed, self.running = self.running != settings, settings
@@ -146,6 +151,20 @@ class FakeServers:
 
     def is_running(self, settings: embedded_store.Settings) -> bool:
         return self.running == settings
+
+    def is_enabled(self, app: str) -> bool:
+        return self.enabled
+
+    def start_metadata(self, app: str) -> float:
+        assert self.enabled, "it is started although its storage goes"
+        if self.error is not None:
+            raise self.error
+        if self.down:
+            self.down, self.since = False, time.monotonic()
+        return time.monotonic() - self.since
+
+    def connected(self) -> tuple[str, ...]:
+        return self.peers(time.monotonic() - self.since)
 
     def usage(self, _directory: pathlib.Path) -> embedded_store.Usage:
         return self.disk
@@ -157,14 +176,14 @@ class FakeServers:
         return True
 
     def ensure_none(self, app: str) -> bool:
-        was, self.running = self.running is not None, None
+        was, self.running, self.enabled = self.running is not None, None, False
         return was
 
     def stop(self, app: str) -> None:
-        self.running = None
+        self.running, self.enabled = None, False
 
     def remove(self, app: str) -> None:
-        self.running = None
+        self.running, self.enabled = None, False
         self.removed.append(app)
 
     def remove_program(self, app: str) -> None:

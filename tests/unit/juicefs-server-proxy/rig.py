@@ -8,6 +8,7 @@ from doubles import FakeJuicefs, FakeServers
 from ops import testing
 
 from charm import JuicefsServerProxyCharm
+from slurm_ddp.interfaces import filesystem_info as fs
 
 Config = typing.Mapping[str, str | int | float | bool]
 
@@ -47,5 +48,9 @@ def peers(**pinned: str) -> testing.PeerRelation:
 
 
 def clients(*names: str) -> list[testing.Relation]:
-    """Return a relation for each application that mounts the volume."""
-    return [testing.Relation("filesystem", remote_app_name=name, id=10 + at) for at, name in enumerate(names)]
+    """Return a relation for each application that mounts the volume, with the word of one unit that it can."""
+    units = {0: {fs.SCHEMES_KEY: fs.SCHEMES}}
+    return [
+        testing.Relation("filesystem", remote_app_name=name, id=10 + at, remote_units_data=units)
+        for at, name in enumerate(names)
+    ]

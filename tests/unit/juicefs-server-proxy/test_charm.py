@@ -1,14 +1,17 @@
 import dataclasses
 import json
+import pathlib
 import typing
 
 import pytest
+import yaml
 from doubles import UUID
 from ops import testing
 from rig import Rig, clients, peers
 
 import embedded_store
-from slurm_ddp import juicefs
+import volume_maintenance
+from slurm_ddp import juicefs, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
 
@@ -53,7 +56,7 @@ def test_every_event_reaches_the_same_embedded_volume(rig: Rig, event: str):
     assert rig.servers.running.synchronous
     assert list(rig.world.volumes) == [URL]
     assert rig.world.volumes[URL] == juicefs.Setting(
-        "shared", UUID, "sftp", BUCKET, 0, encrypted=False, trash_days=1, capacity_gib=28
+        "shared", UUID, "sftp", BUCKET, encrypted=False, trash_days=1, capacity_gib=28
     )
     assert rig.world.format_env == {
         "REDIS_PASSWORD": own_secret(out).latest_content["meta-password"],  # pyright: ignore[reportOptionalSubscript]
@@ -139,7 +142,7 @@ def test_room(used: int, free: int, volume: int, room: int):
     assert embedded_store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
 
 
-@pytest.mark.parametrize("event", ["created", "joined"])
+@pytest.mark.parametrize("event", ["created", "changed"])
 def test_a_relation_gets_its_endpoint_when_it_begins(rig: Rig, event: str):
     one, other = clients("one", "other")
     begin = getattr(rig.ctx.on, f"relation_{event}")
@@ -216,7 +219,7 @@ def test_another_unit_leaves_the_volume_to_the_one_that_has_it(rig: Rig):
         local_app_data={name: json.dumps(value) for name, value in data.items()},
         peers_data={1: {"address": "192.0.2.7"}},
     )
-    rig.world.volumes["redis://192.0.2.7:6379/1"] = juicefs.Setting("shared", UUID, "sftp", "192.0.2.7:2022:/data/", 0)
+    rig.world.volumes["redis://192.0.2.7:6379/1"] = juicefs.Setting("shared", UUID, "sftp", "192.0.2.7:2022:/data/")
     (client,) = clients("one")
     out = rig.ctx.run(rig.ctx.on.leader_elected(), rig.state(relation, client, secrets=[secret]))
     assert rig.servers.running is None
@@ -311,7 +314,7 @@ def test_credentials_that_were_reset_leave_no_secret(rig: Rig):
 
 def test_a_volume_that_somebody_else_made_is_taken_over_only_when_its_uuid_is_said(rig: Rig):
     url = "rediss://db.example.com:6380/4"
-    rig.world.volumes[url] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/", 3)
+    rig.world.volumes[url] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {"trash-days": 0}))
     assert out.unit_status == testing.BlockedStatus(
         "the metadata engine holds a volume shared (old-uuid) that was not made here: if no other application offers it, "
@@ -339,16 +342,16 @@ def pinned_external(**changes: str) -> testing.PeerRelation:
             "restore-metadata; it is not formatted again",
         ),
         (
-            juicefs.Setting("shared", "other-uuid", "s3", str(EXTERNAL["bucket"]), 0),
+            juicefs.Setting("shared", "other-uuid", "s3", str(EXTERNAL["bucket"])),
             f"the metadata engine holds another volume shared (other-uuid) than the one published ({UUID}): "
             "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application",
         ),
         (
-            juicefs.Setting("theirs", UUID, "s3", str(EXTERNAL["bucket"]), 0),
+            juicefs.Setting("theirs", UUID, "s3", str(EXTERNAL["bucket"])),
             "the metadata engine holds volume theirs, not shared: set volume-name=theirs, or name another database",
         ),
         (
-            juicefs.Setting("shared", UUID, "s3", "https://elsewhere", 0),
+            juicefs.Setting("shared", UUID, "s3", "https://elsewhere"),
             "volume shared keeps its data at https://elsewhere, not at https://train.fra1.digitaloceanspaces.com: "
             "bring that address back",
         ),
@@ -518,15 +521,19 @@ def test_credentials_are_of_no_use_to_an_embedded_volume(rig: Rig):
     )
 
 
-def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(rig: Rig):
+def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    woken: list[tuple[str, int]] = []
+    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append((unit, seconds)))
     rig.world.down.add("db.example.com:6380")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     assert out.unit_status == testing.WaitingStatus(
         "metadata engine: db.example.com:6380 does not answer (connection refused)"
     )
     assert rig.world.formats == []
+    assert woken == [("juicefs-server-proxy/0", 60)]  # no event of Juju's says that an engine is there again
     rig.world.down.clear()
     assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == testing.ActiveStatus("offering volume shared")
+    assert len(woken) == 1
 
 
 def test_a_wrong_password_is_blocked_and_nothing_is_formatted(rig: Rig):
@@ -618,8 +625,10 @@ def test_the_servers_stop_before_their_storage_goes_and_all_is_removed_in_the_en
     detached = rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
     assert detached.unit_status == testing.MaintenanceStatus("stopped, so that the storage can go")
-    rig.ctx.run(rig.ctx.on.remove(), detached)
-    assert rig.servers.removed == ["juicefs-server-proxy", "program of juicefs-server-proxy"]
+    for event in (rig.ctx.on.stop(), rig.ctx.on.remove()):  # either may come alone
+        rig.servers.removed.clear()
+        rig.ctx.run(event, detached)
+        assert rig.servers.removed == ["juicefs-server-proxy", "program of juicefs-server-proxy"]
 
 
 def test_a_relation_that_ends_after_the_peers_is_no_error(rig: Rig):
@@ -627,3 +636,42 @@ def test_a_relation_that_ends_after_the_peers_is_no_error(rig: Rig):
     rig.ctx.run(
         rig.ctx.on.relation_broken(client), testing.State(leader=True, relations={client}, resources={rig.program})
     )
+
+
+def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_stay(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
+    rig.ctx.run(rig.ctx.on.action("export-kubernetes"), out)
+    folder = volume_maintenance.STATE_DIR / "juicefs-server-proxy"
+    assert (folder / "kubernetes/shared.yaml").exists()
+    (folder / "backups").mkdir()
+    (folder / "backups/shared.json.gz").touch()
+
+    def fail(_: str) -> None:
+        raise CommandError("systemctl did not end within 120 s")
+
+    monkeypatch.setattr(embedded_store, "remove", fail)  # a hook that fails would keep the unit from going
+    rig.ctx.run(rig.ctx.on.stop(), out)
+    assert not (folder / "kubernetes").exists()
+    assert (folder / "backups/shared.json.gz").exists()
+    assert any("did not end within 120 s" in line.message for line in rig.ctx.juju_log)
+
+
+def test_what_waits_or_reads_holds_up_no_hook():
+    folder = pathlib.Path(embedded_store.__file__).parents[1]
+    actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
+    assert {name for name, action in actions.items() if not action.get("parallel")} == {"restore-metadata", "set-quota"}
+
+
+def test_the_volume_is_published_by_address_never_by_a_machines_name(rig: Rig):
+    (client,) = clients("one")
+    bind = [testing.BindAddress([testing.Address("10.0.0.7")])]
+    network = testing.Network("filesystem", bind, ingress_addresses=["juju-2586ad-4"])
+    state = dataclasses.replace(rig.state(peers(), client), networks={network})
+    out = rig.ctx.run(rig.ctx.on.config_changed(), state)
+    found = endpoint(out, client)
+    assert (found.hosts, found.bucket) == (("10.0.0.7:6379",), "10.0.0.7:2022:/data/")
+    nameless = testing.Network("filesystem", [testing.BindAddress([])], ingress_addresses=["juju-2586ad-4"])
+    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(state, networks={nameless}))
+    assert out.unit_status == testing.WaitingStatus("waiting for this machine to have an IP address")

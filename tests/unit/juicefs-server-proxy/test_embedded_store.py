@@ -6,6 +6,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -127,7 +128,7 @@ def directives(path: pathlib.Path) -> dict[str, list[str]]:
 def test_the_first_time_everything_is_made(store: Store):
     assert embedded_store.ensure(store.settings)
     machine = store.machine
-    assert {"redis-server", "openssh-server"} <= machine.packages
+    assert {"redis-server", "openssh-server", "iproute2"} <= machine.packages
     assert machine.did("disable", "--now", "redis-server.service") == 1  # the packages' own instances
     assert machine.did("disable", "--now", "ssh.service", "ssh.socket") == 1
     assert {METADATA, OBJECTS} <= machine.active & machine.enabled
@@ -307,6 +308,49 @@ def test_running_means_active_and_listening(store: Store, monkeypatch: pytest.Mo
         store.machine.active.add(OBJECTS)
         other.close()
         assert not embedded_store.is_running(store.settings)
+
+
+def test_servers_whose_storage_goes_start_no_more_until_there_is_storage_again(store: Store):
+    embedded_store.ensure(store.settings)
+    store.machine.active.discard(METADATA)  # as one that failed: its clients are still there
+    assert embedded_store.is_enabled("volume")
+    embedded_store.stop("volume")
+    assert not (store.machine.active | store.machine.enabled) & {METADATA, OBJECTS}
+    assert not embedded_store.is_enabled("volume")
+    embedded_store.ensure(store.settings)
+    assert {METADATA, OBJECTS} <= store.machine.active & store.machine.enabled
+
+
+def test_a_metadata_server_that_is_down_is_started_and_tells_for_how_long_it_is_up(store: Store):
+    embedded_store.ensure(store.settings)
+    store.machine.active.discard(METADATA)
+    store.machine.stamps["ActiveEnterTimestampMonotonic"] = str(
+        int((time.clock_gettime(time.CLOCK_MONOTONIC) - 7) * 1e6)
+    )
+    assert 7 <= embedded_store.start_metadata("volume") < 60
+    assert METADATA in store.machine.active
+    assert OBJECTS in store.machine.active
+    done = store.machine.did("enable", "--now", METADATA)
+    embedded_store.start_metadata("volume")
+    assert store.machine.did("enable", "--now", METADATA) == done
+    store.machine.active.discard(METADATA)
+    store.machine.broken.add(METADATA)
+    store.machine.answers["journalctl"] = lambda words, stdin: "Bad file format reading the append only file\n"
+    with pytest.raises(embedded_store.StoreError, match="does not start: Bad file format"):
+        embedded_store.start_metadata("volume")
+
+
+def test_who_is_connected_to_the_metadata_server(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(embedded_store, "METADATA_PORT", server.getsockname()[1])
+        assert embedded_store.connected() == ()
+        with socket.create_connection(server.getsockname()):
+            assert embedded_store.connected() == ("127.0.0.1",)
+        assert embedded_store.connected() == ()
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        monkeypatch.setattr(embedded_store, "METADATA_PORT", server.getsockname()[1])
+        with socket.create_connection(server.getsockname()[:2]):
+            assert embedded_store.connected() == ("::1",)
 
 
 def test_a_storage_that_others_may_write_to_is_named(tmp_path: pathlib.Path):

@@ -9,8 +9,11 @@ from doubles import UUID
 from ops import testing
 from rig import Config, Rig, clients, peers
 
+import embedded_store
 import volume_begun
-from slurm_ddp import juicefs
+import volume_ledger
+import volume_users
+from slurm_ddp import juicefs, wake
 
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
@@ -167,7 +170,7 @@ def test_the_key_that_openssl_makes_is_taken():
 
 def test_a_volume_whose_making_was_cut_off_is_ours(rig: Rig):
     """Formatting succeeded, and then the engine went away before its UUID could be read."""
-    rig.world.volumes[URL] = juicefs.Setting("shared", UUID, "s3", "https://h/b", 0, trash_days=1)
+    rig.world.volumes[URL] = juicefs.Setting("shared", UUID, "s3", "https://h/b", trash_days=1)
     relation = peers(mode="external", formatting="yes")
     out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, config=EXTERNAL))
     assert out.unit_status == OFFERING
@@ -209,7 +212,7 @@ def test_what_began_here_is_not_another_volume(rig: Rig):
     rig.world.format_error = "Storage s3://b is not configured correctly: 403"
     rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     other = "redis://other/1"
-    rig.world.volumes["redis://other:6379/1"] = juicefs.Setting("shared", UUID, "s3", "https://h/b", 0, trash_days=1)
+    rig.world.volumes["redis://other:6379/1"] = juicefs.Setting("shared", UUID, "s3", "https://h/b", trash_days=1)
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={**EXTERNAL, "metadata-url": other}))
     assert "was not made here" in out.unit_status.message
 
@@ -274,27 +277,199 @@ def test_an_old_program_cannot_follow_and_says_so(rig: Rig):
     )
 
 
-def used(rig: Rig, **config: str | int | float | bool) -> tuple[testing.State, testing.Relation]:
-    """Return a unit whose embedded volume another application has mounted."""
-    client = testing.Relation("filesystem", remote_app_name="one", id=10, remote_units_data={0: {}})
-    return rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config)), client
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let time pass only where the charm sleeps; return what it slept."""
+    slept: list[float] = []
+    monkeypatch.setattr(volume_users.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(volume_users.time, "sleep", slept.append)
+    return slept
 
 
-def test_the_storage_of_a_volume_in_use_does_not_go(rig: Rig):
-    out, _ = used(rig)
+def used(rig: Rig, *mounted: str, **config: str | int | float | bool) -> tuple[testing.State, testing.Storage]:
+    """Return a unit that serves a volume to another application, whose unit Juju still lists; and its storage."""
+    client = testing.Relation("filesystem", remote_app_name="one", id=10, remote_units_data={0: {"schemes": "juicefs"}})
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config))
+    rig.world.volumes[LOOPBACK] = dataclasses.replace(next(iter(rig.world.volumes.values())), clients=mounted)
     (storage,) = out.storages
-    with pytest.raises(testing.errors.UncaughtCharmError, match=r"one/0 use the volume: remove those relations first"):
+    return out, storage
+
+
+LOOPBACK = "redis://127.0.0.1:6379/1"
+CLIENTS = ("juju-2586ad-3 at /mnt/shared", "juju-2586ad-4 at /mnt/shared")
+
+
+def test_the_storage_of_a_volume_that_is_mounted_does_not_go_until_it_is_unmounted(rig: Rig, clock: list[float]):
+    out, storage = used(rig, *CLIENTS)
+    with pytest.raises(testing.errors.UncaughtCharmError) as caught:
         rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert str(caught.value.__cause__) == (
+        "the volume is mounted by juju-2586ad-3 at /mnt/shared, juju-2586ad-4 at /mnt/shared: unmount it there with "
+        "juju remove-relation juicefs-server-proxy one, and Juju's next run of this hook passes; or remove the volume "
+        "under its clients: juju config juicefs-server-proxy allow-removal=true"
+    )
+    assert rig.servers.running is not None
+    assert 20 <= sum(clock) <= 60
+    # Nothing but JuiceFS's sessions changes: a unit whose hook failed gets no relation-departed
+    rig.world.volumes[LOOPBACK] = dataclasses.replace(rig.world.volumes[LOOPBACK], clients=())
+    again = rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    assert again.unit_status == testing.MaintenanceStatus("stopped, so that the storage can go")
+
+
+def test_clients_that_unmount_meanwhile_are_waited_for_without_an_error(
+    rig: Rig, clock: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    out, storage = used(rig, *CLIENTS)
+
+    def sleep(seconds: float) -> None:
+        clock.append(seconds)
+        left = rig.world.volumes[LOOPBACK].clients[1:]
+        rig.world.volumes[LOOPBACK] = dataclasses.replace(rig.world.volumes[LOOPBACK], clients=left)
+
+    monkeypatch.setattr(volume_users.time, "sleep", sleep)
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    assert len(clock) == 2
+
+
+def test_the_storage_goes_at_once_where_nobody_has_the_volume_mounted(rig: Rig, clock: list[float]):
+    out, storage = used(rig)
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    assert clock == []
+
+
+def test_the_storage_goes_under_its_clients_when_a_person_says_so(rig: Rig, clock: list[float]):
+    out, storage = used(rig, *CLIENTS, **{"allow-removal": True})
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    assert clock == []
+
+
+def test_the_storage_stays_while_nobody_can_tell_who_uses_it_and_its_servers_run(rig: Rig, clock: list[float]):
+    out, storage = used(rig)
+    rig.world.down.add("127.0.0.1:6379")
+    with pytest.raises(testing.errors.UncaughtCharmError, match="cannot tell which clients have the volume mounted"):
+        rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is not None
+    rig.servers.stop("juicefs-server-proxy")  # as an earlier run of this hook did, which passed
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+
+
+def test_a_read_only_mount_which_has_no_session_keeps_the_storage_until_it_is_unmounted(rig: Rig, clock: list[float]):
+    out, storage = used(rig)
+    rig.servers.peers = lambda up_s: ("192.0.2.7",)
+    with pytest.raises(testing.errors.UncaughtCharmError) as caught:
+        rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert str(caught.value.__cause__) == (
+        "the volume's metadata server has connections from 192.0.2.7: unmount it there with juju remove-relation "
+        "juicefs-server-proxy one, and Juju's next run of this hook passes; or remove the volume under its clients: "
+        "juju config juicefs-server-proxy allow-removal=true"
+    )
+    assert rig.servers.running is not None
+    rig.servers.peers = lambda up_s: ()
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+
+
+def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect(rig: Rig, clock: list[float]):
+    out, storage = used(rig)
+    rig.servers.down = True
+    rig.servers.peers = lambda up_s: ("192.0.2.7",) if up_s > 12 else ()
+    with pytest.raises(testing.errors.UncaughtCharmError, match=r"has connections from 192\.0\.2\.7: unmount it there"):
+        rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is not None
+    rig.servers.down, rig.servers.peers = True, lambda up_s: ()
+    clock.clear()
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+    assert 20 <= sum(clock) < 30
+
+
+def test_a_metadata_server_that_does_not_start_keeps_the_storage(rig: Rig, clock: list[float]):
+    out, storage = used(rig)
+    rig.servers.error = embedded_store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
+    with pytest.raises(testing.errors.UncaughtCharmError) as caught:
+        rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert str(caught.value.__cause__) == (
+        "cannot tell which clients have the volume mounted (juicefs-metadata-x.service does not start: Bad file "
+        "format): repair the metadata server, and Juju's next run of this hook passes; or remove the volume under its "
+        "clients: juju config juicefs-server-proxy allow-removal=true"
+    )
+    assert rig.servers.running is not None
+    willing = dataclasses.replace(out, config={"allow-removal": True})
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), willing)
+    assert rig.servers.running is None
+
+
+def test_a_volume_that_was_never_offered_goes_although_its_server_does_not_start(rig: Rig, clock: list[float]):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
+    (storage,) = out.storages
+    rig.servers.error = embedded_store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
+    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
+    assert rig.servers.running is None
+
+
+def test_without_the_peer_relation_nobody_knows_who_uses_the_storage(rig: Rig, clock: list[float]):
+    out, storage = used(rig)
+    alone = dataclasses.replace(out, relations=())
+    with pytest.raises(testing.errors.UncaughtCharmError, match=r"cannot tell .*waiting for the peer relation"):
+        rig.ctx.run(rig.ctx.on.storage_detaching(storage), alone)
     assert rig.servers.running is not None
 
 
-def test_it_goes_when_it_is_told_to_or_nobody_uses_it(rig: Rig):
-    out, client = used(rig, **{"allow-removal": True})
-    (storage,) = out.storages
-    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
-    assert rig.servers.running is None
-    out, client = used(rig)
-    (storage,) = out.storages
-    left = dataclasses.replace(out, relations={relation for relation in out.relations if relation.id != client.id})
-    rig.ctx.run(rig.ctx.on.storage_detaching(storage), left)
-    assert rig.servers.running is None
+def joined(name: str, *schemes: str) -> testing.Relation:
+    data = {number: {"schemes": text} if text else {} for number, text in enumerate(schemes)}
+    return testing.Relation("filesystem", remote_app_name=name, id=20, remote_units_data=data)
+
+
+@pytest.fixture
+def waking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return after how many seconds the charm had itself woken, each time; so many have then passed."""
+    woken: list[int] = []
+    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append(seconds))
+    monkeypatch.setattr(volume_ledger.time, "time", lambda: 1.8e9 + sum(woken))
+    return woken
+
+
+@pytest.mark.parametrize(
+    ("schemes", "is_blocked"),
+    [((), False), (("",), True), (("nfs,cephfs",), True), (("cephfs,juicefs,lustre,nfs", ""), False)],
+)
+def test_a_client_that_cannot_mount_juicefs_is_named_at_every_event(
+    rig: Rig, waking: list[int], schemes: tuple[str, ...], is_blocked: bool
+):
+    """Upstream's filesystem-client writes nothing into its databag, and ends in error."""
+    client = joined("filesystem-client", *schemes)
+    out = rig.ctx.run(rig.ctx.on.relation_created(client), rig.state(peers(), client))
+    assert "endpoint" in out.get_relation(client.id).local_app_data
+    assert isinstance(out.unit_status, testing.ActiveStatus)  # it may have just joined
+    assert waking == ([60] if is_blocked else [])
+    changed = ["relation_changed"] if schemes else []  # it takes a unit
+    for event in ("update_status", *changed, "relation_created", "config_changed"):
+        subject = (out.get_relation(client.id),) if event.startswith("relation") else ()
+        out = rig.ctx.run(getattr(rig.ctx.on, event)(*subject), out)
+        if is_blocked:
+            assert out.unit_status == testing.BlockedStatus(
+                "filesystem-client cannot mount JuiceFS: juju remove-relation juicefs-server-proxy filesystem-client, "
+                "and use shared-filesystem-client"
+            )
+        else:
+            assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert len(waking) == is_blocked
+    gone = dataclasses.replace(out, relations={one for one in out.relations if one.id != client.id})
+    out = rig.ctx.run(rig.ctx.on.update_status(), gone)
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert "silent-since" not in out.get_relation(1).local_unit_data
+
+
+def test_a_unit_that_publishes_what_it_mounts_after_it_joined_is_never_blocked(rig: Rig, waking: list[int]):
+    client = joined("shared-filesystem-client", "")
+    out = rig.ctx.run(rig.ctx.on.relation_changed(client, remote_unit=0), rig.state(peers(), client))
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    told = dataclasses.replace(out.get_relation(client.id), remote_units_data={0: {"schemes": "juicefs"}})
+    others = {one for one in out.relations if one.id != client.id}
+    out = rig.ctx.run(rig.ctx.on.update_status(), dataclasses.replace(out, relations={*others, told}))
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert waking == [60]

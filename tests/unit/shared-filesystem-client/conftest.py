@@ -26,6 +26,8 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
         "reason",
         "remove",
         "health",
+        "proven",
+        "wake_once_right",
         "metrics_port",
         "fstypes",
     ):

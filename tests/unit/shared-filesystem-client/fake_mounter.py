@@ -36,6 +36,7 @@ class FakeMounter:
     remounts: int = 0
     others: set[str] = dataclasses.field(default_factory=set[str])  # what other applications mount
     lustre_removed: int = 0
+    wakes: dict[str, list[str]] = dataclasses.field(default_factory=dict[str, list[str]])
     resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
 
     def ensure(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
@@ -76,6 +77,12 @@ class FakeMounter:
     def remove_lustre(self) -> None:
         self.lustre_removed += 1
 
+    def proven(self, app: str) -> str | None:
+        return self.mounted.wish.mountpoint if self.seen.works and self.mounted is not None else None
+
+    def wake_once_right(self, app: str, unit: str, command: list[str]) -> None:
+        self.wakes[unit] = command
+
     def health(self, app: str) -> mount_keeper.Health:
         return self.seen
 
@@ -112,9 +119,9 @@ class Site:
         secrets: typing.Iterable[testing.Secret] = (),
         leader: bool = False,
     ) -> testing.State:
-        """Return a state with the option `mountpoint` set, unless `config` is given."""
+        """Return a state beside a slurmd, with the option `mountpoint` set, unless `config` is given."""
         return testing.State(
-            relations=relations,
+            relations={*relations, beside()},
             config=dict({"mountpoint": "/mnt/shared"} if config is None else config),
             secrets=set(secrets),
             resources={self.program},
@@ -122,10 +129,17 @@ class Site:
         )
 
 
-def context(app_name: str | None = None) -> testing.Context[SharedFilesystemClientCharm]:
+def context(app_name: str | None = None, principal: str | None = None) -> testing.Context[SharedFilesystemClientCharm]:
     """Return a context of the charm with its real metadata."""
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
-    return testing.Context(SharedFilesystemClientCharm, meta=meta, app_name=app_name, juju_version="3.6.8")
+    return testing.Context(
+        SharedFilesystemClientCharm, meta=meta, app_name=app_name, juju_version="3.6.8", principal_unit=principal
+    )
+
+
+def beside(app: str = "slurmd", number: int = 99) -> testing.SubordinateRelation:
+    """Return the relation with the charm whose machine it is."""
+    return testing.SubordinateRelation("juju-info", id=number, remote_app_name=app)
 
 
 def offer(filesystem: fs.Filesystem | str | None, app: str = "proxy") -> testing.Relation:

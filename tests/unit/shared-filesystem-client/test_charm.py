@@ -1,9 +1,11 @@
 import dataclasses
+import pathlib
 import typing
 
 import ops
 import pytest
-from fake_mounter import Site, context, offer, volume
+import yaml
+from fake_mounter import Site, beside, context, offer, volume
 from ops import testing
 
 import cephfs_mount
@@ -11,7 +13,7 @@ import kernel_mount
 import lustre_client
 import mount_keeper
 import mounter
-from slurm_ddp import juicefs, mounts, readiness
+from slurm_ddp import juicefs, mounts, readiness, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
@@ -483,6 +485,7 @@ def test_without_its_provider_the_mount_goes(site: Site, ready: testing.State):
     first = site.ctx.run(site.ctx.on.config_changed(), ready)
     out = site.ctx.run(site.ctx.on.relation_broken(first.get_relation(1)), first)
     assert site.mounter.mounted is None
+    assert not list(readiness.DIRECTORY.iterdir())  # it may be the unit's last hook
     assert out.unit_status == testing.BlockedStatus(
         "nothing to mount: juju integrate shared-filesystem-client:filesystem PROVIDER:filesystem"
     )
@@ -491,7 +494,7 @@ def test_without_its_provider_the_mount_goes(site: Site, ready: testing.State):
 def test_a_provider_that_stops_offering_does_not_take_the_mount_away(site: Site, ready: testing.State):
     first = site.ctx.run(site.ctx.on.config_changed(), ready)
     silent = dataclasses.replace(first.get_relation(1), remote_app_data={})
-    out = site.ctx.run(site.ctx.on.relation_changed(silent), dataclasses.replace(first, relations={silent}))
+    out = site.ctx.run(site.ctx.on.relation_changed(silent), dataclasses.replace(first, relations={silent, beside()}))
     assert site.mounter.mounted is not None
     assert out.unit_status == testing.WaitingStatus("waiting for proxy to offer a filesystem")
 
@@ -502,7 +505,80 @@ def test_the_unit_leaves_nothing(site: Site, ready: testing.State, event: str):
     out = site.ctx.run(getattr(site.ctx.on, event)(), first)
     assert site.mounter.mounted is None
     assert site.mounter.units == set()
-    assert out.unit_status == testing.MaintenanceStatus("unmounted")
+    assert out.unit_status == MOUNTED
+
+
+@pytest.mark.parametrize("endpoint", ["juju-info", "mount"])
+def test_the_mount_goes_with_the_relation_to_the_machines_charm_since_no_later_hook_is_certain(
+    site: Site, secret: testing.Secret, endpoint: str
+):
+    relation = beside() if endpoint == "juju-info" else asked(mountpoint="/mnt/shared")
+    before = site.state(offer(volume(secret)), secrets=[secret])
+    before = dataclasses.replace(before, relations={offer(volume(secret)), relation})
+    out = site.ctx.run(site.ctx.on.update_status(), before)
+    assert out.unit_status == MOUNTED
+    gone = site.ctx.run(site.ctx.on.relation_broken(out.get_relation(relation.id)), out)
+    assert site.mounter.mounted is None
+    assert not list(readiness.DIRECTORY.iterdir())
+    assert gone.unit_status == MOUNTED  # nothing is told to a Juju that may have deleted the unit
+    # Juju may still look at the unit before it stops it
+    left = dataclasses.replace(gone, relations={one for one in gone.relations if one.id != relation.id})
+    site.ctx.run(site.ctx.on.update_status(), left)
+    site.ctx.run(site.ctx.on.stop(), left)
+    assert site.mounter.mounted is None
+    assert not list(readiness.DIRECTORY.iterdir())
+
+
+def test_a_unit_that_stays_beside_its_charm_keeps_the_mount(site: Site, ready: testing.State):
+    request = asked(app="slurmd", mountpoint="/mnt/shared")
+    out = site.ctx.run(site.ctx.on.update_status(), dataclasses.replace(ready, relations={*ready.relations, request}))
+    site.ctx.run(site.ctx.on.relation_broken(out.get_relation(request.id)), out)
+    assert site.mounter.mounted is not None
+
+
+@pytest.mark.parametrize("event", ["created", "joined", "changed", "departed", "broken"])
+def test_another_machines_principal_is_none_of_ours(
+    site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch, event: str
+):
+    """Juju 4 gave a subordinate on slurmd's machine juju-info-relation-created and -joined of sackd."""
+    ctx = context(principal="slurmd/0")
+    other = beside("sackd", number=98)
+    request = asked(app="slurmctld", mountpoint="/srv/slurmctld-statefs")
+    state = dataclasses.replace(ready, relations={*ready.relations, other, request})
+    first = ctx.run(ctx.on.update_status(), state)
+    assert first.unit_status == MOUNTED  # not where another machine's charm asks for it
+    out = ctx.run(getattr(ctx.on, f"relation_{event}")(first.get_relation(98)), first)
+    assert site.mounter.mounted is not None
+    assert (site.mounter.changes, site.mounter.mounted.wish.mountpoint) == (1, "/mnt/shared")
+    assert out.relations == first.relations
+    assert out.unit_status == (MOUNTED if event in ("created", "broken") else first.unit_status)
+    # With its own principal's relation it goes, whatever of others Juju still lists
+    ctx.run(ctx.on.relation_broken(first.get_relation(99)), first)
+    assert site.mounter.mounted is None
+
+
+def test_an_unmount_that_fails_holds_up_no_removal(site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch):
+    def fail(app: str, *, unit: str) -> str:
+        raise CommandError("systemctl did not end within 120 s")
+
+    monkeypatch.setattr(mounter, "remove", fail)
+    site.ctx.run(site.ctx.on.stop(), ready)
+    assert any("did not end within 120 s" in line.message for line in site.ctx.juju_log)
+
+
+def test_the_provider_is_told_what_this_charm_can_mount(site: Site):
+    out = site.ctx.run(site.ctx.on.install(), site.state(offer(None)))
+    assert fs.mounts_juicefs(out.get_relation(1).local_unit_data)
+    for scheme in fs.SCHEMES.split(","):
+        with pytest.raises(fs.UriError) as caught:
+            fs.parse(f"{scheme}://h/")
+        assert not isinstance(caught.value, fs.UnknownSchemeError)
+
+
+def test_what_waits_or_reads_holds_up_no_hook():
+    folder = pathlib.Path(mounter.__file__).parents[1]
+    actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
+    assert {name for name, action in actions.items() if not action.get("parallel")} == set()
 
 
 def test_the_applications_name_names_everything(secret: testing.Secret, site: Site):
@@ -529,6 +605,56 @@ def test_jobs_wait_until_the_mount_was_seen_to_work(site: Site, ready: testing.S
 
 
 def test_a_mount_without_a_provider_is_waited_for(site: Site, ready: testing.State):
-    site.ctx.run(site.ctx.on.config_changed(), dataclasses.replace(ready, relations=[]))
+    site.ctx.run(site.ctx.on.config_changed(), dataclasses.replace(ready, relations=[beside()]))
     assert len(readiness.missing()) == 1
     assert "nothing to mount" in readiness.missing()[0]
+
+
+def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: Site, ready: testing.State):
+    out = site.ctx.run(site.ctx.on.update_status(), ready)
+    site.mounter.seen = mount_keeper.Health(state="right")
+    wrong = dataclasses.replace(out, config={"mountpoint": "/mnt/shared", "profile": "fast"})
+    out = site.ctx.run(site.ctx.on.config_changed(), wrong)
+    assert isinstance(out.unit_status, testing.BlockedStatus)
+    text = (readiness.DIRECTORY / "shared-filesystem-client-0.json").read_text()
+    assert readiness.Need.parse(text).boot == readiness.BOOT_ID.read_text().strip()
+    site.mounter.seen = mount_keeper.Health(state="hung")
+    site.ctx.run(site.ctx.on.config_changed(), out)
+    assert readiness.missing()[0].startswith("shared-filesystem-client/0 (profile: ")
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return which unit is woken, and after how many seconds."""
+    found: list[tuple[str, int]] = []
+    monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: found.append((unit, seconds)))
+    monkeypatch.setattr(wake, "command", lambda unit, charm: ["wake", unit])
+    return found
+
+
+def test_a_mount_that_does_not_work_is_looked_at_again_as_soon_as_the_keeper_sees_it_work(
+    site: Site, ready: testing.State, later: list[tuple[str, int]]
+):
+    site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
+    out = site.ctx.run(site.ctx.on.config_changed(), ready)
+    assert site.mounter.wakes == {"shared-filesystem-client/0": ["wake", "shared-filesystem-client/0"]}
+    site.mounter.look = mounts.Result(mounts.State.RIGHT)
+    site.ctx.run(site.ctx.on.update_status(), out)
+    assert site.mounter.wakes == {"shared-filesystem-client/0": []}
+    assert later == []
+
+
+def test_what_no_event_announces_is_tried_again_after_a_minute(
+    site: Site, monkeypatch: pytest.MonkeyPatch, later: list[tuple[str, int]]
+):
+    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
+    cephfs = fs.Cephfs(hosts=("nowhere.invalid",), user="u", fsid="f", name="n", key=KEY)
+    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(cephfs)))  # a name that does not resolve yet
+    assert later == [("shared-filesystem-client/0", 60)]
+    later.clear()
+    ungranted = "juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&auth=secret%3Ad7qk2l1p4bbs73f2a9q0"
+    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(ungranted)))
+    assert later == [("shared-filesystem-client/0", 60)]
+    later.clear()
+    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(None)))  # relation-changed comes with the offer
+    assert later == []

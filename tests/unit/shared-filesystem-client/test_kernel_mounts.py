@@ -194,6 +194,10 @@ def test_monitors_of_the_newer_protocol_are_preferred_and_told_so(rig: Rig):
     plan = cephfs_mount.plan(WISH, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"
     assert options(plan)["ms_mode"] == "prefer-crc"
+    vector = ("[v2:10.0.0.1:3301/0", "v1:10.0.0.1:6789/0]")  # of ceph mon dump: the port says nothing, the prefix does
+    plan = cephfs_mount.plan(WISH, ceph(hosts=vector), KEY)
+    assert plan.servers == ((("10.0.0.1", 3301),),)
+    assert options(plan)["ms_mode"] == "prefer-crc"
     wish = dataclasses.replace(WISH, mount_options="ms_mode=secure", read_only=True, noexec=True, subdirectory="a/b")
     plan = cephfs_mount.plan(wish, ceph(hosts=("10.0.0.1:3300",), path="/team"), KEY)
     assert options(plan)["ms_mode"] == "secure"

@@ -15,7 +15,7 @@ from machine_mounts import MachineMounts
 
 import mount_keeper
 from mount_keeper import Remedy
-from slurm_ddp import mounts
+from slurm_ddp import files, mounts, readiness
 
 MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
 State = mounts.State
@@ -32,6 +32,11 @@ class Rig:
         monkeypatch.setattr(mount_keeper, "_run", self._run)
         monkeypatch.setattr(mount_keeper, "TEXTFILES", folder / "textfiles")
         monkeypatch.setattr(mount_keeper, "FUSE", folder / "fuse")
+        monkeypatch.setattr(mount_keeper, "BOOT_ID", folder / "boot")
+        monkeypatch.setattr(mount_keeper, "AGENTS", folder / "agents")
+        monkeypatch.setattr(readiness, "DIRECTORY", folder / "needs")
+        monkeypatch.setattr(readiness, "BOOT_ID", folder / "boot")
+        (folder / "boot").write_text("this\n")
         monkeypatch.setattr(mount_keeper, "unreachable", lambda servers, speaks: self.down)
         monkeypatch.setattr(time, "time", lambda: self.now)
         self.now = 1_800_000_000.0
@@ -42,6 +47,7 @@ class Rig:
         self.node = "State=IDLE Reason="
         self.calls: list[tuple[str, ...]] = []
         self.slurm_error = False
+        self.wake_error = False
         self.watch = mount_keeper.Watch(
             app="client",
             mountpoint=MP,
@@ -53,6 +59,7 @@ class Rig:
             servers=((("10.0.0.5", 6379),),),
             node="node-1",
             drain=True,
+            units=("client/0",),
         )
         self.mount()
 
@@ -83,6 +90,10 @@ class Rig:
         self.calls.append(argv)
         if argv[0] == mount_keeper.SYSTEMCTL:
             return self._systemctl(*argv[1:])
+        if argv[0] == "wake":
+            if self.wake_error:
+                raise mount_keeper.CommandError("systemd-run exited 1")
+            return ""
         assert argv[0] == mount_keeper.SCONTROL
         if self.slurm_error:
             raise mount_keeper.CommandError("scontrol does not answer within 6 s")
@@ -211,10 +222,7 @@ def test_the_mount_of_before_goes_when_nobody_uses_it(rig: Rig):
     assert rig.tick().state == "right"
 
 
-def test_a_change_is_applied_when_the_mount_is_idle(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    boot = tmp_path / "boot"
-    boot.write_text("this\n")
-    monkeypatch.setattr(mount_keeper, "BOOT_ID", boot)
+def test_a_change_is_applied_when_the_mount_is_idle(rig: Rig):
     rig.watch = dataclasses.replace(rig.watch, changed_us=5_000, boot="this")
     rig.mounts.users_of[MP] = [(123, "python3")]
     assert rig.tick(3).heals == 0
@@ -441,9 +449,11 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
 
 
 def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
-    """With the system's Python, its standard library and mounts.py in the folder beside it."""
+    """With the system's Python, its standard library and three modules in the folder beside it."""
     (tmp_path / "slurm_ddp").mkdir()
-    (tmp_path / "slurm_ddp/mounts.py").write_bytes(pathlib.Path(mounts.__file__).read_bytes())
+    for module in (files, mounts, readiness):
+        path = pathlib.Path(str(module.__file__))
+        (tmp_path / "slurm_ddp" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "mount_keeper.py").write_bytes(pathlib.Path(mount_keeper.__file__).read_bytes())
     state = tmp_path / "state"
     state.mkdir()
@@ -453,3 +463,100 @@ def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["state"] == "right"
+
+
+def need(rig: Rig) -> dict[str, str]:
+    return json.loads((rig.folder / "needs/client-0.json").read_text())
+
+
+def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: Rig):
+    readiness.tell("client/0", ready=True, mountpoint=MP)
+    rig.tick()
+    (rig.folder / "boot").write_text("next\n")
+    assert readiness.missing() == ["client/0 (not looked at since this boot)"]
+    rig.mounts.probes.clear()
+    rig.tick(seconds=1)
+    assert [probe["writable"] for probe in rig.mounts.probes] == [True]  # however recent the write before the reboot
+    assert readiness.missing() == []
+    assert (need(rig)["boot"], need(rig)["mountpoint"]) == ("next", MP)
+
+
+def test_a_mount_that_does_not_come_after_a_reboot_keeps_jobs_away(rig: Rig):
+    rig.tick()
+    (rig.folder / "boot").write_text("next\n")
+    rig.mounts.table.clear()
+    rig.comes_back = False
+    rig.down = "10.0.0.5:6379 does not answer (connection refused)"
+    rig.tick()
+    assert readiness.missing() == [f"client/0 ({rig.down})"]
+    rig.down = ""
+    rig.comes_back = True
+    rig.tick()
+    assert readiness.missing() == []
+
+
+def test_the_readiness_file_is_written_only_when_something_changed(rig: Rig):
+    readiness.tell("client/0", ready=False, detail="waiting for proxy to offer a filesystem")
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "/mnt/shared: write: no space left on device")
+    rig.tick(2)
+    assert need(rig)["detail"] == "waiting for proxy to offer a filesystem"  # the charm's own words
+    rig.mounts.looks.clear()
+    rig.tick()
+    path = rig.folder / "needs/client-0.json"
+    first = path.stat()
+    rig.tick(3)
+    assert readiness.tell("client/0", ready=True, mountpoint=MP) is False  # byte for byte what a hook would write
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (first.st_mtime_ns, first.st_ino)
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "/mnt/shared: write: no space left on device")
+    rig.tick()
+    assert "boot" not in need(rig)
+    assert readiness.missing() == ["client/0 (/mnt/shared: write: no space left on device)"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_readiness_file_that_cannot_be_read_is_written_anew(rig: Rig, text: str):
+    (rig.folder / "needs").mkdir()
+    (rig.folder / "needs/client-0.json").write_text(text)
+    rig.tick()
+    assert readiness.missing() == []
+
+
+def test_a_unit_that_juju_removed_without_a_last_hook_keeps_no_job_away(rig: Rig):
+    rig.watch = dataclasses.replace(rig.watch, units=("client/0", "client/1"))
+    for unit in rig.watch.units:
+        readiness.tell(unit, ready=False, detail="waiting for redis")
+    (rig.folder / "agents/unit-client-1").mkdir(parents=True)
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no")
+    rig.tick()
+    assert readiness.missing() == ["client/1 (waiting for redis)"]
+
+
+def test_a_drain_of_ours_outlives_a_reboot(rig: Rig):
+    rig.tick()
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")
+    assert rig.tick(4).drained
+    (rig.folder / "boot").write_text("next\n")
+    rig.mounts.looks.clear()
+    assert not rig.tick(2).drained
+    assert "DRAIN" not in rig.node
+
+
+def test_a_charm_that_waits_is_woken_once_when_its_mount_works(rig: Rig, capsys: pytest.CaptureFixture[str]):
+    for unit in ("client-0", "client-1"):
+        (rig.folder / f"wake-{unit}.json").write_text(json.dumps(["wake", unit]))
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")
+    rig.tick(2)
+    assert ("wake", "client-0") not in rig.calls
+    rig.mounts.looks.clear()
+    rig.tick(3)
+    assert [call for call in rig.calls if call[0] == "wake"] == [("wake", "client-0"), ("wake", "client-1")]
+    (rig.folder / "wake-client-0.json").write_text('["wake", "client-0"]')
+    rig.wake_error = True
+    rig.tick(2)
+    rig.wake_error = False
+    rig.tick(2)
+    assert [call for call in rig.calls if call[0] == "wake"][2:] == [("wake", "client-0")] * 3, "again until it works"
+    assert "the charm cannot be woken: systemd-run exited 1" in capsys.readouterr().err
+    (rig.folder / "wake-client-0.json").write_text("{")
+    rig.tick()
+    assert "the charm cannot be woken" in capsys.readouterr().err

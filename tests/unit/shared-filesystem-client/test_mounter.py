@@ -16,12 +16,13 @@ import mount_keeper
 import mounter
 import nfs_mount
 from machine import Machine
-from slurm_ddp import juicefs, mounts, systemd
+from slurm_ddp import juicefs, mounts, readiness, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
 
 UNIT = "juicefs-client.service"
 TIMER = "mount-keeper-client.timer"
+STARTER = "mount-keeper-client-up.service"
 SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"$(id)`\\', "secret-key": "topSecret"})
 
 
@@ -49,6 +50,7 @@ class Rig:
         self.listener = socket.create_server(("127.0.0.1", 0))
         for name in ("ETC", "LIB", "STATE", "CACHE"):
             monkeypatch.setattr(mounter, name, root / name.lower())
+        monkeypatch.setattr(readiness, "DIRECTORY", root / "state" / "needs")
         monkeypatch.setattr(juicefs_mount, "check_fuse", lambda: None)
         monkeypatch.setattr(kernel_mount, "check", lambda kind: None)
         monkeypatch.setattr(juicefs, "version", lambda program: self.version)
@@ -131,7 +133,8 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> typing.Itera
 def test_the_first_time_it_is_mounted_for_good(rig: Rig):
     assert rig.ensure(rig.plan())
     assert "fuse3" in rig.machine.packages
-    assert rig.machine.active == rig.machine.enabled == {UNIT, TIMER}
+    assert rig.machine.active == {UNIT, TIMER}
+    assert rig.machine.enabled == {UNIT, TIMER, STARTER}
     assert [mount.source for mount in rig.mounts.at(rig.mountpoint)] == ["JuiceFS:shared"]
     assert rig.immutable == {rig.mountpoint}
     dropin = (systemd.UNIT_DIR / "slurmd.service.d/10-client.conf").read_text()
@@ -151,6 +154,49 @@ def test_a_pass_of_the_keeper_leaves_a_child_that_hangs_behind(rig: Rig):
     assert values["ExecStart"].endswith(f"mount_keeper.py {rig.root / 'state/client'}")
     timer = (systemd.UNIT_DIR / TIMER).read_text()
     assert "OnUnitInactiveSec=10\n" in timer
+
+
+def test_a_pass_begins_whenever_the_mount_has_come(rig: Rig):
+    for plan in (rig.plan(), rig.nfs()):
+        rig.ensure(plan)
+        text = (systemd.UNIT_DIR / STARTER).read_text()
+        assert f"After={plan.unit}\n" in text
+        assert f"[Install]\nWantedBy={plan.unit}\n" in text
+        assert f"mount_keeper.py {rig.root / 'state/client'} --patience 20\n" in text
+    assert "After=" not in (systemd.UNIT_DIR / "mount-keeper-client.service").read_text()  # it looks while it comes
+
+
+def test_the_keeper_speaks_for_each_unit_until_it_goes(rig: Rig):
+    def spoken_for() -> tuple[str, ...]:
+        return mount_keeper.Watch.load(mounter.STATE / "client").units
+
+    rig.ensure(rig.plan(), unit="client/0")
+    rig.ensure(rig.plan(), unit="client/1")
+    assert spoken_for() == ("client/0", "client/1")
+    for number in (0, 1):
+        mounter.wake_once_right("client", f"client/{number}", ["wake"])
+    mounter.remove("client", unit="client/0")
+    assert spoken_for() == ("client/1",)
+    assert [path.name for path in (mounter.STATE / "client").glob("wake-*")] == ["wake-client-1.json"]
+    mounter.wake_once_right("client", "client/1", [])
+    assert list((mounter.STATE / "client").glob("wake-*")) == []
+
+
+def test_what_the_keeper_has_proved_lately_and_in_this_boot_counts(rig: Rig):
+    rig.ensure(rig.plan())
+    folder = mounter.STATE / "client"
+    boot = mount_keeper.BOOT_ID.read_text().strip()
+    seen = mount_keeper.Health(state="right", checked=time.time(), boot=boot)
+    for health, mountpoint in (
+        (seen, rig.mountpoint),
+        (dataclasses.replace(seen, boot="another"), None),
+        (dataclasses.replace(seen, checked=time.time() - 60), None),
+        (dataclasses.replace(seen, state="hung"), None),
+    ):
+        health.save(folder)
+        assert mounter.proven("client") == mountpoint
+    mounter.remove("client", unit="client/0")
+    assert mounter.proven("client") is None
 
 
 def test_the_second_time_nothing_is_touched(rig: Rig):
@@ -422,7 +468,8 @@ def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
     with pytest.raises(juicefs.UnreachableError, match=r"^127\.0\.0\.1:\d+ does not answer \(connection refused\)$"):
         rig.ensure(rig.plan())
     assert time.monotonic() - begin < 10
-    assert rig.machine.active == rig.machine.enabled == {UNIT, TIMER}
+    assert rig.machine.active == {UNIT, TIMER}
+    assert rig.machine.enabled == {UNIT, TIMER, STARTER}
 
 
 def test_a_hung_mount_is_not_taken_away(rig: Rig):
@@ -525,6 +572,7 @@ def test_removal_leaves_nothing(rig: Rig):
     before = set(rig.snapshot())
     rig.ensure(rig.plan())
     (rig.root / "cache/client/block").write_text("copy")
+    readiness.tell("client/0", ready=True)  # as the keeper does
     mounter.remove("client", unit="client/0")
     assert set(rig.snapshot()) == before
     assert not rig.mounts.table
