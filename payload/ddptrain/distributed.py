@@ -12,7 +12,6 @@ import collections.abc
 import contextlib
 import dataclasses
 import datetime
-import ipaddress
 import json
 import math
 import os
@@ -282,7 +281,7 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
         problem = problem or str(e)
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else "cpu"
-    own = {"rank": here.rank, "host": socket.gethostname(), "device": name}
+    own = {"rank": here.rank, "host": _host(), "device": name}
     gpu = _gpu_id(device)
     if here.size == 1:
         store: typing.Any = dist.HashStore()
@@ -292,7 +291,7 @@ def _join(wanted: str, run_dir: pathlib.Path | None, problem: str | None, tell: 
     else:
         store = _rendezvous(here, run_dir)
         members = _meet(store, here, own, problem, gpu)
-    world = World(here, socket.gethostname(), device, None, None, tell, members)
+    world = World(here, _host(), device, None, None, tell, members)
     if here.size > 1:
         _start_watch(world)
     return world, store
@@ -320,9 +319,15 @@ def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
         return _publish_store(here, run_dir)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise errors.UserError(
-            f"the rendezvous at {where} failed: {str(e).splitlines()[0]}; is the port reachable?", retry=True
-        ) from e
+        if head := os.environ.get("HEAD_NODE"):
+            where += f" ({head})"
+        text = f"the rendezvous at {where} failed on {_host()}: {str(e).splitlines()[0]}"
+        raise errors.UserError(f"{text}; is the port reachable from there?", retry=True) from e
+
+
+def _host() -> str:
+    """Return what this host is called in messages: Slurm's name of the node, which need not be the machine's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
@@ -337,7 +342,7 @@ def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
     timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
     if here.rank == 0:
         files.need_folder(path.parent, "--run-dir")
-        host = _own_address(several_nodes=int(env.get("SLURM_STEP_NUM_NODES", "1")) > 1)
+        host = _own_address()
         store = dist.TCPStore(host, 0, here.size, is_master=True, timeout=timeout, wait_for_workers=False)
         files.write_json(path, {"host": host, "port": store.port})
     else:
@@ -358,21 +363,17 @@ def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
     return store
 
 
-def _own_address(*, several_nodes: bool) -> str:
-    """Return the address under which other nodes reach this one: HEAD_IP when set, else what this host's name means."""
+def _own_address() -> str:
+    """Return the address under which other nodes reach this one: HEAD_IP when set, else that of the way to srun's host.
+
+    srun(1), SLURM_LAUNCH_NODE_IPADDR. Not what this host's name means, which may be a loopback address.
+    """
     if given := os.environ.get("HEAD_IP"):
         return given
-    try:
-        found = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        found = "127.0.0.1"
-    if several_nodes and ipaddress.ip_address(found).is_loopback:
-        with socket.socket(
-            socket.AF_INET, socket.SOCK_DGRAM
-        ) as probe:  # connecting UDP sends nothing, it picks the route
-            probe.connect(("192.0.2.1", 9))
-            found = probe.getsockname()[0]
-    return found
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((launcher, 9))  # connecting UDP sends nothing, it picks the route
+        return probe.getsockname()[0]
 
 
 def _meet(

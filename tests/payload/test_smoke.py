@@ -10,6 +10,9 @@ import sys
 import conftest
 import pytest
 import ranks
+import torch.distributed as dist
+
+from ddptrain import distributed, errors
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,33 @@ def test_under_srun_without_torchrun_the_ranks_meet_through_the_run_directory(tm
     assert [process.exitcode for process in processes] == [0, 0], [log.read_text() for log in logs]
     assert "launcher=srun" in logs[0].read_text()
     assert (tmp_path / "run" / "control" / "12.0.r0.rendezvous").exists()
+
+
+def test_the_ranks_address_is_that_of_the_way_to_sruns_host_and_no_name_is_looked_up(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> str:
+        raise AssertionError("a name was looked up")
+
+    monkeypatch.setattr(distributed.socket, "gethostbyname", refuse)
+    monkeypatch.delenv("HEAD_IP", raising=False)
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.9")
+    assert distributed._own_address() == "127.0.0.1"
+    monkeypatch.setenv("HEAD_IP", "10.0.0.4")
+    assert distributed._own_address() == "10.0.0.4"
+
+
+def test_a_rendezvous_that_fails_names_both_nodes_by_what_slurm_calls_them(monkeypatch: pytest.MonkeyPatch):
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "HEAD_NODE": "slurmd-0", "SLURMD_NODENAME": "slurmd-1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    def fail(*_: object, **__: object) -> None:
+        raise dist.DistNetworkError("The client socket has timed out after 120000ms\nmore")
+
+    monkeypatch.setattr(distributed.dist, "rendezvous", fail)
+    with pytest.raises(errors.UserError) as caught:
+        distributed._rendezvous(distributed.Place(1, 2, 0, 1, "torchrun"), None)
+    where = "the rendezvous at 127.0.0.1:9 (slurmd-0) failed on slurmd-1"
+    assert str(caught.value).startswith(f"{where}: The client socket has timed out after 120000ms; is the port")
 
 
 @pytest.mark.parametrize(

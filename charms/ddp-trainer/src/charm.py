@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
 
 import ops
@@ -13,7 +14,10 @@ import trainer_params
 import trainer_status
 import trainer_token
 import trainer_workspace
+from slurm_ddp import wake
 from trainer_base import ParameterError, Settings, TrainerError
+
+_AGAIN_S = 20
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +28,7 @@ class DdpTrainerCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         self._trouble = ""
+        self._left = False
         joined = self.on["juju-info"]
         for event in (
             self.on.install,
@@ -36,7 +41,9 @@ class DdpTrainerCharm(ops.CharmBase):
             joined.relation_changed,
         ):
             framework.observe(event, self._reconcile)
-        framework.observe(self.on.remove, self._on_remove)
+        framework.observe(joined.relation_broken, self._on_relation_broken)
+        framework.observe(self.on.stop, self._withdraw)
+        framework.observe(self.on.remove, self._withdraw)
         framework.observe(self.on.collect_unit_status, self._on_collect_status)
         for name in trainer_actions.ACTIONS:
             framework.observe(self.on[name.replace("-", "_")].action, self._on_action)
@@ -48,6 +55,8 @@ class DdpTrainerCharm(ops.CharmBase):
             self._trouble = trainer_status.ensure(desired)
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
+        if self._left:  # the unit may be gone by now, and setting its status would be an error
+            return
         desired = self._desired()
         if isinstance(desired, ops.StatusBase):
             event.add_status(desired)
@@ -55,12 +64,22 @@ class DdpTrainerCharm(ops.CharmBase):
         if self._trouble:
             event.add_status(ops.BlockedStatus(self._trouble))
         found = trainer_status.check(desired)
+        if found.level == "waiting":  # for slurmctld or the mount, whose return is no event of this unit's
+            wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
         event.add_status(ops.StatusBase.from_name(found.level, found.text))
 
-    def _on_remove(self, _: ops.RemoveEvent) -> None:
-        desired = self._desired()
-        if isinstance(desired, Settings):
-            trainer_token.withdraw(desired)
+    def _on_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
+        """Let go with the principal's relation: stop and remove need not come (Juju 4.0.15)."""
+        principal = os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0]
+        if principal in ("", event.relation.app.name):
+            self._withdraw(event)
+
+    def _withdraw(self, _: ops.EventBase) -> None:
+        self._left = True
+        # Not _desired(): the token's secret may be out of reach by now. Without valid options no workspace is known.
+        with contextlib.suppress(ParameterError):
+            config = trainer_params.parse(trainer_params.Config, self.config)
+            trainer_token.withdraw(trainer_status.settings(config, self.charm_dir, self.unit.name))
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         """Run an action on its parsed parameters; what a person can mend fails it with one line."""
@@ -70,7 +89,7 @@ class DdpTrainerCharm(ops.CharmBase):
             desired = self._desired()
             if isinstance(desired, ops.StatusBase):
                 raise TrainerError(desired.message)
-            with trainer_workspace.session(desired) as settings:
+            with trainer_workspace.session(dataclasses.replace(desired, task=event.id)) as settings, settings.claims:
                 ready = trainer_status.require(settings, event.log, asks_nodes=action.asks_nodes)
                 event.set_results(action.do(ready, params, event.log))
         except TrainerError as e:

@@ -10,6 +10,7 @@ import time
 import typing
 
 from slurm_ddp.slurm import jobs
+from trainer_claims import Claims
 
 Log = collections.abc.Callable[[str], None]
 Results = dict[str, str]
@@ -63,6 +64,8 @@ class Settings:
     converse: collections.abc.Callable[[str, float], str | None] = dataclasses.field(
         default=_no_child, repr=False, compare=False
     )  # answers a request within some seconds; None: start a child for it, see trainer_workspace.session
+    task: str = dataclasses.field(default="", compare=False)  # the action's number, which juju cancel-task takes
+    claims: Claims = dataclasses.field(default_factory=Claims, repr=False, compare=False)
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -123,8 +126,8 @@ def account(name: str) -> pwd.struct_passwd:
     except KeyError:
         raise ParameterError(
             "submit-user",
-            f"no account {name!r} on this host; it must exist with the same uid on every node: "
-            f"useradd -m -u UID {name} there, or name another one",
+            f"no account {name!r} on this host; it must exist with the same uid here, on slurmctld's "
+            f"machine and on every node: useradd -m -u UID {name} there, or name another one",
         ) from None
     if found.pw_uid == 0:
         raise ParameterError("submit-user", f"{name!r} is root; jobs never run as root: name an ordinary account")

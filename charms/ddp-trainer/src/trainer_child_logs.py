@@ -39,6 +39,10 @@ _BAD_NODE = re.compile(
 )
 _TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
 _TASK_EXITED = re.compile(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)")
+_RAN_OUT = re.compile(
+    r"(?:(\d+): slurmstepd\S* error: Detected \d+ oom_kill event|srun: error: \S+: task (\d+): Out Of Memory)"
+)  # of a task, by its number: a node's, or under srun a rank's
+_NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent, all of whose ranks had ended well
@@ -233,17 +237,19 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
     """Return the rank that died of another signal than those, of which only torchrun's agent or srun tells."""
     per_node = _per_node(folder)
     names = {member.value: member.name for member in signal.Signals}
+    ran_out = {int(found[1] or found[2]) for line in merged if (found := _RAN_OUT.match(line))}
     is_rank, is_first = _launcher(folder) == "srun", True  # what a task is: else a node's agent
     for line in merged:
         found = re.match(r"(\d+): .*\bfailed \(exitcode: -(\d+)\) local_rank: (\d+)", line)
         if found and int(found[2]) not in but_by:
             node, number, local = (int(value) for value in found.groups())
-            return {"rank": node * per_node + local, "node": node, "lines": [_signal_text(number, names)]}
+            words = _NO_MEMORY if number == signal.SIGKILL and node in ran_out else _signal_text(number, names)
+            return {"rank": node * per_node + local, "node": node, "lines": [words]}
         if found := _TASK_KILLED.search(line):
             task, number = int(found[1]), _KILLERS.get(found[2])
             if number in but_by:
                 continue
-            words = _signal_text(number, names) if number else "killed: the job's memory ran out"
+            words = _NO_MEMORY if number is None or task in ran_out else _signal_text(number, names)
             if is_rank:
                 return {"rank": task, "node": task // per_node, "lines": [words]}
             return {"rank": task * per_node, "node": task, "lines": [words]}

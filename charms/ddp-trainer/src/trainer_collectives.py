@@ -168,7 +168,9 @@ def _conclude(settings: Settings, submitted: trainer_jobs.Submitted, store: str,
         if keep:
             kept.append(entry)
     if kept:
+        settings.claims.wait(BASELINE, timeout_s=60)  # the file is read, and written with these entries
         trainer_workspace.ask(settings, "store_baseline", path=baseline_path(settings), entries=kept)
+        settings.claims.drop(BASELINE)
     table = _printed(settings, submitted)
     average = ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh)
     return {

@@ -65,7 +65,8 @@ def gather(
     try:
         if fit:
             spec = {
-                "hosts": fit, "workspace": str(settings.workspace), "folder": folder["folder"],
+                "hosts": {name: known[name].address or "" for name in fit},
+                "workspace": str(settings.workspace), "folder": folder["folder"],
                 "nonce": folder["nonce"], "cache": str(settings.node_cache), "port": 0,
                 "tracking": _tracking_server(settings.mlflow_uri), "environments": [
                     {"hash": manifest.hash, "sha256": manifest.sha256}
@@ -149,7 +150,7 @@ def _examine(
     settings: Settings, spec: Json, options: list[str], log: Log, *, patience_s: float
 ) -> tuple[dict[str, Json], str]:
     """Return each node's report, and what srun said where some gave none."""
-    hosts: list[str] = spec["hosts"]
+    hosts = list(spec["hosts"])
     argv = ("/usr/bin/python3", "-I", "-c", _PROBE.read_text(), json.dumps(spec))
     text, trouble = with_progress(
         log,
@@ -253,7 +254,7 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
 
 def _free_cpus(node: nodes.Node) -> int:
     """Return how many CPUs no job has; one where Slurm does not tell."""
-    total = leading_number(node.fields.get("CPUEfctv", node.fields.get("CPUTot", "0"))) or 0
+    total = leading_number(node.fields.get("CPUEfctv", "0")) or 0
     return max(0, total - (leading_number(node.fields.get("CPUAlloc", "0")) or 0)) if total else 1
 
 

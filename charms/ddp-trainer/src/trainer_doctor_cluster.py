@@ -6,7 +6,9 @@ import re
 
 import trainer_collectives
 import trainer_environment
+import trainer_remedies
 import trainer_sample
+from slurm_ddp.slurm import jobs
 from trainer_base import Settings, one_line
 from trainer_doctor_facts import Facts, Finding, Level, leading_number
 
@@ -35,26 +37,27 @@ def judge(settings: Settings, facts: Facts) -> list[Finding]:
     return [
         *_about_slurm(settings, facts),
         *_about_accounting(settings, facts),
-        *_about_absent(facts),
+        *_about_absent(settings, facts),
         *_about_tracking(settings),
         *_about_sample(settings, facts),
         *_about_stored(settings, facts),
     ]
 
 
-def settings_in_words(config: collections.abc.Mapping[str, str]) -> list[str]:
+def settings_in_words(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> list[str]:
     """Return what Slurm's settings mean for a training job, a line for each; nothing where they are not known."""
     if not config:
         return []
     delay_s, setting = requeue_delay(config)
     lost = _LOST.get(config.get("JobRequeue", ""), "?")
-    preempted = next((text for word, text in _PREEMPTED.items() if word in _preemption(config)), "?")
+    mode = preemption(config, partition)
+    preempted = next((text for word, text in _PREEMPTED.items() if word in mode), "?")
     tracked = config.get("ProctrackType", "?").removeprefix("proctrack/")
     return [
         f"KillWait={config.get('KillWait', '?')}: between TERM and KILL; a run is warned before that, and saves",
         f"JobRequeue={config.get('JobRequeue', '?')}: {lost}",
         f"{setting}: a job that is queued again waits {delay_s} s before it may start; resume-now ends that",
-        f"PreemptMode={config.get('PreemptMode', '?')}: {preempted}",
+        f"PreemptMode={mode}: {preempted}",
         f"ProctrackType={tracked}: {_TRACKED.get(tracked, '?')}",
     ]
 
@@ -80,8 +83,13 @@ def tracking_in_words(settings: Settings) -> str:
     return f"the SQLite file {uri.rstrip('/')}/mlflow.db, written by one run at a time; for many at once use a server"
 
 
-def _preemption(config: collections.abc.Mapping[str, str]) -> str:
-    return "OFF" if config.get("PreemptType", "").endswith("/none") else config.get("PreemptMode", "OFF")
+def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> str:
+    """Return the PreemptMode of a partition's jobs: with preempt/partition_prio its own (slurm.conf(5))."""
+    kind = config.get("PreemptType", "")
+    if kind.endswith("/none") or kind == "(null)":
+        return "OFF"
+    own = partition.preempt_mode if kind.endswith("/partition_prio") else ""
+    return own or config.get("PreemptMode", "OFF")
 
 
 def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
@@ -100,32 +108,24 @@ def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
     kill_wait = leading_number(config.get("KillWait", ""))
     if kill_wait is not None and kill_wait < 10:
         text = f"KillWait is {kill_wait} s: at its time limit a job has no time left to write a checkpoint"
-        found.append(Finding("warning", "slurm", text, _slurm_conf("KillWait=30")))
+        found.append(Finding("warning", "slurm", text, trainer_remedies.slurm_conf(trainer_remedies.KILL_WAIT)))
     if "pgid" in config.get("ProctrackType", ""):
         text = "ProctrackType is proctrack/pgid: what a rank starts may outlive its job and keep the GPU"
-        found.append(Finding("warning", "slurm", text, _slurm_conf("ProctrackType=proctrack/cgroup")))
+        found.append(Finding("warning", "slurm", text, trainer_remedies.slurm_conf(trainer_remedies.PROCTRACK)))
     if "linear" in config.get("SelectType", ""):
         text = "SelectType is select/linear: every job takes whole nodes, whatever it asks for"
-        found.append(Finding("note", "slurm", text, _slurm_conf("SelectType=select/cons_tres")))
+        found.append(Finding("note", "slurm", text, trainer_remedies.slurm_conf(trainer_remedies.SELECT)))
     if config.get("JobRequeue") == "0":
         text = "JobRequeue is 0: a job lost with its node does not come back; the trainer's own jobs ask for it"
-        found.append(Finding("note", "slurm", text, _slurm_conf("JobRequeue=1")))
-    preempt = _preemption(config)
-    if "CANCEL" in preempt:
-        text = f"PreemptMode is {preempt}: a preempted run ends; submitted again, it goes on from its checkpoint"
-        remedy = f"juju run {settings.unit} submit-ddp run=NAME; {_slurm_conf('PreemptMode=REQUEUE')}"
-        found.append(Finding("note", "slurm", text, remedy))
-    if "SUSPEND" in preempt:
-        text = (
-            f"PreemptMode is {preempt}: a stopped run keeps its GPUs' memory, and fails when its ranks' waits run out"
-        )
-        found.append(Finding("warning", "slurm", text, _slurm_conf("PreemptMode=REQUEUE")))
+        found.append(Finding("note", "slurm", text, trainer_remedies.slurm_conf(trainer_remedies.JOB_REQUEUE)))
+    found += _about_preemption(settings, facts)
     delay_s, setting = requeue_delay(config)
     if delay_s > _LONG_DELAY_S:
         text = f"{setting}: a job that is queued again, as after each time limit, waits {delay_s} s before it may start"
-        name, _, given = setting.partition("=")
-        shorter = config[name].replace(given, f"{given.partition('=')[0]}={_REQUEUE_DELAY_S}")
-        remedy = f"juju run {settings.unit} resume-now; {_slurm_conf(f'{name}={shorter}')}"
+        remedy = f"juju run {settings.unit} resume-now"
+        if setting.startswith("AuthInfo"):  # upstream's charm cannot set requeue_delay
+            shorter = re.sub(r"cred_expire=\d+", f"cred_expire={_REQUEUE_DELAY_S}", config["AuthInfo"])
+            remedy += f"; {trainer_remedies.slurm_conf(f'AuthInfo={shorter}')}"
         found.append(Finding("note", "slurm", text, remedy))
     if config.get("AccountingStorageType", "").endswith("/none") or config.get("AccountingStorageType") == "(null)":
         age = config.get("MinJobAge", "300 sec")
@@ -134,8 +134,24 @@ def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
     limit = leading_number(config.get("MaxArraySize", ""))
     if limit is not None and limit < 1001:
         text = f"MaxArraySize is {limit}: sweeps have at most {limit - 1} elements"
-        found.append(Finding("note", "slurm", text, _slurm_conf("MaxArraySize=1001")))
+        found.append(Finding("note", "slurm", text, trainer_remedies.slurm_conf(trainer_remedies.MAX_ARRAY_SIZE)))
     return found
+
+
+def _about_preemption(settings: Settings, facts: Facts) -> list[Finding]:
+    """Return what becomes of a job of this partition that is preempted."""
+    mode, name = preemption(facts.config, facts.partition), facts.partition.name
+    if facts.config.get("PreemptType", "").endswith("/qos"):
+        change = "sacctmgr modify qos NAME set preemptmode=requeue"
+    else:
+        change = trainer_remedies.partition_config(name, trainer_remedies.PREEMPT_MODE)
+    if "CANCEL" in mode:
+        text = f"PreemptMode is {mode}: a preempted run ends; submitted again, it goes on from its checkpoint"
+        return [Finding("note", "slurm", text, f"juju run {settings.unit} submit-ddp run=NAME; {change}")]
+    if "SUSPEND" in mode:
+        text = f"PreemptMode is {mode}: a stopped run keeps its GPUs' memory, and fails when its ranks' waits run out"
+        return [Finding("warning", "slurm", text, change)]
+    return []
 
 
 def _about_accounting(settings: Settings, facts: Facts) -> list[Finding]:
@@ -153,7 +169,7 @@ def _about_accounting(settings: Settings, facts: Facts) -> list[Finding]:
     return [Finding("error", "slurm", text, f"sacctmgr add user {settings.user} account={some}")]
 
 
-def _about_absent(facts: Facts) -> list[Finding]:
+def _about_absent(settings: Settings, facts: Facts) -> list[Finding]:
     found: list[Finding] = []
     chosen = len(facts.left_out) == len(facts.asked)
     for name, why in sorted(facts.left_out.items()):
@@ -166,6 +182,9 @@ def _about_absent(facts: Facts) -> list[Finding]:
         if why.startswith("busy"):
             level = "note" if not chosen else "warning"
         found.append(Finding(level, name, f"not examined: {why}", remedy))
+    if trainer_remedies.NO_CREDENTIAL in facts.trouble:
+        unknown, add = trainer_remedies.unknown_account(settings)
+        return [*found, Finding("error", "slurmctld", f"{unknown}, so none of its jobs starts", add)]
     if not facts.reports and re.search(r"busy|immediate|Job/step already completing", facts.trouble):
         text = f"the nodes were not free in time: {one_line(facts.trouble, 200)}"
         found.append(Finding("warning", "slurm", text, "try again later, or with a longer wait-timeout"))
@@ -235,7 +254,3 @@ def _about_stored(settings: Settings, facts: Facts) -> list[Finding]:
         text = "the installed environment was made from another payload or Python; the next run makes a new one"
         found.append(Finding("note", "environment", text, install))
     return found
-
-
-def _slurm_conf(line: str) -> str:
-    return f"juju config slurmctld slurm-conf-parameters='{line}'"

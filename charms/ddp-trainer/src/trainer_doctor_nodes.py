@@ -5,13 +5,13 @@ import statistics
 from trainer_base import Settings
 from trainer_doctor_facts import Facts, Finding, Json, Level, as_dict, clock_offsets, grouped, release, spelled
 
-_CLOCK_S, _CLOCK_BREAKS_S = 1.0, 250.0  # munge refuses what is older than 300 s (munge(7), TTL)
+_CLOCK_S, _CLOCK_BREAKS_S = 1.0, 50.0  # auth/slurm: a credential is good for 60 s (slurm.conf(5), AuthInfo ttl)
 _SLOW_WRITE_MB_S, _SLOW_RENAME_MS, _SLOW_SEEN_MS = 20.0, 500.0, 3000.0
 _SLOW_IMPORT_S, _SLOW_COLD_IMPORT_S, _SLOW_UNPACK_S = 20.0, 60.0, 300
 _LEAST_FREE, _LEAST_SHM = 2 << 30, 64 << 20
 _LEAST_FILES, _LEAST_LOCKED = 1024, 64 << 20
 _PORTS = (20000, 29999)  # of the rendezvous, see job.sbatch
-_OLDEST_SLURM = (22, 5)
+_OLDEST_SLURM = (24, 11)
 
 
 def judge(settings: Settings, facts: Facts) -> list[Finding]:
@@ -42,7 +42,7 @@ def _about_versions(facts: Facts) -> list[Finding]:
     for name, about in sorted(facts.reports.items()):
         theirs = release(str(about["versions"].get("slurm", "")))
         if theirs and theirs < _OLDEST_SLURM:
-            text = f"Slurm {about['versions']['slurm']} is older than 22.05, the oldest that the jobs are written for"
+            text = f"Slurm {about['versions']['slurm']} is older than 24.11, the oldest that the jobs are written for"
             found.append(Finding("error", name, text, f"on {name}: apt-get install slurmd, from a release that has it"))
         elif theirs and controller and theirs > controller:
             text = (
@@ -154,13 +154,14 @@ def _about_network(facts: Facts, name: str, about: Json) -> list[Finding]:
         text = f"none of the ports {ports} could be taken: {network['taken'][0][1]}"
         found.append(Finding("error", name, text, "ss -ltnp, and stop what listens there"))
     for host, peer in sorted(network["peers"].items()):
-        mend = f"on {name}: getent hosts {host}; mend DNS or /etc/hosts"
+        change = f"scontrol update nodename={host} nodeaddr=ADDRESS; see: scontrol show node {host}"
         if "unresolved" in peer:
-            found.append(Finding("error", name, f"does not know the name {host}: {peer['unresolved']}", mend))
+            text = f"the address of {host} in Slurm (NodeAddr) is no IPv4 address and does not resolve here"
+            found.append(Finding("error", name, f"{text}: {peer['given'] or 'none'} ({peer['unresolved']})", change))
             continue
         if str(peer.get("address", "")).startswith("127."):
-            text = f"reaches {host} by {peer['address']}, its own loopback: ranks would wait for each other for ever"
-            found.append(Finding("error", name, text, mend))
+            text = f"the address of {host} in Slurm (NodeAddr) is {peer['address']}, a loopback address"
+            found.append(Finding("error", name, f"{text}: ranks could not reach each other", change))
             continue
         if "unreachable" in peer and host in facts.reports:
             ports = f"{_PORTS[0]}-{_PORTS[1]}"
@@ -288,7 +289,10 @@ def _about_sharing(facts: Facts) -> list[Finding]:
         if len(groups) > 1:
             found.append(
                 Finding(
-                    "warning", host, f"its name means different addresses: {spelled(groups)}", "mend DNS or /etc/hosts"
+                    "warning",
+                    host,
+                    f"its address in Slurm (NodeAddr) is a name that means different addresses: {spelled(groups)}",
+                    f"scontrol update nodename={host} nodeaddr=ADDRESS",
                 )
             )
     sizes = grouped({name: text.split()[0] for name, text in mtus.items()})

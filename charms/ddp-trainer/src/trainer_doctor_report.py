@@ -24,7 +24,7 @@ def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[
     return {
         "verdict": verdict,
         **measured,
-        "slurm": "\n".join(trainer_doctor_cluster.settings_in_words(facts.config)) or "no answer",
+        "slurm": "\n".join(trainer_doctor_cluster.settings_in_words(facts.config, facts.partition)) or "no answer",
         "tracking": trainer_doctor_cluster.tracking_in_words(settings),
         "nodes": _table(facts, findings),
         "compute": _compute(facts),

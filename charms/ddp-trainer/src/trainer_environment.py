@@ -20,6 +20,7 @@ import time
 
 import trainer_checks
 import trainer_params_runs
+import trainer_remedies
 import trainer_workspace
 from slurm_ddp.run import CommandError, CommandTimeout, run
 from slurm_ddp.slurm import jobs
@@ -31,6 +32,7 @@ STAGING = pathlib.Path("/var/lib/ddp-trainer/payload")  # root's; the submit use
 _EXTRAS = {"tracking": "the packages that track runs", "tuning": "transformers"}  # folders in the payload
 _FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
 _PIP_TIMEOUT_S = 5400.0
+_CLAIM, _STAGING_CLAIM = "environments", "payload"
 _BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
 _STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
 _BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
@@ -157,6 +159,17 @@ def install(
         else Choice(wanted, False, "as configured")
     )
     wheels = wheels or _attached(settings, log)
+    if not settings.claims.take(_CLAIM):
+        text = "waiting for another action that makes an environment"
+        if not with_progress(log, text, lambda: settings.claims.wait(_CLAIM, timeout_s=_PIP_TIMEOUT_S)):
+            raise TrainerError(f"another action has been making an environment for {_PIP_TIMEOUT_S:g} s; try again")
+    try:
+        return _install(settings, choice, wheels, log, force=force)
+    finally:
+        settings.claims.drop(_CLAIM)
+
+
+def _install(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log, *, force: bool) -> Environment:
     found = find(settings, trainer_workspace.look(settings), choice.build, wheels=wheels)
     if found is not None and not force:
         log(f"environment {found.manifest.hash} with torch {found.manifest.torch} is there already")
@@ -199,6 +212,9 @@ def choose_build(
             lambda: jobs.run_step(*argv, options=options, user=settings.user_to_be, timeout_s=150),
         )
     except jobs.SlurmError as e:
+        if trainer_remedies.NO_CREDENTIAL in str(e):
+            unknown, add = trainer_remedies.unknown_account(settings)
+            raise TrainerError(f"{unknown}, so none of its jobs starts: {add}") from e
         raise TrainerError(
             f"no GPU node told its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
         ) from e
@@ -443,6 +459,14 @@ def _payload_files(payload: pathlib.Path) -> list[pathlib.Path]:
 
 def stage_payload(settings: Settings) -> pathlib.Path:
     """Return a copy of the payload that the submit user can read and only root can change."""
+    settings.claims.wait(_STAGING_CLAIM, timeout_s=60)
+    try:
+        return _stage_payload(settings)
+    finally:
+        settings.claims.drop(_STAGING_CLAIM)
+
+
+def _stage_payload(settings: Settings) -> pathlib.Path:
     target = STAGING / _payload_digest(settings.payload)[:16]
     if target.is_dir():
         return target

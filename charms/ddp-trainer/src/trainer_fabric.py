@@ -114,12 +114,16 @@ def root_scripts(name: str) -> dict[str, str]:
     return {"prolog": _TCPXO_PROLOG, "epilog": _TCPXO_EPILOG} if name == "tcpxo" else {}
 
 
-# Facts: Cluster Toolkit 1.39, a3-megagpu-8g: receive path only where a job has several nodes; slurm.conf needs
-# PrologEpilogTimeout, MessageTimeout and BatchStartTimeout of 600 s, since the images may have to be fetched.
+# Facts: Cluster Toolkit 1.39, a3-megagpu-8g: receive path only where a job has several nodes; slurm.conf needs the
+# timeouts, since the images may have to be fetched.
+TCPXO_SLURM_CONF = (
+    "Prolog=/etc/slurm/tcpxo-prolog.sh", "Epilog=/etc/slurm/tcpxo-epilog.sh", "PrologFlags=alloc",
+    "PrologEpilogTimeout=600", "MessageTimeout=600", "BatchStartTimeout=600",
+)  # fmt: skip
 _TCPXO_PROLOG = f"""#!/bin/bash
 # Slurm Prolog, as root on each node: GPUDirect-TCPXO's plugin and receive path, for jobs of several nodes.
-# In slurm.conf: Prolog=<this file>, Epilog=<the other>, PrologFlags=Alloc,
-# PrologEpilogTimeout=600, MessageTimeout=600, BatchStartTimeout=600.
+# Lines for slurm-conf-parameters of slurmctld, this file and the other being at these paths on each node:
+{"".join(f"# {line}{chr(10)}" for line in TCPXO_SLURM_CONF).rstrip()}
 set -euo pipefail
 nodes=$(/usr/bin/scontrol show hostnames "${{SLURM_JOB_NODELIST:-}}" | wc -l)
 if (( nodes < 2 )) || [[ ! -e /dev/aperture_devices ]]; then exit 0; fi

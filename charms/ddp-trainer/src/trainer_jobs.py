@@ -10,6 +10,7 @@ import typing
 import trainer_checks
 import trainer_curve
 import trainer_params
+import trainer_remedies
 import trainer_token
 import trainer_workspace
 from slurm_ddp.slurm import jobs
@@ -19,9 +20,10 @@ FAILURE_LINES = 5
 _SILENCE_S = 600.0  # how long Slurm may not answer while a job is followed: slurmctld may be restarted
 _CANCEL_S = 60.0
 # slurmd refuses an attempt whose credential is not a second newer than the end of the last one ("already killed, do not
-# launch batch job", seen with 22.05.8), and the job has failed then.
+# launch batch job"), and the job has failed then.
 _APART_S = 2.0
 _ENDED_WELL = "COMPLETED"
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 OUTCOMES = {"done": _ENDED_WELL, "preempted": "PREEMPTED", "failed": "FAILED", "cancelled": "CANCELLED"}
 PREPARATION = "prepare-"  # begins the names of the runs that make datasets
 
@@ -73,9 +75,12 @@ def _follow_log(settings: Settings, submitted: Submitted, rank: int | None, log:
     began = time.monotonic()
     offsets: dict[str, int] = {}
     waits = False
+    patience = Waits(settings, log)
     while True:
         known = _known_of(settings, submitted)
         over = known is None or not known.is_active  # what it wrote last is still to be read
+        if not over:
+            patience.note()
         told = trainer_workspace.ask(
             settings, "follow_log", workspace=str(settings.workspace), run=submitted.run, job_id=submitted.job_id,
             rank=rank, offsets=offsets, element=submitted.element,
@@ -101,9 +106,19 @@ def new_name(settings: Settings, kind: str) -> str:
     stamp = now().strftime("%Y%m%d-%H%M%S")
     for number in range(1, 100):
         name = f"{kind}-{stamp}" if number == 1 else f"{kind}-{stamp}-{number}"
+        if not settings.claims.take(name):
+            continue  # another action's of the same second
         if trainer_workspace.locate(settings, str(settings.runs / name)).kind == "absent":
             return name
+        settings.claims.drop(name)
     raise TrainerError(f"{settings.runs} holds too many runs of this second; try again")
+
+
+def claim(settings: Settings, run: str) -> None:
+    """Keep other actions from submitting this run until this one has. Raises ParameterError where one does now."""
+    if not settings.claims.take(run):
+        hint = f"see: juju run {settings.unit} list-jobs"
+        raise ParameterError("run", f"another action is about to submit {run}; {hint}")
 
 
 def about(settings: Settings, run: str) -> dict[str, object]:
@@ -151,7 +166,8 @@ def submit(
             raise
         raise trainer_checks.refused(str(e)) from e
     trainer_workspace.ask(settings, "write", path=str(folder / "job.json"), text=_dump({**record, "job_id": job_id}))
-    return Submitted(job_id, run, str(folder), str(script), str(folder / "logs" / f"{job_id}.out"))
+    settings.claims.drop(run)
+    return submitted_as(settings, run, job_id)
 
 
 def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: float) -> Results:
@@ -159,6 +175,7 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
     deadline = time.monotonic() + timeout_s
     asked_last = told_last = 0.0
     answered = time.monotonic()
+    waits = Waits(settings, log)
     told = ""
     patience_s = 5.0
     while True:
@@ -178,8 +195,12 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             if known is None or not known.is_active:
                 return conclude(settings, submitted, known)
             text = f"job {known.job_id} {known.state}"
+            if held := _held(settings, known):
+                results = {**submitted.as_results(), "state": known.state, "reason": known.reason}
+                raise TrainerError(held, results=results)
             if known.state == "PENDING":
                 text += f" ({known.reason})" + (f", requeued {known.restarts} times" if known.restarts else "")
+        waits.note()
         if text != told or time.monotonic() - told_last >= REPORT_S:
             told, told_last = text, time.monotonic()
             log(text + (_progress(settings, submitted.run) if known and known.state == "RUNNING" else ""))
@@ -189,6 +210,21 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
             raise TrainerError(f"no end after {timeout_s:g} s: {text}; it goes on, see: {hint}", results=results)
         asked_last = asked_last or time.monotonic()
         pause(1.0 if time.monotonic() - asked_last < 120 else 3.0)
+
+
+class Waits:
+    """Say once, in an action that waits, how to end the waiting: Juju runs a unit's tasks one at a time."""
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self._settings, self._log = settings, log
+        self._noted = False
+
+    def note(self) -> None:
+        """Say it, unless that is done; before the first line of progress."""
+        if not self._noted:
+            self._noted = True
+            how = f"juju cancel-task {self._settings.task} ends the waiting, and the job goes on"
+            self._log(f"{self._settings.unit} runs no other action while this one waits; {how}")
 
 
 def conclude(settings: Settings, submitted: Submitted, known: jobs.Job | None) -> Results:
@@ -220,7 +256,7 @@ def show(settings: Settings, submitted: Submitted) -> Results:
     told = _read(settings, submitted.run, None)
     metric = _dict(told["metric"]) if known.state == "RUNNING" else {}
     results = {**submitted.as_results(), "state": known.state, "elapsed": known.elapsed, "nodes": known.nodes}
-    results |= {"reason": known.reason, "requeued": str(known.restarts)}
+    results |= {"reason": _held(settings, known) or known.reason, "requeued": str(known.restarts)}
     results |= {name: _figure(metric[name]) for name in ("step", "loss") if metric.get(name) is not None}
     return {name: value for name, value in results.items() if value not in ("", "None", "0")}
 
@@ -232,12 +268,14 @@ def _explain(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     """
     told = _read(settings, submitted.run, submitted.job_id)
     outcome = _dict(told["outcome"])
+    written = outcome.get("exit_code")
     if known is not None:
         state, exit_code = known.state, known.exit_code
+        if isinstance(written, int) and written == exit_code + 128:  # sacct prints 137 as 9:0 (print.c of 24.11)
+            exit_code = written
     else:
         words = {"done": _ENDED_WELL, "cancelled": "CANCELLED"}
         state = words.get(str(outcome.get("outcome")), "FAILED") if outcome else "UNKNOWN"
-        written = outcome.get("exit_code")
         exit_code = written if isinstance(written, int) else 0 if state == _ENDED_WELL else 1
     results = {**submitted.as_results(), "state": state, "exit-code": str(exit_code)}
     record = _dict(told["job"])
@@ -420,8 +458,13 @@ def find(settings: Settings, named: trainer_params.OneJob) -> Submitted:
     if not isinstance(number, int):
         text = f"{run} is no run with a job in {settings.runs}; see: juju run {settings.unit} list-runs"
         raise ParameterError("run", text)
+    return submitted_as(settings, run, number)
+
+
+def submitted_as(settings: Settings, run: str, job_id: int) -> Submitted:
+    """Return a run as this job."""
     folder = settings.runs / run
-    return Submitted(number, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{number}.out"))
+    return Submitted(job_id, run, str(folder), str(folder / "job.sbatch"), str(folder / "logs" / f"{job_id}.out"))
 
 
 def newest(settings: Settings) -> str:
@@ -465,11 +508,11 @@ def _as_element(number: int, is_there: collections.abc.Callable[[int, int], bool
 
 
 def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -> Results:
-    """Let a job that was queued again, and waits for its turn at a later time, start as soon as there is room."""
+    """Let a job that was queued again, and waits for a later time or is held, start as soon as there is room."""
     submitted = find(settings, params)
     known = _known_of(settings, submitted)
     began = time.monotonic()
-    while known is not None and known.state == "COMPLETING" and known.restarts and time.monotonic() - began < _CANCEL_S:
+    while known is not None and _is_leaving(known) and time.monotonic() - began < _CANCEL_S:
         log(f"job {known.job_id} is leaving its nodes")
         pause(REPORT_S)
         known = _known_of(settings, submitted)
@@ -477,21 +520,38 @@ def resume_now(settings: Settings, params: trainer_params.ResumeNow, log: Log) -
         state = known.state if known is not None else "unknown to Slurm"
         hint = f"juju run {settings.unit} submit-ddp run={submitted.run} with the same parameters"
         raise TrainerError(f"job {submitted.job_id} does not wait: it is {state}; to go on from its checkpoint: {hint}")
-    if known.state not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
+    if known.state not in _WAITING:
         hint = f"juju run {settings.unit} job-log job-id={known.job_id}"
         raise TrainerError(f"job {known.job_id} does not wait: it is {known.state}; what it does: {hint}")
     if known.restarts:
         pause(_APART_S)
     try:
-        if known.state == "REQUEUE_HOLD" or known.reason == "JobHeldUser":
+        if known.is_held:
             jobs.release(known.job_id, user=settings.user_to_be)
         jobs.start_now(known.job_id, user=settings.user_to_be)
     except jobs.SlurmError as e:
-        hint = f"an administrator lets it go with: scontrol release {known.job_id}"
+        hint = _held(settings, known) or f"an administrator lets it go with: scontrol release {known.job_id}"
         raise TrainerError(f"job {known.job_id} ({known.reason}) cannot be let go: {e}; {hint}") from e
+    now_known = _known_of(settings, submitted) or known
+    if now_known.state in _WAITING and now_known.is_held:
+        hint = f"as an administrator: scontrol release {known.job_id}"
+        raise TrainerError(f"job {known.job_id} is still held ({now_known.reason}); {hint}")
     log(f"job {known.job_id} was {known.state} ({known.reason}); it starts as soon as there is room")
-    known = _known_of(settings, submitted) or known
-    return {"job-id": str(known.job_id), "run": submitted.run, "state": known.state, "reason": known.reason}
+    return {"job-id": str(known.job_id), "run": submitted.run, "state": now_known.state, "reason": now_known.reason}
+
+
+def _held(settings: Settings, known: jobs.Job) -> str:
+    """Return why a job is held that its user cannot release, and what to type; nothing where it is not."""
+    if not (known.state in _WAITING and known.is_held and known.reason.startswith(trainer_remedies.HELD)):
+        return ""
+    unknown, add = trainer_remedies.unknown_account(settings)
+    release = f"juju exec --unit slurmctld/0 -- scontrol release {known.job_id}"
+    return f"job {known.job_id} is held ({known.reason}): by an administrator, or {unknown}: {add}; then: {release}"
+
+
+def _is_leaving(known: jobs.Job) -> bool:
+    """Return whether a job that is queued again still ends on its nodes; Slurm refuses to change an EXPEDITING one."""
+    return known.state == "EXPEDITING" or (known.state == "COMPLETING" and bool(known.restarts))
 
 
 def cancel(settings: Settings, named: trainer_params.OneJob, log: Log) -> Results:

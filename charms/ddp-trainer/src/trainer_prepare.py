@@ -18,6 +18,7 @@ DEFAULT_DATASET = "python-stdlib"
 
 _PART_BYTES, _ELEMENT_BYTES = 64 << 20, 256 << 20
 _MOST_ELEMENTS = 64  # that it chooses by itself
+_SUBMISSION_S = 600.0  # an environment may be made first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDatas
     request = trainer_plan.preparation(params, partitions)
     trainer_checks.admission(settings, params, trainer_plan.choose_partition(request.partition, partitions))
     run = f"{trainer_jobs.PREPARATION}{name}"
+    trainer_jobs.claim(settings, run)
     trainer_jobs.refuse_if_active(settings, run)
     elements = params.elements or _elements(settings, params.source)
     work = _Work(
@@ -103,6 +105,25 @@ def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDatas
     if not params.wait:
         return results
     return results | _follow(settings, submitted, work, array, log=log, timeout_s=params.wait_timeout)
+
+
+def ensure_default(settings: Settings, params: trainer_params_runs.PrepareDataset, log: Log) -> None:
+    """Make the default dataset; where a job or another action makes it already, wait for that."""
+    run = f"{trainer_jobs.PREPARATION}{DEFAULT_DATASET}"
+    if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
+        raise TrainerError(f"another action has been about to submit {run} for {_SUBMISSION_S:g} s; try again")
+    try:
+        active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    if active:
+        settings.claims.drop(run)
+        log(f"job {active[0].job_id} prepares it already")
+        trainer_jobs.follow(
+            settings, trainer_jobs.submitted_as(settings, run, active[0].job_id), log, timeout_s=params.wait_timeout
+        )
+    elif DEFAULT_DATASET not in trainer_workspace.look(settings).datasets:
+        prepare_dataset(settings, params, log)
 
 
 def _submit_array(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> int:

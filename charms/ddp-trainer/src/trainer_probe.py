@@ -411,10 +411,12 @@ def _seen(path: pathlib.Path, nonce: str) -> Json:
 
 
 class Meeting:
-    """Every node's server, and every node's visits to the others: names, routes, ports, clocks, a short transfer."""
+    """Every node's server, and every node's visits to the others: routes, ports, clocks, a short transfer."""
 
     def __init__(self, node: str, spec: Json, filesystem: Filesystem) -> None:
-        self.node, self.nonce, self.hosts = node, str(spec["nonce"]), list(spec["hosts"])
+        self.node, self.nonce = node, str(spec["nonce"])
+        self.addresses: dict[str, str] = dict(spec["hosts"])  # by Slurm's names, which need not resolve
+        self.hosts = list(self.addresses)
         self.ports = [int(spec["port"]) + offset for offset in range(PORTS)]
         self.filesystem = filesystem
         self.facts: Json = {"peers": {}, "port": None, "taken": []}
@@ -488,9 +490,9 @@ class Meeting:
         facts: Json = {}
         self.facts["peers"][host] = facts
         try:
-            found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+            found = socket.getaddrinfo(self.addresses[host], None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as e:
-            facts["unresolved"] = e.strerror
+            facts |= {"given": self.addresses[host], "unresolved": e.strerror}
             return
         address = str(found[0][4][0])
         facts["address"] = address

@@ -135,7 +135,7 @@ def provide(
             log("the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda")
     if checked.workload.prepare:
         log(f"the dataset {trainer_prepare.DEFAULT_DATASET} is not there yet")
-        trainer_prepare.prepare_dataset(
+        trainer_prepare.ensure_default(
             settings, trainer_params.parse(trainer_params_runs.PrepareDataset, _shared(params)), log
         )
     return environment
@@ -204,6 +204,7 @@ def _workload(
     label = kind if kind != "script" else trainer_checks.label(params.workload)
     if run is None:
         return Workload(kind, label, dataset, prepare, trainer_jobs.new_name(settings, label), is_again=False)
+    trainer_jobs.claim(settings, run)
     there = trainer_workspace.locate(settings, str(settings.runs / run)).kind != "absent"
     if there and (kind == "smoke" or resume != "auto"):
         raise ParameterError(

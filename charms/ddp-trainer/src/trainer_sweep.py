@@ -74,6 +74,7 @@ def submit_sweep(settings: Settings, params: trainer_params.SubmitSweep, log: Lo
     trainer_workspace.ask(
         settings, "number_sweep", timeout_s=120, workspace=workspace, run=name, count=len(choices), job_id=job_id
     )
+    settings.claims.drop(name)
     log(f"job {job_id}: sweep {name}, {len(choices)} runs, each on {trainer_submit.describe(checked.request)}")
     results = {
         "job-id": str(job_id), "sweep": name, "run-dir": str(folder), "script": str(folder / "job.sbatch"),
@@ -159,10 +160,12 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
     """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
     began = told_last = time.monotonic()
     told = ""
+    waits = trainer_jobs.Waits(settings, log)
     while True:
         shown_now, rows = show(settings, name)
         if not any(row["state"] in jobs.ACTIVE for row in rows):
             break
+        waits.note()
         if shown_now["states"] != told or time.monotonic() - told_last > REPORT_S:
             told, told_last = shown_now["states"], time.monotonic()
             log(f"sweep {name}: {told}")

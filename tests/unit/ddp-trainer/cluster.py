@@ -1,4 +1,4 @@
-"""A double of Slurm at its command line: strict about what it is asked, and answering in the form of Slurm 22.05.8."""
+"""A double of Slurm at its command line: strict about what it is asked, and answering in the form of Slurm 24.11.5."""
 
 import collections.abc
 import dataclasses
@@ -9,7 +9,7 @@ from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 QUEUE_FORMAT = (
     "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
+    "SubmitTime:|,StartTime:|,PriorityLong:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
 )
 UNKNOWN_JOB = "slurm_load_jobs error: Invalid job id specified"
 
@@ -31,8 +31,8 @@ class Machine:
         kept = f"MemSpecLimit={self.kept_mb} " if self.kept_mb else ""
         return (
             f"NodeName={self.name} Arch=x86_64 CoresPerSocket=1  CPUAlloc={self.used_cpus} CPUEfctv={self.cpus} CPUTot={self.cpus} "
-            f"CPULoad=0.56 AvailableFeatures=(null) ActiveFeatures=(null) Gres={self.gres} NodeAddr=10.77.0.10 "
-            f"NodeHostName={self.name} Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  "
+            f"CPULoad=0.56 AvailableFeatures=(null) ActiveFeatures=(null) Gres={self.gres} NodeAddr=10.77.0.1{self.name[-1]} "
+            f"NodeHostName=juju-2586ad-{self.name[-1]} Version=24.11.5 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  "
             f"RealMemory={self.memory_mb} AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={self.state} "
             f"ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions={partition}  "
             f"BootTime=2026-11-20T18:25:37 CfgTRES=cpu={self.cpus},mem={self.memory_mb}M,billing=2 AllocTRES= CapWatts=n/a\n"
@@ -51,6 +51,7 @@ class Job:
     states: list[tuple[str, int]]  # state, wait status
     cancelled: bool = False
     reason: str = ""  # why it waits
+    held: bool = False
     restarts: int = 0
     task: str = "N/A"
     array_id: int | None = None
@@ -63,8 +64,8 @@ class Job:
         )
         nodes = "" if state == "PENDING" else "slurmd-[0-1]"
         return (
-            f"{self.job_id}|{self.user}|{state}|{status}|{self.restarts}|2|slurmd|0:07|UNLIMITED|2026-11-20T18:48:22|"
-            f"2026-11-20T18:48:22|{reason}|{nodes}|{self.array_id or self.job_id}|{self.task}|{self.name}|\n"
+            f"{self.job_id}|{self.user}|{state}|{status >> 8}:{status & 0x7F}|{self.restarts}|2|slurmd|0:07|UNLIMITED|2026-11-20T18:48:22|"
+            f"2026-11-20T18:48:22|{0 if self.held else 4294901757}|{reason}|{nodes}|{self.array_id or self.job_id}|{self.task}|{self.name}|\n"
         )
 
 
@@ -95,6 +96,7 @@ class Cluster:
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
         self.driver = "driver 0\n"
+        self.srun_refusal = "srun: error: Unable to allocate resources: busy"  # where there is no driver's answer
         self.gates = "AllowAccounts=ALL AllowQos=ALL"
         self.enforces = "none"
         self.accounts: tuple[str, ...] = ("physics", "root")
@@ -105,7 +107,7 @@ class Cluster:
         self.config = (
             "Configuration data as of 2026-11-20T18:48:42\nAccountingStorageType   = accounting_storage/slurmdbd\n"
             "ClusterName             = main\nJobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
-            "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 22.05.8\n"
+            "ProctrackType           = proctrack/linuxproc\nSLURM_VERSION           = 24.11.5\n"
             "SelectType              = select/cons_tres\n"
         )
         self.submitted: collections.abc.Callable[[Job], None] = lambda _: None
@@ -186,7 +188,7 @@ class Cluster:
                 self.job(int(job.removeprefix("JobId="))).reason = "Resources"
                 return Completed(0, "", "")
             case ("release", number):
-                self.job(int(number)).reason = "None"
+                self.job(int(number)).reason, self.job(int(number)).held = "None", False
                 return Completed(0, "", "")
             case ("show", "hostnames", _):
                 return Completed(0, "".join(f"{machine.name}\n" for machine in self.machines), "")
@@ -266,11 +268,7 @@ class Cluster:
         if "--job-name=trainer-doctor" in arguments:
             return self.examination(arguments)
         assert "--gpus-per-node=1" in arguments
-        return (
-            Completed(0, self.driver, "")
-            if self.driver
-            else Completed(1, "", "srun: error: Unable to allocate resources: busy")
-        )
+        return Completed(0, self.driver, "") if self.driver else Completed(1, "", self.srun_refusal)
 
     def _sacctmgr(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[:3] == ("-n", "-P", "show")

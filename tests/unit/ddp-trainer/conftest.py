@@ -13,6 +13,7 @@ import pytest
 from cluster import Cluster
 
 import trainer_child
+import trainer_claims
 import trainer_environment
 import trainer_jobs
 import trainer_status
@@ -86,6 +87,13 @@ class Pip:
             torch = [word for asked in self.calls for word in asked if word.startswith("torch==")][-1]
             return Completed(0, torch.removeprefix("torch==") + "\n", "")
         raise AssertionError(f"{call} is not known")
+
+
+@pytest.fixture(autouse=True)
+def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Let actions claim names in a folder of the test's."""
+    monkeypatch.setattr(trainer_claims, "FOLDER", tmp_path / "claims")
+    monkeypatch.setattr(trainer_claims, "POLL_S", 0.01)
 
 
 @pytest.fixture

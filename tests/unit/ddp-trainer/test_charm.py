@@ -141,6 +141,25 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
     assert {path.name for path in trainer.workspace.iterdir()} == {"runs", "datasets", "environments", "baselines"}
 
 
+@pytest.mark.parametrize("event", ["relation_created", "relation_joined"])
+def test_another_machines_principal_changes_nothing(trainer: Trainer, cluster: Cluster, event: str):
+    """Juju 4.0.15 sends a subordinate juju-info events of another machine's principal, although its scope is container."""
+    trainer.event("install")
+    before, asked = trainer.files(), len(cluster.changes)
+    own = testing.SubordinateRelation("juju-info", remote_app_name="sackd", remote_unit_id=0)
+    foreign = testing.SubordinateRelation("juju-info", remote_app_name="slurmd", remote_unit_id=1)
+    context = testing.Context(charm.DdpTrainerCharm, meta=META, charm_root=trainer.root, app_name="trainer", unit_id=0)
+    state = dataclasses.replace(trainer.state(), relations=[own, foreign])
+    out = context.run(getattr(context.on, event)(foreign), state)
+    assert out.unit_status == trainer.event("update_status").unit_status
+    assert (trainer.files(), len(cluster.changes)) == (before, asked)
+    assert not any(
+        relation.local_unit_data.keys() - {"egress-subnets", "ingress-address", "private-address"}
+        or relation.local_app_data
+        for relation in out.relations
+    )
+
+
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_second_time_nothing_changes(trainer: Trainer, event: str):
     trainer.event("install")
@@ -188,6 +207,31 @@ def test_waits_for_the_controller(trainer: Trainer, cluster: Cluster):
     assert out.unit_status == testing.WaitingStatus(
         "Slurm: scontrol: no answer within 10 s; is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
     )
+
+
+def test_a_unit_that_waits_looks_again_soon(trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """Neither slurmctld's return nor the mount's is an event of this unit: it would say that it waits for five minutes."""
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(charm.wake, "later", lambda unit, _, seconds: asked.append((unit, seconds)))
+    cluster.hung = True
+    assert isinstance(trainer.event("start").unit_status, testing.WaitingStatus)
+    assert asked == [("trainer/0", 20)]
+    cluster.hung = False
+    trainer.event("update_status")
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("event", ["relation_broken", "stop", "remove"])
+def test_a_unit_that_goes_sets_no_status_and_is_not_woken(
+    trainer: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, event: str
+):
+    """Juju 4.0.15 may have deleted the unit by then: status-set fails with "unit not found"."""
+    asked: list[str] = []
+    monkeypatch.setattr(charm.wake, "later", lambda unit, _, seconds: asked.append(unit))
+    cluster.hung = True  # else the unit would wait, and look again
+    assert trainer.event(event).unit_status == testing.UnknownStatus()
+    assert trainer.context.unit_status_history == []
+    assert asked == []
 
 
 def test_waits_for_the_filesystem(trainer: Trainer, host: dict[str, object], workspace: pathlib.Path):
@@ -249,8 +293,8 @@ def test_an_option_that_cannot_be_blocks_and_names_itself(trainer: Trainer, opti
         ("root", "fix config: submit-user: 'root' is root; jobs never run as root: name an ordinary account"),
         (
             "nosuch",
-            "fix config: submit-user: no account 'nosuch' on this host; it must exist with the same uid on every node: "
-            "useradd -m -u UID nosuch there, or name another one",
+            "fix config: submit-user: no account 'nosuch' on this host; it must exist with the same uid here, on slurmctld's "
+            "machine and on every node: useradd -m -u UID nosuch there, or name another one",
         ),
     ],
 )
@@ -513,6 +557,15 @@ def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounting(ready: 
         f"40|{USER}|CANCELLED by 1000|0:15|2|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|x\n"
     )
     assert ready.fails("submit-ddp", workload="smoke", wait=True) == "job 40 CANCELLED, exit code 143"
+
+
+def test_an_exit_code_that_sacct_prints_without_128_is_the_one_that_the_job_wrote(ready: Trainer, cluster: Cluster):
+    def leave(job: Job) -> None:
+        (job.script.parent / "control" / "40.r0.outcome").write_text('{"outcome": "failed", "exit_code": 137}')
+
+    cluster.forgets, cluster.submitted = True, leave
+    cluster.accounting = f"40|{USER}|FAILED|9:0|2|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|x\n"
+    assert ready.fails("submit-ddp", workload="smoke", wait=True).startswith("job 40 FAILED, exit code 137")
 
 
 def test_a_failed_job_shows_the_first_failing_ranks_last_lines(ready: Trainer, cluster: Cluster):
@@ -943,7 +996,8 @@ def test_a_log_is_followed_to_the_jobs_end(ready: Trainer, cluster: Cluster, mon
 
     monkeypatch.setattr(trainer_jobs, "pause", pause)
     results = ready.run("job-log", run="first", follow=True, lines=2)
-    assert ready.log == ["job 40 PENDING (Resources)", "one", "two", "three ?[2J", "last"]
+    assert ready.log[1:] == ["job 40 PENDING (Resources)", "one", "two", "three ?[2J", "last"]
+    assert "juju cancel-task" in ready.log[0]
     assert results["text"].splitlines() == ["three ?[2J", "last"]
 
 
@@ -954,7 +1008,7 @@ def test_a_log_is_followed_only_so_long(ready: Trainer, cluster: Cluster, monkey
     clock = iter(range(0, 10000, 30))
     monkeypatch.setattr(trainer_jobs.time, "monotonic", lambda: float(next(clock)))
     assert ready.run("job-log", run="first", follow=True)["text"] == "one"
-    assert ready.log == ["one"]
+    assert [line for line in ready.log if "juju cancel-task" not in line] == ["one"]
 
 
 def test_a_log_that_is_not_there_is_explained(ready: Trainer, cluster: Cluster):
@@ -996,8 +1050,68 @@ def test_a_job_that_was_queued_again_is_let_go(ready: Trainer, cluster: Cluster)
         "job 40 is leaving its nodes",
         "job 40 was PENDING (BeginTime); it starts as soon as there is room",
     ]
-    job.reason = "JobHeldUser"
-    ready.run("resume-now")
+
+
+UNKNOWN = (
+    f"slurmctld does not know the account {USER} (uid {os.geteuid()}): juju exec --application slurmctld -- "
+    f"useradd --no-create-home --uid {os.geteuid()} {USER}"
+)
+
+
+@pytest.mark.parametrize("reason", ["JobHeldAdmin", "slurm_cred_create failure, holding job."])
+def test_a_job_that_slurmctld_could_not_start_is_told_with_the_account_that_it_lacks(
+    ready: Trainer, cluster: Cluster, reason: str
+):
+    """Slurm takes the job, and holds it when it is to start (24.11.5); its owner cannot release it."""
+    cluster.states = [("PENDING", 0), ("PENDING", 0), ("PENDING", 0)]
+
+    def hold(job: Job) -> None:
+        job.reason, job.held, job.restarts = reason, True, 1
+
+    cluster.submitted = hold
+    release = "juju exec --unit slurmctld/0 -- scontrol release 40"
+    line = f"job 40 is held ({reason}): by an administrator, or {UNKNOWN}; then: {release}"
+    assert ready.fails("submit-ddp", run="first", wait=True) == line
+    assert (ready.results["state"], ready.results["job-id"]) == ("PENDING", "40")
+    assert ready.run("show-job", run="first")["reason"] == line
+    cluster.denial = "slurm_suspend error: Access/permission denied"
+    assert ready.fails("resume-now", run="first").endswith(f"Access/permission denied; {line}")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("PENDING", "JobHeldUser"),
+        ("PENDING", "job requeued in held state"),  # scontrol requeuehold
+        ("PENDING", "launch failed requeued held"),
+        ("REQUEUE_HOLD", "job requeued in held state"),
+        ("SPECIAL_EXIT", "job requeued in special exit state"),
+    ],
+)
+def test_a_held_job_is_released_whatever_slurm_calls_the_reason(
+    ready: Trainer, cluster: Cluster, state: str, reason: str
+):
+    ready.run("submit-ddp", run="first")
+    job = cluster.jobs[0]
+    job.states, job.reason, job.restarts, job.held = [(state, 0), ("PENDING", 0)], reason, 1, True
+    assert ready.run("resume-now") == {"job-id": "40", "run": "first", "state": "PENDING", "reason": "Resources"}
+    assert cluster.changes[-2:] == [("scontrol", "release", "40"), ("scontrol", "update", "JobId=40", "StartTime=now")]
+
+
+def test_a_job_that_stays_held_is_an_error(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    ready.run("submit-ddp", run="first")
+    cluster.jobs[0].states, cluster.jobs[0].held = [("PENDING", 0)], True
+    monkeypatch.setattr(trainer_jobs.jobs, "release", lambda *_, **__: None)
+    assert ready.fails("resume-now") == ("job 40 is still held (Resources); as an administrator: scontrol release 40")
+
+
+def test_a_job_whose_requeue_slurm_expedites_is_left_to_slurm(ready: Trainer, cluster: Cluster):
+    """Slurm refuses to change it; 25.11 holds it where its epilogs passed."""
+    ready.run("submit-ddp", run="first")
+    job = cluster.jobs[0]
+    job.states, job.held = [("EXPEDITING", 0), ("EXPEDITING", 0), ("PENDING", 0)], True
+    assert ready.run("resume-now")["state"] == "PENDING"
+    assert ready.log[0] == "job 40 is leaving its nodes"
     assert cluster.changes[-2] == ("scontrol", "release", "40")
 
 
@@ -1034,7 +1148,9 @@ def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cl
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", run="first")
     cluster.denial = "slurm_update error: Access/permission denied"
-    cluster.jobs[0].reason = "JobHeldAdmin"
+    cluster.jobs[0].reason, cluster.jobs[0].held = "JobHeldAdmin", True
+    assert "permission denied; job 40 is held (JobHeldAdmin): by an administrator, or " in ready.fails("resume-now")
+    cluster.jobs[0].reason = "JobHeldUser"
     assert ready.fails("resume-now").endswith(
         "permission denied; an administrator lets it go with: scontrol release 40"
     )

@@ -14,6 +14,7 @@ import sys
 import typing
 
 import pytest
+import slurmutils
 from cluster import Cluster, Job
 from conftest import Pip
 from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
@@ -23,7 +24,9 @@ import trainer_doctor
 import trainer_doctor_cluster
 import trainer_doctor_facts
 import trainer_doctor_report
+import trainer_fabric
 import trainer_probe
+import trainer_remedies
 import trainer_sample
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import access, jobs
@@ -46,7 +49,7 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
     return {
         "node": name, "uid": os.getuid(), "time": 0.0,
         "versions": {"python": "3.12", "kernel": "6.8", "machine": "x86_64", "system": "Ubuntu 24.04", "libc": "glibc 2.39",
-                     "slurm": "22.05.8"},
+                     "slurm": "24.11.5"},
         "limits": {"memlock": None, "nofile": 1048576, "nproc": 1000, "shm": 8 << 30, "shm_free": 8 << 30,
                    "ports": [32768, 60999]},
         "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "omp": None, "bf16": ["amx_bf16", "avx512_bf16"]},
@@ -66,7 +69,7 @@ def facts(settings: Settings) -> trainer_doctor_facts.Facts:
     return trainer_doctor_facts.Facts(
         partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
         reports={name: healthy(name) for name in NAMES}, trouble="",
-        config={"KillWait": "30 sec", "SLURM_VERSION": "22.05.8", "AccountingStorageType": "accounting_storage/slurmdbd"},
+        config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
         manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
         accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
     )  # fmt: skip
@@ -87,7 +90,7 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert finding.remedy == "juju run trainer/0 install-environment"
     told = trainer_doctor_report.report(settings, facts, [])
     assert told["verdict"] == "a run can start"
-    assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "22.05.8", "3.12", "+0ms", "fuse.juicefs"]
+    assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
 
 
 CASES = [
@@ -107,17 +110,18 @@ CASES = [
     ("warning", "limits/shm", 1 << 20, "/dev/shm has 1 MiB"),
     ("warning", "limits/ports", [15000, 61000], "from 15000 on"),
     ("error", "disk", {"error": "/var/tmp: Read-only file system"}, "cannot be unpacked"),
-    ("error", "network/peers/slurmd-0", {"unresolved": "Name or service not known"}, "does not know the name slurmd-0"),
-    ("error", "network/peers/slurmd-0/address", "127.0.1.1", "its own loopback"),
+    ("error", "network/peers/slurmd-0", {"given": "gpu7", "unresolved": "Name or service not known"},
+     "the address of slurmd-0 in Slurm (NodeAddr) is no IPv4 address and does not resolve here: gpu7 (Name or service"),
+    ("error", "network/peers/slurmd-0/address", "127.0.1.1", "(NodeAddr) is 127.0.1.1, a loopback address"),
     ("error", "network/peers/slurmd-0/unreachable", "Connection timed out", "cannot reach slurmd-0 (10.0.0.0)"),
     ("error", "network/peers/slurmd-0/seen_ms", None, "does not see within 10 s what slurmd-0 wrote"),
     ("warning", "network/peers/slurmd-0/seen_ms", 9000.0, "only after 9.0 s"),
     ("warning", "network/peers/slurmd-0/mtu", 9000, "MTU) differs: 1500 on slurmd-0; 9000 on slurmd-1"),
     ("error", "versions/python", "3.10", "python differs: 3.12 on slurmd-0; 3.10 on slurmd-1"),
     ("error", "versions/machine", "aarch64", "machine differs"),
-    ("warning", "versions/slurm", "22.05.2", "slurm differs"),
-    ("error", "versions/slurm", "21.08.1", "older than 22.05"),
-    ("error", "versions/slurm", "25.11.1", "newer than the controller's 22.05.8"),
+    ("warning", "versions/slurm", "24.11.2", "slurm differs"),
+    ("error", "versions/slurm", "22.05.8", "older than 24.11"),
+    ("error", "versions/slurm", "25.11.1", "newer than the controller's 24.11.5"),
     ("error", "gpus/cards", [{"name": "H200", "ecc": 3, "mib": "1"}], "3 uncorrected memory errors"),
     ("warning", "gpus/no_peer", [[0, 1]], "cannot reach each other's memory directly (0-1)"),
     ("warning", "processors/cpus", 1, "Slurm gives 2 CPUs of it to jobs, and it has 1"),
@@ -172,7 +176,7 @@ CONFIGS = [
     ("PreemptMode", "CANCEL", "note", "a preempted run ends"),
     ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
     ("JobRequeue", "0", "note", "does not come back"),
-    ("AuthInfo", "socket=/run/munge,cred_expire=1200", "note", "waits 1200 s before it may start"),
+    ("AuthInfo", "use_client_ids,cred_expire=1200", "note", "waits 1200 s before it may start"),
     (
         "SchedulerParameters",
         "batch_sched_delay=3,requeue_delay=900",
@@ -196,9 +200,12 @@ def test_what_slurms_configuration_means_is_told(
     assert "juju " in found.remedy
 
 
+PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
+
+
 def test_slurms_settings_are_told_with_what_they_mean():
     config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
-    assert trainer_doctor_cluster.settings_in_words(config) == [
+    assert trainer_doctor_cluster.settings_in_words(config, PARTITION) == [
         "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
         "JobRequeue=1: a job whose node is lost is queued again",
         "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start; resume-now ends that",
@@ -207,26 +214,129 @@ def test_slurms_settings_are_told_with_what_they_mean():
     ]
     more = {"JobRequeue": "0", "PreemptMode": "GANG,SUSPEND", "ProctrackType": "proctrack/linuxproc"}
     more |= {"AuthInfo": "cred_expire=600", "SchedulerParameters": "bf_continue,requeue_delay=15"}
-    _, lost, delay, preempted, tracked = trainer_doctor_cluster.settings_in_words({**config, **more})
+    _, lost, delay, preempted, tracked = trainer_doctor_cluster.settings_in_words({**config, **more}, PARTITION)
     assert lost.endswith("comes back only where it asks for that, as the trainer's do")
     assert delay.startswith("SchedulerParameters=requeue_delay=15: a job that is queued again waits 15 s")
     assert preempted.endswith("keeps its memory, and its ranks stand still")
     assert tracked.endswith("may outlive its job and keep the GPU")
     for mode, words in (("REQUEUE", "goes on from there"), ("CANCEL", "saves and ends"), ("GANG", "take turns")):
-        assert trainer_doctor_cluster.settings_in_words({"PreemptMode": mode})[3].endswith(words)
+        assert trainer_doctor_cluster.settings_in_words({"PreemptMode": mode}, PARTITION)[3].endswith(words)
     without = {"PreemptType": "preempt/none", "PreemptMode": "CANCEL"}
     assert (
-        trainer_doctor_cluster.settings_in_words(without)[3] == "PreemptMode=CANCEL: no job is stopped for another one"
+        trainer_doctor_cluster.settings_in_words(without, PARTITION)[3]
+        == "PreemptMode=OFF: no job is stopped for another one"
     )
-    assert trainer_doctor_cluster.settings_in_words({}) == []
+    assert trainer_doctor_cluster.settings_in_words({}, PARTITION) == []
 
 
-def test_a_long_wait_is_mended_without_losing_what_stands_beside_it(
+def set_by(remedy: str, tmp_path: pathlib.Path, holds: str) -> tuple[str, str, str]:
+    """Run a remedy as an operator would; return the application, the option and the value that it sets."""
+    command = remedy[remedy.index("juju config") :]
+    (tmp_path / "juju").write_text(
+        "#!/bin/bash\n# as juju config prints and sets an option\n[[ $1 == config && $# == 3 ]] || exit 2\n"
+        f'if [[ $3 == *=* ]]; then printf "%s\\n%s" "$2" "$3" > {tmp_path}/set; else printf %s "$HOLDS"; fi\n'
+    )
+    (tmp_path / "juju").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOLDS": holds}
+    subprocess.run(["bash", "-c", command], env=env, check=True)
+    app, _, given = (tmp_path / "set").read_text().partition("\n")
+    option, _, value = given.partition("=")
+    return app, option, value
+
+
+@pytest.mark.parametrize("case", CONFIGS, ids=lambda case: f"{case[0]}={case[1]}")
+@pytest.mark.parametrize("kind", ["preempt/partition_prio", "preempt/qos"])
+def test_upstreams_charms_take_what_a_remedy_sets_and_keep_what_was_there(
+    settings: Settings,
+    facts: trainer_doctor_facts.Facts,
+    tmp_path: pathlib.Path,
+    case: tuple[str, str, str, str],
+    kind: str,
+):
+    """A value that slurmutils refuses stops slurmctld's charm from handling any event (config.py there)."""
+    name, value, _, words = case
+    facts.config.update({"PreemptType": kind, name: value})
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if words in finding.text]
+    if "juju config" not in found.remedy:
+        assert name in ("SchedulerParameters", "AccountingStorageType", "PreemptMode")
+        return
+    holds = {"slurmctld": "KillWait=7\nMessageTimeout=60", "slurmd": "PreemptMode=off MaxTime=60"}
+    (app,) = [app for app in holds if f"juju config {app} " in found.remedy]
+    app, option, given = set_by(found.remedy, tmp_path, holds[app])
+    if option == "partition-config":
+        assert (app, kind) == (facts.partition.name, "preempt/partition_prio")
+        taken = slurmutils.Partition.from_str(given)
+        assert (taken.max_time, taken.preempt_mode) == (60, "requeue")
+    else:
+        assert (app, option) == ("slurmctld", "slurm-conf-parameters")
+        taken = slurmutils.SlurmConfig.from_str(given).dict()
+        assert taken["messagetimeout"] == 60
+        assert name.lower() in taken
+        assert slurmutils.SlurmConfig.from_str(set_by(found.remedy, tmp_path, "")[2]).dict().keys() == {name.lower()}
+
+
+LINES = (
+    trainer_remedies.KILL_WAIT,
+    trainer_remedies.PROCTRACK,
+    trainer_remedies.SELECT,
+    trainer_remedies.JOB_REQUEUE,
+    trainer_remedies.MAX_ARRAY_SIZE,
+    "AuthInfo=use_client_ids,cred_expire=120",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("holds", ["{0}=7", "  {0} = 7", " {1}=7"])
+def test_a_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, line: str, holds: str):
+    """slurmutils takes all of these spellings, and refuses two of them at once."""
+    name = line.partition("=")[0]
+    held = "\n".join(("MessageTimeout=60", holds.format(name, name.lower()), "  prologflags=alloc"))
+    given = set_by(trainer_remedies.slurm_conf(line), tmp_path, held)[2]
+    others = slurmutils.SlurmConfig.from_str("MessageTimeout=60\nPrologFlags=alloc").dict()
+    assert slurmutils.SlurmConfig.from_str(given).dict() == others | slurmutils.SlurmConfig.from_str(line).dict()
+    assert set_by(trainer_remedies.slurm_conf(line), tmp_path, given)[2] == given
+
+
+@pytest.mark.parametrize(
+    "holds", ["MaxTime=60", "PreemptMode=off MaxTime=60", "MaxTime=60  preemptmode=off", "PREEMPTMODE=OFF MaxTime=60"]
+)
+def test_a_partitions_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, holds: str):
+    command = trainer_remedies.partition_config("slurmd", trainer_remedies.PREEMPT_MODE)
+    app, option, given = set_by(command, tmp_path, holds)
+    assert (app, option) == ("slurmd", "partition-config")
+    assert slurmutils.Partition.from_str(given).dict() == {"maxtime": 60, "preemptmode": "requeue"}
+
+
+def test_every_remedy_that_changes_slurm_is_one_of_those():
+    """None is written where the test above would not see it; GPUDirect-TCPXO's lines are looked at below."""
+    source = pathlib.Path(trainer_doctor_cluster.__file__).parent
+    naming = {
+        path.name
+        for path in source.rglob("*")
+        if path.is_file()
+        and path.suffix in (".py", ".j2")
+        and any(word in path.read_text() for word in ("slurm-conf-parameters", "partition-config"))
+    }
+    assert naming == {"trainer_fabric.py"}
+    assert slurmutils.SlurmConfig.from_str("\n".join(trainer_fabric.TCPXO_SLURM_CONF)).dict()
+
+
+def test_a_long_wait_is_shortened_without_losing_what_stands_beside_it(
+    settings: Settings, facts: trainer_doctor_facts.Facts, tmp_path: pathlib.Path
+):
+    facts.config["AuthInfo"] = "use_client_ids,cred_expire=1200"
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "cred_expire" in finding.text]
+    assert set_by(found.remedy, tmp_path, "")[2].strip() == "AuthInfo=use_client_ids,cred_expire=120"
+
+
+def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(
     settings: Settings, facts: trainer_doctor_facts.Facts
 ):
-    facts.config["AuthInfo"] = "socket=/run/munge,cred_expire=1200"
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "cred_expire" in finding.text]
-    assert "slurm-conf-parameters='AuthInfo=socket=/run/munge,cred_expire=120'" in found.remedy
+    facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
+    facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE"))
+    assert not [finding for finding in trainer_doctor.judge(settings, facts) if "PreemptMode" in finding.text]
+    facts.config["PreemptType"] = "preempt/qos"
+    assert [finding for finding in trainer_doctor.judge(settings, facts) if "PreemptMode" in finding.text]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +384,16 @@ def test_a_tracking_server_that_cannot_be_reached_is_told(
     line = f"WARNING slurmd-0: cannot reach the MLflow server {uri} (Connection refused): runs train on, untracked"
     remedy = f"on slurmd-0: curl -I {uri}; or: juju config trainer mlflow-tracking-uri=..."
     assert f"{line}\n    -> {remedy}" in findings
+
+
+def test_an_account_that_slurmctld_lacks_is_told_once(settings: Settings, facts: trainer_doctor_facts.Facts):
+    said = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
+    facts = dataclasses.replace(facts, reports={}, trouble=said)
+    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if finding.level == "error"]
+    assert str(found) == (
+        f"ERROR slurmctld: slurmctld does not know the account {settings.user} (uid {settings.uid}), so none of its jobs starts"
+        f"\n    -> juju exec --application slurmctld -- useradd --no-create-home --uid {settings.uid} {settings.user}"
+    )
 
 
 def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: trainer_doctor_facts.Facts):
@@ -406,12 +526,12 @@ def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: trainer_
 # -- the program on the nodes -----------------------------------------------------------------------------------------
 
 
-def probe(tmp_path: pathlib.Path, hosts: tuple[str, ...], started: tuple[str, ...], **more: object) -> dict[str, Json]:
-    """Run the program as if on `started` nodes of `hosts`, all of which are this machine."""
+def probe(tmp_path: pathlib.Path, hosts: dict[str, str], started: tuple[str, ...], **more: object) -> dict[str, Json]:
+    """Run the program as if on `started` nodes of `hosts`, with their addresses, all of which are this machine."""
     folder = tmp_path / "folder"
     folder.mkdir(exist_ok=True)
     spec = {
-        "hosts": list(hosts), "workspace": str(tmp_path), "folder": str(folder), "nonce": "n0nce", "cache": str(tmp_path / "cache"),
+        "hosts": hosts, "workspace": str(tmp_path), "folder": str(folder), "nonce": "n0nce", "cache": str(tmp_path / "cache"),
         "port": 21000 + os.getpid() % 5000, "environments": [], **more,
     }  # fmt: skip
     text = pathlib.Path(trainer_probe.__file__).read_text()
@@ -428,12 +548,14 @@ def probe(tmp_path: pathlib.Path, hosts: tuple[str, ...], started: tuple[str, ..
 
 
 def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path):
-    hosts = ("localhost", "127.0.0.2")
-    found = probe(tmp_path, hosts, hosts)
+    hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.2"}  # the names resolve nowhere
+    found = probe(tmp_path, hosts, tuple(hosts))
     assert set(found) == set(hosts)
     for name, about in found.items():
         peers = about["network"]["peers"]
-        assert set(peers) == set(hosts) - {name}
+        assert {peer: about["address"] for peer, about in peers.items()} == {
+            other: address for other, address in hosts.items() if other != name
+        }
         assert all(abs(peer["clock_s"]) <= peer["trip_ms"] / 2e3 + 0.01 for peer in peers.values())
         assert all(peer["seen_ms"] >= 0 and peer["mb_s"] > 0 for peer in peers.values()), "the next one is the only one"
         assert about["filesystem"]["write_mb_s"] > 0
@@ -456,7 +578,7 @@ def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatc
                     rival.listen()
 
         monkeypatch.setattr(trainer_probe.socket, "socket", Late)
-        spec = {"nonce": "n0nce", "hosts": ["a"], "port": first}
+        spec = {"nonce": "n0nce", "hosts": {"a": "127.0.0.1"}, "port": first}
         met = trainer_probe.Meeting("a", spec, typing.cast(trainer_probe.Filesystem, None))
     assert met.facts["taken"] == [[first, "Address already in use"]]
     assert met.facts["port"] == first + 1
@@ -469,13 +591,14 @@ def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
     quick = tmp_path / "trainer_probe.py"
     quick.write_text(text.replace("MEET_S = 15.0", "MEET_S = 1.0").replace("LEAVE_S = 30.0", "LEAVE_S = 7.0"))
     monkeypatch.setattr(trainer_probe, "__file__", str(quick))
-    found = probe(
-        tmp_path, ("localhost", "127.0.0.9", "no.such.host.invalid"), ("localhost",), folder="/nowhere/at/all"
-    )
-    peers = found["localhost"]["network"]["peers"]
-    assert "refused" in peers["127.0.0.9"]["unreachable"].lower()
-    assert peers["no.such.host.invalid"]["unresolved"]
-    assert found["localhost"]["filesystem"]["error"].startswith("/nowhere/at/all/big-localhost: No such file")
+    hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.9", "slurmd-2": "no.such.host.invalid", "slurmd-3": ""}
+    found = probe(tmp_path, hosts, ("slurmd-0",), folder="/nowhere/at/all")
+    peers = found["slurmd-0"]["network"]["peers"]
+    assert "refused" in peers["slurmd-1"]["unreachable"].lower()
+    assert peers["slurmd-2"]["unresolved"]
+    assert peers["slurmd-2"]["given"] == "no.such.host.invalid"
+    assert peers["slurmd-3"] == {"given": "", "unresolved": peers["slurmd-3"]["unresolved"]}
+    assert found["slurmd-0"]["filesystem"]["error"].startswith("/nowhere/at/all/big-slurmd-0: No such file")
 
 
 def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -484,7 +607,7 @@ def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Pat
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     os.sched_setaffinity(0, {min(all_of_them)})  # the program inherits it
     try:
-        found = probe(tmp_path, ("localhost",), ("localhost",))["localhost"]["processors"]
+        found = probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",))["slurmd-0"]["processors"]
     finally:
         os.sched_setaffinity(0, all_of_them)
     flags = pathlib.Path("/proc/cpuinfo").read_text()
@@ -646,7 +769,7 @@ def test_files_are_dropped_from_memory_as_far_as_nobody_has_them_mapped(tmp_path
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (about,) = probe(tmp_path, ("localhost",), ("localhost",), tracking=["127.0.0.1", port]).values()
+        (about,) = probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",), tracking=["127.0.0.1", port]).values()
         assert about["tracking"] == ""
     assert "refused" in trainer_probe.reach(["127.0.0.1", port]).lower()
     assert trainer_probe.reach(["no.such.host.invalid", 80])

@@ -180,6 +180,16 @@ def test_when_no_gpu_node_answers_nothing_is_guessed(settings: Settings, pip: Pi
     assert not pip.calls
 
 
+def test_an_account_that_slurmctld_lacks_is_told_with_what_to_type(settings: Settings, cluster: Cluster):
+    cluster.driver = ""
+    cluster.srun_refusal = "srun: error: Unable to create step for job 4: Error generating job credential"
+    with pytest.raises(TrainerError) as caught:
+        trainer_environment.choose_build(settings, GPU, print)
+    add = f"juju exec --application slurmctld -- useradd --no-create-home --uid {settings.uid} {settings.user}"
+    unknown = f"slurmctld does not know the account {settings.user} (uid {settings.uid})"
+    assert str(caught.value) == f"{unknown}, so none of its jobs starts: {add}"
+
+
 def test_the_option_and_the_parameter_decide_without_asking(settings: Settings, pip: Pip, cluster: Cluster):
     assert install(with_build(settings, "cuda"), CPU)[0].manifest.build == "cuda"
     assert install(settings, GPU, build="cpu")[0].manifest.build == "cpu"

@@ -80,6 +80,16 @@ def test_bash_understands_the_scripts(settings: Settings, name: str):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# Captured from 24.11.5: the machine of slurmd-1 is called juju-2586ad-4, and no other machine resolves either name.
+NODE = (
+    "NodeName={name} Arch=x86_64 CoresPerSocket=1 CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=1.13 AvailableFeatures=slurmd "
+    "ActiveFeatures=slurmd Gres=(null) NodeAddr={address} NodeHostName=juju-2586ad-4 Version=24.11.5 "
+    "OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0 RealMemory=16003 AllocMem=0 FreeMem=1254 Sockets=2 Boards=1 "
+    "State=MIXED+DYNAMIC_NORM ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=slurmd "
+    "Comment=was NodeAddr=198.51.100.1 before\n"
+)
+
+
 class Node:
     """A place where a job's script runs: Slurm's variables, and doubles of the commands it calls."""
 
@@ -89,10 +99,13 @@ class Node:
         self.notes = folder / "notes"
         self.notes.mkdir()
         self.run_dir = run_dir
-        self.hosts = "localhost"
+        self.hosts = "slurmd-0"
+        self.addresses: dict[str, str] = {}
         self.add(
             "scontrol",
-            f'case $1 in show) for h in $HOSTS; do echo "$h"; done ;; *) echo "$*" >> {self.notes}/scontrol ;; esac',
+            'case "$*" in "show hostnames slurmd-[0-1]") printf "%s\\n" $HOSTS ;;\n'
+            f'"-o show node slurmd-[0-1]") cat {self.notes}/nodes ;;\n'
+            f'*show*) echo "unexpected: $*"; exit 1 ;; *) echo "$*" >> {self.notes}/scontrol ;; esac',
         )
         self.add("squeue", "echo ${STATE:-RUNNING}")
         self.add("sleep", "exit 0")
@@ -104,7 +117,7 @@ class Node:
 
     def env(self, **more: str) -> dict[str, str]:
         slurm = {
-            "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4",
+            "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "slurmd-[0-1]", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4",
             "SLURMD_NODENAME": "slurmd-0", "HOSTS": self.hosts, "SLURM_JOB_PARTITION": "main",
         }  # fmt: skip
         return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "NOTES": str(self.notes), **slurm, **more}
@@ -114,6 +127,8 @@ class Node:
             (self.run_dir / name).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (self.run_dir / name).write_text(text)
+        shown = [NODE.format(name=name, address=address) for name, address in self.addresses.items()]
+        (self.notes / "nodes").write_text("".join(shown))
         path = self.run_dir / "job.sbatch"
         log = self.run_dir / "logs" / "12.out"  # as Slurm does it, with the script's --open-mode=append
         self.said_before = log.stat().st_size if log.exists() else 0
@@ -175,7 +190,7 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     assert len(lines) == 2, "nothing else is said"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
     assert (
-        lines[0] == "[ENV] job=12 attempt=12.r0 nodes=localhost head=127.0.0.1:20096 ranks_per_node=1 launcher=torchrun"
+        lines[0] == "[ENV] job=12 attempt=12.r0 nodes=slurmd-0 head=127.0.0.1:20096 ranks_per_node=1 launcher=torchrun"
     )
 
 
@@ -259,19 +274,72 @@ def test_an_earlier_attempts_stop_file_is_taken_away(settings: Settings, node: N
     assert node.run(texts(settings))[0] == 0
 
 
-def test_another_node_over_loopback_is_an_error_that_says_what_to_mend(settings: Settings, node: Node):
-    node.hosts = "localhost localhost"
+def route(address: str) -> str:
+    """Return this machine's own address on the way to another one; nothing without a route there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return ""
+        return probe.getsockname()[0]
+
+
+@pytest.mark.parametrize("hosts", ["slurmd-0 slurmd-1", "slurmd-1 slurmd-0"])
+def test_nodes_are_reached_by_the_addresses_that_slurm_has_not_by_their_names(
+    settings: Settings, node: Node, hosts: str
+):
+    """The batch node need not be the first by name."""
+    for name in hosts.split():
+        with pytest.raises(socket.gaierror):
+            socket.getaddrinfo(name, None)
+    node.hosts, node.addresses = hosts, {"slurmd-0": "203.0.113.6", "slurmd-1": "203.0.113.7"}
+    node.add("srun", 'echo "head=$HEAD_IP of $HEAD_NODE"; ' + ENDS % "done")
+    code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
+    if own := route("203.0.113.7"):
+        assert code == 0, output
+        assert f"head={own} of slurmd-0" in output.splitlines()
+    else:
+        assert code == 78
+        assert "[FATAL] slurmd-0: no route to 203.0.113.7 (slurmd-1): Network is unreachable; see: ip" in output
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.1.1", "is 127.0.1.1, a loopback address"),
+        ("nowhere.invalid", "is nowhere.invalid, which is no IPv4 address and does not resolve ("),
+        ("fd00::7", "is fd00::7, which is no IPv4 address and does not resolve ("),
+    ],
+)
+def test_an_address_in_slurm_that_cannot_be_used_is_an_error_with_the_command_that_changes_it(
+    settings: Settings, node: Node, address: str, words: str
+):
+    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "203.0.113.6", "slurmd-1": address}
     node.add("srun", "exit 99")
     code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
-    assert "[FATAL] slurmd-0 reaches localhost over loopback: mend the name resolution on slurmd-0" in output
+    assert f"[FATAL] slurmd-0: the address of slurmd-1 in Slurm (NodeAddr) {words}" in output
+    assert output.rstrip().endswith("; as an administrator: scontrol update nodename=slurmd-1 nodeaddr=ADDRESS")
 
 
-def test_the_way_is_looked_for_to_another_node_than_this_one(settings: Settings, node: Node):
-    node.hosts = "127.0.0.9 slurmd-0"  # the batch node need not be the first by name
+def test_a_node_whose_address_slurm_does_not_give_is_an_error(settings: Settings, node: Node):
+    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "203.0.113.6"}
+    code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
+    assert (code, output) == (78, "[FATAL] slurmd-0: Slurm gave no address of slurmd-1\n")
+
+
+def test_a_controller_that_restarts_is_asked_again_for_the_addresses(settings: Settings, node: Node):
+    node.hosts = "slurmd-0 slurmd-1"
+    silent = "slurm_load_node error: Unable to contact slurm controller (connect failure)"
+    node.add("sleep", 'echo "slept $1"')
+    node.add("scontrol", f'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) echo "{silent}" >&2; exit 1 ;; esac')
     code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
-    assert "[FATAL] slurmd-0 reaches 127.0.0.9 over loopback" in output
+    assert [line for line in output.splitlines() if line.startswith("slept")] == [
+        f"slept {pause}" for pause in (1, 2, 4, 8, 15, 30, 60)
+    ]
+    assert f"[ENV] Slurm gave no addresses of the nodes ({silent}); asking again in 1 s" in output
+    assert output.endswith(f"[FATAL] slurmd-0: Slurm gave no addresses of slurmd-0 slurmd-1: {silent}\n")
 
 
 def test_a_port_that_is_taken_is_passed_over(settings: Settings, node: Node):
@@ -314,8 +382,8 @@ def test_a_failure_is_noted_and_by_default_not_tried_again(settings: Settings, n
     code, output = node.run(texts(settings, outcome=False))
     assert code == 1
     assert attempts(node) == ["12.r0"]
-    assert failures(node) == [["12.r0", "program", "localhost", "ValueError: boom"]]
-    assert output.splitlines()[-1] == "[FAILED] attempt=12.r0 fault=program node=localhost: ValueError: boom"
+    assert failures(node) == [["12.r0", "program", "slurmd-0", "ValueError: boom"]]
+    assert output.splitlines()[-1] == "[FAILED] attempt=12.r0 fault=program node=slurmd-0: ValueError: boom"
 
 
 def test_a_program_that_failed_is_started_again_in_the_same_place(settings: Settings, node: Node):
@@ -371,45 +439,43 @@ def test_a_mistake_of_the_users_is_not_tried_again(settings: Settings, node: Nod
 
 def test_a_node_that_failed_is_left_out_of_the_next_start(settings: Settings, node: Node):
     node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "printf '%s\\n' localhost other localhost third")
-    code, output = node.run(texts(settings, max_restarts=1), FAULTY="localhost")
+    node.add("sinfo", "printf '%s\\n' slurmd-0 other slurmd-0 third")
+    code, output = node.run(texts(settings, max_restarts=1), FAULTY="slurmd-0")
     assert code == 75
     assert (node.notes / "scontrol").read_text().splitlines() == [
         "requeue 12",
-        "update JobId=12 ExcNodeList=localhost",
+        "update JobId=12 ExcNodeList=slurmd-0",
     ], "Slurm takes the list only while the job waits"
     assert attempts(node) == ["12.r0"], "it goes on elsewhere"
-    assert failures(node) == [["12.r0", "node", "localhost", "its disk is full"]]
-    assert output.splitlines()[-1] == "[RESTART] without localhost"
+    assert failures(node) == [["12.r0", "node", "slurmd-0", "its disk is full"]]
+    assert output.splitlines()[-1] == "[RESTART] without slurmd-0"
 
 
 def test_a_second_node_is_left_out_beside_the_first(settings: Settings, node: Node):
     node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "printf '%s\\n' localhost other third")
+    node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
     files = texts(settings, max_restarts=5)
     (node.run_dir / "control").mkdir(parents=True)
     (node.run_dir / "control" / "12.excluded").write_text("other\n")
-    node.run(files, FAULTY="localhost", SLURM_RESTART_COUNT="1")
-    assert (node.notes / "scontrol").read_text().splitlines()[-1] == "update JobId=12 ExcNodeList=localhost,other"
+    node.run(files, FAULTY="slurmd-0", SLURM_RESTART_COUNT="1")
+    assert (node.notes / "scontrol").read_text().splitlines()[-1] == "update JobId=12 ExcNodeList=other,slurmd-0"
 
 
 def test_nodes_that_the_user_excluded_stay_left_out(settings: Settings, node: Node):
     """ExcNodeList replaces what the job was submitted with."""
     node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "printf '%s\\n' localhost other third")
+    node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
     request = dataclasses.replace(REQUEST, num_nodes=1, exclude=("third", "fourth"))
     files = texts(settings, request, max_restarts=5, exclude="third,fourth")
-    assert node.run(files, FAULTY="localhost")[0] == 75
-    assert (node.notes / "scontrol").read_text().splitlines()[
-        -1
-    ] == "update JobId=12 ExcNodeList=fourth,localhost,third"
+    assert node.run(files, FAULTY="slurmd-0")[0] == 75
+    assert (node.notes / "scontrol").read_text().splitlines()[-1] == "update JobId=12 ExcNodeList=fourth,slurmd-0,third"
 
 
 @pytest.mark.parametrize(
     ("usable", "option", "name"),
     [
-        pytest.param("localhost third", "exclude", "third", id="what the user excluded is no spare node"),
-        pytest.param("localhost other third", "nodelist", "localhost", id="a named node must be among the job's"),
+        pytest.param("slurmd-0 third", "exclude", "third", id="what the user excluded is no spare node"),
+        pytest.param("slurmd-0 other third", "nodelist", "slurmd-0", id="a named node must be among the job's"),
     ],
 )
 def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
@@ -419,22 +485,22 @@ def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
     node.add("sinfo", f"printf '%s\\n' {usable}")
     request = dataclasses.replace(REQUEST, num_nodes=1, **{option: (name,)})
     chosen: dict[str, typing.Any] = {option: name}
-    node.run(texts(settings, request, max_restarts=1, **chosen), FAULTY="localhost")
+    node.run(texts(settings, request, max_restarts=1, **chosen), FAULTY="slurmd-0")
     assert not node.requeued()
     assert attempts(node) == ["12.r0", "12.r0t1"]
 
 
-@pytest.mark.parametrize(("reserved", "requeues"), [("localhost,third", True), ("localhost", False)])
+@pytest.mark.parametrize(("reserved", "requeues"), [("slurmd-0,third", True), ("slurmd-0", False)])
 def test_only_a_node_of_its_reservation_may_stand_in(settings: Settings, node: Node, reserved: str, requeues: bool):
     node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "printf '%s\\n' localhost other third")
+    node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
     told = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
     node.add(
         "scontrol",
         f'case "$*" in *"show reservation team") echo "{told}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
-        f' show*) echo localhost ;; *) echo "$*" >> {node.notes}/scontrol ;; esac',
+        f' show*) echo slurmd-0 ;; *) echo "$*" >> {node.notes}/scontrol ;; esac',
     )
-    node.run(texts(settings, max_restarts=1, reservation="team"), FAULTY="localhost")
+    node.run(texts(settings, max_restarts=1, reservation="team"), FAULTY="slurmd-0")
     assert node.requeued() == requeues
 
 
@@ -449,16 +515,16 @@ def test_which_nodes_and_after_which_jobs(settings: Settings):
 
 def test_the_last_node_is_not_left_out(settings: Settings, node: Node):
     node.add("srun", COUNTS + FAILS)
-    node.add("sinfo", "echo localhost")
-    code, output = node.run(texts(settings, max_restarts=1), FAULTY="localhost")
+    node.add("sinfo", "echo slurmd-0")
+    code, output = node.run(texts(settings, max_restarts=1), FAULTY="slurmd-0")
     assert code == 78
     assert not node.requeued()
     assert attempts(node) == ["12.r0", "12.r0t1"]
-    assert "[RESTART] localhost is not to be trusted, but partition main has no other node for it" in output
+    assert "[RESTART] slurmd-0 is not to be trusted, but partition main has no other node for it" in output
 
 
 def test_what_every_node_complains_of_is_no_nodes_fault(settings: Settings, node: Node):
-    node.hosts = "192.0.2.1 192.0.2.2"
+    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "192.0.2.1", "slurmd-1": "192.0.2.2"}
     node.add("srun", COUNTS + 'for h in $HOSTS; do echo "0: [FATAL] $h: the archive is damaged"; done; exit 78')
     assert node.run(texts(settings, max_restarts=3), SLURM_JOB_NUM_NODES="2")[0] == 78
     assert failures(node)[0][1:3] == ["mistake", "-"]
@@ -501,7 +567,7 @@ def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settin
     node.add("srun", WAITS + ENDS % "preempted")
     node.add(
         "scontrol",
-        'case $1 in show) echo localhost ;; *) echo "$*" >> "$NOTES/scontrol"; touch "$NOTES/queued"; exit 1 ;; esac',
+        'case $1 in show) echo slurmd-0 ;; *) echo "$*" >> "$NOTES/scontrol"; touch "$NOTES/queued"; exit 1 ;; esac',
     )
     node.add("squeue", 'if [ -e "$NOTES/queued" ]; then echo PENDING; else echo RUNNING; fi')
     assert stop(node, texts(settings), signal.SIGUSR1)[0] == 75
@@ -528,7 +594,16 @@ def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Setting
 def run_node(settings: Settings, node: Node, agent: str, **more: str) -> subprocess.Popen[str]:
     """Start node.sh with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
     (node.run_dir / "control").mkdir(parents=True, exist_ok=True)
-    node.add("python", f'if [ "$1" = - ]; then exec {sys.executable} "$@"; fi; {agent}')
+    # the connection to the head fails as a test wants it to; all else of node.sh's program runs as it is
+    refuses = (
+        "import os, socket, sys, time\n"
+        "def refuse(*_, **__): raise eval(os.environ['REFUSES'])\n"
+        "if 'REFUSES' in os.environ: socket.create_connection, time.sleep = refuse, lambda _: None\n"
+        "exec(sys.stdin.read())\n"
+    )
+    (node.run_dir / "refuses.py").write_text(refuses)
+    python = f'if [ "$1" = - ]; then shift; exec {sys.executable} {node.run_dir}/refuses.py "$@"; fi; {agent}'
+    node.add("python", python)
     for name, text in texts(settings).items():
         (node.run_dir / name).write_text(text)
     (node.run_dir / "environment.sh").write_text(f"use_environment() {{ export PY={node.bin}/python; }}\n")
@@ -538,6 +613,7 @@ def run_node(settings: Settings, node: Node, agent: str, **more: str) -> subproc
         "RUN_ATTEMPT_ID": "12.r0",
         "HEAD_IP": "127.0.0.1",
         "HEAD_PORT": "20100",
+        "HEAD_NODE": "slurmd-0",
     }
     place = {"RUN_DIR": str(node.run_dir), "JOB_DIR": str(node.run_dir), "NPROC": "2", "LAUNCHER": "torchrun"}
     env = node.env(**{**place, **slurm, **more})
@@ -555,6 +631,27 @@ def test_the_agent_is_told_its_place(settings: Settings, node: Node):
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", "--shutdown-timeout=120",
         f"--log-dir={node.run_dir}/logs/12.r0/node-1", "--redirects=3", "--tee=3", "script.py", "--flag",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("TimeoutError('timed out')", "cannot reach 127.0.0.1:20100 (slurmd-0): timed out"),
+        ("OSError(113, 'No route to host')", "cannot reach 127.0.0.1:20100 (slurmd-0): No route to host"),
+        ("ConnectionRefusedError(111, 'Connection refused')", None),
+    ],
+)
+def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
+    settings: Settings, node: Node, error: str, words: str | None
+):
+    """A head that refuses has not begun to listen yet; one that does not respond is behind a firewall."""
+    process = run_node(settings, node, "echo started", SLURMD_NODENAME="slurmd-1", REFUSES=error)
+    output, _ = process.communicate(timeout=60)
+    if words is None:
+        assert (process.returncode, output.splitlines()[-1]) == (0, "started")
+    else:
+        how = "let TCP through between the nodes (firewall, security group)"
+        assert (process.returncode, output) == (78, f"[FATAL] slurmd-1: {words}; {how}\n")
 
 
 def test_the_users_interface_and_threads_win(settings: Settings, node: Node):

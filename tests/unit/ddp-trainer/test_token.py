@@ -247,6 +247,58 @@ def test_another_units_files_are_left_alone(cloud: Cloud, cluster: Cluster):
     assert (other / "theirs.hf-token").read_text() == "hf_theirs\n"
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("stop", "sackd/0", True),
+        ("remove", "sackd/0", True),
+        ("relation_broken", "sackd/0", True),
+        ("relation_broken", "", True),
+        ("relation_broken", "login/0", False),
+    ],
+)
+def test_the_files_go_with_whichever_of_the_last_hooks_comes(
+    cloud: Cloud, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, bool]
+):
+    """Juju 4.0.15 deleted a unit between relation-broken and stop; another principal's relation is not this unit's."""
+    event, principal, is_removed = case
+    cluster.states = [("RUNNING", 0)]
+    cloud.trainer.run("submit-ddp", workload="smoke", run="first")
+    assert cloud.files
+    monkeypatch.setenv("JUJU_PRINCIPAL_UNIT", principal)
+    cloud.trainer.event(event)
+    assert bool(cloud.files) is not is_removed
+
+
+def test_the_files_go_although_the_secret_cannot_be_read_any_more(cloud: Cloud, cluster: Cluster):
+    """Juju answers nothing to a unit that it has deleted; and the secret may have been revoked before."""
+    cluster.states = [("RUNNING", 0)]
+    cloud.trainer.run("submit-ddp", workload="smoke", run="first")
+    assert cloud.files
+    cloud.is_granted = False
+    cloud.trainer.event("remove")
+    assert cloud.files == {}
+
+
+@pytest.mark.parametrize(
+    "event", [f"relation_{kind}" for kind in ("created", "joined", "changed", "departed", "broken")]
+)
+def test_another_principals_relation_changes_nothing(
+    cloud: Cloud, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, event: str
+):
+    """Juju 4 sends a subordinate events of another machine's principal, in container scope, too."""
+    cluster.states = [("RUNNING", 0)]
+    cloud.trainer.run("submit-ddp", workload="smoke", run="first")
+    before, files = cloud.wake().unit_status, cloud.files
+    assert isinstance(before, testing.ActiveStatus)
+    assert files
+    folder, calls = cloud.trainer.files(), len(cluster.calls)
+    monkeypatch.setenv("JUJU_PRINCIPAL_UNIT", "login/0")
+    assert cloud.trainer.event(event).unit_status == before
+    assert (cloud.files, cloud.trainer.files()) == (files, folder)
+    assert {call[0] for call in cluster.calls[calls:]} <= {"scontrol", "squeue", "sinfo"}
+
+
 def test_a_folder_of_somebody_else_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
     (tmp_path / "theirs").mkdir()
     secrets = settings.workspace / ".secrets"

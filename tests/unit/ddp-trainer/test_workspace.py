@@ -503,6 +503,29 @@ def test_a_rank_that_was_killed_is_found_though_it_could_say_nothing(settings: S
     assert found == {"rank": 1, "node": 0, "lines": ["killed by signal 11 (SIGSEGV)"]}
 
 
+# Captured from 24.11.5 with ConstrainRAMSpace.
+OOM = """\
+srun: error: slurmd-0: task 0: Exited with exit code 1
+srun: Terminating StepId=12.0
+1: Terminated
+1: slurmstepd-slurmd-1: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.
+srun: error: slurmd-1: task 1: Out Of Memory
+[RESULT] rc=1 outcome=none
+"""
+
+
+@pytest.mark.parametrize("cut", [0, 4], ids=["all", "srun's line alone"])
+def test_a_rank_that_took_more_memory_than_the_job_has_is_told_so(settings: Settings, cut: int):
+    folder = make_run(settings)
+    rank_log(folder, 0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"))
+    agents = [AGENT.format(1, -9, 1), AGENT.format(0, 1, 0)]
+    (folder / "logs" / "12.out").write_text("\n".join([*agents, *OOM.splitlines()[cut:]]))
+    words = "killed: it took more memory than the job has; submit it with a larger memory"
+    assert failure(settings) == {"rank": 3, "node": 1, "lines": [words]}
+    (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, -9, 1), *OOM.splitlines()[cut:]]))
+    assert "SIGKILL" in str(failure(settings)["lines"]), "another node's"
+
+
 def test_an_exception_that_a_rank_lived_on_with_is_not_the_reason(settings: Settings):
     folder = make_run(settings)
     for node, local in [(0, 0), (0, 1), (1, 0), (1, 1)]:
@@ -682,7 +705,7 @@ def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
         "slurmstepd-n0: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
         "[2026-11-22T19:46:28.227] error: *** STEP 44.0 ON n0 CANCELLED AT 2026-11-22T19:46:28 DUE TO TASK FAILURE ***",
     ],
-)  # 22.05, and where a node's name is not its host's; 26.05
+)  # 24.11, and where a node's name is not its host's; 26.05
 def test_what_slurm_says_of_the_end_is_not_why_it_came(settings: Settings, said: str):
     folder = make_run(settings)
     text = f"[ENV] job=12\n1: sh: 1: nope: not found\nsrun: error: n1: task 1: Exited with exit code 127\n0: {said}\n"

@@ -1,0 +1,151 @@
+"""Actions beside each other: two that submit, two that prepare, two that install, and what others may do meanwhile."""
+
+import collections.abc
+import contextlib
+import re
+import threading
+import time
+
+import pytest
+from cluster import Cluster
+from conftest import Pip
+from ops import testing
+from test_charm import META, Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+
+import trainer_jobs
+from trainer_claims import Claims
+
+
+@pytest.fixture
+def other() -> collections.abc.Iterator[Claims]:
+    """Yield what another action holds."""
+    with Claims() as held:
+        yield held
+
+
+def test_no_action_keeps_the_machine_for_itself():
+    """Other units' hooks go on while one waits."""
+    assert {name for name, action in META["actions"].items() if not action.get("parallel")} == set()
+
+
+def test_two_of_one_second_have_names_of_their_own(
+    ready: Trainer,  # noqa: F811
+    other: Claims,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now = trainer_jobs.now()
+    monkeypatch.setattr(trainer_jobs, "now", lambda: now)
+    stamp = f"smoke-{now:%Y%m%d-%H%M%S}"
+    assert other.take(stamp)
+    assert ready.run("submit-ddp", workload="smoke")["run"] == f"{stamp}-2"
+    assert other.take(f"{stamp}-2"), "nothing is held once it is submitted"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("submit-ddp", "first", {"run": "first"}),
+        ("submit-sweep", "lrs", {"name": "lrs", "grid": "lr=1,2"}),
+        ("prepare-dataset", "prepare-python-stdlib", {}),
+    ],
+)
+def test_a_run_that_another_action_is_about_to_submit_is_refused(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    other: Claims,
+    case: tuple[str, str, dict[str, str]],
+):
+    action, run, params = case
+    assert other.take(run)
+    line = f"run: another action is about to submit {run}; see: juju run trainer/0 list-jobs"
+    assert ready.fails(action, **params) == line
+    assert not cluster.changes
+    other.drop(run)
+    ready.run(action, **params)
+    assert other.take(run)
+
+
+def test_a_run_is_free_while_its_submitter_waits(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    other: Claims,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """So another action may cancel it, or continue it after its end."""
+    free: list[bool] = []
+
+    def pause(_: float) -> None:
+        free.append(other.take("first"))
+        other.drop("first")
+
+    monkeypatch.setattr(trainer_jobs, "pause", pause)
+    ready.run("submit-ddp", run="first", wait=True)
+    assert free
+    assert all(free)
+
+
+def test_a_failed_action_holds_nothing(ready: Trainer, cluster: Cluster, other: Claims):  # noqa: F811
+    cluster.refusal = "sbatch: error: invalid partition specified: x"
+    ready.fails("submit-ddp", run="first")
+    assert other.take("first")
+
+
+def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):  # noqa: F811
+    """A second submission waits for the first one's preparation, and does not fail on it."""
+    trainer.run("install-environment")
+    cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+    trainer.run("prepare-dataset", wait=False)
+    assert trainer.run("submit-ddp", run="first")["job-id"] == "41"
+    assert "job 40 prepares it already" in trainer.log
+    assert [job.name for job in cluster.jobs] == ["prepare-python-stdlib", "first"]
+
+
+def test_the_second_of_two_that_install_uses_what_the_first_made(
+    trainer: Trainer,  # noqa: F811
+    pip: Pip,
+    other: Claims,
+):
+    trainer.run("install-environment")
+    made = len(pip.calls)
+    assert other.take("environments")
+    held = threading.Timer(0.5, other.drop, ["environments"])
+    held.start()
+    began = time.monotonic()
+    trainer.run("install-environment")
+    held.join()
+    assert time.monotonic() - began >= 0.4
+    assert trainer.log[0] == "waiting for another action that makes an environment"
+    assert len([call for call in pip.calls[made:] if "install" in call]) == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "params"),
+    [
+        ("submit-ddp", {"wait": True, "run": "first"}),
+        ("submit-sweep", {"wait": True, "grid": "lr=1,2"}),
+        ("job-log", {"follow": True, "run": "before"}),
+    ],
+)
+def test_an_action_that_waits_says_at_once_how_to_end_the_waiting(
+    ready: Trainer,  # noqa: F811
+    cluster: Cluster,
+    action: str,
+    params: dict[str, object],
+):
+    """Juju runs one task of a unit at a time, also of those that are parallel (juju/juju#12548)."""
+    ready.run("submit-ddp", workload="smoke", run="before")
+    cluster.jobs[0].states = cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+    with contextlib.suppress(testing.ActionFailed):
+        ready.run(action, **params)
+    (line,) = [line for line in ready.log if "cancel-task" in line]
+    how = r"juju cancel-task \d+ ends the waiting, and the job goes on"
+    assert re.fullmatch(f"trainer/0 runs no other action while this one waits; {how}", line)
+    progress = [text for text in ready.log if re.match(r"job \d+ [A-Z]+|sweep \S+: ", text)]
+    assert ready.log.index(line) < ready.log.index(progress[0])
+
+
+def test_an_action_that_does_not_wait_says_nothing_of_it(ready: Trainer, cluster: Cluster):  # noqa: F811
+    ready.run("submit-ddp", workload="smoke", run="before")
+    cluster.jobs[0].states = [("COMPLETED", 0)]
+    assert "there is no output" in ready.fails("job-log", follow=True, run="before")
+    assert not [line for line in ready.log if "cancel-task" in line]
