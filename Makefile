@@ -18,15 +18,15 @@ down:  ## take the sandbox away: hosts, mounts, processes, network
 test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
 	@$(LANES)
 
-.PHONY: lint unit functional functional-24.11 bench pack integration
+.PHONY: lint unit functional bench pack integration upstream
 lint:  ## ruff, pyright, codespell, shellcheck
 unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
 functional:  ## the bundle in the sandbox (root)
-functional-24.11:  ## the same with Slurm 24.11: trainer, bundle and GPUs
 bench:  ## measurements, each against a peer or a limit
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
-integration:  ## the bundle on juju's current controller
-lint unit functional functional-24.11 bench pack integration:
+integration:  ## the bundle on juju's current controller, 3.6 or 4
+upstream:  ## upstream's own charms beside ours, from checkouts that SLURM_DDP_UPSTREAM names
+lint unit functional bench pack integration upstream:
 	@$(LANES) $@
 
 .PHONY: deploy

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Deploy the bundle on juju's current controller and model, with freshly packed charms.
 #   OVERLAYS="gpu nfs" scripts/deploy.sh [ARGUMENT...]
-# OVERLAYS: names of files in overlays/, or paths of your own. lxd is added by itself where the model's cloud is LXD.
+# OVERLAYS: names of files in overlays/, or paths of your own. lxd is added by itself where the model's cloud is LXD, juju4 where
+# the model's Juju is 4 or newer.
 # Arguments go to `juju deploy`.
 set -euf
 cd "$(dirname "$0")/.."
@@ -16,9 +17,12 @@ command -v juju >/dev/null || fail "the juju client is not installed: sudo snap 
 if ! model=$(juju show-model --format json 2>/dev/null </dev/null) || [ -z "$model" ]; then
     fail "juju has no current controller and model here: juju bootstrap lxd; juju add-model slurm-ddp; $demo"
 fi
-cloud=$(printf %s "$model" | /usr/bin/python3 -c 'import json, sys; print(*{m.get("type", "unknown") for m in json.load(sys.stdin).values()})')
+field() {
+    printf %s "$model" | /usr/bin/python3 -c 'import json, sys; print(*{m.get(sys.argv[1], "unknown") for m in json.load(sys.stdin).values()})' "$1"
+}
+cloud=$(field type) version=$(field agent-version)
 
-chosen="" filesystem="" machine=""
+chosen="" first="" filesystem="" machine="" generation=""
 for word in ${OVERLAYS:-}; do
     case $word in
     */* | *.yaml) path=$word ;;
@@ -26,7 +30,7 @@ for word in ${OVERLAYS:-}; do
     esac
     [ -f "$path" ] || fail "OVERLAYS: there is no $path; there are: $(find overlays -name '*.yaml' -exec basename {} .yaml \; | sort | xargs), or give a path"
     case $path in /* | ./*) ;; *) path=./$path ;; esac
-    case " $chosen " in *" $path "*) fail "OVERLAYS: $word is given twice" ;; esac
+    case " $first $chosen " in *" $path "*) fail "OVERLAYS: $word is given twice" ;; esac
     if line=$(grep -n -m 1 '^[^#]*[*]FILL-IN' "$path"); then
         fail "OVERLAYS: $path line ${line%%:*} is to be filled in: copy the file, fill in each *FILL-IN, give the copy's path"
     fi
@@ -35,17 +39,33 @@ for word in ${OVERLAYS:-}; do
         [ -z "$filesystem" ] || fail "OVERLAYS: $filesystem and $kind: there is one shared filesystem; choose one"
         filesystem=$kind
     done
-    kind=$(sed -n -e 's/^ *constraints:.*virt-type=.*/lxd/p' -e 's/^ *constraints:.*\(instance-type\|tags\)=.*/gpu/p' "$path" | head -n 1)
+    kind=$(sed -n -e 's/^ *constraints:.*virt-type=.*/lxd/p' -e 's/^ *constraints:.*\(instance-type\|tags\)=.*/gpu/p' -e 's/^machines:.*/machines/p' "$path" | head -n 1)
     if [ -n "$kind" ]; then
         [ -z "$machine" ] || fail "OVERLAYS: $machine and $kind: both say what machine a compute node is; choose one"
         machine=$kind
     fi
-    chosen="$chosen $path"
+    case $path in */juju4.yaml) version=chosen ;; esac
+    # What changes applications that other overlays remove comes before them: Juju would add those again.
+    if grep -q '^    charm: .*dist/26.04/' "$path"; then
+        generation=2604 first="$first $path"
+    elif [ "$kind" = machines ]; then
+        first="$first $path"
+    else
+        chosen="$chosen $path"
+    fi
 done
+chosen="$first$chosen"
+case $version in
+[4-9].*)
+    [ -z "$generation" ] || fail "OVERLAYS: mysql needs a Juju below 4 and this model's is $version; mysql-proxy, which takes its place there, is for 24.04: leave 2604 out, or use Juju 3.6"
+    chosen="$chosen ./overlays/juju4.yaml"
+    ;;
+esac
 case $cloud,$machine in
 lxd,) chosen="./overlays/lxd.yaml $chosen" ;; # the first, so that others win
 lxd,gpu) fail "OVERLAYS: gpu asks for a cloud's machine types, and this model is on LXD; leave it out" ;;
 lxd,lxd) ;;
+*,machines) set -- --map-machines=existing "$@" ;;
 *,lxd) fail "OVERLAYS: lxd is for LXD, and this model's cloud is $cloud; leave it out" ;;
 esac
 
@@ -55,5 +75,5 @@ done
 /usr/bin/python3 scripts/lanes.py pack
 echo "deploy: juju deploy ./bundle.yaml $*"
 juju deploy ./bundle.yaml "$@"
-echo "deploy: watch it settle with  juju status --relations --watch 5s"
+echo "deploy: watch it settle with  watch -c juju status --relations --color"
 echo "deploy: then  juju run trainer/0 submit-ddp"

@@ -30,18 +30,16 @@ UNIT = (
     "unit-slurm-gpu",
     "lib",
     "bundle",
+    "integration-standin",
     "payload",
 )
 ALL = ("kernel", "lint", "pack", "storage", *UNIT, "functional")  # the longest first among those that share the machine
-ALONE = frozenset(
-    {"payload", "functional", "functional-24.11", "integration", "bench"}
-)  # they train, and care how long something takes
+ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
 # Groups of scripts/setup.sh
 PACKAGES = {
     "pack": "pack",
     "sandbox": "demo",
     "functional": "demo",
-    "functional-24.11": "demo",
     "bench": "demo",
     "storage": "storage",
     "kernel": "guest",

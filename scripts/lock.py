@@ -4,17 +4,21 @@
     tox -e lock -- --upgrade                     the newest of everything
     tox -e lock -- charms/slurm-gpu              only what lies under a folder
 
-Resolve with the oldest Python that is supported (3.11): what it needs is a superset of what newer ones need.
+Resolve with the oldest Python that is supported (3.11): what it needs is a superset of what newer ones need. What needs
+a newer one is resolved with that, in an environment of its own (NEWER).
 """
 
 import argparse
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = {"build", "dist", ".tox", ".venv", "parts", "stage", "prime"}
+
+NEWER = {"upstream.in": "3.12"}  # upstream's libraries
 
 
 def sources(under: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -24,9 +28,20 @@ def sources(under: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return sorted(path for path in inside if not SKIPPED & set(path.relative_to(ROOT).parts))
 
 
+def interpreter(version: str) -> str:
+    """Return a Python of that version with the same pip-tools as this one."""
+    found = shutil.which(f"python{version}")
+    if found is None:
+        sys.exit(f"lock: needs python{version}, too, for {', '.join(NEWER)}")
+    command = [str(ROOT / "scripts" / "venv.sh"), f"lock-{version}", "tests/requirements/lock.txt"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"SLURM_DDP_PYTHON": found}, check=True)
+    return str(ROOT / "build" / "venvs" / f"lock-{version}" / "bin" / "python")
+
+
 def compile_one(source: pathlib.Path, *, upgrade: bool) -> None:
     """Write the hashed .txt beside `source`. No index is named in it: the reader's pip knows where to look."""
-    command = [sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--strip-extras"]
+    python = interpreter(NEWER[source.name]) if source.name in NEWER else sys.executable
+    command = [python, "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--strip-extras"]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--allow-unsafe"]
     command += ["--upgrade"] if upgrade else []
     command += ["--output-file", str(source.with_suffix(".txt").relative_to(ROOT)), str(source.relative_to(ROOT))]

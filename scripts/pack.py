@@ -4,13 +4,15 @@
     python scripts/pack.py slurm-gpu --force       one charm, whatever is in dist/
     python scripts/pack.py --stage-only            only build/<charm>/: what a charm would be packed from
 
+A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
+bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
+
 Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and payload/ for the charm that submits it.
 Charmcraft's managed mode mounts nothing else, and the sandbox runs exactly such a folder.
 
 How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's base. Elsewhere: in
-destructive mode, where Charmcraft builds on this machine. There it sees Ubuntu 24.04's os-release through a private
-mount namespace, and pip fetches wheels for that release's Python, so that what comes out runs on the charm's base and
-not only here.
+destructive mode, where Charmcraft builds on this machine. There it sees the base's os-release through a private mount
+namespace, and pip fetches wheels for the base's Python, so that what comes out runs on the base and not only here.
 """
 
 import argparse
@@ -39,20 +41,35 @@ BUILD, DIST = ROOT / "build", ROOT / "dist"
 BUNDLE = "bundle"  # the name that stands for the bundle on the command line and under build/
 VENV = BUILD / "venvs" / "charmcraft"
 EXTRAS = {"ddp-trainer": {"payload": "payload"}}  # what a charm carries besides itself: source folder -> folder in it
-LEFT_OUT = {"tests", "build", "dist", "parts", "stage", "prime", "venv", "requirements.in"}
+LEFT_OUT = set("tests build dist parts stage prime venv requirements.in".split()) | {
+    *("metadata.yaml", "config.yaml", "actions.yaml"),  # what an interrupted Scenario run leaves
+}
 CRAFT_DIRS = ("parts", "stage", "prime")  # Charmcraft's own, in the folder it packs
 
-BASE_PYTHON = "3.12"  # of ubuntu@24.04, the charms' base
-OS_RELEASE = """\
-PRETTY_NAME="Ubuntu 24.04 LTS"
-NAME="Ubuntu"
-VERSION_ID="24.04"
-VERSION="24.04 LTS (Noble Numbat)"
-VERSION_CODENAME=noble
-ID=ubuntu
-ID_LIKE=debian
-UBUNTU_CODENAME=noble
-"""
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """A release of Ubuntu that the charms are packed for."""
+
+    version: str
+    codename: str
+    python: str  # the release's own, which runs the charm
+
+    @property
+    def platform(self) -> str:
+        """Return the platform's name in charmcraft.yaml."""
+        return f"ubuntu@{self.version}:amd64"
+
+    @property
+    def os_release(self) -> str:
+        """Return what Charmcraft reads of /etc/os-release on this release."""
+        return (
+            f'PRETTY_NAME="Ubuntu {self.version} LTS"\nNAME="Ubuntu"\nVERSION_ID="{self.version}"\n'
+            f"VERSION_CODENAME={self.codename}\nID=ubuntu\nID_LIKE=debian\nUBUNTU_CODENAME={self.codename}\n"
+        )
+
+
+BASES = (Base("24.04", "noble", "3.12"), Base("26.04", "resolute", "3.14"))  # the first is bundle.yaml's
 
 
 class PackError(Exception):
@@ -65,7 +82,7 @@ class Mode:
 
     managed: bool
     why: str
-    disguise: bool = False  # show Charmcraft Ubuntu 24.04's os-release
+    disguise: bool = False  # show Charmcraft the base's os-release
     python: str | None = None  # fetch wheels for this Python instead of the one that runs here
 
 
@@ -141,8 +158,8 @@ def _mirror(wanted: dict[pathlib.PurePath, pathlib.Path], dest: pathlib.Path) ->
     return changed
 
 
-def _fingerprint(folder: pathlib.Path, mode: Mode) -> str:
-    digest = hashlib.sha256(repr(mode).encode() + (ROOT / "tests/requirements/charmcraft.txt").read_bytes())
+def _fingerprint(folder: pathlib.Path, base: Base, mode: Mode) -> str:
+    digest = hashlib.sha256(repr((base, mode)).encode() + (ROOT / "tests/requirements/charmcraft.txt").read_bytes())
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.relative_to(folder).parts[0] not in CRAFT_DIRS:
             digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode:o}\0".encode() + path.read_bytes())
@@ -152,8 +169,8 @@ def _fingerprint(folder: pathlib.Path, mode: Mode) -> str:
 # --- choosing the mode -----------------------------------------------------------------------------------------------
 
 
-def choose_mode() -> Mode:
-    """Return how to pack on this machine.
+def choose_mode(base: Base) -> Mode:
+    """Return how to pack for `base` on this machine.
 
     Raises:
         PackError: the charms cannot be packed on this machine's processor.
@@ -164,14 +181,14 @@ def choose_mode() -> Mode:
     name = release.get("PRETTY_NAME", "this system")
     if release.get("ID") == "ubuntu" and _succeeds("lxc", "info"):
         return Mode(managed=True, why=f"managed mode: {name} with LXD; Charmcraft builds in a container of the base")
-    if (release.get("ID"), release.get("VERSION_ID")) == ("ubuntu", "24.04") and _system_python() == BASE_PYTHON:
-        return Mode(managed=False, why=f"destructive mode: {name}, the charms' own base, without LXD")
+    if (release.get("ID"), release.get("VERSION_ID"), _system_python()) == ("ubuntu", base.version, base.python):
+        return Mode(managed=False, why=f"destructive mode: {name}, the base itself, without LXD")
     return Mode(
         managed=False,
         disguise=True,
-        python=BASE_PYTHON,
-        why=f"destructive mode: {name} has no LXD to build in; Charmcraft is shown Ubuntu 24.04's os-release, "
-        f"and wheels are taken for its Python {BASE_PYTHON}",
+        python=base.python,
+        why=f"destructive mode: {name} has no LXD to build in; Charmcraft is shown Ubuntu {base.version}'s os-release, "
+        f"and wheels are fetched for its Python {base.python}",
     )
 
 
@@ -250,11 +267,11 @@ def _python_part(folder: pathlib.Path) -> str | None:
     return next((name for name, part in parts.items() if part.get("plugin", name) == "python"), None)
 
 
-def _disguised(command: list[str]) -> list[str]:
-    """Return the command that runs `command` in a mount namespace of its own where os-release is Ubuntu 24.04's."""
-    fake = BUILD / "pack" / "os-release"
+def _disguised(command: list[str], base: Base) -> list[str]:
+    """Return the command that runs `command` in a mount namespace of its own where os-release is the base's."""
+    fake = BUILD / "pack" / f"os-release-{base.version}"
     fake.parent.mkdir(parents=True, exist_ok=True)
-    fake.write_text(OS_RELEASE)
+    fake.write_text(base.os_release)
     targets = sorted({str(pathlib.Path(name).resolve()) for name in ("/etc/os-release", "/usr/lib/os-release")})
     mounts = " && ".join(f"mount --bind {shlex.quote(str(fake))} {target}" for target in targets)
     inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$@"', "sh", *command]
@@ -265,9 +282,9 @@ def _disguised(command: list[str]) -> list[str]:
     raise PackError("a private mount namespace needs root here; run it with sudo, or on Ubuntu with LXD")
 
 
-def _pack(name: str, mode: Mode, charmcraft: str) -> pathlib.Path:
+def _pack(name: str, base: Base, mode: Mode, charmcraft: str) -> pathlib.Path:
     """Run Charmcraft in build/<name> and move what it made to dist/; return the new file."""
-    folder, log = BUILD / name, BUILD / "logs" / f"pack-{name}.log"
+    folder, log = BUILD / name, BUILD / "logs" / f"pack-{name}-{base.version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.glob("*.charm"), folder.glob("*.zip"):
         for path in left:
@@ -276,10 +293,11 @@ def _pack(name: str, mode: Mode, charmcraft: str) -> pathlib.Path:
     if not mode.managed or name == BUNDLE:
         for directory in CRAFT_DIRS:  # Charmcraft builds on what an older run left
             shutil.rmtree(folder / directory, ignore_errors=True)
-    if not mode.managed and name != BUNDLE:
-        command.append("--destructive-mode")
+    if name != BUNDLE:
+        command += ["--platform", base.platform]
+        command += [] if mode.managed else ["--destructive-mode"]
     if mode.disguise:
-        command = _disguised(command)
+        command = _disguised(command, base)
     with log.open("w") as file:
         done = subprocess.run(
             command,
@@ -294,26 +312,28 @@ def _pack(name: str, mode: Mode, charmcraft: str) -> pathlib.Path:
     if done.returncode != 0 or len(made) != 1:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-25:])
         raise PackError(f"{tail}\n{name}: charmcraft exited {done.returncode} and left {len(made)} file(s); see {log}")
-    target = artifact(name)
-    target.parent.mkdir(exist_ok=True)
+    target = artifact(name, base)
+    target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(made[0], target)
     return target
 
 
-def artifact(name: str) -> pathlib.Path:
+def artifact(name: str, base: Base = BASES[0]) -> pathlib.Path:
     """Return where the packed charm, or the packed bundle, lies."""
-    return DIST / ("slurm-ddp.zip" if name == BUNDLE else f"{name}.charm")
+    if name == BUNDLE:
+        return DIST / "slurm-ddp.zip"
+    return (DIST if base == BASES[0] else DIST / base.version) / f"{name}.charm"
 
 
-def _check_python(path: pathlib.Path, mode: Mode) -> None:
+def _check_python(path: pathlib.Path, base: Base, mode: Mode) -> None:
     """Refuse a charm whose packages are for another Python than its base has: dispatch could import none of them."""
     with zipfile.ZipFile(path) as archive:
         files = [name for name in archive.namelist() if name.startswith("venv/lib/python") and not name.endswith("/")]
     found = {name.split("/")[2] for name in files}
-    if found != {f"python{BASE_PYTHON}"}:
+    if found != {f"python{base.python}"}:
         path.unlink()
         has = ", ".join(sorted(found)) or "no Python at all"
-        raise PackError(f"{path.name} holds packages for {has}; its base has Python {BASE_PYTHON} ({mode.why})")
+        raise PackError(f"{path.name} holds packages for {has}; its base has Python {base.python} ({mode.why})")
 
 
 def main() -> int:
@@ -333,35 +353,44 @@ def main() -> int:
         print("pack: staged", ", ".join(f"build/{name}" for name in names))
         return 0
 
-    mode = choose_mode()
-    stamps = {name: BUILD / "pack" / f"{name}.sha256" for name in names}
-    prints = {name: _fingerprint(BUILD / name, mode) for name in names}
+    modes = {base: choose_mode(base) for base in BASES}
+    wanted = [(name, base) for name in names for base in (BASES[:1] if name == BUNDLE else BASES)]
+    stamps = {(name, base): BUILD / "pack" / f"{name}-{base.version}.sha256" for name, base in wanted}
+    prints = {(name, base): _fingerprint(BUILD / name, base, modes[base]) for name, base in wanted}
 
-    def is_fresh(name: str) -> bool:
-        return artifact(name).is_file() and stamps[name].is_file() and stamps[name].read_text() == prints[name]
+    def is_fresh(name: str, base: Base) -> bool:
+        stamp = stamps[name, base]
+        return artifact(name, base).is_file() and stamp.is_file() and stamp.read_text() == prints[name, base]
 
-    stale = [name for name in names if arguments.force or not is_fresh(name)]
-    for name in sorted(set(names) - set(stale)):
-        print(f"pack: dist/{artifact(name).name} is up to date")
+    stale = [(name, base) for name, base in wanted if arguments.force or not is_fresh(name, base)]
+    for name, base in wanted:
+        if (name, base) not in stale:
+            print(f"pack: {artifact(name, base).relative_to(ROOT)} is up to date")
     if not stale:
         return 0
-    print(f"pack: {mode.why}", flush=True)
-    charmcraft = _charmcraft(mode)
+    for why in dict.fromkeys(modes[base].why for _, base in stale):
+        print(f"pack: {why}", flush=True)
+    charmcraft = _charmcraft(modes[BASES[0]])
 
-    def pack(name: str) -> str:
-        start = time.monotonic()
-        stamps[name].unlink(missing_ok=True)
-        path = _pack(name, mode, charmcraft)
+    def pack(name: str, base: Base) -> None:
+        start, mode, stamp = time.monotonic(), modes[base], stamps[name, base]
+        stamp.unlink(missing_ok=True)
+        path = _pack(name, base, mode, charmcraft)
         if name != BUNDLE:
-            _check_python(path, mode)
-        stamps[name].parent.mkdir(parents=True, exist_ok=True)
-        stamps[name].write_text(prints[name])
-        size_mb = path.stat().st_size / 1e6
-        return f"pack: dist/{path.name}, {size_mb:.1f} MB, in {time.monotonic() - start:.1f} s"
+            _check_python(path, base, mode)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(prints[name, base])
+        size_mb, took_s = path.stat().st_size / 1e6, time.monotonic() - start
+        print(f"pack: {path.relative_to(ROOT)}, {size_mb:.1f} MB, in {took_s:.1f} s", flush=True)
 
-    with _heartbeat(f"packing {', '.join(stale)}"), concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        for line in pool.map(pack, stale):
-            print(line, flush=True)
+    def pack_each(name: str) -> None:
+        """One base after the other: both use build/<name>."""
+        for base in [base for one, base in stale if one == name]:
+            pack(name, base)
+
+    doing = dict.fromkeys(name for name, _ in stale)
+    with _heartbeat(f"packing {', '.join(doing)}"), concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(pack_each, doing))  # raises what a pack raised
     return 0
 
 

@@ -83,6 +83,8 @@ class Machine:
                 return None
             case "is-active":
                 return Completed(0 if names[0] in self.active else 3, "", "")
+            case "is-enabled":
+                return Completed(0 if names[0] in self.enabled else 1, "", "")
             case "is-failed":
                 return Completed(0 if names[0] in self.broken else 1, "", "")
             case "enable" | "disable":

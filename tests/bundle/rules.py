@@ -8,11 +8,13 @@ import collections
 import collections.abc
 import copy
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
 from typing import Any
 
+import slurmutils
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -26,16 +28,10 @@ _APPLICATION_KEYS = set(
     " expose exposed-endpoints offers plan requires-trust trust".split()
 )
 _MAPS = ("options", "annotations", "resources", "storage", "devices", "bindings")
-# slurm.conf(5) of 25.11, "PARTITION CONFIGURATION". Charmed HPC's slurmd writes PartitionName and Nodes itself
-# (charms/slurmd/src/config.py @24e0610, _build_partition), slurmctld writes Default (update_default_partition).
-_PARTITION_KEYS = set(
-    "AllocNodes AllowAccounts AllowGroups AllowQos Alternate CpuBind DefaultTime DefCpuPerGPU DefMemPerCPU DefMemPerGPU"
-    " DefMemPerNode DenyAccounts DenyQos DisableRootJobs ExclusiveTopo ExclusiveUser GraceTime Hidden LLN MaxCPUsPerNode"
-    " MaxCPUsPerSocket MaxMemPerCPU MaxMemPerNode MaxNodes MaxTime MinNodes OverSubscribe OverTimeLimit PowerDownOnIdle"
-    " PreemptMode PriorityJobFactor PriorityTier QOS ReqResv ResumeTimeout RootOnly SelectTypeParameters State SuspendTime"
-    " SuspendTimeout Topology TRESBillingWeights".split()
-)
-# What slurmctld's charm writes into slurm.conf and its includes (charms/slurmctld/src/charm.py @19dd063, _on_start; the
+# Charmed HPC's slurmd writes these two itself (charms/slurmd/src/config.py @e292de4, _build_partition), slurmctld the third
+# (charm.py, _on_slurmd_ready).
+_PARTITION_TAKEN = {"partitionname", "nodes", "default"}
+# What slurmctld's charm writes into slurm.conf and its includes (charms/slurmctld/src/charm.py @e292de4, _on_start; the
 # option's text is the last include): two answers to one question, unless it is a list that may be longer.
 _SLURM_CONF_TAKEN = set(
     "ClusterName SlurmctldHost AuthAltParameters AuthAltTypes AuthType CredType MaxNodeCount PluginDir SelectType"
@@ -54,7 +50,22 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "boolean": (bool,),
 }
-NOT_24_04 = {"mysql"}  # applications that may have another base: the 8.0 track of mysql is published for 22.04
+# slurm.conf(5): without slurmdbd slurmctld is fatal over them ("slurmdbd is required to run with TRES gres/gpu"). Relations
+# come after the first start, its unit is Type=notify, and a unit whose start hook failed handles no relation.
+_AFTER_SLURMDBD = {"AccountingStorageTRES", "AccountingStorageEnforce"}
+# Of one generation each: the daemons are of one Slurm, and a subordinate must have its principal's base.
+_ONE_BASE = {"slurmctld", "slurmd", "sackd", "slurmdbd", "slurmrestd"}
+# What each of Charmed HPC's charms claims of its host: the port that it opens, the files that it alone must write
+# (internal/slurm-ops @e292de4: slurmctld.py, slurmrestd.py, sackd.py, slurmd.py; tests/upstream compares them).
+CLAIMS = {
+    "slurmctld": {"port 6817", "/etc/slurm/slurm.conf"},
+    "slurmrestd": {"port 6820", "/etc/slurm/slurm.conf"},
+    "slurmdbd": {"port 6819", "/etc/slurm/slurmdbd.conf"},
+    "sackd": {"port 6818", "the client's Slurm"},
+    "slurmd": {"port 6818", "the client's Slurm"},
+}
+# A machine of slurmctld or slurmrestd has a slurm.conf, which the commands there would read instead of the controller's.
+CLIENTS, HOLDERS = {"sackd", "slurmd"}, {"slurmctld", "slurmrestd"}
 
 type_of_bundle = dict[str, Any]
 
@@ -76,7 +87,9 @@ class Charm:
 
     name: str
     bases: frozenset[str]
-    channels: frozenset[str]  # empty: a charm of ours, deployed from a file
+    channels: dict[
+        str, frozenset[str]
+    ]  # channel -> bases published there; empty: a charm of ours, deployed from a file
     endpoints: dict[str, Endpoint]
     options: dict[str, str]  # name -> type
     resources: frozenset[str]
@@ -93,16 +106,19 @@ def upstream_charms() -> dict[str, Charm]:
 
 
 def our_charms() -> dict[str, Charm]:
-    """Return what each charmcraft.yaml under charms/ declares, keyed by the path that a bundle names it by."""
+    """Return what each charmcraft.yaml under charms/ declares, keyed by the path of each base's file."""
     found: dict[str, Charm] = {}
     for path in sorted((ROOT / "charms").glob("*/charmcraft.yaml")):
         declared = yaml.safe_load(path.read_text())
         options = declared.get("config", {}).get("options", {})
-        fact = declared | {
-            "options": {name: option["type"] for name, option in options.items()},
-            "bases": ["@".join(platform.split(":")[0].split("@")) for platform in declared["platforms"]],
-        }
-        found[f"./dist/{declared['name']}.charm"] = _charm(declared["name"], fact)
+        for number, platform in enumerate(declared["platforms"]):
+            base = platform.partition(":")[0]
+            fact = declared | {
+                "options": {name: option["type"] for name, option in options.items()},
+                "bases": [base],
+            }
+            folder = f"./dist/{base.partition('@')[2]}" if number else "./dist"  # as scripts/pack.py has it
+            found[f"{folder}/{declared['name']}.charm"] = _charm(declared["name"], fact)
     return found
 
 
@@ -119,10 +135,11 @@ def _charm(name: str, fact: dict[str, Any]) -> Charm:
                 spec.get("limit"),
                 spec.get("required", False) or spec.get("optional") is False,
             )
+    channels = {channel: frozenset(bases) for channel, bases in fact.get("channels", {}).items()}
     return Charm(
         name=name,
-        bases=frozenset(fact.get("bases", [])),
-        channels=frozenset(fact.get("channels", [])),
+        bases=frozenset(fact.get("bases", [])).union(*channels.values()),
+        channels=channels,
         endpoints=endpoints,
         options=dict(fact.get("options", {})),
         resources=frozenset(fact.get("resources", {})),
@@ -218,8 +235,9 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
         yield f"{name}: num_units must be given, 1 or more (in a bundle its default is 0)"
     if body.get("base") is None:
         yield f"{name}: no base given"
-    elif body["base"] not in charm.bases:
-        yield f"{name}: {charm.name} has no base {body['base']}; it has {', '.join(sorted(charm.bases))}"
+    elif body["base"] not in charm.channels.get(str(body.get("channel")), charm.bases):
+        has = charm.channels.get(str(body.get("channel")), charm.bases)
+        yield f"{name}: {charm.name} has no base {body['base']}; it has {', '.join(sorted(has))}"
     if not charm.channels and ("channel" in body or "revision" in body):
         yield f"{name}: a charm from a file has neither channel nor revision"
     if charm.channels and body.get("channel") not in charm.channels:
@@ -245,20 +263,57 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
 def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
     """Yield what Slurm's charms would refuse in their options, or overwrite without a word."""
     options = body.get("options") or {}
-    partition = str(options.get("partition-config", "")) if charm.name == "slurmd" else ""
-    if "\n" in partition:
-        yield f"{name}: partition-config is one line"
-    for word in partition.split():
-        key, equals, value = word.partition("=")
-        if not (equals and value) or key not in _PARTITION_KEYS:
-            yield f"{name}: partition-config has no {word} for an operator to say"
-    conf = str(options.get("slurm-conf-parameters", "")) if charm.name == "slurmctld" else ""
-    for line in filter(None, map(str.strip, conf.splitlines())):
+    if charm.name == "slurmd":
+        yield from (f"{name}: {said}" for said in partition_problems(str(options.get("partition-config", ""))))
+    if charm.name == "slurmctld":
+        conf = str(options.get("slurm-conf-parameters", ""))
+        yield from (f"{name}: {said}" for said in slurm_conf_problems(conf))
+        yield from (
+            f"{name}: slurm-conf-parameters: {key} is fatal for slurmctld until slurmdbd is active: set it afterwards"
+            for key in sorted(_AFTER_SLURMDBD & set(_keys(conf)))
+        )
+        yield from (f"{name}: {said}" for said in cgroup_problems(str(options.get("cgroup-parameters", ""))))
+
+
+def slurm_conf_problems(text: str) -> collections.abc.Iterator[str]:
+    """Yield why slurmctld's option slurm-conf-parameters cannot have this text.
+
+    Upstream's charm gives it to slurmutils' SlurmConfig (charms/slurmctld/src/config.py @e292de4) and then to slurmctld.
+    """
+    yield from _refusal("slurm-conf-parameters", slurmutils.SlurmConfig.from_str, text)
+    for line in filter(None, map(str.strip, text.splitlines())):
         key, equals, value = line.partition("=")
-        if not (equals and value) or not key.isalpha():
-            yield f"{name}: slurm-conf-parameters has one KEY=VALUE in a line, not {line}"
+        if not (equals and value) or not key.isalpha() or re.search(r"\s\w+=", value):
+            yield f"slurm-conf-parameters has one KEY=VALUE in a line, not {line}"
         elif key in _SLURM_CONF_TAKEN:
-            yield f"{name}: slurm-conf-parameters: the charm itself says {key}"
+            yield f"slurm-conf-parameters: the charm itself says {key}"
+
+
+def cgroup_problems(text: str) -> collections.abc.Iterator[str]:
+    """Yield why slurmctld's option cgroup-parameters cannot have this text."""
+    yield from _refusal("cgroup-parameters", slurmutils.CGroupConfig.from_str, text)
+
+
+def partition_problems(text: str) -> collections.abc.Iterator[str]:
+    """Yield why slurmd's option partition-config cannot have this text."""
+    yield from _refusal("partition-config", slurmutils.Partition.from_str, text)
+    if "\n" in text:
+        yield "partition-config is one line"
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not (equals and value) or key.lower() in _PARTITION_TAKEN:
+            yield f"partition-config has no {word} for an operator to say"
+
+
+def _refusal(option: str, read: collections.abc.Callable[[str], object], text: str) -> collections.abc.Iterator[str]:
+    try:
+        read(text)
+    except (slurmutils.ModelError, ValueError) as e:  # what upstream's charms turn into Blocked
+        yield f"{option}: slurmutils refuses it: {str(e).splitlines()[0].partition('. valid ')[0]}"
+
+
+def _keys(conf: str) -> list[str]:
+    return [line.partition("=")[0].strip() for line in conf.splitlines() if "=" in line]
 
 
 def _relation_problems(
@@ -318,8 +373,49 @@ def _placement_problems(
         if not principals[name]:
             yield f"{name}: is subordinate and stands on no principal, so it never has a unit"
         for principal in sorted(principals[name]):
-            if bundle["applications"][principal]["base"] not in charm.bases:
+            if bundle["applications"][principal]["base"] != bundle["applications"][name]["base"]:
                 yield f"{name}: cannot stand on {principal}, whose base is {bundle['applications'][principal]['base']}"
+    if "machines" in bundle:
+        yield from _machine_problems(bundle, known)
+
+
+def _machine_problems(
+    bundle: type_of_bundle, known: collections.abc.Mapping[str, Charm]
+) -> collections.abc.Iterator[str]:
+    """Yield what cannot be placed on machines that exist: Juju adds none for `--map-machines=existing`."""
+    applications, machines = bundle["applications"], bundle["machines"]
+    hosts: dict[str, list[str]] = collections.defaultdict(list)  # machine or container -> applications
+    for name, body in applications.items():
+        if known[name].is_subordinate:
+            continue
+        places = body.get("to") or []
+        if len(places) != body["num_units"]:
+            yield f"{name}: {body['num_units']} units and {len(places)} places in `to`"
+        for number, place in enumerate(places):
+            kind, _, where = place.rpartition(":")
+            beside, _, unit = where.partition("/")
+            if beside in applications:  # the machine of another application's unit
+                where = (applications[beside].get("to") or [""])[int(unit or 0)]
+            if where not in machines:
+                yield f"{name}: `to` names {place}, which is not one of the machines {', '.join(sorted(machines))}"
+            elif kind not in {"", "lxd"}:
+                yield f"{name}: `to` has {place}; a container is lxd:<machine>"
+            elif kind:
+                hosts[f"{where}/lxd/{name}/{number}"].append(name)
+                hosts[where] += []
+            else:
+                hosts[where].append(name)
+                if body["base"] != (machines[where] or {}).get("base"):
+                    yield f"{name}: has base {body['base']}, machine {where} another"
+    for machine in sorted(set(machines) - set(hosts)):
+        yield f"machine {machine}: nothing is placed on it, which Juju refuses"
+    for machine, names in hosts.items():
+        for one, other in itertools.combinations(sorted(known[name].name for name in names), 2):
+            both = CLAIMS.get(one, set[str]()) & CLAIMS.get(other, set[str]())
+            if both:
+                yield f"machine {machine}: {one} and {other} both claim {', '.join(sorted(both))}"
+            elif {one, other} & CLIENTS and {one, other} & HOLDERS:
+                yield f"machine {machine}: {one} and {other} would share /etc/slurm/slurm.conf"
 
 
 def _project_problems(
@@ -331,9 +427,10 @@ def _project_problems(
     for name, charm in known.items():
         by_charm[charm.name].append(name)
     principals = principals_of(bundle, known)
-    for name, body in applications.items():
-        if body["base"] != "ubuntu@24.04" and name not in NOT_24_04:
-            yield f"{name}: the 24.04 generation of charms does not mix with {body['base']}"
+    slurm = {name: applications[name]["base"] for name, charm in known.items() if charm.name in _ONE_BASE}
+    if len(set(slurm.values())) > 1:
+        said = ", ".join(f"{name} {base}" for name, base in sorted(slurm.items()))
+        yield f"the two generations of Slurm's charms do not mix: {said}"
     for name in by_charm["slurmctld"]:
         partition = (applications[name].get("options") or {}).get("default-partition")
         if partition is not None and partition not in by_charm["slurmd"]:
@@ -354,7 +451,9 @@ def _project_problems(
             yield f"{name}: no mountpoint given"
         if not any(f"{name}:filesystem" in ends for ends in bundle["relations"]):
             yield f"{name}: no filesystem to mount"
-    for name in by_charm["slurmrestd"]:  # it waits for accounting: slurmctld charm.py @0188dc1 line 542
+    for name in by_charm[
+        "slurmrestd"
+    ]:  # it waits for accounting: slurmctld charm.py @e292de4, _on_slurmrestd_connected
         if not by_charm["slurmdbd"]:
             yield f"{name}: never becomes active without slurmdbd"
 

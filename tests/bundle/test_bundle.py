@@ -13,11 +13,15 @@ Mistake = collections.abc.Callable[[dict[str, Any]], None]
 
 SANDBOX = rules.ROOT / "sandbox" / "overlay.yaml"
 FILESYSTEMS = {"cephfs", "lustre", "nfs"}
-EXCLUSIVE = (FILESYSTEMS, {"gpu", "lxd"})  # a client mounts one filesystem; a node is one kind of machine
+# A client mounts one filesystem; a node is one kind of machine; 26.04 mixes with no charm or machine of 24.04.
+EXCLUSIVE = (FILESYSTEMS, {"gpu", "lxd", "machines"}, {"2604", "machines"}, {"2604", "juju4"}, {"2604", "cos"})
+FIRST = ("2604", "machines")  # they say something of applications that others remove
 SETS = [
     names
     for count in range(len(rules.OVERLAYS) + 1)
-    for names in itertools.combinations([path.stem for path in rules.OVERLAYS], count)
+    for names in itertools.combinations(
+        [*FIRST, *(path.stem for path in rules.OVERLAYS if path.stem not in FIRST)], count
+    )
     if all(len(group & set(names)) <= 1 for group in EXCLUSIVE)
 ]
 
@@ -36,8 +40,18 @@ def overlay(name: str) -> dict[str, Any]:
     return rules.read(rules.ROOT / "overlays" / f"{name}.yaml")
 
 
+def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return overlays as a person fills them in: on machines that exist a filesystem's proxy is given its place."""
+    found = [overlay(name) for name in names]
+    if "machines" in names:
+        found += [{"applications": {f"{name}-server-proxy": {"to": ["0"]}}} for name in FILESYSTEMS & set(names)]
+    return found
+
+
 def test_the_overlays_are_those_that_the_documentation_names():
-    assert {path.stem for path in rules.OVERLAYS} == {"cephfs", "cos", "gpu", "lustre", "lxd", "nfs"}
+    assert {path.stem for path in rules.OVERLAYS} == {
+        "2604", "cephfs", "cos", "gpu", "juju4", "lustre", "lxd", "machines", "nfs",
+    }  # fmt: skip
 
 
 def test_the_bundle_is_right(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
@@ -48,13 +62,16 @@ def test_the_bundle_is_right(bundle: dict[str, Any], charms: dict[str, rules.Cha
 def test_overlays_merge_alone_and_together(
     bundle: dict[str, Any], charms: dict[str, rules.Charm], names: tuple[str, ...]
 ):
-    merged = rules.merge(bundle, *(overlay(name) for name in names))
-    assert rules.problems(merged, charms) == []
+    assert rules.problems(rules.merge(bundle, *overlays(names)), charms) == []
 
 
 @pytest.mark.parametrize("names", SETS, ids="+".join)
-def test_the_order_of_overlays_does_not_matter(bundle: dict[str, Any], names: tuple[str, ...]):
-    one, other = (rules.merge(bundle, *(overlay(name) for name in order)) for order in (names, names[::-1]))
+def test_the_order_of_overlays_does_not_matter_behind_those_that_come_first(
+    bundle: dict[str, Any], names: tuple[str, ...]
+):
+    first = [name for name in names if name in FIRST]
+    rest = [name for name in names if name not in FIRST]
+    one, other = (rules.merge(bundle, *map(overlay, [*first, *order])) for order in (rest, rest[::-1]))
     for merged in (one, other):
         merged["relations"] = sorted(map(tuple, merged["relations"]))
     assert one == other
@@ -63,6 +80,19 @@ def test_the_order_of_overlays_does_not_matter(bundle: dict[str, Any], names: tu
 def test_the_sandbox_defaults_merge(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
     merged = rules.merge(bundle, rules.read(SANDBOX))
     assert rules.problems(merged, charms) == []
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_an_overlay_that_comes_first_says_so(name: str):
+    assert "Put it before other overlays." in (rules.ROOT / "overlays" / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("pair", [pair for group in EXCLUSIVE for pair in itertools.permutations(sorted(group), 2)])
+def test_an_overlay_names_those_that_it_does_not_go_with(pair: tuple[str, str]):
+    one, other = pair
+    if {one, other} - FILESYSTEMS:  # each says that it is "instead of" the embedded volume
+        texts = [(rules.ROOT / "overlays" / f"{name}.yaml").read_text() for name in pair]
+        assert f"{other}.yaml" in texts[0] or f"{one}.yaml" in texts[1]
 
 
 @pytest.mark.parametrize("path", rules.OVERLAYS, ids=lambda path: path.stem)
@@ -113,8 +143,9 @@ def test_every_mount_and_every_slurm_daemon_gets_a_machine_of_its_own_on_lxd(
 def test_upstream_facts_name_their_source_and_are_all_used(bundle: dict[str, Any]):
     facts = rules.yaml.safe_load((rules.ROOT / "tests/bundle/upstream.yaml").read_text())
     assert all("@" in fact["source"] or "track" in fact["source"] for fact in facts["charms"].values())
-    everything = rules.merge(bundle, *(overlay(path.stem) for path in rules.OVERLAYS))
-    used = {body["charm"] for body in everything["applications"].values()}
+    everything = rules.merge(bundle, *(overlay(name) for name in ("cephfs", "cos")))
+    bodies = [body for path in (rules.BUNDLE, *rules.OVERLAYS) for body in rules.read(path)["applications"].values()]
+    used = {body["charm"] for body in bodies if body and "charm" in body}
     assert set(facts["charms"]) == {name for name in used if not name.startswith(".")}
     assert set(facts["offers"]) == set(everything["saas"])
 
@@ -196,7 +227,11 @@ MISTAKES: list[tuple[Mistake, str]] = [
         _set("applications/sackd/base", "ubuntu@26.04"),
         "sackd: sackd has no base ubuntu@26.04; it has ubuntu@24.04",
     ),
-    (_set("applications/sackd/channel", "latest/edge"), "sackd: channel latest/edge is not one of 25.11/edge"),
+    (
+        _set("applications/sackd/channel", "latest/edge"),
+        "sackd: sackd has no base ubuntu@24.04; it has ubuntu@26.04",
+    ),
+    (_set("applications/sackd/channel", "25.11/stable"), "sackd: channel 25.11/stable is not one of 25.11/edge, latest/edge"),
     (_drop("applications/mysql/channel"), "mysql: channel None is not one of 8.0/stable"),
     (_set("applications/trainer/channel", "edge"), "trainer: a charm from a file has neither channel nor revision"),
     (_set("applications/slurmctld/options/clustername", "x"), "slurmctld: slurmctld has no option clustername"),
@@ -210,8 +245,8 @@ MISTAKES: list[tuple[Mistake, str]] = [
         "slurmd: partition-config has no Nodes=ALL for an operator to say",
     ),
     (
-        _set("applications/slurmd/options/partition-config", "DefMemPerGpu=1"),
-        "slurmd: partition-config has no DefMemPerGpu=1 for an operator to say",
+        _set("applications/slurmd/options/partition-config", "DefMemPerGPU=much"),
+        "slurmd: partition-config: slurmutils refuses it: 'much' is not of type 'integer'",
     ),
     (
         _set("applications/slurmd/options/partition-config", "MaxTime=1\nState=UP"),
@@ -224,6 +259,22 @@ MISTAKES: list[tuple[Mistake, str]] = [
     (
         _set("applications/slurmctld/options/slurm-conf-parameters", "GresTypes=gpu\nprolog"),
         "slurmctld: slurm-conf-parameters has one KEY=VALUE in a line, not prolog",
+    ),
+    (
+        _set("applications/slurmctld/options/slurm-conf-parameters", "PreemptMode=REQUEUE"),
+        "slurmctld: slurm-conf-parameters: slurmutils refuses it: 'REQUEUE' is not of type 'array'",
+    ),
+    (
+        _set("applications/slurmctld/options/slurm-conf-parameters", "HealthCheckProgram=/x HealthCheckInterval=300"),
+        "slurmctld: slurm-conf-parameters has one KEY=VALUE in a line, not HealthCheckProgram=/x HealthCheckInterval=300",
+    ),
+    (
+        _set("applications/slurmctld/options/slurm-conf-parameters", "AccountingStorageTRES=gres/gpu"),
+        "slurmctld: slurm-conf-parameters: AccountingStorageTRES is fatal for slurmctld until slurmdbd is active: set it afterwards",
+    ),
+    (
+        _set("applications/slurmctld/options/cgroup-parameters", "ConstrainEverything=yes"),
+        "slurmctld: cgroup-parameters: slurmutils refuses it: unrecognized configuration field `constraineverything`",
     ),
     (_set("applications/slurmd/constraints", "memory=8G"), "slurmd: constraint memory=8G is not one of Juju's"),
     (_set("applications/slurmd/constraints", "mem=lots"), "slurmd: constraint mem=lots is not a size"),
@@ -284,6 +335,37 @@ def test_every_rule_finds_its_mistake(
     broken = copy.deepcopy(bundle)
     mistake(broken)
     assert said in rules.problems(broken, charms)
+
+
+PLACES: list[tuple[dict[str, list[str]], str]] = [
+    ({"sackd": ["2"]}, "machine 2: sackd and slurmd both claim port 6818, the client's Slurm"),
+    ({"slurmrestd": ["0"]}, "machine 0: slurmctld and slurmrestd both claim /etc/slurm/slurm.conf"),
+    ({"sackd": ["0"]}, "machine 0: sackd and slurmctld would share /etc/slurm/slurm.conf"),
+    ({"mysql": ["0"]}, "mysql: has base ubuntu@22.04, machine 0 another"),
+    ({"mysql": ["kvm:0"]}, "mysql: `to` has kvm:0; a container is lxd:<machine>"),
+    ({"slurmd": ["2"]}, "slurmd: 2 units and 1 places in `to`"),
+    ({"slurmd": ["2", "4"]}, "slurmd: `to` names 4, which is not one of the machines 0, 1, 2, 3"),
+    ({"slurmd": ["2", "2"]}, "machine 3: nothing is placed on it, which Juju refuses"),
+]
+
+
+@pytest.mark.parametrize(("places", "said"), PLACES, ids=[said for _, said in PLACES])
+def test_a_place_that_cannot_be_is_found(
+    bundle: dict[str, Any], charms: dict[str, rules.Charm], places: dict[str, list[str]], said: str
+):
+    changes = {"applications": {name: {"to": to} for name, to in places.items()}}
+    assert said in rules.problems(rules.merge(bundle, overlay("machines"), changes), charms)
+
+
+def test_a_proxy_without_a_place_is_found(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
+    merged = rules.merge(bundle, overlay("machines"), overlay("nfs"))
+    assert rules.problems(merged, charms) == ["nfs-server-proxy: 1 units and 0 places in `to`"]
+
+
+def test_two_generations_are_found(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
+    changes = overlay("2604")["applications"] | {"slurmdbd": {"base": "ubuntu@24.04", "channel": "25.11/edge"}}
+    (said,) = rules.problems(rules.merge(bundle, {"applications": changes}), charms)
+    assert said.startswith("the two generations of Slurm's charms do not mix: sackd ubuntu@26.04, ")
 
 
 def test_two_filesystems_are_one_too_many(bundle: dict[str, Any], charms: dict[str, rules.Charm]):

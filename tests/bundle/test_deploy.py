@@ -33,9 +33,16 @@ class Place:
         self.juju.chmod(0o755)
         self.on("aws")
 
-    def on(self, cloud: str) -> None:
-        """Let the model be on a cloud of this type."""
-        model = {"training": {"name": "admin/training", "model-type": "iaas", "cloud": "mine", "type": cloud}}
+    def on(self, cloud: str, version: str = "3.6.28") -> None:
+        """Let the model be on a cloud of this type, with agents of this Juju."""
+        body = {
+            "name": "admin/training",
+            "model-type": "iaas",
+            "cloud": "mine",
+            "type": cloud,
+            "agent-version": version,
+        }
+        model = {"training": body}
         self.juju.with_name("juju.model").write_text(json.dumps(model))
 
     def fill_in(self, name: str) -> str:
@@ -90,6 +97,31 @@ def test_several_overlays_in_the_order_given(place: Place):
     ]  # fmt: skip
 
 
+def test_on_juju_4_its_overlay_comes_by_itself_and_once(place: Place):
+    place.on("unmanaged", "4.0.15")
+    assert place.deployed("") == ["--overlay", "./overlays/juju4.yaml"]
+    assert place.deployed("juju4") == ["--overlay", "./overlays/juju4.yaml"]
+
+
+def test_26_04_on_juju_4_is_refused(place: Place):
+    place.on("aws", "4.0.15")
+    assert "mysql needs a Juju below 4 and this model's is 4.0.15" in place.refusal("2604")
+
+
+def test_machines_that_exist_are_mapped_and_come_first(place: Place):
+    place.on("unmanaged", "4.0.15")
+    own = place.fill_in("nfs")
+    assert place.deployed(f"{own} machines") == [
+        "--map-machines=existing",
+        *("--overlay", "./overlays/machines.yaml", "--overlay", f"./{own}", "--overlay", "./overlays/juju4.yaml"),
+    ]
+
+
+def test_the_other_generation_comes_before_what_removes_applications(place: Place):
+    own = place.fill_in("nfs")
+    assert place.deployed(f"{own} 2604") == ["--overlay", "./overlays/2604.yaml", "--overlay", f"./{own}"]
+
+
 @pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
 def test_what_is_not_filled_in_is_refused(place: Place, name: str):
     said = place.refusal(name)
@@ -102,6 +134,7 @@ def test_what_cannot_be_together_is_refused(place: Place):
     nfs, cephfs, gpu = (place.fill_in(name) for name in ("nfs", "cephfs", "gpu"))
     assert "nfs and cephfs: there is one shared filesystem; choose one" in place.refusal(f"{nfs} {cephfs}")
     assert "gpu and lxd: both say what machine" in place.refusal(f"{gpu} lxd")
+    assert "gpu and machines: both say what machine" in place.refusal(f"{gpu} machines")
     assert "cos is given twice" in place.refusal("cos cos")
     assert "lxd is for LXD, and this model's cloud is aws" in place.refusal("lxd")
     place.on("lxd")
@@ -111,7 +144,7 @@ def test_what_cannot_be_together_is_refused(place: Place):
 def test_an_overlay_that_is_not_there_is_named_with_those_that_are(place: Place):
     said = place.refusal("nsf")
     assert said == (
-        "deploy: OVERLAYS: there is no overlays/nsf.yaml; there are: cephfs cos gpu lustre lxd nfs, or give a path"
+        "deploy: OVERLAYS: there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu juju4 lustre lxd machines nfs, or give a path"
     )
 
 

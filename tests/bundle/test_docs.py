@@ -1,12 +1,19 @@
-"""What the documents say can be typed: links resolve, commands and lanes exist, actions and options are declared."""
+"""What the documents say can be typed: links resolve, commands and lanes exist, actions and options are declared.
 
+What they set in Slurm goes through slurmutils, as in upstream's charms.
+"""
+
+import collections.abc
 import configparser
 import pathlib
 import re
+import shlex
+import textwrap
 from typing import Any
 
 import pytest
 import rules
+import slurmutils
 import yaml
 
 PAGES = sorted(
@@ -99,3 +106,124 @@ def test_commands_of_the_sandbox_exist(page: pathlib.Path):
 def test_every_overlay_is_in_the_readme():
     text = (rules.ROOT / "README.md").read_text()
     assert all(f"overlays/{path.name}" in text for path in rules.OVERLAYS)
+
+
+# --- what they set in Slurm ------------------------------------------------------------------------------------------
+
+Texts = collections.abc.Iterator[tuple[str, str]]
+SOURCES = [*PAGES, *sorted((rules.ROOT / "charms").glob("*/charmcraft.yaml")), *rules.OVERLAYS, rules.BUNDLE]
+CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]] = {
+    "slurm-conf-parameters": rules.slurm_conf_problems,
+    "cgroup-parameters": rules.cgroup_problems,
+    "partition-config": rules.partition_problems,
+}
+# What slurm.conf holds anyway may be named, if the form is right.
+ANYWHERE = CHECKS | {
+    "code": lambda text: (said for said in rules.slurm_conf_problems(text) if "itself says" not in said)
+}
+
+
+def settings(text: str) -> Texts:
+    """Yield (option, value) of each command, YAML mapping and piece of code that sets one of Slurm's options."""
+    options = "|".join(CHECKS)
+    for option, value in re.findall(rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text):  # what a shell reads
+        if added := re.fullmatch(r"""\"[$][(].*; printf '%s\\n' (.+)[)]\"""", value):  # beside what the option holds
+            yield option, "\n".join(shlex.split(added[1]))
+        elif not value.startswith(("...", "$")):
+            yield option, " ".join(shlex.split(value)) if "\n" not in value else value[1:-1]
+    for _, option, value in re.findall(rf"^( *)({options}): \|\n((?:\1 +\S.*\n)+)", text, re.MULTILINE):
+        yield option, textwrap.dedent(value)
+    for option, value in re.findall(rf"^ *({options}): ([^|\n]+)$", text, re.MULTILINE):
+        yield option, yaml.safe_load(value)
+    for code in re.findall(r"`([A-Z][A-Za-z]+=[^`]+)`", re.sub(r"\n\s*(#\s*)?", " ", text)):
+        key = code.partition("=")[0]
+        if key not in {"NodeName", "PartitionName", "NodeSet"} and hasattr(slurmutils.SlurmConfig(), field(key)):
+            yield "code", code
+
+
+def field(key: str) -> str:
+    """Return the attribute of slurmutils' model for a key of slurm.conf: AccountingStorageTRES is accounting_storage_tres."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", key).lower()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_slurm_s_options_take_what_is_set(source: pathlib.Path):
+    said = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
+    assert said == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_nodes_take_what_set_node_config_is_given(source: pathlib.Path):
+    for value in re.findall(r"set-node-config parameters=('[^']*'|\"[^\"]*\"|\S+)", source.read_text()):
+        slurmutils.Node.from_str(" ".join(shlex.split(value)))
+
+
+def test_settings_are_found_in_every_form():
+    text = """
+juju config slurmctld slurm-conf-parameters='GresTypes=gpu,shard'   # a comment
+juju config slurmctld cgroup-parameters=ConstrainDevices=no slurm-conf-parameters="A=1
+B=2"
+juju config slurmctld slurm-conf-parameters="$(juju config x y | grep -v '^ *C='; printf '%s\\n' C=3 D=4)"
+      slurm-conf-parameters: |
+        KillWait=60
+        ReturnToService=1
+    partition-config: DefMemPerGPU=1 MaxTime=2
+needs `HealthCheckProgram=/x
+  HealthCheckInterval=300` and `NodeName=a AutoDetect=off` and `CUDA_VISIBLE_DEVICES=1`
+"""
+    assert sorted(settings(text)) == [
+        ("cgroup-parameters", "ConstrainDevices=no"),
+        ("code", "HealthCheckProgram=/x HealthCheckInterval=300"),
+        ("partition-config", "DefMemPerGPU=1 MaxTime=2"),
+        ("slurm-conf-parameters", "A=1\nB=2"),
+        ("slurm-conf-parameters", "C=3\nD=4"),
+        ("slurm-conf-parameters", "GresTypes=gpu,shard"),
+        ("slurm-conf-parameters", "KillWait=60\nReturnToService=1\n"),
+    ]
+
+
+# --- bases, channels, Juju -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_what_is_deployed_from_charmhub_is_published_there(page: pathlib.Path):
+    text = page.read_text().replace("\\\n", " ")
+    known = rules.upstream_charms()
+    for charm, rest in re.findall(r"juju deploy ([a-z][a-z-]+)([^`\n]*)", text):
+        channel, base = (re.search(rf"--{option} (\S+)", rest) for option in ("channel", "base"))
+        if charm in known and channel and base:
+            assert base[1] in known[charm].channels.get(channel[1], ()), f"{charm} {channel[1]} {base[1]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_paths_of_packed_charms_are_those_of_pack(page: pathlib.Path):
+    for path in re.findall(r"\./dist/[\w./-]+\.charm", page.read_text()):
+        assert path in rules.our_charms(), path
+
+
+def test_every_charm_deploys_on_juju_3_6_and_4_as_the_readme_says():
+    assert "Juju 3.6 or 4," in (rules.ROOT / "README.md").read_text()
+    for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"):
+        assert yaml.safe_load(path.read_text())["assumes"] == ["juju >= 3.6"], path
+
+
+@pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
+def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
+    """`juju wait-for` and `juju status --watch` are gone from 4.0 and 4.0.1 (juju/juju#21692)."""
+    assert not re.findall(r"juju (?:wait-for\b.*|status\b[^|`\n]* --watch\b.*)", page.read_text())
+
+
+def test_what_needs_another_charm_on_juju_4_is_replaced_there():
+    facts = yaml.safe_load((rules.ROOT / "tests/bundle/upstream.yaml").read_text())["charms"]
+    below_4 = {name for name, fact in facts.items() if "juju < 4" in fact.get("assumes", "")}
+    assert below_4 == {"mysql"}
+    merged = rules.merge(rules.read(rules.BUNDLE), rules.read(rules.ROOT / "overlays" / "juju4.yaml"))
+    assert not below_4 & {body["charm"] for body in merged["applications"].values()}
+
+
+def test_the_how_to_places_machines_as_the_overlay_does():
+    machines = rules.read(rules.ROOT / "overlays" / "machines.yaml")["machines"]
+    text = (rules.ROOT / "docs" / "howto" / "deploy.md").read_text()
+    added = re.findall(r"juju add-machine ssh:\S+ +# (?:becomes machine )?(\d)$", text, re.MULTILINE)
+    assert added == sorted(machines)
+    assert "--overlay ./overlays/machines.yaml --map-machines=existing" in text

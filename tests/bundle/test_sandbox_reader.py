@@ -9,7 +9,8 @@ import rules
 
 from sandbox import bundle as reader
 
-NAMES = [path.stem for path in rules.OVERLAYS if path.stem != "cos"]  # offers of other models are beyond the sandbox
+# Offers of other models, machines that exist, and what only a Juju that is not here needs are beyond the sandbox.
+NAMES = [path.stem for path in rules.OVERLAYS if path.stem not in {"cos", "machines", "juju4", "2604"}]
 SETS = [
     names
     for count in range(3)
@@ -54,6 +55,13 @@ def test_what_only_a_cloud_can_give_is_refused_by_name(name: str, tmp_path: path
         reader.BundleError, match=rf"^{name}.yaml line \d+: .*constraints.* hosts are containers on this machine"
     ):
         reader.load(rules.BUNDLE, [file], defaults)
+
+
+def test_machines_that_exist_are_refused_by_name():
+    with pytest.raises(
+        reader.BundleError, match=r"^machines.yaml line \d+: the sandbox gives every unit a host of its own"
+    ):
+        reader.load(rules.BUNDLE, [rules.ROOT / "overlays" / "machines.yaml"])
 
 
 def test_charms_from_files_are_found_from_the_bundle_s_folder():

@@ -37,6 +37,7 @@ class Refused(typing.NamedTuple):
 
 
 NO_SMI = r"there is no /usr/bin/nvidia-smi on this machine.*"
+NO_NVML = r"there is no libnvidia-ml\.so\.1 on this machine: install libnvidia-compute .*"
 TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (TRAINER, "list-runs"): Good(results={"runs": r"(?s).*tour-b .*COMPLETED.*tour-a .*COMPLETED.*"}),
     (TRAINER, "show-run"): Good(("run=tour-a",), {"state": "COMPLETED", "curve-text": r"(?s).*step"}),
@@ -52,7 +53,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
             r" \d+s +(\d+\.\ds|-) +\d+\.\ds +\w+",
             "compute": r"(?s)NODE .*\nslurmd-0 +\d+ +\d+ +\d+/\d .* \d+\.\d+\.\d+ +\d+\.\S+\nslurmd-1 .* \d+\.\d+\.\d+ +\d+\.\S+",
             "first-step": r"\d+\.\d s from a job's begin to its first all_reduce: .*",
-            "slurm": r"(?s)KillWait=.*\nJobRequeue=.*a job that is queued again waits \d+ s .*\nProctrackType=linuxproc: .*",
+            "slurm": r"(?s)KillWait=.*\nJobRequeue=.*a job that is queued again waits \d+ s .*\nProctrackType=cgroup: .*",
             "tracking": "none: .*",
             "collectives": r"all_reduce of 16 MiB over 2 ranks: [\d.]+ GB/s \(gloo over host0\).*",
         },
@@ -90,7 +91,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (GPU, "detect"): Good(results={"source": "/proc/driver/nvidia", "count": "1"}),
     (GPU, "show-gres"): Good(results={"registered": "gpu:mock_gpu:1", "lines-live": "true"}),
     (GPU, "accept-gpus"): Good(results={"registered": "gpu:mock_gpu:1"}),
-    (GPU, "health-check"): Refused((), NO_SMI),
+    (GPU, "health-check"): Refused((), NO_NVML),
     (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep says none; .*"),
     (GPU, "reset-gpu"): Refused(("gpu=0000:99:00.0",), r"gpu: no card at 0000:99:00\.0; there is 0000:81:00\.0"),
     (GPU, "set-mig"): Refused(("gpu=all", "profiles=3g.20gb", "wait=5"), NO_SMI),

@@ -1,12 +1,15 @@
 """GPUs that come, go and come back on real slurmd and slurmctld: what Slurm has follows, and no job is lost.
 
 A card is put in or taken out by `sandboxctl gpus`, which tells no charm; `update-status` is what Juju sends every five
-minutes.
+minutes. The controller's gres.conf is upstream's `AutoDetect=nvidia`. While a test runs, a watch on the controller's
+machine looks at the nodes: a node that Slurm refuses (INVALID_REG), even for a moment, fails the test, unless a card of
+it is missing.
 """
 
 import functools
 import json
 import re
+import shlex
 import time
 import typing
 
@@ -41,7 +44,8 @@ def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
 def states(found: dict[str, str]) -> tuple[str, set[str]]:
     """Return the base state and the flags that are not of this moment only."""
     base, *flags = found["State"].split("+")
-    return base.rstrip("*"), set(flags) - {"DYNAMIC_NORM", "NOT_RESPONDING"}
+    held = {"MAINTENANCE", "RESERVED"}  # the reservation of a held node, which shows some seconds after its drain
+    return base.rstrip("*"), set(flags) - {"DYNAMIC_NORM", "NOT_RESPONDING"} - held
 
 
 def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIENCE_S) -> bool:
@@ -126,11 +130,25 @@ def block(cluster: Cluster) -> list[str]:
     return [row for row in rows if row.startswith("NodeName=")]
 
 
+WATCH, SEEN = "watch-for-refusals", "/run/refusals"
+
+
+def refusals(cluster: Cluster) -> str:
+    """Return what the watch has seen."""
+    return cluster.on("slurmctld/0", "sh", "-c", f"cat {SEEN} 2>/dev/null || true")
+
+
 @pytest.fixture(autouse=True)
-def one_card(cluster: Cluster) -> typing.Iterator[None]:
-    """Begin with one card on each node, and leave it so."""
+def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterator[None]:
+    """Begin with one card on each node, and leave it so; no node is refused meanwhile."""
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    look = f"while :; do scontrol show nodes -o | grep -E 'State=[^ ]*INVAL' >>{SEEN}; sleep 0.1; done"
+    cluster.on("slurmctld/0", "sh", "-c", f"rm -f {SEEN}; systemd-run --quiet --unit={WATCH} sh -c {shlex.quote(look)}")
     yield
+    seen = refusals(cluster)
+    cluster.on("slurmctld/0", "systemctl", "stop", WATCH)
+    if request.node.get_closest_marker("loses_cards") is None:
+        assert seen == "", "Slurm refused a node"
     cluster.ok("gpus", HOST, ONE)
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
@@ -140,6 +158,7 @@ def one_card(cluster: Cluster) -> typing.Iterator[None]:
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
 
 
+@pytest.mark.loses_cards
 def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
     """The machine as upstream leaves it: no driver when it was installed, so no Gres. Then a driver, and a reboot."""
     cluster.ok("gpus", HOST, "0")
@@ -183,6 +202,7 @@ def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
     cluster.on("slurmctld/0", "scontrol", "update", f"nodename={NODE}", "state=resume")
 
 
+@pytest.mark.loses_cards
 def test_a_card_is_lost_and_comes_back_while_a_job_runs(cluster: Cluster):
     job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on")
     wait_for(cluster, **{job: "RUNNING"})
@@ -200,6 +220,7 @@ def test_a_card_is_lost_and_comes_back_while_a_job_runs(cluster: Cluster):
     wait_for(cluster, **{job: "COMPLETED"})
 
 
+@pytest.mark.loses_cards
 def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     """The running job is waited for, the waiting ones run afterwards, and then one on both cards."""
     running = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
@@ -216,13 +237,56 @@ def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     wait_for(cluster, **dict.fromkeys(waiting, "COMPLETED"))
     both = cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert both == "0,1"
-    assert len([row for row in block(cluster) if row.startswith(f"NodeName={NODE} ")]) == 2
+    assert block(cluster) == [], "slurmd finds them by itself"
+    assert refusals(cluster) == ""
     cluster.ok("gpus", HOST, ONE)  # taken out for good
     until(cluster, "blocked: 1 of 2 GPUs found")
     assert "DRAIN" in show(cluster)["State"]
     cluster.ok("run", unit_on(cluster), "accept-gpus")
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
+
+
+@pytest.mark.loses_cards
+def test_a_card_that_is_missing_after_a_reboot(cluster: Cluster):
+    """slurmd comes up with what is there, and the node is drained with the card's name."""
+    cluster.ok("gpus", HOST, TWO)
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    cluster.ok("gpus", HOST, ONE)
+    cluster.ok("reboot", HOST)
+    status = until(cluster, "blocked: 1 of 2 GPUs found, ")
+    found = show(cluster)
+    assert "DRAIN" in found["State"]
+    assert "NOT_RESPONDING" not in found["State"]
+    assert found["Reason"] == f"slurm-gpu: {status.removeprefix('blocked: ').rpartition(': bring')[0]}"
+    begin = time.monotonic()
+    cluster.ok("run", unit_on(cluster), "accept-gpus")
+    took_s = time.monotonic() - begin
+    assert show(cluster)["Gres"] == "gpu:mock_gpu:1"
+    assert took_s < 60, "slurmd waits for no card that was given up"
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+
+
+def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
+    """Also where lines are needed, for shares: a job gets the device that its number names."""
+    kinds = "gpu:nvidia_l40s:2,gpu:tesla_t4:1"
+    cluster.ok("gpus", HOST, "NVIDIA L40S, Tesla T4, NVIDIA L40S")
+    cluster.ctl("run", unit_on(cluster), "accept-gpus")
+    until(cluster, f"active: {kinds} on slurmd-0")
+    job = ("srun", f"-w{NODE}", "--gres=gpu:tesla_t4:1", "sh", "-c", "echo $SLURM_STEP_GPUS")
+    assert cluster.on("sackd/0", *job) == "1"
+
+
+def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
+    """Beside one of two NUMA nodes of a socket: what AutoDetect=nvidia finds would be refused, so a line is needed."""
+    cluster.ok("gpus", HOST, "Mock GPU @ 0, Mock GPU @ 1")
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    rows = block(cluster)
+    assert [row.split()[1] for row in rows] == ["AutoDetect=off"] * 2
+    assert not any("Cores=" in row for row in rows)
 
 
 def test_upstreams_rewrite_of_the_options(cluster: Cluster):
@@ -248,12 +312,14 @@ def test_a_restart_of_the_controller_changes_nothing(cluster: Cluster):
 def test_cards_are_shared_by_option(cluster: Cluster):
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=4")
     said = until(cluster, "blocked: shards-per-gpu: ")
-    assert "juju config slurmctld slurm-conf-parameters='GresTypes=gpu,shard'" in said
+    assert "juju config slurmctld slurm-conf-parameters=" in said
+    assert "GresTypes=gpu,shard" in said
     assert is_fit(cluster, "gpu:mock_gpu:1"), "nothing is touched before Slurm knows shards"
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=GresTypes=gpu,shard")
     cluster.ok("update-status")
     until(cluster, "active: gpu:mock_gpu:1,shard:4 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:1,shard:mock_gpu:4"), show(cluster)
+    assert f"NodeName={NODE} AutoDetect=nvidia Name=shard Count=4" in block(cluster)
     deadline = time.monotonic() + PATIENCE_S  # the login node's stand-in asks for the configuration every 30 s
     while "gpu,shard" not in cluster.on("sackd/0", "sh", "-c", "cat /run/slurm/conf/slurm.conf*"):
         assert time.monotonic() < deadline
@@ -267,23 +333,91 @@ def test_cards_are_shared_by_option(cluster: Cluster):
 
 
 def test_the_charm_is_taken_away_and_put_back(cluster: Cluster):
-    """Slurm 22.05 finds no GPU by itself, so nodes go on without; and with them as soon as the charm is back."""
+    """slurmd finds the GPUs by itself, so nodes go on with them, and without anything of the charm."""
     unit_on.cache_clear()  # a unit that comes back has another number
     cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
     for node in ("slurmd-0", "slurmd-1"):
-        assert is_fit(cluster, "(null)", node), show(cluster, node)
+        assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
         host = node.replace("-", "/")
-        assert "gres=" not in cluster.on(host, "cat", "/etc/default/slurmd")
-        assert (
-            cluster.on(
-                host, "sh", "-c", "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
-            )
-            == ""
-        )
+        assert "gres=gpu:mock_gpu:1" in cluster.on(host, "cat", "/etc/default/slurmd")
+        left = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
+        assert cluster.on(host, "sh", "-c", left) == ""
+        cluster.on(host, "systemctl", "restart", "slurmd")
+        assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
     assert block(cluster) == []
-    assert cluster.on("sackd/0", "srun", "-N2", "true") == ""
+    assert cluster.on("sackd/0", "srun", "-N2", "--gres=gpu:1", "true") == ""
     cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     for node in ("slurmd-0", "slurmd-1"):
         assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
-    assert len(block(cluster)) == 2
+
+
+SICK = "echo 'Unable to determine the device handle for GPU: GPU is lost' >&2; exit 15"
+FIT = """echo '<nvidia_smi_log><attached_gpus>1</attached_gpus><gpu id="00000000:01:00.0"></gpu></nvidia_smi_log>'"""
+
+
+def nvidia_smi(cluster: Cluster, script: str) -> None:
+    """Put a program in nvidia-smi's place that says this of the cards."""
+    cluster.on(
+        HOST,
+        "sh",
+        "-c",
+        'printf "#!/bin/sh\\n%s\\n" "$1" > /usr/bin/nvidia-smi; chmod 755 /usr/bin/nvidia-smi',
+        "-",
+        script,
+    )
+
+
+def check_health(cluster: Cluster) -> None:
+    """Let the timer's check run now."""
+    cluster.ctl("exec", HOST, "--", "systemctl", "start", "gpu-health.service")
+
+
+def service_log(cluster: Cluster) -> str:
+    return cluster.on(HOST, "journalctl", "-b", "-o", "cat", "--no-pager", "-u", "slurm-gpu-node.service")
+
+
+def test_a_node_with_a_broken_card_stays_held_when_upstream_sets_it_idle(cluster: Cluster):
+    """What upstream's slurmd does after it restarted its daemon: `state=idle`. A waiting job must not start on the card."""
+    nvidia_smi(cluster, SICK)
+    notice(cluster)
+    check_health(cluster)
+    found = show(cluster)
+    assert states(found) == ("IDLE", {"DRAIN"})
+    assert found["Reason"].startswith("gpu-health: nvidia-smi exited 15")
+    job = submit(cluster, "true")
+    for _ in range(3):
+        cluster.on(HOST, "sh", "-c", f"systemctl restart slurmd && scontrol update nodename={NODE} state=idle")
+        deadline = time.monotonic() + 30
+        while "DRAIN" not in states(show(cluster))[1]:
+            assert jobs(cluster)[job] == "PENDING"
+            assert time.monotonic() < deadline, service_log(cluster)
+            time.sleep(0.5)
+    assert jobs(cluster)[job] == "PENDING"
+    assert show(cluster)["Reason"].startswith("gpu-health: nvidia-smi exited 15")
+    assert "is drained again: gpu-health: " in service_log(cluster)
+    nvidia_smi(cluster, FIT)
+    for _ in range(2):
+        check_health(cluster)
+    wait_for(cluster, **{f"j{job}": "COMPLETED"})
+    assert is_fit(cluster, "gpu:mock_gpu:1")
+    assert "No reservations" in cluster.on("slurmctld/0", "scontrol", "show", "reservations")
+    cluster.on(HOST, "rm", "/usr/bin/nvidia-smi")
+    notice(cluster)
+
+
+def test_a_rebooted_node_takes_jobs_without_a_hook(cluster: Cluster):
+    """The machine reboots under Juju's feet; no hook runs, and the mount's keeper and the node's service do it all."""
+    before = show(cluster)
+    boot = cluster.on(HOST, "cat", "/proc/sys/kernel/random/boot_id")
+    cluster.ctl("exec", HOST, "--", "systemctl", "reboot")
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = cluster.ctl("exec", HOST, "--", "cat", "/proc/sys/kernel/random/boot_id")
+        if answer.code == 0 and answer.out.strip() not in {"", boot}:
+            break
+        assert time.monotonic() < deadline, answer
+        time.sleep(1)
+    until_registered_anew(cluster, before)
+    assert is_fit(cluster, "gpu:mock_gpu:1"), service_log(cluster)
+    assert f"{NODE} takes jobs again: it was rebooted, and all checks passed" in service_log(cluster)

@@ -58,7 +58,13 @@ path = pathlib.Path(os.environ["HF_TOKEN_PATH"])
 modes = [oct(stat.S_IMODE(place.stat().st_mode)) for place in (path, path.parent, path.parent.parent)]
 print("token", *modes, path.read_text().strip()[3:], any("hf_" in value for value in os.environ.values()))
 """
+GREEDY = """
+import os, time
+held = [bytearray(b"x" * (64 << 20)) for _ in range(40 if os.environ["RANK"] == "1" else 0)]
+time.sleep(600)
+"""
 SCRIPTS = {
+    "greedy.py": GREEDY,
     "token.py": TOKEN,
     "steps.py": STEPS,
     "fails.py": FAILS,
@@ -126,12 +132,51 @@ def steps_done(cluster: Cluster, job: Json) -> list[tuple[int, str]]:
 
 
 def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
+    for unit, other in (("slurmd/0", "slurmd-1"), ("slurmd/1", "slurmd-0"), ("sackd/0", "slurmd-0")):
+        assert drills.ctl("exec", unit, "--", "getent", "hosts", other).code != 0, "nodes' names resolve nowhere"
     job = submit(drills, "options.py", "args=a b", "wait=true", nodes=2)
     assert job["state"] == "COMPLETED"
     said = log_of(drills, job)
     assert said.count("options a b") == 2
     assert set(re.findall(r"\[ENV\] node=(\S+)", said)) == {"slurmd-0", "slurmd-1"}
     assert drills.on("sackd/0", "find", job["run-dir"], "-not", "-user", "ubuntu") == ""
+
+
+def test_a_rank_that_takes_more_memory_than_the_job_has_is_told_so(drills: Cluster):
+    small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "nodes=2", "wait=true")
+    answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S)
+    assert answer.code == 1
+    words = "killed: it took more memory than the job has; submit it with a larger memory"
+    assert re.fullmatch(rf"submit-ddp: job \d+ FAILED, exit code \d+; rank 1 on slurmd-[01]: {words}", answer.error)
+
+
+def test_a_job_that_was_requeued_and_is_held_is_released(drills: Cluster):
+    job = submit(drills, "steps.py", "args=600 0.5")
+    until(drills, job, "step=3")
+    drills.on("sackd/0", "scontrol", "requeuehold", job["job-id"])
+    assert drills.action("resume-now", f"job-id={job['job-id']}")["reason"] != "job requeued in held state"
+    until(drills, job, f"attempt={job['job-id']}.r1")
+    until_state(drills, job, "COMPLETED")
+
+
+def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(drills: Cluster):
+    hosts = ("sackd/0", "slurmd/0", "slurmd/1")
+    for unit in hosts:
+        drills.on(unit, "useradd", "--uid", "2077", "drill")
+    drills.on("sackd/0", "install", "-d", "-o", "drill", "/mnt/shared/second")
+    drills.ok("config", "trainer", "workspace=/mnt/shared/second", "submit-user=drill")
+    try:
+        answer = drills.ctl("run", "trainer/0", "doctor")
+        assert answer.code == 1
+        add = "useradd --no-create-home --uid 2077 drill"
+        assert f"juju exec --application slurmctld -- {add}" in answer.out
+        assert "slurmctld: slurmctld does not know the account drill (uid 2077)" in answer.error
+        drills.on("slurmctld/0", *add.split())
+        assert drills.action("doctor")["errors"] == "0"
+    finally:
+        drills.ok("config", "trainer", "workspace=/mnt/shared", "submit-user=ubuntu")
+        for unit in (*hosts, "slurmctld/0"):
+            drills.ctl("exec", unit, "--", "userdel", "--force", "drill")
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):

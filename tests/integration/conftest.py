@@ -1,12 +1,15 @@
 """Deploy the bundle once, on the current controller; without a controller the lane fails, in one line."""
 
+import collections.abc
 import json
+import pathlib
+import secrets
 import shutil
-import subprocess
 
+import clients
 import pytest
 import yaml
-from deployed import ROOT, Cluster, OpsTest
+from deployed import DIST, ROOT, Cluster
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -18,24 +21,41 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _missing() -> str | None:
     if shutil.which("juju") is None:
         return "no juju client here; sudo snap install juju --channel 3.6/stable, then juju bootstrap"
-    asked = subprocess.run(["juju", "show-controller", "--format", "json"], check=False, capture_output=True, text=True)
-    if asked.returncode != 0 or not asked.stdout.strip("{}\n "):
+    if clients.controller_major() is None:
         return "juju has no current controller; juju bootstrap makes one, juju switch chooses one"
     bundle = yaml.safe_load((ROOT / "bundle.yaml").read_text())
-    local = {body["charm"] for body in bundle["applications"].values() if body["charm"].startswith("./")}
-    if absent := sorted(path for path in local if not (ROOT / path).is_file()):
+    local = {pathlib.Path(body["charm"]) for body in bundle["applications"].values() if body["charm"].startswith("./")}
+    if absent := sorted(str(path) for path in local if not (DIST / path.name).is_file()):
         return f"not packed: {', '.join(absent)}; make pack"
     return None
 
 
-@pytest.fixture(scope="module")  # asyncio_mode = auto runs it on the loop of pytest-operator
-async def cluster(ops_test: OpsTest) -> Cluster:
-    """The bundle, deployed and active. On LXD with the overlay that asks for virtual machines."""
-    cluster = Cluster(ops_test)
-    if "slurmctld" not in (await cluster.status())["applications"]:
-        model = json.loads(await cluster.juju("show-model", "--format", "json"))
-        (details,) = model.values()
-        overlays = ["--overlay", str(ROOT / "overlays/lxd.yaml")] if details["type"] == "lxd" else []
-        await cluster.juju("deploy", str(ROOT / "bundle.yaml"), *overlays)
-    await cluster.wait_until_active()
-    return cluster
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> collections.abc.Iterator[Cluster]:
+    """The bundle, deployed and active. On LXD with the overlay for virtual machines, on Juju 4 with a database of ours."""
+    with clients.connected(request) as client:
+        cluster = Cluster(client)
+        if "slurmctld" not in cluster.status()["applications"]:
+            (details,) = json.loads(cluster.juju("show-model", "--format", "json")).values()
+            names = [*(["lxd"] if details["type"] == "lxd" else []), *(["juju4"] if client.major >= 4 else [])]
+            overlays = [word for name in names for word in ("--overlay", str(ROOT / f"overlays/{name}.yaml"))]
+            cluster.juju("deploy", str(ROOT / "bundle.yaml"), *overlays)
+            if client.major >= 4:
+                _give_database(cluster)
+        cluster.wait_until_active()
+        yield cluster
+
+
+def _give_database(cluster: Cluster) -> None:
+    """Run MariaDB beside slurmdbd and hand it over, as docs/howto/deploy.md has it for Juju 4."""
+    unit, password = "slurmdbd/0", secrets.token_hex(16)
+    cluster.wait_until(lambda: unit in cluster.started(), f"{unit} has a machine", timeout_s=1800)
+    cluster.exec(unit, "DEBIAN_FRONTEND=noninteractive apt-get install --yes mariadb-server")
+    cluster.exec(
+        unit,
+        'mariadb -e "CREATE DATABASE slurm_acct_db; '
+        f"CREATE USER slurm IDENTIFIED BY '{password}'; GRANT ALL ON slurm_acct_db.* TO slurm;\"",
+    )
+    secret = cluster.juju("add-secret", "slurm-db", f"db-uri=mysql://slurm:{password}@127.0.0.1:3306").strip()
+    cluster.juju("grant-secret", "slurm-db", "mysql-proxy")
+    cluster.juju("config", "mysql-proxy", f"db-uri={secret}")

@@ -4,80 +4,80 @@ import json
 import uuid
 
 import pytest
-from deployed import JOB_S, ROOT, SETTLE_S, ActionError, Cluster
+from deployed import DIST, JOB_S, SETTLE_S, ActionError, Cluster
 
 TRAINER, LOGIN, NODES = "trainer/0", "sackd/0", ("slurmd/0", "slurmd/1")
 SHARED = "/mnt/shared"
 
 
-async def summary(cluster: Cluster, run_dir: str) -> dict[str, object]:
-    return json.loads(await cluster.exec(LOGIN, f"cat {run_dir}/summary.json"))
+def summary(cluster: Cluster, run_dir: str) -> dict[str, object]:
+    return json.loads(cluster.exec(LOGIN, f"cat {run_dir}/summary.json"))
 
 
-async def hostnames(cluster: Cluster) -> set[str]:
-    return {(await cluster.exec(unit, "hostname")).split(".")[0] for unit in NODES}
+def hostnames(cluster: Cluster) -> set[str]:
+    return {(cluster.exec(unit, "hostname")).split(".")[0] for unit in NODES}
 
 
-async def test_slurm_has_two_idle_nodes(cluster: Cluster):
-    lines = (await cluster.exec(LOGIN, "sinfo --noheader --Node --format '%N %T'")).splitlines()
+def test_slurm_has_two_idle_nodes(cluster: Cluster):
+    lines = (cluster.exec(LOGIN, "sinfo --noheader --Node --format '%N %T'")).splitlines()
     assert dict(line.split() for line in lines) == {"slurmd-0": "idle", "slurmd-1": "idle"}
 
 
-async def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):
+def test_a_file_written_on_one_machine_is_read_on_the_others(cluster: Cluster):
     name, text = f"{SHARED}/integration-{uuid.uuid4().hex}", uuid.uuid4().hex
-    await cluster.exec(NODES[0], f"echo {text} > {name}")
+    cluster.exec(NODES[0], f"echo {text} > {name}")
     try:
         for unit in (LOGIN, *NODES):
-            assert await cluster.exec(unit, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-            assert await cluster.exec(unit, f"cat {name}") == text
+            assert cluster.exec(unit, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
+            assert cluster.exec(unit, f"cat {name}") == text
     finally:
-        await cluster.exec(NODES[1], f"rm {name}")
+        cluster.exec(NODES[1], f"rm {name}")
 
 
-async def test_a_job_runs_on_two_hosts(cluster: Cluster):
-    result = await cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
+def test_a_job_runs_on_two_hosts(cluster: Cluster):
+    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
     assert result["state"] == "COMPLETED"
-    found = await summary(cluster, result["run-dir"])
+    found = summary(cluster, result["run-dir"])
     assert found["state"] == "done"
     assert isinstance(found["ranks"], list)
     assert len({rank["host"] for rank in found["ranks"]}) == 2
-    assert "[DONE]" in await cluster.exec(LOGIN, f"cat {result['log']}")
+    assert "[DONE]" in cluster.exec(LOGIN, f"cat {result['log']}")
 
 
-async def test_training_lowers_the_loss_and_leaves_a_checkpoint(cluster: Cluster):
-    await cluster.run(TRAINER, "prepare-dataset")
-    result = await cluster.run(TRAINER, "submit-ddp", nodes=2, wait=True)
+def test_training_lowers_the_loss_and_leaves_a_checkpoint(cluster: Cluster):
+    cluster.run(TRAINER, "prepare-dataset")
+    result = cluster.run(TRAINER, "submit-ddp", nodes=2, wait=True)
     assert result["state"] == "COMPLETED"
-    found = await summary(cluster, result["run-dir"])
+    found = summary(cluster, result["run-dir"])
     assert isinstance(found["first_loss"], float) and isinstance(found["last_loss"], float)
     assert found["last_loss"] < found["first_loss"]
     for unit in (LOGIN, *NODES):
-        assert await cluster.exec(unit, f"ls {found['checkpoint']}")
+        assert cluster.exec(unit, f"ls {found['checkpoint']}")
 
 
-async def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
+def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
     script = f"{SHARED}/integration-sleep.py"
-    await cluster.exec(LOGIN, f"printf 'import time\\ntime.sleep(600)\\n' > {script} && chown ubuntu: {script}")
+    cluster.exec(LOGIN, f"printf 'import time\\ntime.sleep(600)\\n' > {script} && chown ubuntu: {script}")
     try:
-        result = await cluster.run(TRAINER, "submit-ddp", workload=script, nodes=2)
+        result = cluster.run(TRAINER, "submit-ddp", workload=script, nodes=2)
         job = result["job-id"]
-        assert job in json.dumps(await cluster.run(TRAINER, "list-jobs"))
+        assert job in json.dumps(cluster.run(TRAINER, "list-jobs"))
 
-        async def is_running() -> bool:
-            return await cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T") == "RUNNING"
+        def is_running() -> bool:
+            return cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T") == "RUNNING"
 
-        await cluster.wait_until(is_running, f"job {job} runs", timeout_s=JOB_S)
-        await cluster.run(TRAINER, "job-log", job_id=job)
-        await cluster.run(TRAINER, "cancel-job", job_id=job)
+        cluster.wait_until(is_running, f"job {job} runs", timeout_s=JOB_S)
+        cluster.run(TRAINER, "job-log", job_id=job)
+        cluster.run(TRAINER, "cancel-job", job_id=job)
 
-        async def is_gone() -> bool:
-            return await cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T 2>/dev/null || true") == ""
+        def is_gone() -> bool:
+            return cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T 2>/dev/null || true") == ""
 
-        await cluster.wait_until(is_gone, f"job {job} is gone", timeout_s=300)
-        states = await cluster.exec(LOGIN, f"sacct --noheader --allocations --parsable2 --job {job} --format State")
+        cluster.wait_until(is_gone, f"job {job} is gone", timeout_s=300)
+        states = cluster.exec(LOGIN, f"sacct --noheader --allocations --parsable2 --job {job} --format State")
         assert states.startswith("CANCELLED")
     finally:
-        await cluster.exec(LOGIN, f"rm --force {script}")
+        cluster.exec(LOGIN, f"rm --force {script}")
 
 
 @pytest.mark.parametrize(
@@ -91,62 +91,58 @@ async def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
     ],
     ids=str,
 )
-async def test_bad_input_is_refused_by_name_and_submits_nothing(
-    cluster: Cluster, params: dict[str, object], named: str
-):
+def test_bad_input_is_refused_by_name_and_submits_nothing(cluster: Cluster, params: dict[str, object], named: str):
     newest = "sacct --noheader --allocations --allusers --starttime now-1day --format JobID | wc -l"
-    before = await cluster.exec(LOGIN, newest)
+    before = cluster.exec(LOGIN, newest)
     with pytest.raises(ActionError, match=named):
-        await cluster.run(TRAINER, "submit-ddp", **params)
-    assert await cluster.exec(LOGIN, newest) == before
+        cluster.run(TRAINER, "submit-ddp", **params)
+    assert cluster.exec(LOGIN, newest) == before
 
 
-async def test_a_rebooted_node_comes_back_with_its_mount(cluster: Cluster):
-    boot = await cluster.exec(NODES[0], "cat /proc/sys/kernel/random/boot_id")
-    await cluster.exec(NODES[0], "systemd-run --on-active=2 systemctl reboot")
+def test_a_rebooted_node_comes_back_with_its_mount(cluster: Cluster):
+    boot = cluster.exec(NODES[0], "cat /proc/sys/kernel/random/boot_id")
+    cluster.exec(NODES[0], "systemd-run --on-active=2 systemctl reboot")
 
-    async def is_back() -> bool:
+    def is_back() -> bool:
         try:
-            return await cluster.exec(NODES[0], "cat /proc/sys/kernel/random/boot_id") != boot
+            return cluster.exec(NODES[0], "cat /proc/sys/kernel/random/boot_id") != boot
         except AssertionError:
             return False
 
-    await cluster.wait_until(is_back, f"{NODES[0]} answers after its reboot", timeout_s=900)
-    await cluster.wait_until_active(timeout_s=900)
-    assert await cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-    result = await cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
+    cluster.wait_until(is_back, f"{NODES[0]} answers after its reboot", timeout_s=900)
+    cluster.wait_until_active(timeout_s=900)
+    assert cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
+    result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=2, wait=True)
     assert result["state"] == "COMPLETED"
 
 
-async def test_a_node_that_joins_takes_part(cluster: Cluster):
-    before = set(await cluster.units())
-    await cluster.juju("add-unit", "slurmd")
+def test_a_node_that_joins_takes_part(cluster: Cluster):
+    before = set(cluster.units())
+    cluster.juju("add-unit", "slurmd")
     new: str | None = None
     try:
-        await cluster.wait_until_active(timeout_s=SETTLE_S)
-        (new,) = [unit for unit in set(await cluster.units()) - before if unit.startswith("slurmd/")]
-        assert await cluster.exec(new, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-        result = await cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True)
-        found = await summary(cluster, result["run-dir"])
+        cluster.wait_until_active(timeout_s=SETTLE_S)
+        (new,) = [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]
+        assert cluster.exec(new, f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
+        result = cluster.run(TRAINER, "submit-ddp", workload="smoke", nodes=3, wait=True)
+        found = summary(cluster, result["run-dir"])
         assert isinstance(found["ranks"], list)
         assert len({rank["host"] for rank in found["ranks"]}) == 3
     finally:
-        for unit in (
-            [new] if new else [unit for unit in set(await cluster.units()) - before if unit.startswith("slurmd/")]
-        ):
-            await cluster.juju("remove-unit", "--no-prompt", unit)
+        for unit in [new] if new else [unit for unit in set(cluster.units()) - before if unit.startswith("slurmd/")]:
+            cluster.juju("remove-unit", "--no-prompt", unit)
 
-    async def is_two() -> bool:
-        return len({unit for unit in await cluster.units() if unit.startswith("slurmd/")}) == 2
+    def is_two() -> bool:
+        return len({unit for unit in cluster.units() if unit.startswith("slurmd/")}) == 2
 
-    await cluster.wait_until(is_two, "the third node is gone", timeout_s=900)
-    await cluster.wait_until_active(timeout_s=900)
+    cluster.wait_until(is_two, "the third node is gone", timeout_s=900)
+    cluster.wait_until_active(timeout_s=900)
 
 
 @pytest.mark.parametrize("application", ["shared-filesystem-client", "slurm-gpu", "juicefs-server-proxy", "trainer"])
-async def test_an_upgrade_keeps_the_cluster_working(cluster: Cluster, application: str):
+def test_an_upgrade_keeps_the_cluster_working(cluster: Cluster, application: str):
     charm = "ddp-trainer" if application == "trainer" else application
-    await cluster.juju("refresh", application, "--path", str(ROOT / "dist" / f"{charm}.charm"))
-    await cluster.wait_until_active(timeout_s=900)
-    assert await cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
-    assert len(await hostnames(cluster)) == 2
+    cluster.juju("refresh", application, "--path", str(DIST / f"{charm}.charm"))
+    cluster.wait_until_active(timeout_s=900)
+    assert cluster.exec(NODES[0], f"findmnt --noheadings --output TARGET {SHARED}") == SHARED
+    assert len(hostnames(cluster)) == 2

@@ -1,10 +1,12 @@
 """Open what Charmcraft made: metadata, dispatch, the code and nothing else; and run it with only what is inside.
 
-`tox -e pack` packs first. The charms' base has Python 3.12; where these tests run on another Python, the packages in the
-charm are replaced by the same versions for this one, installed with the same hashes, before anything is run.
+`tox -e pack` packs first. Each base has its own Python; where these tests run on another one, the packages in the charm are
+replaced by the same versions for this one, installed with the same hashes, before anything is run.
 """
 
+import collections.abc
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -21,7 +23,6 @@ import yaml
 from scripts import pack
 
 NAMES = pack.charm_names()
-SITE = f"venv/lib/python{pack.BASE_PYTHON}/site-packages"
 CHARMCRAFT_S = {"metadata.yaml", "manifest.yaml", "config.yaml", "actions.yaml", "dispatch"}
 LISTED_BY_CHARMCRAFT = {"summary", "description", "title"}
 
@@ -31,8 +32,13 @@ class Packed:
     """A packed charm, unpacked, beside what it was packed from."""
 
     name: str
+    base: pack.Base
     folder: pathlib.Path
     declared: dict[str, Any]
+
+    @property
+    def site(self) -> str:
+        return f"venv/lib/python{self.base.python}/site-packages"
 
     def yaml(self, name: str) -> dict[str, Any]:
         return yaml.safe_load((self.folder / name).read_text())
@@ -44,10 +50,14 @@ class Packed:
         return {name for name in self.files() if not name.startswith("venv/")}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(
+    scope="module",
+    params=[(name, base) for name in NAMES for base in pack.BASES],
+    ids=[f"{name}-{base.version}" for name in NAMES for base in pack.BASES],
+)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    name: str = request.param
-    archive = pack.artifact(name)
+    name, base = request.param
+    archive = pack.artifact(name, base)
     assert archive.is_file(), "python scripts/pack.py makes it"
     folder = tmp_path_factory.mktemp(name)
     with zipfile.ZipFile(archive) as file:
@@ -56,7 +66,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             if mode := stat.S_IMODE(entry.external_attr >> 16):
                 (folder / entry.filename).chmod(mode)
     declared = yaml.safe_load((pack.ROOT / "charms" / name / "charmcraft.yaml").read_text())
-    return Packed(name, folder, declared)
+    return Packed(name, base, folder, declared)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +76,24 @@ def staged(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> pathlib.
     return folder
 
 
-def test_there_is_a_packed_charm_for_every_local_charm_of_the_bundle():
-    bundle = yaml.safe_load((pack.ROOT / "bundle.yaml").read_text())
-    local = {body["charm"] for body in bundle["applications"].values() if body["charm"].startswith(".")}
-    assert local == {f"./dist/{name}.charm" for name in NAMES}
-    assert {path.name for path in pack.DIST.glob("*.charm")} == {f"{name}.charm" for name in NAMES}
+@pytest.mark.parametrize(
+    ("file", "base"), [("bundle.yaml", pack.BASES[0]), ("overlays/2604.yaml", pack.BASES[1])], ids=["24.04", "26.04"]
+)
+def test_the_bundle_and_the_overlay_name_the_files_of_their_base(file: str, base: pack.Base):
+    path = pack.ROOT / file
+    bodies = yaml.safe_load(path.read_text())["applications"].values()
+    local = {(path.parent / body["charm"]).resolve() for body in bodies if body.get("charm", "").startswith(".")}
+    assert local == {pack.artifact(name, base) for name in NAMES}
+
+
+def test_there_is_a_packed_charm_for_each_base_and_nothing_else():
+    assert set(pack.DIST.rglob("*.charm")) == {pack.artifact(name, base) for name in NAMES for base in pack.BASES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_declared_platform_is_packed(name: str):
+    declared = yaml.safe_load((pack.ROOT / "charms" / name / "charmcraft.yaml").read_text())
+    assert list(declared["platforms"]) == [base.platform for base in pack.BASES]
 
 
 def test_metadata_is_what_the_charm_declares(packed: Packed):
@@ -99,7 +122,7 @@ def test_metadata_is_what_the_charm_declares(packed: Packed):
 
 def test_it_was_packed_for_its_base_by_the_pinned_charmcraft(packed: Packed):
     manifest = packed.yaml("manifest.yaml")
-    assert manifest["bases"] == [{"name": "ubuntu", "channel": "24.04", "architectures": ["amd64"]}]
+    assert manifest["bases"] == [{"name": "ubuntu", "channel": packed.base.version, "architectures": ["amd64"]}]
     assert manifest["charmcraft-version"].startswith("3.5.")
 
 
@@ -152,28 +175,44 @@ def test_its_packages_are_the_pinned_ones_for_the_python_of_its_base(packed: Pac
     }
     installed = {
         (_canonical(match[1]), match[2])
-        for path in (packed.folder / SITE).glob("*.dist-info")
+        for path in (packed.folder / packed.site).glob("*.dist-info")
         if (match := re.fullmatch(r"(.+)-([^-]+)\.dist-info", path.name))
     }
     assert installed == pinned
     modules = {name for name in packed.files() if name.endswith(".so")}
-    assert all(".cpython-312-x86_64-" in name or ".abi3." in name for name in modules), modules
+    tag = f".cpython-{packed.base.python.replace('.', '')}-x86_64-"
+    assert modules
+    assert all(name.startswith(packed.site) and (tag in name or ".abi3." in name) for name in modules), modules
 
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callable[[pathlib.Path], pathlib.Path]:
+    """Return the folder with the packages of a requirements.txt for the Python that runs here; equal texts share one."""
+    root = tmp_path_factory.mktemp("packages")
+
+    def installed(requirements: pathlib.Path) -> pathlib.Path:
+        target = root / hashlib.sha256(requirements.read_bytes()).hexdigest()
+        if not target.exists():
+            command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+            command += ["--require-hashes", "--only-binary", ":all:", "--target", str(target), "-r", str(requirements)]
+            subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
+        return target
+
+    return installed
+
+
 @pytest.fixture(scope="module")
-def runnable(packed: Packed) -> Packed:
+def runnable(packed: Packed, packages: collections.abc.Callable[[pathlib.Path], pathlib.Path]) -> Packed:
     """The charm with its packages for the Python that runs here."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     target = packed.folder / f"venv/lib/python{here}/site-packages"
     if not target.exists():
-        requirements = pack.ROOT / "charms" / packed.name / "requirements.txt"
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-        command += ["--require-hashes", "--only-binary", ":all:", "--target", str(target), "-r", str(requirements)]
-        subprocess.run(command, check=True, stderr=subprocess.PIPE, text=True)
+        target.parent.mkdir(parents=True)
+        target.symlink_to(packages(pack.ROOT / "charms" / packed.name / "requirements.txt"))
     return packed
 
 

@@ -19,6 +19,7 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
         "charms/ddp-trainer/src/__pycache__/charm.cpython-312.pyc",
         "charms/ddp-trainer/tests/test_charm.py",
         "charms/ddp-trainer/.ruff_cache/x",
+        "charms/ddp-trainer/metadata.yaml",
         "lib/slurm_ddp/run.py",
         "lib/other/x.py",
         "payload/requirements.txt",
@@ -92,12 +93,12 @@ def test_an_unknown_charm_is_refused_by_name(tree: pathlib.Path, tmp_path: pathl
 @pytest.mark.parametrize(
     ("release", "has_lxd", "python", "expected"),
     [
-        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, True, (3, 12), (True, False, None)),
-        ({"ID": "ubuntu", "VERSION_ID": "26.04"}, True, (3, 14), (True, False, None)),
-        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, False, (3, 12), (False, False, None)),
-        ({"ID": "ubuntu", "VERSION_ID": "26.04"}, False, (3, 14), (False, True, "3.12")),
-        ({"ID": "debian", "VERSION_ID": "12"}, False, (3, 11), (False, True, "3.12")),
-        ({"ID": "debian", "VERSION_ID": "12"}, True, (3, 11), (False, True, "3.12")),
+        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, True, (3, 12), ((True, False, None), (True, False, None))),
+        ({"ID": "ubuntu", "VERSION_ID": "26.04"}, True, (3, 14), ((True, False, None), (True, False, None))),
+        ({"ID": "ubuntu", "VERSION_ID": "24.04"}, False, (3, 12), ((False, False, None), (False, True, "3.14"))),
+        ({"ID": "ubuntu", "VERSION_ID": "26.04"}, False, (3, 14), ((False, True, "3.12"), (False, False, None))),
+        ({"ID": "debian", "VERSION_ID": "12"}, False, (3, 11), ((False, True, "3.12"), (False, True, "3.14"))),
+        ({"ID": "debian", "VERSION_ID": "12"}, True, (3, 11), ((False, True, "3.12"), (False, True, "3.14"))),
     ],
     ids=str,
 )
@@ -106,18 +107,18 @@ def test_the_mode_chooses_itself(
     release: dict[str, str],
     has_lxd: bool,
     python: tuple[int, int],
-    expected: tuple[bool, bool, str | None],
+    expected: tuple[tuple[bool, bool, str | None], ...],
 ):
     monkeypatch.setattr(pack.platform, "freedesktop_os_release", lambda: release)
     monkeypatch.setattr(pack.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(pack, "_succeeds", lambda *_: has_lxd)
     monkeypatch.setattr(pack, "_system_python", lambda: ".".join(map(str, python)))
-    mode = pack.choose_mode()
-    assert (mode.managed, mode.disguise, mode.python) == expected
-    assert "\n" not in mode.why
+    modes = [pack.choose_mode(base) for base in pack.BASES]
+    assert tuple((mode.managed, mode.disguise, mode.python) for mode in modes) == expected
+    assert not any("\n" in mode.why for mode in modes)
 
 
 def test_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pack.platform, "machine", lambda: "aarch64")
     with pytest.raises(pack.PackError, match="the charms are for amd64 machines; this is aarch64"):
-        pack.choose_mode()
+        pack.choose_mode(pack.BASES[0])

@@ -1,0 +1,57 @@
+"""Actions and hooks beside each other, under Juju's locks, with the bundle's own charms."""
+
+import subprocess
+
+import pytest
+
+from functional.conftest import MODEL, REPOSITORY, Cluster, eventually
+
+pytestmark = pytest.mark.timeout(1800)
+
+CODE = "/mnt/shared/waits.py"
+
+
+def begin(*arguments: str) -> subprocess.Popen[str]:
+    """Start a command of ./sandboxctl, and do not wait for it."""
+    return subprocess.Popen(
+        [REPOSITORY / "sandboxctl", "--model", MODEL, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def updates(cluster: Cluster, unit: str) -> int:
+    """Return how often a unit ran update-status."""
+    return cluster.ok("debug-log", "--replay", "--include", unit).count("ran update-status in ")
+
+
+def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_unit_does_not(cluster: Cluster):
+    cluster.action("install-environment", timeout=1500)
+    cluster.on("sackd/0", "sh", "-c", f"echo 'import time; time.sleep(900)' > {CODE}")
+    mount = next(name for name in cluster.units()["sackd/0"]["subordinates"] if name.startswith("shared-filesystem"))
+    waiting = begin("run", "trainer/0", "submit-ddp", f"workload={CODE}", "nodes=1", "launcher=srun", "wait=true")
+
+    def running() -> str:
+        jobs = cluster.on("sackd/0", "squeue", "-h", "-t", "R", "-o", "%i").split()
+        assert len(jobs) == 1
+        return jobs[0]
+
+    try:
+        job = eventually(running)
+        before = updates(cluster, mount)
+        cluster.ok("update-status", "--once", mount, "trainer/0", timeout=120)
+        assert updates(cluster, mount) > before
+        assert cluster.units()["trainer/0"]["juju-status"]["message"] == "running action submit-ddp"
+        listing = begin("run", "trainer/0", "list-jobs")
+        with pytest.raises(subprocess.TimeoutExpired):
+            listing.wait(15)
+    finally:
+        cluster.on("sackd/0", "scancel", "--user", "ubuntu")
+    _, said = waiting.communicate(timeout=300)
+    assert (waiting.returncode, f"job {job} CANCELLED" in said) == (1, True), said[-2000:]
+    out, said = listing.communicate(timeout=300)
+    assert listing.returncode == 0, said
+    assert "list-jobs waits for the unit: trainer/0 runs action submit-ddp" in said
+    assert job in out

@@ -1,0 +1,205 @@
+"""Upstream's checkouts: where they are, and their charms and modules, loaded from there and from nowhere else.
+
+What the charms get from Charmhub when they are packed, and what only Ubuntu's packages bring, is in no checkout and in no
+package index. Each has a strict stub here: it takes the arguments that upstream's charms pass, refuses others, does nothing.
+"""
+
+import collections.abc
+import enum
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+import types
+from typing import Any
+
+import ops
+import yaml
+from ops import testing
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FACTS: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "bundle" / "upstream.yaml").read_text())
+VARIABLE = "SLURM_DDP_UPSTREAM"
+HOW = f"set {VARIABLE} to a folder with both: " + "; ".join(
+    f"git clone --branch {fact['branch']} https://github.com/{fact['repository']}"
+    for fact in FACTS["checkouts"].values()
+)
+
+
+def problem() -> str | None:
+    """Return why there is nothing to test with, in one line."""
+    if not os.environ.get(VARIABLE):
+        return f"there are no checkouts of upstream's charms; {HOW}"
+    for name in FACTS["checkouts"]:
+        if not (folder(name) / "charms").is_dir():
+            return f"{folder(name)} is no checkout of {name}; {HOW}"
+    return None
+
+
+def folder(name: str) -> pathlib.Path:
+    """Return the checkout of that name: slurm-charms or filesystem-charms."""
+    return pathlib.Path(os.environ[VARIABLE]).resolve() / name
+
+
+def commit(name: str) -> str:
+    """Return the commit that is checked out."""
+    command = ["git", "-c", "safe.directory=*", "-C", str(folder(name)), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def charm_folder(name: str) -> pathlib.Path:
+    """Return the folder of one of upstream's charms, in whichever checkout has it."""
+    found = [path for checkout in FACTS["checkouts"] if (path := folder(checkout) / "charms" / name).is_dir()]
+    assert len(found) == 1, f"{name}: {found}"
+    return found[0]
+
+
+def load(name: str) -> types.ModuleType:
+    """Return the module `charm` of one of upstream's charms.
+
+    All of them have modules called charm, config and state: those of the charm loaded before are forgotten first. What was
+    loaded keeps working, for it holds what it imported.
+    """
+    source = charm_folder(name) / "src"
+    for path in source.iterdir():
+        for module in [module for module in sys.modules if module.partition(".")[0] == path.stem]:
+            del sys.modules[module]
+    sys.path.insert(0, str(source))
+    try:
+        return importlib.import_module("charm")
+    finally:
+        sys.path.remove(str(source))
+
+
+def context(name: str, charm: type[Any]) -> testing.Context[Any]:
+    """Return a context for a charm of upstream's with what its charmcraft.yaml declares."""
+    declared = yaml.safe_load((charm_folder(name) / "charmcraft.yaml").read_text())
+    config, actions = declared.pop("config", None), declared.pop("actions", None)
+    return testing.Context(charm, meta=declared, config=config, actions=actions, app_name=name)
+
+
+def install() -> None:
+    """Make the checkouts' own packages importable, and put the stubs where the charms look for what is not there."""
+    sys.path[:0] = [str(path) for path in sorted(folder("slurm-charms").glob("[ip][nk][tg]*/*/src"))]
+    charms = types.ModuleType("charms")
+    charms.__path__ = [str(charm_folder("filesystem-client") / "lib" / "charms")]
+    sys.modules["charms"] = charms
+    for name, members in _STUBS.items():
+        *parents, _ = name.split(".")
+        for count in range(1, len(parents) + 1):
+            package = sys.modules.setdefault(".".join(parents[:count]), types.ModuleType(".".join(parents[:count])))
+            package.__path__ = getattr(package, "__path__", [])
+        module = types.ModuleType(name)
+        vars(module).update({member.__name__: member for member in members})
+        sys.modules[name] = module
+        if parents:
+            setattr(sys.modules[".".join(parents)], name.rpartition(".")[2], module)
+
+
+# --- what Charmhub would bring ---------------------------------------------------------------------------------------
+
+
+class COSAgentProvider(ops.Object):
+    """grafana_agent.cos_agent: what slurmctld shows to a collector."""
+
+    def __init__(
+        self,
+        charm: ops.CharmBase,
+        *,
+        metrics_endpoints: list[dict[str, object]],
+        metrics_rules_dir: str,
+        dashboard_dirs: list[str],
+        recurse_rules_dirs: bool,
+    ) -> None:
+        super().__init__(charm, "cos-agent")
+
+
+class MetricsEndpointProvider(ops.Object):
+    """prometheus_k8s.prometheus_scrape: what slurmd and sackd show to Prometheus."""
+
+    def __init__(
+        self, charm: ops.CharmBase, relation_name: str, *, alert_rules_path: str, jobs: list[dict[str, object]]
+    ) -> None:
+        super().__init__(charm, relation_name)
+
+
+class SmtpDataAvailableEvent(ops.RelationEvent):
+    """smtp_integrator.smtp: never emitted here."""
+
+
+class _SmtpEvents(ops.ObjectEvents):
+    smtp_data_available = ops.EventSource(SmtpDataAvailableEvent)
+
+
+class SmtpRequires(ops.Object):
+    """smtp_integrator.smtp: slurmctld's mail."""
+
+    on = _SmtpEvents()  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, charm: ops.CharmBase) -> None:
+        super().__init__(charm, "smtp")
+
+
+class DebianPackage:
+    """operator_libs_linux.apt: a package that is there already."""
+
+    present = True
+
+    @classmethod
+    def from_system(cls, package: str) -> "DebianPackage":
+        """Return one of the packages that filesystem-client installs."""
+        assert package in {"ceph-common", "nfs-common", "autofs"}, package
+        return cls()
+
+    def ensure(self, state: "PackageState") -> None:
+        """Do nothing: it is there."""
+        assert state is PackageState.Present
+
+
+class PackageState(enum.Enum):
+    """operator_libs_linux.apt: the one state that is asked for."""
+
+    Present = "present"
+
+
+class PackageError(Exception):
+    """operator_libs_linux.apt: never raised here."""
+
+
+class PackageNotFoundError(Exception):
+    """operator_libs_linux.apt: never raised here."""
+
+
+class SystemdError(Exception):
+    """operator_libs_linux.systemd: never raised here."""
+
+
+def service_reload(service_name: str, *, restart_on_failure: bool) -> bool:
+    """operator_libs_linux.systemd: autofs reads its maps anew."""
+    assert service_name == "autofs"
+    return True
+
+
+# --- what Ubuntu's packages would bring ------------------------------------------------------------------------------
+
+
+def init() -> None:
+    """python-apt's apt_pkg."""
+
+
+def system_gpgpu_driver_packages() -> dict[str, dict[str, object]]:
+    """ubuntu-drivers-common's detect: a machine for which it knows no driver."""
+    return {}
+
+
+_Members = collections.abc.Sequence[Any]
+_STUBS: dict[str, _Members] = {
+    "charms.grafana_agent.v0.cos_agent": [COSAgentProvider],
+    "charms.prometheus_k8s.v0.prometheus_scrape": [MetricsEndpointProvider],
+    "charms.smtp_integrator.v0.smtp": [SmtpDataAvailableEvent, SmtpRequires],
+    "charms.operator_libs_linux.v0.apt": [DebianPackage, PackageState, PackageError, PackageNotFoundError],
+    "charms.operator_libs_linux.v1.systemd": [SystemdError, service_reload],
+    "apt_pkg": [init],
+    "UbuntuDrivers.detect": [system_gpgpu_driver_packages],
+}

@@ -1,0 +1,197 @@
+"""filesystem_info and mount_info between upstream's charms and libraries and ours, in both directions."""
+
+import importlib
+import pathlib
+import types
+from typing import Any
+
+import checkout
+import pytest
+from host import Host
+from ops import testing
+
+from slurm_ddp.interfaces import filesystem_info, mount_info
+
+PEERS = testing.PeerRelation("server-peers", interface="server_peers")
+FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
+
+
+def published(name: str, charm: str, config: dict[str, Any]) -> tuple[str, testing.State]:
+    """Return the URI that one of upstream's proxies writes for a client, and its state."""
+    relation = testing.Relation("filesystem", interface="filesystem_info", remote_app_name="client")
+    context = checkout.context(name, getattr(checkout.load(name), charm))
+    state = testing.State(leader=True, config=config, relations={PEERS, relation})
+    state = context.run(context.on.config_changed(), state)
+    assert state.unit_status == testing.ActiveStatus()
+    state = context.run(
+        context.on.relation_joined(state.get_relation(relation.id)), state
+    )  # it reads its own URI there
+    return state.get_relation(relation.id).local_app_data["endpoint"], state
+
+
+def info(uri: str) -> Any:
+    """Return what upstream's library reads in a URI without a secret."""
+    library: Any = importlib.import_module("charms.filesystem_client.v0.filesystem_info")
+    return library._uri_to_fs_info(uri, types.SimpleNamespace())
+
+
+# --- what upstream writes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"hostname": "nfs.lab", "path": "/srv"}, filesystem_info.Nfs("nfs.lab", "/srv")),
+        ({"hostname": "10.0.0.4", "path": "/srv/a b", "port": 2050}, filesystem_info.Nfs("10.0.0.4", "/srv/a b", 2050)),
+        ({"hostname": "fd00::4", "path": "/"}, filesystem_info.Nfs("fd00::4", "/")),
+        ({"hostname": "fd00::4", "path": "/x", "port": 2049}, filesystem_info.Nfs("fd00::4", "/x", 2049)),
+    ],
+    ids=str,
+)
+def test_nfs_server_proxy_is_read(config: dict[str, Any], expected: filesystem_info.Nfs):
+    uri, _ = published("nfs-server-proxy", "NFSServerProxyCharm", config)
+    assert filesystem_info.parse(uri) == expected
+
+
+@pytest.mark.parametrize(
+    "monitors", ["10.0.0.1:6789", "10.0.0.1:6789 10.0.0.2:6789", "mon1.lab mon2.lab:3300", "[fd00::1]:6789"]
+)
+def test_cephfs_server_proxy_is_read(monitors: str):
+    config = {"fsid": FSID, "sharepoint": "cephfs:/team/a", "monitor-hosts": monitors, "auth-info": "fs-client:AQB=="}
+    uri, state = published("cephfs-server-proxy", "CephFSServerProxyCharm", config)
+    (secret,) = state.secrets
+    read = filesystem_info.parse(uri)
+    assert isinstance(read, filesystem_info.Cephfs)
+    assert (read.hosts, read.user, read.fsid) == (tuple(monitors.split()), "fs-client", FSID)
+    assert (read.name, read.path, read.secret_id) == ("cephfs", "/team/a", secret.id)
+    assert secret.latest_content == {"key": "AQB=="}
+    assert "AQB" not in uri
+
+
+@pytest.mark.parametrize("nids", ["10.0.0.2@tcp", "10.0.0.2@tcp 10.0.0.3@tcp1", "192.168.1.9@o2ib"])
+def test_lustre_server_proxy_is_read(nids: str):
+    uri, _ = published("lustre-server-proxy", "LustreServerProxyCharm", {"mgs-nids": nids, "fs-name": "exafs"})
+    assert filesystem_info.parse(uri) == filesystem_info.Lustre(tuple(nids.split()), "exafs")
+
+
+def test_what_ceph_fs_writes_without_secrets_is_read():
+    library: Any = importlib.import_module("charms.filesystem_client.v0.filesystem_info")
+    options = {"fsid": FSID, "name": "ceph-fs", "auth": "plain:AQB/x+y=="}
+    uri = str(library._UriData(scheme="cephfs", hosts=["10.0.0.1:6789"], path="/", user="u", options=options))
+    read = filesystem_info.parse(uri)
+    assert isinstance(read, filesystem_info.Cephfs)
+    assert read.key == "AQB/x+y=="
+
+
+# --- what we write ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        filesystem_info.Nfs("nfs.lab", "/srv/a b"),
+        filesystem_info.Nfs("10.0.0.4", "/srv/%41", 2049),
+        filesystem_info.Nfs("fd00::4", "/", 2049),
+        filesystem_info.Nfs("fd00::4", "/x"),
+    ],
+    ids=str,
+)
+def test_upstream_reads_our_nfs(ours: filesystem_info.Nfs):
+    read = info(ours.uri())
+    assert (read.hostname, read.port, read.path) == (ours.host, ours.port, ours.path)
+    assert filesystem_info.parse(read.to_uri(None)) == ours
+
+
+def test_upstream_reads_our_cephfs():
+    ours = filesystem_info.Cephfs(("10.0.0.1:6789", "[fd00::2]:3300"), "u", FSID, "cephfs", "/a", key="AQB/x+y==")
+    read = info(ours.uri())
+    assert (tuple(read.monitor_hosts), read.user, read.fsid) == (ours.hosts, ours.user, ours.fsid)
+    assert (read.name, read.path, read.key) == (ours.name, ours.path, ours.key)
+
+
+def test_upstream_reads_our_lustre():
+    ours = filesystem_info.Lustre(("10.0.0.2@tcp", "10.0.0.3@tcp1"), "exafs")
+    read = info(ours.uri())
+    assert (tuple(read.mgs_ids), read.fs_name) == (ours.nids, ours.fs_name)
+    assert filesystem_info.parse(read.to_uri(None)) == ours
+
+
+# --- upstream's filesystem-client ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(host: Host, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> testing.Context[Any]:
+    """Upstream's filesystem-client, with autofs' maps in the test's folder."""
+    module: Any = checkout.load("filesystem-client")
+    manager = module.MountsManager
+    original = manager.__init__
+
+    def __init__(self: Any, charm: Any) -> None:  # noqa: N807
+        original(self, charm)
+        self._master_file, self._autofs_file = tmp_path / "master.autofs", tmp_path / "auto.map"
+
+    monkeypatch.setattr(manager, "__init__", __init__)
+    return checkout.context("filesystem-client", module.FilesystemClientCharm)
+
+
+def mount(client: testing.Context[Any], tmp_path: pathlib.Path, uri: str, *secrets: testing.Secret) -> str:
+    """Return the map of autofs that upstream's client writes for a URI."""
+    relation = testing.Relation("filesystem", interface="filesystem_info", remote_app_data={"endpoint": uri})
+    place = testing.SubordinateRelation("juju-info", interface="juju-info")
+    state = testing.State(
+        leader=True, config={"mountpoint": str(tmp_path / "mnt")}, relations={relation, place}, secrets=set(secrets)
+    )
+    out = client.run(client.on.relation_changed(relation), state)
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    return (tmp_path / "auto.map").read_text()
+
+
+def test_upstream_s_client_mounts_what_we_publish(client: testing.Context[Any], tmp_path: pathlib.Path):
+    nfs = filesystem_info.Nfs("10.0.0.4", "/srv", 2049).uri()
+    assert mount(client, tmp_path, nfs).endswith("-dev,exec,fstype=nfs,port=2049,rw,suid 10.0.0.4:/srv")
+    secret = testing.Secret({"key": "AQB=="})
+    ours = filesystem_info.Cephfs(("10.0.0.1:6789",), "u", FSID, "cephfs", "/a", secret_id=secret.id, auth_rev=1)
+    assert f" u@{FSID}.cephfs=/a" in mount(client, tmp_path, ours.uri(), secret)
+
+
+def test_upstream_s_client_fails_on_juicefs_and_on_lustre(client: testing.Context[Any], tmp_path: pathlib.Path):
+    """Hook errors, which the README's limits name: juicefs-server-proxy is for shared-filesystem-client only."""
+    volume = filesystem_info.Juicefs("shared", ("10.0.0.5:6379",), "redis", "1", "0e5d2f4e-0000-4000-8000-000000000001")
+    for uri, said in ((volume.uri(), "juicefs"), (filesystem_info.Lustre(("10.0.0.2@tcp",), "exafs").uri(), "lustre")):
+        with pytest.raises(testing.errors.UncaughtCharmError, match=f"unsupported filesystem type `{said}`"):
+            mount(client, tmp_path, uri)
+
+
+# --- mount_info ------------------------------------------------------------------------------------------------------
+
+
+def test_what_upstream_asks_for_is_read():
+    context = checkout.context("test-mount-client", checkout.load("test-mount-client").TestMountClient)
+    relation = testing.Relation("mount", interface="mount_info", remote_app_name="client")
+    state = testing.State(leader=True, config={"mountpoint": "/srv/state"}, relations={relation})
+    out = context.run(context.on.config_changed(), state)
+    databag = out.get_relation(relation.id).local_app_data
+    assert mount_info.load(databag) == mount_info.MountRequest(mountpoint="/srv/state")
+    assert mount_info.load({}) is None
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_upstream_s_client_reads_what_we_ask_for(client: testing.Context[Any], tmp_path: pathlib.Path, read_only: bool):
+    request = mount_info.MountRequest(mountpoint=str(tmp_path / "state"), nodev=True, read_only=read_only)
+    asking = testing.SubordinateRelation("mount", interface="mount_info", remote_app_data=mount_info.dump(request))
+    uri = filesystem_info.Nfs("10.0.0.4", "/srv").uri()
+    filesystem = testing.Relation("filesystem", interface="filesystem_info", remote_app_data={"endpoint": uri})
+    out = client.run(client.on.config_changed(), testing.State(leader=True, relations={asking, filesystem}))
+    words = (tmp_path / "auto.map").read_text().split()
+    assert words[0] == request.mountpoint
+    assert {"nodev", "suid", "ro" if read_only else "rw"} <= set(words[1].lstrip("-").split(","))
+    assert out.get_relation(asking.id).local_unit_data["mounted"] == mount_info.answer(mounted=True)["mounted"]
+
+
+@pytest.mark.parametrize(("mounted", "event"), [(True, "MountedFilesystemEvent"), (False, "UnmountedFilesystemEvent")])
+def test_upstream_s_slurmctld_hears_our_answer(slurmctld: testing.Context[Any], host: Host, mounted: bool, event: str):
+    relation = testing.SubordinateRelation(
+        "mount", interface="mount_info", remote_app_name="client", remote_unit_data=mount_info.answer(mounted=mounted)
+    )
+    slurmctld.run(slurmctld.on.relation_changed(relation), testing.State(leader=True, relations={relation}))
+    assert event in {type(emitted).__name__ for emitted in slurmctld.emitted_events}

@@ -1,0 +1,162 @@
+"""gres.conf of the controller: upstream writes it once, slurm-gpu keeps a block in it, no event of upstream touches it."""
+
+import collections.abc
+import dataclasses
+import importlib
+from typing import Any
+
+import pytest
+from host import Host
+from ops import testing
+
+import gres_conf
+from slurm_ddp.interfaces import slurm_gres
+
+PEER = testing.PeerRelation(
+    "slurmctld-peer", interface="slurmctld-peer", local_app_data={"cluster_name": '"ddp"', "restart_signal": '""'}
+)
+SLURMD = testing.Relation(
+    "slurmd",
+    interface="slurmd",
+    remote_app_name="slurmd",
+    remote_app_data={"partition": '{"partitionname": "slurmd", "nodes": ["slurmd"]}'},
+)
+SACKD = testing.Relation("sackd", interface="sackd", remote_app_name="sackd")
+SLURMDBD = testing.Relation(
+    "slurmdbd", interface="slurmdbd", remote_app_name="slurmdbd", remote_app_data={"hostname": '"juju-2586ad-1"'}
+)
+SLURMRESTD = testing.Relation("slurmrestd", interface="slurmrestd", remote_app_name="slurmrestd")
+AUTH = testing.Secret({"key": "a2V5", "keyid": "1"}, label="slurm-auth-key", owner="app")
+JWT = testing.Secret({"key": "pem"}, label="slurm-jwt-key", owner="app")
+STATE = testing.State(
+    leader=True,
+    planned_units=1,
+    config={"cluster-name": "ddp", "default-partition": "slurmd"},
+    relations={PEER, SLURMD, SACKD, SLURMDBD, SLURMRESTD},
+    secrets={AUTH, JWT},
+)
+LINES = ("Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3", "Name=gpu Type=nvidia_a100 File=/dev/nvidia1")
+
+Make = collections.abc.Callable[[Any], Any]
+EVENTS: dict[str, Make] = {
+    "install": lambda on: on.install(),
+    "leader-elected": lambda on: on.leader_elected(),
+    "config-changed": lambda on: on.config_changed(),
+    "start": lambda on: on.start(),
+    "update-status": lambda on: on.update_status(),
+    "upgrade-charm": lambda on: on.upgrade_charm(),
+    "stop": lambda on: on.stop(),
+    "remove": lambda on: on.remove(),
+    "peer-created": lambda on: on.relation_created(PEER),
+    **{
+        f"{relation.endpoint}-{event}": lambda on, relation=relation, event=event: getattr(on, event)(relation)
+        for relation in (SLURMD, SACKD, SLURMDBD, SLURMRESTD)
+        for event in ("relation_created", "relation_joined", "relation_changed", "relation_departed", "relation_broken")
+    },
+    "rotate-auth-key": lambda on: on.action("rotate-auth-key"),
+    "rotate-jwt-key": lambda on: on.action("rotate-jwt-key"),
+    "show-current-config": lambda on: on.action("show-current-config"),
+    "set-node-state": lambda on: on.action(
+        "set-node-state", params={"nodes": "slurmd-0", "state": "down", "reason": "test"}
+    ),
+}
+
+
+@pytest.fixture
+def started(slurmctld: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch) -> testing.Context[Any]:
+    """Upstream's slurmctld after install, config-changed and start; slurm-gpu's module looks at the same file."""
+    monkeypatch.setattr(gres_conf, "PATH", host.etc / "gres.conf")
+    host.nodes["slurmd-0"] = {"state": ["IDLE", "DYNAMIC_NORM"], "reason": ""}
+    fresh = dataclasses.replace(STATE, relations={PEER}, secrets=[])
+    state = slurmctld.run(slurmctld.on.install(), fresh)
+    state = slurmctld.run(slurmctld.on.config_changed(), state)
+    slurmctld.run(slurmctld.on.start(), state)
+    assert "slurmctld" in host.active
+    return slurmctld
+
+
+def with_block() -> str:
+    """Write the lines of a node as slurm-gpu's controller does; return the file."""
+    book = gres_conf.read()
+    assert book is not None
+    said = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
+    entry = gres_conf.Entry.of("slurm-gpu/0", said)
+    assert gres_conf.write(book.with_entries({entry.unit: entry}))
+    return gres_conf.PATH.read_text()
+
+
+def test_what_upstream_writes_is_read(started: testing.Context[Any]):
+    book = gres_conf.read()
+    assert book is not None
+    assert (book.autodetect, book.entries) == ("nvidia", {})
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_no_event_of_upstream_touches_the_block(started: testing.Context[Any], host: Host, event: Make):
+    text = with_block()
+    assert "NodeName=slurmd-0 AutoDetect=off Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3" in text
+    observed = event(started.on)
+    started.run(observed, STATE)
+    assert gres_conf.PATH.read_text() == text
+    book = gres_conf.read()
+    assert book is not None
+    assert set(book.entries) == {"slurm-gpu/0"}
+
+
+def test_a_rotation_of_the_key_to_its_end_does_not_touch_the_block(started: testing.Context[Any]):
+    text = with_block()
+    rotated = started.run(started.on.action("rotate-auth-key"), STATE)
+    secret = rotated.get_secret(label="slurm-auth-key")
+    secret._track_latest_revision()  # what upstream's secret-changed does, which the simulation gives observers only
+    started.run(started.on.secret_remove(secret, revision=1), rotated)
+    assert gres_conf.PATH.read_text() == text
+
+
+def test_the_block_goes_and_upstream_s_text_is_as_it_was(started: testing.Context[Any]):
+    before = gres_conf.PATH.read_text()
+    with_block()
+    book = gres_conf.read()
+    assert book is not None
+    gres_conf.write(book.with_entries({}))
+    assert gres_conf.PATH.read_text() == before
+
+
+def test_a_file_that_is_there_already_never_gets_the_detection(
+    slurmctld: testing.Context[Any], host: Host, monkeypatch: pytest.MonkeyPatch
+):
+    """`exists()` alone decides: who writes gres.conf before upstream's first start takes `AutoDetect=nvidia` away."""
+    (host.etc / "gres.conf").write_text("# early\n")
+    fresh = dataclasses.replace(STATE, relations={PEER})
+    slurmctld.run(slurmctld.on.start(), fresh)
+    assert (host.etc / "gres.conf").read_text() == "# early\n"
+
+
+def test_slurm_conf_stands_when_gres_conf_is_written(started: testing.Context[Any], host: Host):
+    """slurm-gpu waits for slurm.conf before it writes; upstream writes both in one hook, slurm.conf first."""
+    assert {"slurm.conf", "slurm.conf.accounting", "slurm.conf.overrides", "slurm.conf.profiling", "gres.conf"} <= {
+        path.name for path in host.etc.iterdir()
+    }
+
+
+def test_upstream_s_model_cannot_keep_the_block(started: testing.Context[Any]):
+    """Why the block is made without slurmutils. When this fails, slurm-gpu may use the model."""
+    with_block()
+    slurmutils: Any = importlib.import_module("slurmutils")
+    with pytest.raises(slurmutils.ModelError):
+        slurmutils.GresConfigEditor().load(gres_conf.PATH)
+
+
+def test_accounting_is_written_when_slurmdbd_is_ready_and_not_before(started: testing.Context[Any], host: Host):
+    """So slurm.conf with AccountingStorageTRES=gres/gpu has no slurmdbd at the first start, which is fatal."""
+    assert "accountingstorage" not in "".join(path.read_text() for path in host.etc.glob("slurm.conf*")).lower()
+    started.run(started.on.relation_changed(SLURMDBD), STATE)
+    assert "accounting_storage/slurmdbd" in (host.etc / "slurm.conf.accounting").read_text()
+
+
+def test_the_controller_publishes_its_host_s_name(started: testing.Context[Any], host: Host):
+    """Not an address: on machines that exist each must resolve it (docs/howto/deploy.md)."""
+    manager: Any = importlib.import_module("slurm_ops").SlurmctldManager()
+    out = started.run(started.on.relation_changed(SLURMD), STATE)
+    databag = out.get_relation(SLURMD.id).local_app_data
+    assert databag["controllers"] == f'["{manager.hostname}:6817"]'
+    assert f"SlurmctldHost={manager.hostname}\n".lower() in (host.etc / "slurm.conf").read_text().lower()

@@ -1,0 +1,100 @@
+"""What this project's texts set in Slurm, through upstream's charms: their configuration, and the files they write."""
+
+import dataclasses
+import pathlib
+import types
+from typing import Any
+
+import checkout
+import pytest
+import rules
+from host import Host
+from ops import testing
+from test_docs import ANYWHERE, SOURCES, named, settings
+from test_gres_conf import PEER, STATE
+
+DEFAULTS = {
+    "cgroup-parameters": "",
+    "cluster-name": "",
+    "default-partition": "",
+    "email-from-name": "",
+    "slurm-conf-parameters": "",
+}
+REFUSED = ("PreemptMode=REQUEUE", "SchedulerParameters=requeue_delay=10", "Foo=1", "prolog")
+
+
+def configure(module: types.ModuleType, **options: str) -> Any:
+    """Return upstream's configuration of slurmctld."""
+    values = {name.replace("-", "_"): value for name, value in (DEFAULTS | options).items()}
+    return module.ConfigManager(**values)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=named)
+def test_upstream_takes_what_our_texts_set(
+    source: pathlib.Path, slurmctld_module: types.ModuleType, slurmd_module: types.ModuleType
+):
+    for option, value in settings(source.read_text()):
+        if option == "partition-config":
+            slurmd_module.ConfigManager(
+                default_node_state="idle", default_node_reason="", partition_name="slurmd", partition_config=value
+            )
+        else:
+            name = "slurm-conf-parameters" if option == "code" else option
+            configure(slurmctld_module, **{name: value})
+
+
+def test_something_is_set_somewhere():
+    found = {option for source in SOURCES for option, _ in settings(source.read_text())}
+    assert {"slurm-conf-parameters", "partition-config"} <= found <= set(ANYWHERE)
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_our_rules_refuse_upstream_refuses(text: str, slurmctld_module: types.ModuleType):
+    assert list(rules.slurm_conf_problems(text))
+    with pytest.raises(slurmctld_module.ValidationError):
+        configure(slurmctld_module, **{"slurm-conf-parameters": text})
+
+
+@pytest.mark.parametrize("text", REFUSED[:1])
+def test_a_refused_option_leaves_the_charm_without_observers(slurmctld: testing.Context[Any], host: Host, text: str):
+    state = dataclasses.replace(STATE, relations={PEER}, config={"slurm-conf-parameters": text})
+    out = slurmctld.run(slurmctld.on.start(), state)
+    assert out.unit_status == testing.BlockedStatus(
+        "Configuration option(s) 'slurm-conf-parameters' failed validation. See `juju debug-log` for details"
+    )
+    assert not host.active
+    assert not list(host.etc.iterdir())
+
+
+def test_lines_arrive_in_the_overrides_one_by_one(slurmctld: testing.Context[Any], host: Host):
+    text = "HealthCheckProgram=/usr/local/sbin/gpu-health\nHealthCheckInterval=300\n"
+    state = dataclasses.replace(STATE, relations={PEER}, config={"slurm-conf-parameters": text})
+    slurmctld.run(slurmctld.on.config_changed(), state)
+    lines = (host.etc / "slurm.conf.overrides").read_text().lower().splitlines()
+    assert {"healthcheckprogram=/usr/local/sbin/gpu-health", "healthcheckinterval=300"} <= set(lines)
+
+
+def test_two_settings_in_one_line_become_one_value(slurmctld: testing.Context[Any], host: Host):
+    """Upstream takes it, and slurmctld is fatal over it: only the rule of one KEY=VALUE in a line finds it."""
+    text = "HealthCheckProgram=/usr/local/sbin/gpu-health HealthCheckInterval=300"
+    state = dataclasses.replace(STATE, relations={PEER}, config={"slurm-conf-parameters": text})
+    slurmctld.run(slurmctld.on.config_changed(), state)
+    assert text.lower() in (host.etc / "slurm.conf.overrides").read_text().lower()
+    assert list(rules.slurm_conf_problems(text))
+
+
+def test_what_the_rules_say_of_shared_machines_is_upstream_s():
+    """Which of the charms write the same file, or open the same port, on one machine (tests/bundle/rules.py)."""
+    slurm_ops: Any = __import__("slurm_ops")
+    files = {
+        "slurmctld": slurm_ops.SlurmctldManager().config.path,
+        "slurmrestd": slurm_ops.SlurmrestdManager().config.path,
+        "slurmdbd": slurm_ops.SlurmdbdManager().config.path,
+    }
+    for name, path in files.items():
+        assert str(path) in rules.CLAIMS[name]
+    ports = {"slurmctld": 6817, "slurmd": 6818, "sackd": 6818, "slurmdbd": 6819, "slurmrestd": 6820}
+    for name, port in ports.items():
+        constants = (checkout.charm_folder(name) / "src" / "constants.py").read_text()
+        assert f"{name.upper()}_PORT = {port}\n" in constants
+        assert f"port {port}" in rules.CLAIMS[name]
