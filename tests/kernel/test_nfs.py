@@ -72,6 +72,10 @@ class Rig:
     def healed(self, what: str, script: str) -> nodes.Health:
         """Break the mount between two passes; wait until the keeper has repaired it; return what it found then."""
         self.passed()  # a mount that came is followed by a pass of its own, which may still run
+        return self.repaired(what, script)
+
+    def repaired(self, what: str, script: str) -> nodes.Health:
+        """Run a script after which the keeper has something to repair; return what its pass found then."""
         begin = self.node.now()
         self.guest.sh(script)
         found, took = self.node.until(APP, lambda found: nodes.is_right(found) and found["healed_at"] >= begin, begin)
@@ -139,12 +143,14 @@ def test_a_change_waits_for_users_and_follows_by_itself_when_they_are_gone(rig: 
 
 
 def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig):
-    rig.guest.sh("systemctl stop mount-keeper-client.timer mount-keeper-client.service mnt-shared.mount")
+    rig.passed()
+    services = "mount-keeper-client.service mount-keeper-client-up.service"
+    rig.guest.sh(f"systemctl stop mount-keeper-client.timer {services}; systemctl stop mnt-shared.mount")
     assert not rig.mounts()
     said = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
     assert said.code != 0
     assert "Operation not permitted" in said.err
-    rig.healed("a mount unit that somebody stopped", "systemctl start mount-keeper-client.timer")
+    rig.repaired("a mount unit that somebody stopped", "systemctl start mount-keeper-client.timer")
 
 
 def test_what_somebody_unmounted_comes_back(rig: Rig):
