@@ -29,6 +29,7 @@ UNIT = (
     "unit-shared-filesystem-client",
     "unit-slurm-gpu",
     "lib",
+    "ddp",
     "bundle",
     "integration-standin",
     "payload",

@@ -1,0 +1,1 @@
+"""The ddp program: distributed PyTorch training on a Slurm cluster, for every user of it."""
