@@ -40,7 +40,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build", ROOT / "dist"
 BUNDLE = "bundle"  # the name that stands for the bundle on the command line and under build/
 VENV = BUILD / "venvs" / "charmcraft"
-EXTRAS = {"ddp-trainer": {"payload": "payload"}}  # what a charm carries besides itself: source folder -> folder in it
+EXTRAS = {
+    "ddp-trainer": {"payload": "payload", "lib/ddp": "lib/ddp"}
+}  # what a charm carries besides itself: source folder -> folder in it
 LEFT_OUT = set("tests build dist parts stage prime venv requirements.in".split()) | {
     *("metadata.yaml", "config.yaml", "actions.yaml"),  # what an interrupted Scenario run leaves
 }
