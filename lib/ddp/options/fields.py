@@ -392,6 +392,11 @@ class Training(Resources):
     environment: Name | None = pydantic.Field(
         None, description="Name of an environment of one's own, as ddp env create makes them; default is the cluster's."
     )
+    snapshot: Flag = pydantic.Field(
+        True,
+        description="Keep the folder of a script with the run, and start that copy: what is edited afterwards changes "
+        "neither a job that waits nor one that is requeued. What .ddpignore names is left out.",
+    )
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
 
     @property

@@ -11,7 +11,7 @@ from ddp import remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import fields
 from ddp.runs import drawing, run_files
-from ddp.submit import checks
+from ddp.submit import checks, code
 from ddp.workspace import folders, operations, tokens
 from slurm_ddp.slurm import jobs
 
@@ -141,7 +141,14 @@ def refuse_if_active(settings: Settings, run: str) -> None:
 
 
 def submit(
-    settings: Settings, run: str, texts: dict[str, str], facts: dict[str, object], *, again: bool, token: bool = False
+    settings: Settings,
+    run: str,
+    texts: dict[str, str],
+    facts: dict[str, object],
+    *,
+    again: bool,
+    token: bool = False,
+    kept: code.Kept | None = None,
 ) -> Submitted:
     """Write a run's files and hand its script to Slurm, both as the submit user; `token`: with that file.
 
@@ -154,6 +161,8 @@ def submit(
     texts = {**texts, "job.json": _dump(record)}
     folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts=texts, again=again)
     script = folder / "job.sbatch"
+    if kept is not None:
+        kept.place()
     try:
         if token:
             tokens.deliver(settings, run)

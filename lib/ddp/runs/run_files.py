@@ -26,7 +26,7 @@ from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RUN_FILES = {
     "logs", "control", "job.sbatch", "job.json", "node.sh", "rank.sh", "environment.sh", "fabric.sh", "explain.py",
-    "sweep.jsonl", "args",
+    "sweep.jsonl", "args", "code",
 }  # fmt: skip
 
 

@@ -242,6 +242,17 @@ def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, 
         )
 
 
+def check_script(settings: Settings, path: str) -> None:
+    """Raise ParameterError unless a script is a file that this user can read, wherever it lies."""
+    found = folders.locate(settings, path)
+    if found.kind == "absent":
+        raise ParameterError("workload", f"{path} is not there")
+    if found.kind != "file":
+        raise ParameterError("workload", f"{path} is not a file")
+    if not found.is_readable:
+        raise ParameterError("workload", f"{path} cannot be read by {settings.user}")
+
+
 def label(path: str) -> str:
     """Return the first part of a run's name for a script."""
     stem = path.rsplit("/", 1)[-1].removesuffix(".py")

@@ -11,7 +11,7 @@ import typing
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, shown
 from ddp.options import fields
 from ddp.runs import control, run_files
-from ddp.submit import checks, precheck, scripts, training
+from ddp.submit import checks, code, precheck, scripts, training
 from ddp.workspace import folders, operations, tokens
 from slurm_ddp.slurm import jobs
 
@@ -37,43 +37,37 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     if params.dry_run:
         return training.dry(settings, params, checked, sweep=sweep) | {"runs": _listing(name, lines)}
     environment = training.provide(settings, params, checked, log)
-    facts = training.facts_of(params, checked, environment)
-    stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-    record = {"format": 1, "job_id": None, "submitted": stamp, **facts}
-    texts = training.texts_of(settings, params, checked, environment, sweep=sweep)
-    texts["sweep.jsonl"] = "".join(f"{line}\n" for line in lines)
-    texts["job.json"] = _dump({**record, "kind": "sweep", "run": name, "count": len(choices)})
-    elements = [
-        {
-            "args": "".join(f"{word}\n" for word in precheck.words(choice)),
-            "job.json": _dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
-        }
-        for number, (choice, line) in enumerate(zip(choices, lines, strict=True))
-    ]
-    workspace = str(settings.folder)
-    folders.call(
-        settings, run_files.create_sweep, timeout_s=120, workspace=workspace, run=name, texts=texts, elements=elements
-    )
-    folder = settings.runs / name
-    try:
-        if tokens.is_wanted(settings, params):
-            tokens.deliver(settings, name)
-        job_id = jobs.submit(str(folder / "job.sbatch"))
-    except (jobs.SlurmError, folders.WorkspaceError) as e:
-        tokens.drop(settings, name)
-        folders.call(settings, run_files.remove_sweep, timeout_s=120, workspace=workspace, run=name, count=len(choices))
-        if isinstance(e, folders.WorkspaceError):
-            raise
-        raise checks.refused(str(e)) from e
-    folders.call(
-        settings,
-        run_files.number_sweep,
-        timeout_s=120,
-        workspace=workspace,
-        run=name,
-        count=len(choices),
-        job_id=job_id,
-    )
+    with code.kept(settings, params, name) as kept:
+        checked = training.with_code(checked, kept)
+        facts = training.facts_of(params, checked, environment, kept)
+        stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        record = {"format": 1, "job_id": None, "submitted": stamp, **facts}
+        texts = training.texts_of(settings, params, checked, environment, sweep=sweep)
+        texts["sweep.jsonl"] = "".join(f"{line}\n" for line in lines)
+        texts["job.json"] = _dump({**record, "kind": "sweep", "run": name, "count": len(choices)})
+        elements = [
+            {
+                "args": "".join(f"{word}\n" for word in precheck.words(choice)),
+                "job.json": _dump({**record, "run": f"{name}-{number}", "sweep": name, "choice": line}),
+            }
+            for number, (choice, line) in enumerate(zip(choices, lines, strict=True))
+        ]
+        place: dict[str, object] = {"workspace": str(settings.folder), "run": name}
+        folders.call(settings, run_files.create_sweep, timeout_s=120, **place, texts=texts, elements=elements)
+        folder = settings.runs / name
+        if kept is not None:
+            kept.place()
+        try:
+            if tokens.is_wanted(settings, params):
+                tokens.deliver(settings, name)
+            job_id = jobs.submit(str(folder / "job.sbatch"))
+        except (jobs.SlurmError, folders.WorkspaceError) as e:
+            tokens.drop(settings, name)
+            folders.call(settings, run_files.remove_sweep, timeout_s=120, **place, count=len(choices))
+            if isinstance(e, folders.WorkspaceError):
+                raise
+            raise checks.refused(str(e)) from e
+        folders.call(settings, run_files.number_sweep, timeout_s=120, **place, count=len(choices), job_id=job_id)
     settings.claims.drop(name)
     log(f"job {job_id}: sweep {name}, {len(choices)} runs, each on {training.describe(checked.request)}")
     results = {

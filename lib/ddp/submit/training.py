@@ -7,7 +7,7 @@ from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields, models
 from ddp.runs import control
-from ddp.submit import checks, fabrics, manifests, precheck, preparation, resources, scripts, tuning
+from ddp.submit import checks, code, fabrics, manifests, precheck, preparation, resources, scripts, tuning
 from ddp.workspace import folders, tokens
 from slurm_ddp.slurm import jobs
 
@@ -24,12 +24,13 @@ class Workload:
     prepare: bool  # the dataset is the default one and has to be made first
     run: str
     is_again: bool  # the run exists and goes on
+    script: str = ""  # the path of what a job of the kind script starts
 
     def program(self, settings: Settings, params: fields.Training, resume: str) -> scripts.Program:
         """Return what the ranks run. `resume` is auto, never or a run's name."""
         args = params.words
         if self.kind == "script":
-            return scripts.Program((params.workload, *args), leaves_outcome=False)
+            return scripts.Program((self.script or params.workload, *args), leaves_outcome=False)
         command = "smoke" if self.kind == "smoke" else "train"
         start = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR)
         payload = environments.payload_folder(settings) if params.container_image else ""
@@ -59,11 +60,14 @@ def submit_ddp(settings: Settings, params: fields.SubmitDdp, log: Log) -> Result
     if params.dry_run:
         return dry(settings, params, checked, resume=params.resume)
     environment = provide(settings, params, checked, log)
-    texts = texts_of(settings, params, checked, environment, resume=params.resume)
-    facts = facts_of(params, checked, environment)
-    submitted = control.submit(
-        settings, workload.run, texts, facts, again=workload.is_again, token=tokens.is_wanted(settings, params)
-    )
+    with code.kept(settings, params, workload.run) as kept:
+        checked = with_code(checked, kept)
+        texts = texts_of(settings, params, checked, environment, resume=params.resume)
+        facts = facts_of(params, checked, environment, kept)
+        token = tokens.is_wanted(settings, params)
+        submitted = control.submit(
+            settings, workload.run, texts, facts, again=workload.is_again, token=token, kept=kept
+        )
     log(f"job {submitted.job_id}: {workload.run} on {describe(request)}")
     if not params.wait:
         return submitted.as_results()
@@ -155,9 +159,22 @@ def texts_of(
     )  # fmt: skip
 
 
-def facts_of(params: fields.Training, checked: Checked, environment: environments.Environment) -> dict[str, object]:
+def with_code(checked: Checked, kept: code.Kept | None) -> Checked:
+    """Return what is submitted where the code was kept: the copy is what starts."""
+    if kept is None:
+        return checked
+    return dataclasses.replace(checked, workload=dataclasses.replace(checked.workload, script=kept.script))
+
+
+def facts_of(
+    params: fields.Training,
+    checked: Checked,
+    environment: environments.Environment,
+    kept: code.Kept | None,
+) -> dict[str, object]:
     """Return what job.json says of a run beside its job."""
     return {
+        **({"code": kept.facts()} if kept is not None else {}),
         "kind": checked.workload.kind,
         "workload": params.workload,
         "dataset": checked.workload.dataset,
@@ -184,7 +201,10 @@ def _workload(
     """Return what is to run. Raises ParameterError where parameters contradict each other or name what is not there."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script":
-        checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+        if params.snapshot:
+            checks.check_script(settings, params.workload)
+        else:
+            checks.check_inside(settings, "workload", params.workload, kinds=("file",))
     if kind != "gpt":
         for name, value in (
             ("dataset", params.dataset),
