@@ -7,7 +7,7 @@ import typing
 
 import hypothesis
 import hypothesis.strategies as st
-import kubernetes_validate
+import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
 import pydantic
 import pytest
 import yaml

@@ -99,6 +99,7 @@ class Kubelet:
                 expand(one["value"]) if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
             )
         assert env["MASTER_PORT"] == "29500"
+        env["DDP_TEST_POD"] = f"{self.folder}/{len(self.pods)}"
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), **more}  # the Service's part
         command = [expand(word).replace("/etc/ddp/", f"{self.folder}/") for word in (*spec["command"], *spec["args"])]
         pod = subprocess.Popen(
@@ -111,6 +112,18 @@ class Kubelet:
         )
         self.pods.append(pod)
         return pod
+
+    def kill(self, pod: subprocess.Popen[str]) -> None:
+        """End a container at once, with all that runs in it."""
+        pod.kill()
+        pod.wait()
+        mine = f"DDP_TEST_POD={self.folder}/{self.pods.index(pod)}".encode()
+        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mine in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except OSError:
+                continue  # another account's, or it has ended
 
     def all(self, run: kubernetes.Run, number: int = 0) -> list[subprocess.Popen[str]]:
         return [self.start(run, index, number) for index in range(run.nodes)]
@@ -132,7 +145,7 @@ def kubelet(tmp_path: pathlib.Path) -> collections.abc.Iterator[Kubelet]:
     found = Kubelet(tmp_path, free_ports())
     yield found
     for pod in found.pods:
-        pod.kill()
+        found.kill(pod)
         pod.communicate()
 
 
@@ -232,7 +245,7 @@ def test_a_lost_pod_ends_the_attempt_and_the_next_one_goes_on(kubelet: Kubelet):
     plan = run(kubelet, "once")
     old = kubelet.all(plan)
     until(lambda: len(ranks(kubelet)) == 4)
-    old[1].kill()  # with its node
+    kubelet.kill(old[1])  # with its node
     early = kubelet.start(plan, 1, 1)  # before the others have noticed
     assert ends([old[0]]) == [75]  # does not count
     (kubelet.folder / "work/runs/night/second").touch()
@@ -243,7 +256,7 @@ def test_a_lost_pod_ends_the_attempt_and_the_next_one_goes_on(kubelet: Kubelet):
 def test_a_lost_pod_0_ends_the_attempt(kubelet: Kubelet):
     pods = kubelet.all(run(kubelet, "once", nodes=3, ranks_per_node=1))
     until(lambda: len(ranks(kubelet)) == 3)
-    pods[0].kill()
+    kubelet.kill(pods[0])
     assert ends(pods[1:]) == [75, 75]
 
 

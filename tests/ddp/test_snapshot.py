@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -308,26 +307,40 @@ def test_editing_afterwards_changes_nothing(project: pathlib.Path, code: pathlib
     assert kept.path.read_text() == "x"
 
 
-def test_a_file_that_is_written_all_the_time_is_reported(project: pathlib.Path, code: pathlib.Path):
-    write(project, train_py="x")
-    growing, ends = project / "a.log", threading.Event()
-    growing.write_bytes(b"a" * 8_000_000)
+def test_a_file_that_is_written_all_the_time_is_reported(
+    project: pathlib.Path, code: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(project, train_py="x", a_log="first\n")
+    real = snapshot.hashlib.sha256
 
-    def grow():
-        with growing.open("ab", buffering=0) as file:
-            while not ends.is_set():
-                file.write(b"more\n")
+    def meanwhile(*given: bytes):  # while each file is read, and each time that it is read again
+        with (project / "a.log").open("a") as file:
+            file.write("more\n")
+        return real(*given)
 
-    writer = threading.Thread(target=grow)
-    writer.start()
-    try:
-        kept = snapshot.take(project / "train.py", code)
-    finally:
-        ends.set()
-        writer.join()
+    monkeypatch.setattr(snapshot.hashlib, "sha256", meanwhile)
+    kept = snapshot.take(project / "train.py", code)
     assert kept.changed == ("a.log",)
-    assert (code / "a.log").stat().st_size >= 8_000_000
+    copied = (code / "a.log").read_text()
+    assert (project / "a.log").read_text().startswith(copied)
+    assert copied.startswith("first\n")
     assert kept.num_files == 2
+
+
+def test_a_file_that_changes_once_is_copied_again(
+    project: pathlib.Path, code: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    write(project, train_py="half")
+    real, changes = snapshot.hashlib.sha256, ["whole of it"]
+
+    def meanwhile(*given: bytes):
+        if changes:
+            (project / "train.py").write_text(changes.pop())
+        return real(*given)
+
+    monkeypatch.setattr(snapshot.hashlib, "sha256", meanwhile)
+    kept = snapshot.take(project / "train.py", code)
+    assert (kept.changed, kept.path.read_text()) == ((), "whole of it")
 
 
 def test_a_file_that_goes_meanwhile_is_reported(
