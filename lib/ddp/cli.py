@@ -211,7 +211,15 @@ def perform(
     session: Session, verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
 ) -> int:
     """Do what a verb does with flags as they were parsed; return the exit status."""
-    screen = Screen(is_json=session.is_json)
+    params = _parsed(verb, given, arguments)
+    log = Screen(is_json=session.is_json).log
+    return _guarded(session, lambda settings: _act(settings, verb, params, log), verb=verb)
+
+
+def _parsed(
+    verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
+) -> fields.Parsed:
+    """Return a verb's options. Raises click.UsageError."""
     values = {
         name.replace("_", "-"): " ".join(typing.cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
         for name, value in given.items()
@@ -221,31 +229,42 @@ def perform(
         params = fields.parse(verb.params, _resolved(verb, values))
     except ParameterError as e:
         raise click.UsageError(_as_flag(verb, e)) from e
-    if arguments:
-        params = params.model_copy(update={"arguments": arguments})
+    return params.model_copy(update={"arguments": arguments}) if arguments else params
+
+
+def _guarded(
+    session: Session,
+    work: collections.abc.Callable[[Settings], Results | None],
+    *,
+    verb: verbs.Verb | None = None,
+) -> int:
+    """Show what work returns, or why it failed; return the exit status."""
+    from ddp.workspace import files  # noqa: PLC0415 - `ddp --help` is there at once
+    from slurm_ddp import run  # noqa: PLC0415
+
+    screen = Screen(is_json=session.is_json)
     settings = settings_of(session)
     try:
-        screen.show(_act(settings, verb, params, screen.log))
+        results = work(settings)
     except ParameterError as e:
-        screen.fail(_as_flag(verb, e), e.results)
+        screen.fail(_as_flag(verb, e) if verb is not None else str(e), e.results)
     except TrainerError as e:
         screen.fail(str(e), e.results)
+    except (files.RefusedError, run.CommandError) as e:
+        screen.fail(str(e), {})
     else:
+        if results is not None:
+            screen.show(results)
         return OK
     return FAILED
 
 
 def _act(settings: Settings, verb: verbs.Verb, params: fields.Parsed, log: Log) -> Results:
     from ddp import readiness  # noqa: PLC0415 - `ddp --help` is there at once
-    from ddp.workspace import files  # noqa: PLC0415
-    from slurm_ddp import run  # noqa: PLC0415
 
-    try:
-        with settings.claims:
-            readiness.require(settings, asks_nodes=verb.asks_nodes)
-            return verb.do(settings, params, log)
-    except (files.RefusedError, run.CommandError) as e:
-        raise TrainerError(str(e)) from e
+    with settings.claims:
+        readiness.require(settings, asks_nodes=verb.asks_nodes)
+        return verb.do(settings, params, log)
 
 
 def _resolved(verb: verbs.Verb, values: dict[str, object]) -> dict[str, object]:
@@ -273,6 +292,95 @@ def _as_flag(verb: verbs.Verb, e: ParameterError) -> str:
     return f"--{e}" if e.name in known and e.name != _BARE.get(verb.action) else str(e)
 
 
+def _watch_command() -> click.Command:
+    @click.command("watch", context_settings=_CONTEXT)
+    @click.argument("run", required=False, metavar="[RUN|JOB]")
+    @click.pass_context
+    def run_it(context: click.Context, run: str | None) -> None:
+        """Show a run as it goes on: state, step, loss, throughput, memory, time left. Ctrl-C leaves it alone."""
+        import rich.console  # noqa: PLC0415
+
+        from ddp import people  # noqa: PLC0415
+
+        session = typing.cast(Session, context.obj)
+        named = _named(run)
+        context.exit(_guarded(session, lambda settings: people.show_live(settings, named, rich.console.Console())))
+
+    return run_it
+
+
+def _report_command() -> click.Command:
+    @click.command("report", context_settings=_CONTEXT)
+    @click.argument("runs", nargs=-1, metavar="[RUN]...")
+    @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=pathlib.Path), help="Where to write it.")
+    @click.pass_context
+    def run_it(context: click.Context, runs: tuple[str, ...], output: pathlib.Path | None) -> None:
+        """Write one HTML page about runs, side by side: curves, settings, attempts, failures, the cluster.
+
+        Needs nothing but itself to be looked at, so it can be mailed. Without a run it is about the newest.
+        """
+        from ddp import people  # noqa: PLC0415
+
+        session = typing.cast(Session, context.obj)
+        context.exit(_guarded(session, lambda settings: people.write_report(settings, runs, output)))
+
+    return run_it
+
+
+def _render_command() -> click.Command:
+    """Return the command that writes what `submit` would hand over, with submit's options."""
+    submit = _command(verbs.ALL["submit-ddp"])
+    dropped = {"wait", "wait_timeout", "dry_run", "is_json"}
+    parameters = [parameter for parameter in submit.params if parameter.name not in dropped]
+    parameters += [
+        click.Option(["--kubernetes"], is_flag=True, help="As Kubernetes manifests: a Job, its Service and ConfigMap."),
+        click.Option(
+            ["--claim"], default="slurm-ddp", help="PersistentVolumeClaim that holds the workspace."
+        ),
+        click.Option(["--namespace"], default="default", help="Namespace of the claim."),
+    ]
+
+    @click.pass_context
+    def run_it(
+        context: click.Context,
+        /,
+        kubernetes: bool,
+        claim: str,
+        namespace: str,
+        arguments: tuple[str, ...],
+        **given: object,
+    ) -> None:
+        from ddp import people  # noqa: PLC0415
+
+        session = typing.cast(Session, context.obj)
+        params = typing.cast(fields.SubmitDdp, _parsed(verbs.ALL["submit-ddp"], given, arguments))
+
+        def write(settings: Settings) -> None:
+            if kubernetes:
+                click.echo(people.render_kubernetes(settings, params, claim=claim, namespace=namespace), nl=False)
+            else:
+                click.echo(people.render(settings, params), nl=False)
+
+        context.exit(_guarded(session, write, verb=verbs.ALL["submit-ddp"]))
+
+    return click.Command(
+        "render",
+        context_settings={**_CONTEXT, "allow_interspersed_args": False},
+        callback=run_it,
+        params=parameters,
+        help="Write what submit would hand to Slurm, or a run as Kubernetes manifests. Submits nothing.",
+    )
+
+
+def _named(run: str | None) -> fields.OneJob:
+    verb = verbs.ALL["show-job"]
+    values: dict[str, object] = {} if run is None else {"run": run}
+    try:
+        return typing.cast(fields.OneJob, fields.parse(verb.params, _resolved(verb, values)))
+    except ParameterError as e:
+        raise click.UsageError(str(e)) from e
+
+
 def _groups() -> None:
     """Add a command for each verb, below a group where its words are two."""
     for verb in verbs.ALL.values():
@@ -287,3 +395,5 @@ def _groups() -> None:
 
 
 _groups()
+for _extra in (_watch_command(), _report_command(), _render_command()):
+    program.add_command(_extra)

@@ -463,6 +463,7 @@ class ListJobs(Parsed):
     """Parameters of list-jobs."""
 
     lines: Lines = pydantic.Field(50, description="At most how many.")
+    all: Flag = pydantic.Field(False, description="Everybody's jobs, each with its user.")
 
 
 class OneJob(Parsed):

@@ -52,7 +52,7 @@ class Submitted:
 def list_jobs(settings: Settings, params: fields.ListJobs, _: Log) -> Results:
     """Return the table of jobs."""
     try:
-        return table(settings, params.lines)
+        return table(settings, params.lines, everybody=params.all)
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
 
@@ -375,24 +375,16 @@ def figures(summary: dict[str, object]) -> Results:
     return found
 
 
-def table(settings: Settings, lines: int) -> Results:
-    """Return the submit user's jobs that Slurm still knows."""
-    known = jobs.jobs(user=settings.user)
-    rows = [("JOB-ID", "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE")]
+def table(settings: Settings, lines: int, *, everybody: bool = False) -> Results:
+    """Return the user's jobs that Slurm still knows, or everybody's."""
+    known = jobs.jobs(user=None if everybody else settings.user)
+    users = ("USER",) if everybody else ()
+    rows = [("JOB-ID", *users, "RUN", "STATE", "NODES", "ELAPSED", "LIMIT", "SUBMITTED", "WHERE")]
     for job in known[:lines]:
         where = job.nodes or (f"({job.reason})" if job.is_active else "")
-        rows.append(
-            (
-                str(job.job_id),
-                job.run_name[:64],
-                job.state,
-                str(job.num_nodes),
-                job.elapsed,
-                job.time_limit,
-                job.submitted,
-                where,
-            )
-        )
+        owner = (job.user,) if everybody else ()
+        times = (job.elapsed, job.time_limit, job.submitted)
+        rows.append((str(job.job_id), *owner, job.run_name[:64], job.state, str(job.num_nodes), *times, where))
     return {"count": str(len(known)), "jobs": aligned(rows)}
 
 
