@@ -218,9 +218,10 @@ def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) 
 
 
 def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
-    """Register the node with `gres` if that is possible at once, else only write it down; drain nothing.
+    """Register the node with `gres` if that is possible at once, else leave it as it is; drain nothing.
 
-    For a charm that goes: there is no later event on which a drain would end.
+    For a charm that goes: there is no later event on which a drain would end. What slurmd is started with changes only
+    together with the controller's record: a slurmd that reports less than that has is refused, for good.
     """
     try:
         node = nodes.show(name)
@@ -228,9 +229,11 @@ def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
             found = Found.load()
             if found is not None and not is_anothers(node, found.reason):
                 put_back(node, found)
-            slurmd_options.ensure_gres(gres)
+            logger.warning("%s keeps Gres=%s and its lines: it cannot be registered anew now", name, node.gres or "")
         else:
             progress = _advance(options, name, gres, lines_live=True)
+            if progress.stage in {Stage.AWAITS_JOBS, Stage.RESERVED}:  # since `show`; the record is still there
+                slurmd_options.ensure_gres(options.gres)
             if progress.stage is not Stage.REGISTERED:
                 logger.warning("the GPUs of %s stay in Slurm: %s %s", name, progress.stage.value, progress.detail)
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:

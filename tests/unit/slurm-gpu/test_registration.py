@@ -513,6 +513,32 @@ def test_leaving_a_node_with_jobs_ends_our_drain_and_no_job(slurm: SlurmDouble, 
     assert registration.Found.load() is None
 
 
+def test_a_node_that_cannot_be_registered_anew_keeps_its_options(slurm: SlurmDouble, options: pathlib.Path):
+    """A slurmd that reports less than the record has is refused at its next start, and nobody would end that."""
+    options.write_text(WITH_GPU)
+    slurm.register()
+    slurm.jobs = ["7"]
+    leave()
+    assert options.read_text() == WITH_GPU
+    slurm.end_jobs()
+    slurm.register()
+    assert (slurm.record, slurm.state()) == (Record(GRES), "IDLE+DYNAMIC_NORM")
+
+
+def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
+    slurm: SlurmDouble, options: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuses(name: str) -> None:
+        raise nodes.NodeBusy(f"delete node {name}: Requested nodes are busy")
+
+    options.write_text(WITH_GPU)
+    slurm.register()
+    monkeypatch.setattr(nodes, "delete", refuses)
+    leave()
+    assert slurm.record is not None
+    assert (options.read_text(), slurm.record.gres) == (WITH_GPU, GRES)
+
+
 def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
     slurm.answering = False
     leave()
