@@ -36,11 +36,11 @@ class Workload:
     def program(self, settings: Settings, params: trainer_params.Training, resume: str) -> trainer_scripts.Program:
         """Return what the ranks run. `resume` is auto, never or a run's name."""
         args = tuple(params.args.split())
+        payload = trainer_environment.payload_folder(settings) if params.container_image else ""
         if self.kind == "script":
-            return trainer_scripts.Program((params.workload, *args), leaves_outcome=False)
+            return trainer_scripts.Program((params.workload, *args), leaves_outcome=False, payload=payload)
         command = "smoke" if self.kind == "smoke" else "train"
         start = ("--module", "ddptrain", command, "--run-dir", trainer_scripts.RUN_DIR)
-        payload = trainer_environment.payload_folder(settings) if params.container_image else ""
         if self.kind == "smoke":
             return trainer_scripts.Program((*start, *args), leaves_outcome=True, payload=payload)
         resume = resume if resume in ("auto", "never") else str(settings.runs / resume)
