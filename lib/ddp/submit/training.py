@@ -29,11 +29,12 @@ class Workload:
     def program(self, settings: Settings, params: fields.Training, resume: str) -> scripts.Program:
         """Return what the ranks run. `resume` is auto, never or a run's name."""
         args = params.words
+        payload = environments.payload_folder(settings) if params.container_image else ""
         if self.kind == "script":
-            return scripts.Program((self.script or params.workload, *args), leaves_outcome=False)
+            script = self.script or params.workload
+            return scripts.Program((script, *args), leaves_outcome=False, payload=payload)
         command = "smoke" if self.kind == "smoke" else "train"
         start = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR)
-        payload = environments.payload_folder(settings) if params.container_image else ""
         if self.kind == "smoke":
             return scripts.Program((*start, *args), leaves_outcome=True, payload=payload)
         resume = resume if resume in ("auto", "never") else str(settings.runs / resume)

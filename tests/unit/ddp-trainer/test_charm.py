@@ -464,6 +464,15 @@ def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
     assert 'if (( rc == 0 )); then tell "done"; exit 0; fi' in text, "such a script need not leave an outcome"
 
 
+def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Cluster):
+    """It imports ddptrain.resume."""
+    script = ready.workspace / "train.py"
+    script.write_text("print('x')\n")
+    ready.run("submit-ddp", workload=str(script), container_image="hf/pytorch:1", nodes=1)
+    (payload,) = (ready.workspace / "environments").glob("payload-*")
+    assert f"export CONTAINER=hf/pytorch:1 PAYLOAD={payload}\n" in cluster.job(40).text
+
+
 def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):
     trainer.event("install")
     before = trainer.files()
