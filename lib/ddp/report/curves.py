@@ -5,6 +5,7 @@ that grows too long is thinned: of each few neighbours the lowest and the highes
 """
 
 import array
+import bisect
 import collections
 import collections.abc
 import contextlib
@@ -70,15 +71,13 @@ class Series:
             return list(zip(self._steps, self._values, strict=True))
         first, last = self._steps[0], self._steps[-1]
         buckets = max(1, limit // 2 - 1)
-        width = (last - first) / buckets
         kept = {0, count - 1}
         begin = 0
-        while begin < count:
-            bucket = min(buckets - 1, int((self._steps[begin] - first) / width))
-            end = begin + 1
-            while end < count and min(buckets - 1, int((self._steps[end] - first) / width)) == bucket:
-                end += 1
-            kept |= self._extremes(begin, end)
+        for number in range(1, buckets + 1):
+            bound = first + (last - first) * number / buckets
+            end = count if number == buckets else bisect.bisect_left(self._steps, bound, begin)
+            if end > begin:
+                kept |= self._extremes(begin, end)
             begin = end
         return [(self._steps[index], self._values[index]) for index in sorted(kept)]
 

@@ -36,6 +36,7 @@
       cursor.style.visibility = "visible";
       const parts = [];
       for (const curve of curves) {
+        if (best < curve.steps[0] || best > curve.steps[curve.steps.length - 1]) continue;
         const index = nearest(curve.steps, best);
         const name = (data.runs.length > 1 ? data.runs[curve.run] + " " : "") + curve.label;
         const far = curve.steps[index] === best ? "" : ` (step ${curve.steps[index]})`;
