@@ -144,7 +144,7 @@ def test_it_shows_all_there_is(make_run: MakeRun):
     (folder / "logs" / "5.r0t1").mkdir()
     shown = text_of(watch.gather(folder, job(nodes="slurmd-[0-1]"), NOW))
     for text in ("run-a", "RUNNING", "job 5", "slurmd-[0-1]", "restarts 1", "step 50 of 100 (50%)", "loss 5.5000", "evaluation 5.2500",
-                 "tokens/s 123k", "memory 40.0 GiB", "GPU use 97 %", "elapsed 10 m 00 s", "left 1 m 40 s",
+                 "tokens/s 123.5k", "memory 40.0 GiB", "GPU use 97 %", "elapsed 10 m 00 s", "left 1 m 40 s",
                  "to the time limit 50 m 00 s", "5.r0 failed: an uncorrectable ECC error", "the last line"):  # fmt: skip
         assert text in shown, text
     assert any(0x2800 < ord(character) < 0x2900 for character in shown)

@@ -1,7 +1,6 @@
 """A curve in Braille characters: each holds two columns of four dots."""
 
 import collections.abc
-import math
 
 _FIRST = 0x2800  # the pattern without dots (Unicode, Braille Patterns)
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row from above, then by column
@@ -42,13 +41,3 @@ def _between(from_x: int, from_y: int, x: int, y: int, at: float) -> int:
     """Return the row of the line between two dots at a place, which may be half a column beyond its ends."""
     share = (at - from_x) / (x - from_x) if x > from_x else (at > x) * 1.0
     return round(from_y + (y - from_y) * max(0.0, min(1.0, share)))
-
-
-def short(value: float | None) -> str:
-    """Return a number in at most eight characters; a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if (1e4 if name == "k" else unit) <= abs(value) < 1e15:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.4g}"

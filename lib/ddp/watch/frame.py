@@ -8,14 +8,7 @@ import pathlib
 import re
 
 from ddp.report import curves, facts, files
-
-ENDED = frozenset(
-    {
-        "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE",
-        "OUT_OF_MEMORY", "REVOKED",
-    }
-)  # fmt: skip
-"""Job states that a job does not leave by itself (squeue(1), JOB STATE CODES)."""
+from slurm_ddp.slurm import jobs
 
 _LOG_LINES = 12
 _LOG_BYTES = 64 * 1024
@@ -100,7 +93,7 @@ def gather(
     state, why = facts.state_of(attempts, _read(run_folder / "summary.json"))
     has_ended = state != facts.UNKNOWN
     if job is not None:
-        has_ended = job.state in ENDED
+        has_ended = job.state not in jobs.ACTIVE
         if not has_ended or state == facts.UNKNOWN:
             state, why = job.state, job.reason if job.reason != "None" else ""
     step = _whole(metrics.last.get("step"))

@@ -10,6 +10,7 @@ import rich.progress_bar
 import rich.table
 import rich.text
 
+from ddp.report import charts
 from ddp.watch import braille, frame
 
 _CURVE_ROWS = 8
@@ -66,7 +67,7 @@ def line(now: frame.Frame) -> str:
     parts += [f"loss {now.loss:.4f}"] if now.loss is not None else []
     parts += [f"evaluation {now.val_loss:.4f}"] if now.val_loss is not None else []
     if now.tokens_per_second is not None:
-        parts.append(f"{braille.short(now.tokens_per_second)} tokens/s")
+        parts.append(f"{_short(now.tokens_per_second)} tokens/s")
     parts += [f"attempt {now.attempts}"] if now.attempts > 1 else []
     parts += [f"{len(now.failures)} failed: {_reason(now)}"] if now.failures else []
     return ", ".join(parts)
@@ -113,13 +114,13 @@ def _numbers(now: frame.Frame) -> rich.table.Table:
     cells = [
         ("loss", _fixed(now.loss) if now.lost_step is None else f"not finite from step {now.lost_step:g}"),
         ("evaluation", _fixed(now.val_loss)),
-        ("tokens/s", braille.short(now.tokens_per_second)),
+        ("tokens/s", _short(now.tokens_per_second)),
         ("memory", _memory(now.memory_mib)),
         ("GPU use", "-" if now.gpu_percent is None else f"{now.gpu_percent:.0f} %"),
         ("elapsed", duration(now.elapsed_s)),
         ("left", duration(now.left_s)),
         ("to the time limit", duration(now.limit_left_s)),
-        ("learning rate", braille.short(now.lr)),
+        ("learning rate", _short(now.lr)),
     ]
     columns = 3
     for begin in range(0, len(cells), columns):
@@ -139,7 +140,7 @@ def _curve(now: frame.Frame, width: int) -> rich.table.Table:
     columns = max(10, width - left - 2)
     drawn = braille.draw(now.losses, columns, _CURVE_ROWS)
     axis = [""] * _CURVE_ROWS
-    axis[0], axis[-1] = braille.short(high), braille.short(low)
+    axis[0], axis[-1] = _short(high), _short(low)
     text = rich.text.Text()
     for label, cells in zip(axis, drawn, strict=True):
         text.append(f"{label:>{left}} \N{BOX DRAWINGS LIGHT VERTICAL}", style="dim").append(cells + "\n", style="cyan")
@@ -166,6 +167,10 @@ def _reason(now: frame.Frame) -> str:
 
 def _is_late(now: frame.Frame) -> bool:
     return now.left_s is not None and now.limit_left_s is not None and now.left_s > now.limit_left_s
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else charts.number_text(value)
 
 
 def _fixed(value: float | None) -> str:
