@@ -94,6 +94,7 @@ class Training:
         self.mask_bit = reader.mask_bit(dataset)
         self.take_val = reader.fixed_rows(dataset, "val", plan.seq_len, settings.eval_rows)
         self.resumed_from: str | None = None
+        self.gpu_use = hardware.GpuUse(world.device)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
         self.train_tokens = 0
         self.last_checkpoint: str | None = None
@@ -300,10 +301,11 @@ class Training:
             p.step, p.tokens = number, p.tokens + tokens
             lr = self.schedule.lr(number - 1)
             if self.metrics is not None:
+                used = self._used() if number == step else {}
                 self.metrics.add({
                     "kind": "step", "step": number, "epoch": self.schedule.epoch(number), "loss": loss, "lr": lr,
                     "grad_norm": norm,
-                    "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(),
+                    "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(), **used,
                 })  # fmt: skip
             if number == 1 or number % self.settings.log_every == 0 or number == self.schedule.steps:
                 markers.emit(
@@ -488,6 +490,11 @@ class Training:
         """Return model FLOP/s (see model.flops_per_token) over the sum of the devices' dense bf16 peaks."""
         peak = hardware.peak_flops(self.world.device)
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
+
+    def _used(self) -> dict[str, float]:
+        """Return what this rank uses of its machine, for metrics.jsonl."""
+        percent = self.gpu_use.percent()
+        return {"memory_mib": self._memory_mib()} | ({} if percent is None else {"gpu_percent": percent})
 
     def _memory_mib(self) -> float:
         if self.world.device.type == "cuda":
