@@ -91,19 +91,22 @@ class _Session:
 
     def settle(self, engine: Engine, *, rounds: int = _UPDATE_ROUNDS) -> None:
         """Work off every event, then update-status for units that still wait; fail when a unit is in error."""
-        engine.update_status = rounds > 0
-        engine.settle()
-        for _ in range(rounds):
-            waiting = {
+
+        def waiting() -> set[str]:
+            return {
                 name
                 for name, unit in engine.model.units.items()
                 if unit.started and not _is_settled(unit) and not engine.is_held(unit)
             }
-            if not waiting or engine.errors():
+
+        engine.update_status = rounds > 0
+        engine.settle()
+        for _ in range(rounds):
+            if not waiting() or engine.errors():
                 break
-            time.sleep(_UPDATE_PAUSE_S)
+            engine.settle(until=lambda: not waiting(), listen_s=_UPDATE_PAUSE_S)  # a unit may wake itself
             with engine.change() as model:
-                for name in sorted(waiting & set(model.units)):
+                for name in sorted(waiting() & set(model.units)):
                     rules.enqueue(model, model.units[name], "update-status")
                     self.progress(name, "still waits: update-status, which Juju sends within five minutes")
             engine.settle()
@@ -689,6 +692,31 @@ def update_status(store: Store, units: tuple[str, ...], *, once: bool) -> None:
             for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
                 rules.enqueue(model, unit, "update-status")
         session.settle(engine, rounds=0 if once else _UPDATE_ROUNDS)
+
+
+@cli.command("wait-for")
+@click.argument("kind", type=click.Choice(["application", "unit"]), metavar="application|unit")
+@click.argument("name")
+@click.option("--timeout", type=_Duration(), default="10m", show_default=True, help="Give up after so long.")
+@click.pass_obj
+@_errors
+def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
+    """Wait until the unit NAME, or every unit of the application NAME, is active and idle.
+
+    Meanwhile units get the hooks that they ask for themselves (juju-exec), and no update-status.
+    """
+
+    def reached() -> bool:
+        model = engine.model
+        found = [model.unit(name)] if kind == "unit" else model.app_units(model.application(name).name)
+        return all(unit.status.name == "active" and unit.agent.name == "idle" for unit in found)
+
+    with _Session(store).open() as engine:
+        engine.update_status = False
+        reached()  # refuses a name that there is none of
+        engine.settle(until=reached, listen_s=timeout)
+        if not reached():
+            raise SandboxError(f"timed out waiting for {name!r} to reach goal state")
 
 
 @cli.command()
