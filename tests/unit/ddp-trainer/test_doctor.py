@@ -277,7 +277,7 @@ LINES = (
 
 
 @pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize("holds", ["{0}=7", "  {0} = 7", " {1}=7"])
+@pytest.mark.parametrize("holds", ["{0}=7", "  {0} = 7", " {1}=7", "\t{0}=7"])
 def test_a_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, line: str, holds: str):
     """slurmutils takes all of these spellings, and refuses two of them at once."""
     name = line.partition("=")[0]
@@ -289,7 +289,15 @@ def test_a_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, lin
 
 
 @pytest.mark.parametrize(
-    "holds", ["MaxTime=60", "PreemptMode=off MaxTime=60", "MaxTime=60  preemptmode=off", "PREEMPTMODE=OFF MaxTime=60"]
+    "holds",
+    [
+        "MaxTime=60",
+        "PreemptMode=off MaxTime=60",
+        "MaxTime=60  preemptmode=off",
+        "PREEMPTMODE=OFF MaxTime=60",
+        "MaxTime=60\tPreemptMode=off",
+        "PreemptMode=off\tMaxTime=60",
+    ],
 )
 def test_a_partitions_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, holds: str):
     command = remedies.partition_config("slurmd", remedies.PREEMPT_MODE)
