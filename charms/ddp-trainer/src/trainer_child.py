@@ -3,7 +3,7 @@
 The trainer runs the text of this file, behind those of the modules trainer_child_* that it imports, as `python3 -I -c
 TEXT` and the submit user: each line on standard input is a request in JSON, each on standard output its answer. So a
 link that a user planted leads only where that user may go, a filesystem that hangs hangs a child, and the charm's own
-folder need not be readable. They import only the standard library and each other.
+folder need not be readable. They import only the standard library, each other and ddp.node.ownership.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import typing
 
 import trainer_child_environments  # noqa: F401 # pyright: ignore[reportUnusedImport] - its operations
 import trainer_child_runs  # noqa: F401 # pyright: ignore[reportUnusedImport] - its operations
+from ddp.node import ownership
 from trainer_child_base import MAX_LISTED, OPERATIONS, RefusedError, operation, private, replace
 from trainer_child_logs import Json, opened, read_object, tail
 
@@ -29,7 +30,10 @@ MAX_CHECKED_S = 2  # for the files of a dataset: the payload looks at all of the
 
 @operation
 def make_folders(workspace: str, names: list[str]) -> Json:
-    """Make these folders of the workspace; `denied` are those that this account may not make or write."""
+    """Make these folders of the workspace; `denied` are those that this account may not make or write.
+
+    `untrusted` says, where there are such, which folder others can replace, or have put there.
+    """
     denied: list[str] = []
     for name in names:
         path = pathlib.Path(workspace, name)
@@ -42,7 +46,7 @@ def make_folders(workspace: str, names: list[str]) -> Json:
             continue
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             denied.append(name)
-    return {"denied": denied}
+    return {"denied": denied, "untrusted": _untrusted(workspace, names) if denied else ""}
 
 
 @operation
@@ -75,8 +79,11 @@ def hand_over(workspace: str, names: list[str], uid: int, gid: int) -> Json:
 
 
 @operation
-def look(workspace: str) -> Json:
-    """Return what the workspace holds: environments' manifests, datasets' names, and whether it can be written."""
+def look(workspace: str, names: list[str]) -> Json:
+    """Return what the workspace holds: environments' manifests, datasets' names, and whether it can be written.
+
+    And, as make_folders does, which of its folders `names`, or of those above them, others can replace.
+    """
     top = pathlib.Path(workspace)
     manifests: list[Json] = []
     for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
@@ -92,7 +99,9 @@ def look(workspace: str) -> Json:
     room = os.statvfs(runs if runs.is_dir() else top)
     files = room.f_favail if room.f_files else 1 << 40  # a filesystem that does not count them
     free = {"free_bytes": room.f_bavail * room.f_frsize, "free_files": files}
-    return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free}
+    return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free} | {
+        "untrusted": _untrusted(workspace, names)
+    }
 
 
 @operation
@@ -272,6 +281,18 @@ def close_examination(folder: str) -> Json:
     if pathlib.Path(folder).name.startswith(".doctor-"):
         shutil.rmtree(folder, ignore_errors=True)
     return {}
+
+
+def _untrusted(workspace: str, names: list[str]) -> str:
+    """Return which folder others than root and this account can replace or own, and what to type; else nothing."""
+    for folder in (workspace, *(f"{workspace}/{name}" for name in names)):
+        try:
+            ownership.check_folder(folder, frozenset({0, os.geteuid()}))
+        except FileNotFoundError:
+            continue
+        except ownership.UntrustedError as e:
+            return str(e)
+    return ""
 
 
 def _objects(value: object) -> list[Json]:

@@ -102,6 +102,7 @@ def gather(
         config=config,
         manifests=contents.environments,
         damaged=tuple(damaged),
+        untrusted=contents.untrusted,
         login=(mount.fstype, mount.source) if mount else ("", ""),
         accounting=access.accounting(user=settings.user, configuration=config),
         sample=sample,

@@ -132,6 +132,7 @@ def ensure(
 ) -> Environment:
     """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
     contents = contents or trainer_workspace.look(settings)
+    trainer_checks.trusted(contents)
     wanted = settings.torch_build
     for build in _BUILDS[wanted]:
         found = find(settings, contents, build)
@@ -170,7 +171,9 @@ def install(
 
 
 def _install(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log, *, force: bool) -> Environment:
-    found = find(settings, trainer_workspace.look(settings), choice.build, wheels=wheels)
+    contents = trainer_workspace.look(settings)
+    trainer_checks.trusted(contents)
+    found = find(settings, contents, choice.build, wheels=wheels)
     if found is not None and not force:
         log(f"environment {found.manifest.hash} with torch {found.manifest.torch} is there already")
         return _noted(settings, found) if choice.driverless and not found.manifest.driverless else found

@@ -63,6 +63,7 @@ class _Work:
 
 def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDataset, log: Log) -> Results:
     """Submit what turns text into a dataset: one job, or an array and a job that ends it. Done parts are kept."""
+    trainer_checks.trusted(trainer_workspace.look(settings))
     partitions = trainer_checks.partitions(settings, params.reservation)
     name = params.name or _dataset_name(params.source)
     if params.source != DEFAULT_DATASET:

@@ -82,6 +82,8 @@ def check(options: Settings) -> Readiness:
         contents = trainer_workspace.look(options)
     except trainer_workspace.WorkspaceError as e:
         return Readiness("waiting", str(e))
+    if contents.untrusted:
+        return Readiness("blocked", contents.untrusted)
     if not contents.is_writable:
         folder = options.workspace / "runs"
         return Readiness("blocked", f"{options.user} cannot write {folder}; chown {options.user} {folder}")

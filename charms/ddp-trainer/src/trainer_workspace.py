@@ -11,6 +11,7 @@ import typing
 
 import pydantic
 
+from ddp.node import ownership
 from slurm_ddp.run import CommandError, CommandTimeout, Dialogue, run
 from trainer_base import Settings, TrainerError
 
@@ -65,6 +66,7 @@ class Contents:
     is_writable: bool
     free_bytes: int = 0
     free_files: int = 0
+    untrusted: str = ""  # the folder whose content others can replace, and what to type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,16 +149,20 @@ class _Child:
 def command() -> tuple[str, ...]:
     """Return the child's command line: its modules' texts, since their files lie where only root may read."""
     main = pathlib.Path(__file__).with_name("trainer_child.py")
-    texts = {f"{main.stem}_{part}": main.with_name(f"{main.stem}_{part}.py").read_text() for part in _CHILD}
+    texts = {"ddp": "", "ddp.node": "", ownership.__name__: pathlib.Path(ownership.__file__).read_text()}
+    texts |= {f"{main.stem}_{part}": main.with_name(f"{main.stem}_{part}.py").read_text() for part in _CHILD}
     return PYTHON, "-I", "-c", f"texts = {texts!r}\n{_LOADER}\n{main.read_text()}"
 
 
 def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None:
     """Make the workspace's folders, which belong to the submit user. Raises WorkspaceError with what to do about it."""
     place = str(settings.workspace)
-    denied = ask(settings, "make_folders", workspace=place, names=names)["denied"]
+    made = ask(settings, "make_folders", workspace=place, names=names)
+    denied = made["denied"]
     if not denied:
         return
+    if made["untrusted"]:
+        raise WorkspaceError(made["untrusted"])
     hint = f"as root, on the filesystem's server or here: chown {settings.user}"
     try:
         ask(settings, "hand_over", as_root=True, workspace=place, names=denied, uid=settings.uid, gid=settings.gid)
@@ -171,7 +177,7 @@ def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None
 
 def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     """Return what the workspace holds. Raises WorkspaceError."""
-    answer = ask(settings, "look", timeout_s=timeout_s, workspace=str(settings.workspace))
+    answer = ask(settings, "look", timeout_s=timeout_s, workspace=str(settings.workspace), names=FOLDERS)
     manifests: list[Manifest] = []
     for found in answer["environments"]:
         try:
@@ -180,7 +186,8 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
             continue  # not one of ours
     manifests.sort(key=lambda manifest: manifest.created, reverse=True)
     free = answer["free_bytes"], answer["free_files"]
-    return Contents(tuple(manifests), tuple(answer["datasets"]), bool(answer["writable"]), *free)
+    datasets, is_writable = tuple(answer["datasets"]), bool(answer["writable"])
+    return Contents(tuple(manifests), datasets, is_writable, *free, untrusted=answer["untrusted"])
 
 
 def locate(settings: Settings, path: str) -> Place:

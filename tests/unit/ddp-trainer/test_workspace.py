@@ -102,15 +102,62 @@ def test_root_follows_no_link_and_takes_nothing_from_a_third_account(workspace: 
 @needs_two_accounts
 def test_a_workspace_that_cannot_be_written_says_what_to_type(settings: Settings, tmp_path: pathlib.Path):
     open_up(settings.workspace)
-    settings.workspace.chmod(0o775)
+    settings.workspace.chmod(0o3775)
     nobody = dataclasses.replace(settings, user="nobody", uid=65534, gid=65534)
     with pytest.raises(trainer_workspace.WorkspaceError) as caught:
         trainer_workspace.ensure_folders(nobody)
     place = settings.workspace
     assert str(caught.value) == (
-        f"nobody cannot write {place}/runs: {place} belongs to uid 0, mode 775; "
+        f"nobody cannot write {place}/runs: {place} belongs to uid 0, mode 3775; "
         f"as root, on the filesystem's server or here: chown nobody {place}/runs"
     )
+
+
+@needs_two_accounts
+@pytest.mark.parametrize("name", trainer_workspace.FOLDERS)
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_folder_that_somebody_made_first_is_named(settings: Settings, name: str, mode: int):
+    """In a sticky root anybody can squat on a name; what lies there is never used, and never handed over."""
+    settings.workspace.chmod(0o1777)
+    squatted = settings.workspace / name
+    squatted.chmod(mode)
+    os.chown(squatted, 33, 33)
+    said = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown root {squatted}, or remove it"
+    assert trainer_workspace.look(settings).untrusted == said
+    nobody = dataclasses.replace(settings, user="nobody", uid=65534, gid=65534)
+    open_up(settings.workspace.parent)
+    for folder in trainer_workspace.FOLDERS:
+        if folder != name:
+            os.chown(settings.workspace / folder, 65534, 65534)
+    if mode == 0o755:  # which nobody cannot write
+        with pytest.raises(trainer_workspace.WorkspaceError) as caught:
+            trainer_workspace.ensure_folders(nobody)
+        assert str(caught.value) == said.replace("trusted 0:", "trusted 0, 65534:")
+    assert trainer_workspace.look(nobody).untrusted == said.replace("trusted 0:", "trusted 0, 65534:")
+    assert squatted.stat().st_uid == 33
+
+
+def test_a_link_in_place_of_a_folder_is_named(settings: Settings, tmp_path: pathlib.Path):
+    (tmp_path / "elsewhere").mkdir()
+    (settings.workspace / "environments").rmdir()
+    (settings.workspace / "environments").symlink_to(tmp_path / "elsewhere")
+    assert trainer_workspace.look(settings).untrusted.startswith(
+        f"{settings.workspace}/environments is a symbolic link"
+    )
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777, 0o1775, 0o700])
+def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Settings, mode: int):
+    settings.workspace.chmod(mode)
+    assert trainer_workspace.look(settings).untrusted == ""
+
+
+@pytest.mark.parametrize("name", [".", "..", "environments"])
+def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
+    folder = pathlib.Path(os.path.normpath(settings.workspace / name))
+    folder.chmod(0o777)
+    said = "without the sticky bit, so any account can replace what is in it: chmod +t"
+    assert trainer_workspace.look(settings).untrusted == f"{folder} has mode 0777 {said} {folder}"
 
 
 def test_a_filesystem_that_hangs_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch):
