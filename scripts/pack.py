@@ -7,7 +7,7 @@
 A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
 bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
 
-Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and payload/ for the charm that submits it.
+Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and lib/ddp and payload/ for the one that submits.
 Charmcraft's managed mode mounts nothing else, and the sandbox runs exactly such a folder.
 
 How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's base. Elsewhere: in

@@ -334,9 +334,7 @@ def _render_command() -> click.Command:
     parameters = [parameter for parameter in submit.params if parameter.name not in dropped]
     parameters += [
         click.Option(["--kubernetes"], is_flag=True, help="As Kubernetes manifests: a Job, its Service and ConfigMap."),
-        click.Option(
-            ["--claim"], default="slurm-ddp", help="PersistentVolumeClaim that holds the workspace."
-        ),
+        click.Option(["--claim"], default="slurm-ddp", help="PersistentVolumeClaim that holds the workspace."),
         click.Option(["--namespace"], default="default", help="Namespace of the claim."),
     ]
 

@@ -30,6 +30,8 @@ def check(settings: Settings) -> Readiness:
         contents = folders.look(settings)
     except folders.WorkspaceError as e:
         return Readiness("waiting", str(e))
+    if contents.untrusted:
+        return Readiness("blocked", contents.untrusted)
     if not contents.is_writable:
         return Readiness(
             "blocked", f"{settings.user} cannot write {settings.runs}; chown {settings.user} {settings.runs}"

@@ -65,7 +65,8 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     wanted = request["do"]
     if wanted == "make-folders":
         place = str(settings.workspace)
-        return folders.call(settings, operations.make_folders, workspace=place, names=folders.FOLDERS)
+        trusted = folders.trusted(settings)
+        return folders.call(settings, operations.make_folders, workspace=place, names=folders.FOLDERS, trusted=trusted)
     if wanted == "sync-tokens":
         tokens.sync(settings)
         return {}

@@ -22,6 +22,7 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
         "charms/ddp-trainer/metadata.yaml",
         "lib/slurm_ddp/run.py",
         "lib/ddp/cli.py",
+        "lib/ddp/node/x.py",
         "lib/other/x.py",
         "payload/requirements.txt",
         "payload/ddptrain/__main__.py",
@@ -41,6 +42,7 @@ STAGED = {
     "src/templates/job.j2",
     "lib/slurm_ddp/run.py",
     "lib/ddp/cli.py",
+    "lib/ddp/node/x.py",
     "payload/requirements.txt",
     "payload/ddptrain/__main__.py",
 }

@@ -61,7 +61,10 @@ def ensure(config: fields.Config, unit: str, charm_dir: pathlib.Path, token: str
         return ""
     denied: list[str] = []
     try:
-        denied = ask(config, unit, "make-folders").results["denied"]
+        made = ask(config, unit, "make-folders").results
+        denied = made["denied"]
+        if made["untrusted"]:
+            return str(made["untrusted"])
         if denied:
             hand_over(config.workspace, denied, account(config.submit_user))
             denied = ask(config, unit, "make-folders").results["denied"]

@@ -243,6 +243,9 @@ def _about_sample(settings: Settings, facts: Facts) -> list[Finding]:
 def _about_stored(settings: Settings, facts: Facts) -> list[Finding]:
     found: list[Finding] = []
     install = settings.typed("install-environment")
+    if facts.untrusted:
+        text, _, remedy = facts.untrusted.rpartition(": ")
+        found.append(Finding("error", "workspace", text, remedy))
     for archive in facts.damaged:
         text = f"{archive} is not what its manifest says"
         found.append(Finding("error", "environment", text, f"{install} force=true"))

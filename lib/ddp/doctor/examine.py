@@ -96,6 +96,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
         config=config,
         manifests=contents.environments,
         damaged=tuple(damaged),
+        untrusted=contents.untrusted,
         login=(mount.fstype, mount.source) if mount else ("", ""),
         accounting=access.accounting(user=settings.user, configuration=config),
         sample=sample,

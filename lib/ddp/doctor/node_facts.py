@@ -39,6 +39,7 @@ class Facts:
     manifests: tuple[folders.Manifest, ...]
     damaged: tuple[str, ...]  # archives that are not what their manifests say
     login: tuple[str, str]  # type and source of the workspace's mount on this host
+    untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
     accounting: access.Accounting | None = None  # None: there is none, or it gives no answer
     sample: sampling.Sample | None = None  # None: it was not asked for
 

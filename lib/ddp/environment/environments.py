@@ -155,6 +155,7 @@ def ensure(
 ) -> Environment:
     """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
     contents = contents or folders.look(settings)
+    checks.trusted(contents)
     wanted = settings.torch_build
     for build in _BUILDS[wanted]:
         found = find(settings, contents, build)
@@ -197,6 +198,7 @@ def _install(
     settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log, *, force: bool, own: Own | None
 ) -> Environment:
     contents = folders.look(settings)
+    checks.trusted(contents)
     if own is None:
         found = find(settings, contents, choice.build, wheels=wheels)
     else:

@@ -192,8 +192,15 @@ def hosts(name: str, text: str, known: collections.abc.Collection[str]) -> tuple
     return names
 
 
+def trusted(contents: folders.Contents) -> None:
+    """Raise TrainerError where others could replace what a job runs; nothing is submitted then."""
+    if contents.untrusted:
+        raise TrainerError(contents.untrusted)
+
+
 def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
     """Return in words what was checked of the workspace. Raises TrainerError where a run could not write there."""
+    trusted(contents)
     if not contents.is_writable:
         hint = f"as root: chown {settings.user} {settings.runs}"
         raise TrainerError(f"{settings.user} cannot write {settings.runs}; {hint}")

@@ -61,6 +61,7 @@ class _Work:
 
 def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log) -> Results:
     """Submit what turns text into a dataset: one job, or an array and a job that ends it. Done parts are kept."""
+    checks.trusted(folders.look(settings))
     partitions = checks.partitions(params.reservation)
     name = params.name or _dataset_name(params.source)
     if params.source != DEFAULT_DATASET:

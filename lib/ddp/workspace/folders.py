@@ -4,6 +4,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import errno
+import pwd
 import queue
 import subprocess
 import threading
@@ -66,6 +67,7 @@ class Contents:
     is_writable: bool
     free_bytes: int = 0
     free_files: int = 0
+    untrusted: str = ""  # the folder whose content others can replace, and what to type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +129,11 @@ def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None
     """Make this user's folders in the workspace. Raises WorkspaceError with what to type."""
     if settings.folder != settings.workspace:
         call(settings, operations.own_folder, path=str(settings.folder))
-    denied = call(settings, operations.make_folders, workspace=str(settings.folder), names=names)["denied"]
+    place = str(settings.folder)
+    made = call(settings, operations.make_folders, workspace=place, names=names, trusted=trusted(settings))
+    denied = made["denied"]
+    if made["untrusted"]:
+        raise WorkspaceError(made["untrusted"])
     if denied:
         folder = settings.folder / denied[0]
         hint = f"as root, on the filesystem's server or here: chown {settings.user} {folder}"
@@ -139,7 +145,15 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
     manifests: list[Manifest] = []
     datasets: dict[str, str] = {}
     answers = [
-        call(settings, operations.look, timeout_s=timeout_s, workspace=str(folder)) for folder in settings.folders
+        call(
+            settings,
+            operations.look,
+            timeout_s=timeout_s,
+            workspace=str(folder),
+            names=FOLDERS,
+            trusted=trusted(settings),
+        )
+        for folder in settings.folders
     ]
     for folder, answer in zip(settings.folders, answers, strict=True):
         for found in answer["environments"]:
@@ -149,7 +163,17 @@ def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
             datasets.setdefault(name, str(folder / "datasets" / name))
     manifests.sort(key=lambda manifest: manifest.created, reverse=True)
     own = answers[0]
-    return Contents(tuple(manifests), datasets, bool(own["writable"]), own["free_bytes"], own["free_files"])
+    open_to_others = next((str(answer["untrusted"]) for answer in answers if answer["untrusted"]), "")
+    room = own["free_bytes"], own["free_files"]
+    return Contents(tuple(manifests), datasets, bool(own["writable"]), *room, untrusted=open_to_others)
+
+
+def trusted(settings: Settings) -> list[int]:
+    """Return the accounts that may own what this user's jobs run: root, the user, and the trainer's."""
+    uids = {0, settings.uid}
+    with contextlib.suppress(KeyError):
+        uids.add(pwd.getpwnam(settings.account).pw_uid)
+    return sorted(uids)
 
 
 def locate(settings: Settings, path: str) -> Place:

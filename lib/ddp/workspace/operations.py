@@ -9,6 +9,7 @@ import stat
 import time
 import typing
 
+from ddp.node import ownership
 from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
 
@@ -16,8 +17,11 @@ HF_SUFFIX = ".hf-token"
 MAX_CHECKED_S = 2  # for the files of a dataset: the payload looks at all of them
 
 
-def make_folders(workspace: str, names: list[str]) -> Json:
-    """Make these folders of the workspace; `denied` are those that this account may not make or write."""
+def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
+    """Make these folders of the workspace; `denied` are those that this account may not make or write.
+
+    `untrusted` says, where there are such, which folder others can replace, or have put there.
+    """
     denied: list[str] = []
     for name in names:
         path = pathlib.Path(workspace, name)
@@ -30,7 +34,7 @@ def make_folders(workspace: str, names: list[str]) -> Json:
             continue
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             denied.append(name)
-    return {"denied": denied}
+    return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
 
 
 def own_folder(path: str) -> Json:
@@ -45,8 +49,11 @@ def own_folder(path: str) -> Json:
     return {}
 
 
-def look(workspace: str) -> Json:
-    """Return what the workspace holds: environments' manifests, datasets' names, and whether it can be written."""
+def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
+    """Return what the workspace holds: environments' manifests, datasets' names, and whether it can be written.
+
+    And, as make_folders does, which of its folders `names`, or of those above them, others can replace.
+    """
     top = pathlib.Path(workspace)
     manifests: list[Json] = []
     for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
@@ -62,7 +69,9 @@ def look(workspace: str) -> Json:
     room = os.statvfs(runs if runs.is_dir() else top)
     files = room.f_favail if room.f_files else 1 << 40  # a filesystem that does not count them
     free = {"free_bytes": room.f_bavail * room.f_frsize, "free_files": files}
-    return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free}
+    return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free} | {
+        "untrusted": _untrusted(workspace, names, trusted)
+    }
 
 
 def locate(workspace: str, path: str) -> Json:
@@ -228,6 +237,18 @@ def close_examination(folder: str) -> Json:
     if pathlib.Path(folder).name.startswith(".doctor-"):
         shutil.rmtree(folder, ignore_errors=True)
     return {}
+
+
+def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:
+    """Return which folder others than these accounts can replace or own, and what to type; else nothing."""
+    for folder in (workspace, *(f"{workspace}/{name}" for name in names)):
+        try:
+            ownership.check_folder(folder, frozenset(trusted))
+        except FileNotFoundError:
+            continue
+        except ownership.UntrustedError as e:
+            return str(e)
+    return ""
 
 
 def _objects(value: object) -> list[Json]:

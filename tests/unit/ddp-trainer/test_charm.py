@@ -248,6 +248,27 @@ def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host:
     assert trainer.fails("submit-ddp") == line
 
 
+def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Trainer, cluster: Cluster):
+    ready.event("install")
+    ready.workspace.chmod(0o777)
+    said = (
+        f"{ready.workspace} has mode 0777 without the sticky bit, so any account can replace what is in it: "
+        f"chmod +t {ready.workspace}"
+    )
+    before, asked = ready.files(), len(cluster.changes)
+    assert ready.event("update_status").unit_status == testing.BlockedStatus(said)
+    for action, params in (
+        ("submit-ddp", {}), ("submit-ddp", {"dry_run": True}), ("prepare-dataset", {"name": "x"}),
+        ("install-environment", {"force": True}), ("benchmark-collectives", {}),
+    ):  # fmt: skip
+        assert ready.fails(action, **params) == said
+    assert (ready.files(), len(cluster.changes)) == (before, asked)
+    assert ready.run("list-runs")  # what only looks goes on
+    ready.workspace.chmod(0o1777)
+    assert ready.event("update_status").unit_status.name == "active"
+    ready.run("submit-ddp", dry_run=True)
+
+
 def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[str, object]):
     host["apt"], host["packages"] = CommandError("apt-get exited 100: E: Unable to fetch some archives"), set[str]()
     line = "cannot install python3-venv zstd: apt-get exited 100: E: Unable to fetch some archives"

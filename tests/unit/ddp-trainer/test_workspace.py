@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import pwd
 import shutil
 import stat
 import subprocess
@@ -86,6 +87,41 @@ def test_an_operation_that_is_refused_says_why(settings: Settings):
 def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
     with pytest.raises(TypeError):
         ask(settings, "read_json")
+
+
+@pytest.mark.parametrize("name", folders.FOLDERS)
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_folder_that_somebody_made_first_is_named(settings: Settings, name: str, mode: int):
+    """In a sticky root anybody can squat on a name; what lies there is never used."""
+    settings.workspace.chmod(0o1777)
+    squatted = settings.workspace / name
+    squatted.chmod(mode)
+    os.chown(squatted, 33, 33)
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    said = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
+    assert folders.look(settings).untrusted == said
+    assert squatted.stat().st_uid == 33
+
+
+def test_a_link_in_place_of_a_folder_is_named(settings: Settings, tmp_path: pathlib.Path):
+    (tmp_path / "elsewhere").mkdir()
+    (settings.workspace / "environments").rmdir()
+    (settings.workspace / "environments").symlink_to(tmp_path / "elsewhere")
+    assert folders.look(settings).untrusted.startswith(f"{settings.workspace}/environments is a symbolic link")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777, 0o1775, 0o700])
+def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Settings, mode: int):
+    settings.workspace.chmod(mode)
+    assert folders.look(settings).untrusted == ""
+
+
+@pytest.mark.parametrize("name", [".", "..", "environments"])
+def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
+    folder = pathlib.Path(os.path.normpath(settings.workspace / name))
+    folder.chmod(0o777)
+    said = "without the sticky bit, so any account can replace what is in it: chmod +t"
+    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {said} {folder}"
 
 
 def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings: Settings, tmp_path: pathlib.Path):
