@@ -90,11 +90,11 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
 
 
 def test_a_workspace_in_which_others_can_replace_folders_is_an_error(
-    settings: Settings, facts: trainer_doctor_facts.Facts
+    settings: Settings, facts: node_facts.Facts
 ):
     said = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
-    found = trainer_doctor.judge(settings, dataclasses.replace(facts, untrusted=f"{said}: chmod +t /mnt/shared"))
-    assert found[0] == trainer_doctor_facts.Finding("error", "workspace", said, "chmod +t /mnt/shared")
+    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{said}: chmod +t /mnt/shared"))
+    assert found[0] == node_facts.Finding("error", "workspace", said, "chmod +t /mnt/shared")
 
 
 CASES = [
