@@ -1,0 +1,114 @@
+"""Whether a file, and every folder above it, can be replaced by others than trusted accounts.
+
+The answer holds for an open file, never for a name: each component is opened from the one above it and looked at there.
+Where a POSIX ACL grants more, the group's bits of the mode show its mask (acl(5)), so an ACL for others counts as well.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # O_PATH: a folder may be searchable, not readable
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would wait for a writer
+
+
+class UntrustedError(Exception):
+    """Others can replace the file. `str()` is one line: the folder, its owner and mode, and what to type."""
+
+
+def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
+    """Return a file descriptor, open for reading, of a regular file that only trusted accounts can have put there.
+
+    Use this descriptor from then on: the path may lead elsewhere later. A trusted account owns the file and every
+    folder above it; nobody else may write the file; nobody else may write a folder, unless that is sticky (inode(7):
+    then only its owner and an entry's owner may rename or remove the entry). Symbolic links are refused.
+
+    Args:
+        path: absolute, without `..`.
+        trusted_uids: root's, the trainer's account's and the user's.
+
+    Raises:
+        UntrustedError: somebody else can replace the file or write it.
+        OSError: it, or a folder above it, does not exist or cannot be opened.
+    """
+    folder, name = os.path.split(path)
+    parent = _open_folder(folder, trusted_uids)
+    try:
+        file = _open(name, _FILE, parent, path)
+    finally:
+        os.close(parent)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise UntrustedError(f"{path} is not a regular file: remove it")
+        _check_owner(path, about, trusted_uids)
+        if about.st_mode & _WRITABLE_BY_OTHERS:
+            mode = stat.S_IMODE(about.st_mode)
+            raise UntrustedError(f"{path} has mode {mode:04o}, so others can write it: chmod go-w {path}")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
+    """Raise `UntrustedError` where others than trusted accounts can replace a folder, or what these have in it.
+
+    The rules, arguments and errors are those of `open_trusted`.
+    """
+    os.close(_open_folder(path, trusted_uids))
+
+
+def _open_folder(path: str, trusted_uids: frozenset[int]) -> int:
+    """Return a descriptor (O_PATH) of a folder that was checked, as was every folder above it."""
+    names = [name for name in path.split("/") if name]
+    if not path.startswith("/") or ".." in names or "." in names:
+        raise UntrustedError(f"{path} is not an absolute path without `..`: name the folder itself")
+    folder, shown = os.open("/", _FOLDER), "/"
+    try:
+        _check(shown, os.fstat(folder), trusted_uids)
+        for name in names:
+            shown = os.path.join(shown, name)  # noqa: PTH118 - this module is for text and descriptors
+            below = _open(name, _FOLDER, folder, shown)
+            os.close(folder)
+            folder = below
+            _check(shown, os.fstat(folder), trusted_uids)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
+
+
+def _open(name: str, flags: int, folder: int, shown: str) -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as e:
+        if e.errno in (errno.ELOOP, errno.ENOTDIR):
+            is_link = False
+            with contextlib.suppress(OSError):
+                is_link = stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+            if is_link:
+                raise UntrustedError(f"{shown} is a symbolic link: use the path that it leads to, or remove it") from e
+        raise OSError(e.errno, e.strerror, shown) from e
+
+
+def _check(path: str, about: os.stat_result, trusted_uids: frozenset[int]) -> None:
+    _check_owner(path, about, trusted_uids)
+    if about.st_mode & _WRITABLE_BY_OTHERS and not about.st_mode & stat.S_ISVTX:
+        whom = "any account" if about.st_mode & stat.S_IWOTH else f"group {about.st_gid}"
+        mode = stat.S_IMODE(about.st_mode)
+        raise UntrustedError(
+            f"{path} has mode {mode:04o} without the sticky bit, so {whom} can replace what is in it: chmod +t {path}"
+        )
+
+
+def _check_owner(path: str, about: os.stat_result, trusted_uids: frozenset[int]) -> None:
+    if about.st_uid not in trusted_uids:
+        known = ", ".join(map(str, sorted(trusted_uids)))
+        mode = stat.S_IMODE(about.st_mode)
+        raise UntrustedError(
+            f"{path} belongs to uid {about.st_uid} (mode {mode:04o}), which is none of the trusted {known}: "
+            f"chown root {path}, or remove it"
+        )
