@@ -58,7 +58,7 @@ class _Work:
         parts = trainer_scripts.preparation(
             settings, request, params, environment, **common, commands=(self.command(),), array=share
         )
-        return files | {"parts.sbatch": parts["job.sbatch"]}
+        return parts | files | {"parts.sbatch": parts["job.sbatch"]}
 
 
 def prepare_dataset(settings: Settings, params: trainer_params_runs.PrepareDataset, log: Log) -> Results:

@@ -11,6 +11,7 @@ import typing
 
 import pydantic
 
+from ddp.node import explain
 from slurm_ddp.run import CommandError, CommandTimeout, Dialogue, run
 from trainer_base import Settings, TrainerError
 
@@ -147,7 +148,8 @@ class _Child:
 def command() -> tuple[str, ...]:
     """Return the child's command line: its modules' texts, since their files lie where only root may read."""
     main = pathlib.Path(__file__).with_name("trainer_child.py")
-    texts = {f"{main.stem}_{part}": main.with_name(f"{main.stem}_{part}.py").read_text() for part in _CHILD}
+    texts = {"ddp": "", "ddp.node": "", "ddp.node.explain": pathlib.Path(explain.__file__).read_text()}
+    texts |= {f"{main.stem}_{part}": main.with_name(f"{main.stem}_{part}.py").read_text() for part in _CHILD}
     return PYTHON, "-I", "-c", f"texts = {texts!r}\n{_LOADER}\n{main.read_text()}"
 
 

@@ -916,7 +916,7 @@ def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: 
     assert "NOTE collectives" in results["findings"]
     assert "benchmark-collectives nodelist=slurmd-0,slurmd-1" in results["findings"]
     assert "#SBATCH --nodelist=slurmd-0,slurmd-1" in cluster.jobs[-1].text
-    assert "--min-bytes 16M --max-bytes 16M" in cluster.jobs[-1].text
+    assert "--min-bytes 16M --max-bytes 16M" in cluster.jobs[-1].commands()[0]
     assert "--gpus-per-node" not in cluster.jobs[-1].text
     assert not (ready.workspace / "baselines" / "collectives.json").exists()
     ready.run("benchmark-collectives")
