@@ -7,7 +7,8 @@
 A charm carries packages for one Python, so there is one file for each base: dist/<charm>.charm for Ubuntu 24.04, which
 bundle.yaml deploys, and dist/26.04/<charm>.charm for Ubuntu 26.04, which overlays/2604.yaml deploys.
 
-Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and lib/ddp and payload/ for the one that submits.
+Each charm is staged first: its own folder, lib/slurm_ddp under lib/, and for the charm that submits jobs payload/ and
+lib/ddp.
 Charmcraft's managed mode mounts nothing else, and the sandbox runs exactly such a folder.
 
 How it is packed chooses itself. On Ubuntu with LXD: the managed way, in a container of the charm's base. Elsewhere: in
@@ -40,9 +41,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build", ROOT / "dist"
 BUNDLE = "bundle"  # the name that stands for the bundle on the command line and under build/
 VENV = BUILD / "venvs" / "charmcraft"
-EXTRAS = {
-    "ddp-trainer": {"payload": "payload", "lib/ddp": "lib/ddp"}
-}  # what a charm carries besides itself: source folder -> folder in it
+EXTRAS = {"ddp-trainer": {"payload": "payload", "lib/ddp": "lib/ddp"}}  # source -> folder in it
 LEFT_OUT = set("tests build dist parts stage prime venv requirements.in".split()) | {
     *("metadata.yaml", "config.yaml", "actions.yaml"),  # what an interrupted Scenario run leaves
 }

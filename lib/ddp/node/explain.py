@@ -1,4 +1,9 @@
-"""What a run's files say, above all why an attempt failed. Stands alone: a job's script has this file as explain.py."""
+"""What a run's files say, above all why an attempt failed.
+
+First come the ranks' error files (TORCHELASTIC_ERROR_FILE, which `@record` of torch.distributed.elastic and the payload
+write) and the payload's outcome; logs are searched for kills, hangs and scripts without them. Imports nothing of the
+package: the trainer runs this text as the submit user, too.
+"""
 
 import collections.abc
 import contextlib
@@ -11,7 +16,6 @@ import pathlib
 import re
 import signal
 import stat
-import sys
 import typing
 
 Json = dict[str, typing.Any]
@@ -33,9 +37,19 @@ TELLING = re.compile(
 _BAD_NODE = re.compile(
     r"uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware|an uncorrectable)|fallen off the bus|Xid"
     r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)|NVML"
-    r"|ncclSystemError|unhandled system error|Stale file handle|Transport endpoint is not connected"
-    r"|Input/output error|Bus error|SIGBUS",
+    r"|ncclSystemError|unhandled system error|Bus error|SIGBUS",
     re.IGNORECASE,
+)
+# What accuses a filesystem (errno.h): its client died, was started again, or its server is away.
+_BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
+_ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
+_QUOTED_PATH = re.compile(r"['\"](/[^'\"]*)['\"]")
+_GONE = re.compile(
+    r"(?:\d+: )?\[ENV\] (\S+): (?:output cannot be written|\S+ does not respond) \(([^)]*)\)"
+)  # of spool.py, storage.py and what starts the program on a node
+# What accuses the network, where nobody else failed: gloo's, NCCL's and errno.h's words.
+_CUT = re.compile(
+    r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
 )
 _TASK_KILLED = re.compile(r"srun: error: \S+: task (\d+): (Killed|Segmentation fault|Bus error|Aborted|Out Of Memory)")
 _TASK_EXITED = re.compile(r"srun: error: \S+: task (\d+): Exited with exit code (\d+)")
@@ -89,13 +103,35 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
     number: int | None = failure["node"]
     node = hosts[number] if number is not None and number < len(hosts) else "-"
     words = str(failure["lines"][-1]) if failure["lines"] else ""
+    if found := _filesystem_fault(folder, merged, failure):
+        host, said = found
+        return "filesystem", host if host in hosts else node, said
     if any(_BAD_NODE.search(line) for line in failure["lines"]) and node != "-":
         return "node", node, words
     if failure["peer"]:
         silent = [host for number, host in enumerate(hosts) if number not in failure["told"]]
         if len(silent) == 1 and len(hosts) > 1:
-            return "node", silent[0], f"it fell silent; the others say: {words}"
+            return "node", silent[0], f"it stopped responding; the others report: {words}"
+        if not silent and len(hosts) > 1 and _CUT.search(words):
+            return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
     return "program", node, words
+
+
+def _filesystem_fault(folder: pathlib.Path, merged: list[str], failure: Json) -> tuple[str, str] | None:
+    """Return the node ("-") and the words of a failure that is the shared filesystem's; None where it is not."""
+    gone = {found[1]: found[2] for line in merged if (found := _GONE.match(line))}
+    host, reason = next(iter(gone.items()), ("-", ""))
+    lines = [str(line) for line in failure["lines"]]
+    words = lines[-1] if lines else ""
+    about = f"the shared filesystem did not respond on {host} ({reason})" if gone else "the shared filesystem failed"
+    if any(_BAD_FILESYSTEM.search(line) for line in lines[-1:]):
+        paths = _QUOTED_PATH.findall(words)
+        workspace = f"{folder.parent.parent}/"
+        is_elsewhere = bool(paths) and not any(str(path).startswith(workspace) for path in paths)
+        return None if is_elsewhere and not gone else (host, f"{about}: {words}")
+    if gone and (failure["peer"] or failure["rank"] is None or _ANY_OSERROR.search(words)):
+        return host, f"{about}: {words}" if words and failure["rank"] is not None else about
+    return None
 
 
 def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
@@ -106,9 +142,17 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     Where the launcher saw others leave, but none of those that tell of a failure, they tell of an exception that they
     lived on with. `told` are the nodes that tell anything.
     """
+    if (noted := _noted(folder, job_id)) is not None:
+        return noted
     suspects: list[tuple[bool, float, Json]] = []
     quiet: dict[int, list[str]] = {}
+    for error in _error_files(folder, job_id):
+        gist = _gist(error["text"], lines)
+        is_peers = bool(_PEER_GONE.search(gist[-1]) or _PEER_GONE.search(error["message"]))
+        suspects.append((is_peers, error["at"], {"rank": error["rank"], "node": error["node"], "lines": gist}))
+    recorded = {suspect["rank"] for _, _, suspect in suspects}
     logs = rank_logs(folder, job_id)[:MAX_RANK_LOGS]
+    logs = [log for log in logs if log["rank"] not in recorded]
     for log in sorted(logs, key=lambda log: log["path"].endswith("/stderr.log")):  # sys.exit("why") writes there
         text = [line for line in tail(pathlib.Path(log["path"]), 32768) if line.strip()]
         if any(TELLING.search(line) for line in text):
@@ -145,6 +189,41 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     if suspects:
         return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "told": told}
     return {"rank": None, "node": None, "lines": _gist(telling or text, lines), "peer": False, "told": told}
+
+
+def _noted(folder: pathlib.Path, job_id: int) -> Json | None:
+    """Return what the job itself noted of its last attempt, where that is a fault that the ranks' words do not show."""
+    with contextlib.suppress(OSError):
+        last = tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
+        _, attempt, kind, _, words = last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
+        if kind in ("filesystem", "network"):
+            merged = _last_attempt(_merged_log(folder, job_id))
+            if merged and f" attempt={attempt} " in merged[0]:
+                return {"rank": None, "node": None, "lines": [words], "peer": False, "told": []}
+    return None
+
+
+def _error_files(folder: pathlib.Path, job_id: int) -> list[Json]:
+    """Return the errors that ranks of the last attempt left: rank, node, time, message, and its text with the stack.
+
+    The format is torch/distributed/elastic/multiprocessing/errors/error_handler.py's, since torch 1.9.
+    """
+    found: list[Json] = []
+    per_node = _per_node(folder)
+    for attempt in _last_attempts(folder, job_id):
+        for path in itertools.islice(attempt.glob("node-*/*/attempt_*/*/error.json"), MAX_RANK_LOGS):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                node, local = int(path.parents[3].name.removeprefix("node-")), int(path.parent.name)
+                told = read_object(path)["message"]
+                about = typing.cast(Json, told) if isinstance(told, dict) else {"message": told}
+                more: Json = about.get("extraInfo") or {}
+                message = str(about["message"])
+                text = str(more.get("py_callstack") or message).splitlines()
+                at = float(more.get("timestamp") or path.lstat().st_mtime)
+                text = text if any(line.strip() for line in text) else [message or "an error without a message"]
+                rank = node * per_node + local
+                found.append({"rank": rank, "node": node, "at": at, "message": message, "text": text})
+    return sorted(found, key=lambda error: error["at"])
 
 
 def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
@@ -305,10 +384,8 @@ def _per_node(folder: pathlib.Path) -> int:
 def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
     """Return the files that hold each rank's output, of the job's last attempt."""
     per_node = _per_node(folder)
-    attempts = sorted((folder / "logs").glob(f"{int(job_id)}.r*"), key=attempt_of)
-    attempts = [path for path in attempts if attempt_of(path) == attempt_of(attempts[-1])]
     found: list[Json] = []
-    for attempt in attempts:
+    for attempt in _last_attempts(folder, job_id):
         for path in attempt.glob("node-*/*/attempt_*/*/std*.log"):
             with contextlib.suppress(ValueError, OSError):
                 node, local = int(path.parents[3].name.removeprefix("node-")), int(path.parent.name)
@@ -317,6 +394,12 @@ def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
                     record = {"node": node, "rank": node * per_node + local, "written": about.st_mtime}
                     found.append({"path": str(path), **record})
     return sorted(found, key=lambda log: (log["rank"], log["path"]))
+
+
+def _last_attempts(folder: pathlib.Path, job_id: int) -> list[pathlib.Path]:
+    """Return the log folders of a job's last attempt."""
+    attempts = sorted((folder / "logs").glob(f"{int(job_id)}.r*"), key=attempt_of)
+    return [path for path in attempts if attempt_of(path) == attempt_of(attempts[-1])]
 
 
 def attempt_of(path: pathlib.Path) -> tuple[int, int]:
@@ -358,8 +441,3 @@ def opened(path: pathlib.Path) -> io.BufferedReader:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
-
-
-if __name__ == "__main__":
-    answered = blame(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
-    print("\t".join(" ".join(word.split())[:300] for word in answered))

@@ -70,7 +70,7 @@ def _open_folder(path: str, trusted_uids: frozenset[int]) -> int:
     try:
         _check(shown, os.fstat(folder), trusted_uids)
         for name in names:
-            shown = os.path.join(shown, name)  # noqa: PTH118 - this module is for text and descriptors
+            shown = os.path.join(shown, name)
             below = _open(name, _FOLDER, folder, shown)
             os.close(folder)
             folder = below

@@ -25,8 +25,7 @@ from ddp.node.explain import (
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RUN_FILES = {
-    "logs", "control", "job.sbatch", "job.json", "node.sh", "rank.sh", "environment.sh", "fabric.sh", "explain.py",
-    "sweep.jsonl", "args", "code",
+    "logs", "control", "job.sbatch", "job.json", "program", "sweep.jsonl", "args", "code",
 }  # fmt: skip
 
 
@@ -40,9 +39,16 @@ def create_run(workspace: str, run: str, texts: dict[str, str], again: bool) -> 
             raise RefusedError(f"{folder} exists already") from None
     for name in ("logs", "control"):
         (folder / name).mkdir(mode=0o755, exist_ok=True)
-    for name, text in texts.items():
-        replace(folder / name, text)
+    _write_all(folder, texts)
     return {}
+
+
+def _write_all(folder: pathlib.Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        path = folder / name
+        for above in reversed(path.relative_to(folder).parents[:-1]):
+            (folder / above).mkdir(mode=0o755, exist_ok=True)
+        replace(path, text)
 
 
 def create_sweep(workspace: str, run: str, texts: dict[str, str], elements: list[dict[str, str]]) -> Json:
@@ -58,8 +64,7 @@ def create_sweep(workspace: str, run: str, texts: dict[str, str], elements: list
             made.append(folder)
             for name in ("logs", "control"):
                 (folder / name).mkdir(mode=0o755)
-            for name, text in files.items():
-                replace(folder / name, text)
+            _write_all(folder, files)
     except BaseException:
         for folder in made:
             shutil.rmtree(folder, ignore_errors=True)

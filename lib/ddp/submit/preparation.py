@@ -56,7 +56,7 @@ class _Work:
         parts = scripts.preparation(
             settings, request, params, environment, **common, commands=(self.command(),), array=share
         )
-        return files | {"parts.sbatch": parts["job.sbatch"]}
+        return parts | files | {"parts.sbatch": parts["job.sbatch"]}
 
 
 def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log) -> Results:

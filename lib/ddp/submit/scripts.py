@@ -1,4 +1,4 @@
-"""The texts of a run: what sbatch gets and what runs on the nodes, rendered from templates with every value quoted."""
+"""The texts of a run: the directives for sbatch, the program that runs in the job, and what it is to do, as JSON."""
 
 import collections.abc
 import dataclasses
@@ -8,36 +8,28 @@ import shlex
 
 import jinja2
 
+import ddp.node
 from ddp.base import Settings
 from ddp.environment.environments import Environment
+from ddp.node import spec
 from ddp.options import fields, models
 from ddp.submit import fabrics
 from ddp.submit.resources import Request
-from ddp.workspace import tokens
+from ddp.workspace import folders, tokens
 
-_HERE = pathlib.Path(__file__)
-_TEMPLATES = _HERE.with_name("templates")
-_EXPLAIN = _HERE.parents[1] / "node" / "explain.py"
+_TEMPLATES = pathlib.Path(__file__).with_name("templates")
+_PROGRAM = pathlib.Path(ddp.node.__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A word of a command that the job's script knows: `RUN_DIR` or `resume`."""
+    """A word of a command that the job itself knows: `RUN_DIR` or `resume`."""
 
     name: str
 
 
 Word = str | Variable
 RUN_DIR, RESUME = Variable("RUN_DIR"), Variable("resume")
-
-
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """What is recorded of which ranks."""
-
-    kind: str  # nsys or torch
-    ranks: str  # comma-separated
-    has_window: bool  # the program itself starts and stops the recording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,45 +85,39 @@ def training(
     token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     has_window = program.leaves_outcome and params.profile_steps is not None
-    common = _common(settings, request, environment, run) | {
+    common = _common(settings, request, run) | {
         "tasks_per_node": request.ranks_per_node if by_rank else 1,
         "cpus_per_task": max(1, request.cpus_per_task // request.ranks_per_node) if by_rank else request.cpus_per_task,
     }
-    script = _render(
-        "job.sbatch.j2",
-        **common,
-        directives=directives,
-        reservation=params.reservation,
-        command=program.command,
+    script = _render("job.sbatch.j2", **common, directives=directives, sweep=sweep, spec="job.json")
+    names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]
+    image = params.container_image
+    job = spec.JobSpec(
+        run=run,
+        job_dir=str(settings.runs / run),
+        workspace=str(settings.workspace),
+        cache=str(settings.node_cache),
+        command=tuple(_word(word) for word in program.command),
         resume=program.resume,
-        payload=program.payload,
         leaves_outcome=program.leaves_outcome,
-        variables=variables,
+        ranks_per_node=request.ranks_per_node,
+        gpus_per_node=request.gpus_per_node,
         launcher=params.launcher,
-        container=params.container_image,
-        container_env=",".join(["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]),
-        profile=Profile(params.profile, params.profile_ranks, has_window) if params.profile else None,
+        variables=variables,
+        fabric=params.fabric,
+        fabrics=_fabrics(),
+        environment=None if image else _environment(settings, environment),
+        container=spec.Container(image, program.payload, ",".join(names)) if image else None,
+        profile=spec.Profile(params.profile, params.profile_ranks, has_window) if params.profile else None,
         max_requeues=params.max_requeues,
         max_restarts=params.max_restarts,
-        workspace=str(settings.folder),
-        sweep=sweep,
-        has_token=has_token,
+        nodelist=tuple(request.nodelist),
+        exclude=tuple(request.exclude),
+        reservation=params.reservation or "",
+        is_sweep=sweep is not None,
+        token_path=tokens.path(settings, run) if has_token else "",
     )
-    fabric = _render(
-        "fabric.sh.j2",
-        wanted=params.fabric,
-        fabrics=fabrics.FABRICS,
-        variables=variables,
-        container=params.container_image,
-    )
-    return {
-        "job.sbatch": script,
-        "node.sh": _render("node.sh.j2"),
-        "rank.sh": _render("rank.sh.j2"),
-        "fabric.sh": fabric,
-        "environment.sh": _render("environment.sh.j2", install=settings.typed("install-environment")),
-        "explain.py": _EXPLAIN.read_text(),
-    }
+    return {"job.sbatch": script, "program/job.json": spec.dump(job), **_program()}
 
 
 def preparation(
@@ -150,22 +136,50 @@ def preparation(
 
     With `follows` it waits until all earlier jobs of its name have ended.
     """
+    name = "parts" if array else "job"
+    common = _common(settings, request, run)
+    directives = _directives(params)
     script = _render(
-        "prepare.sbatch.j2",
-        **_common(settings, request, environment, run),
-        directives=_directives(params),
-        commands=commands,
-        dataset=dataset,
-        array=array,
-        follows=follows,
+        "prepare.sbatch.j2", **common, directives=directives, dataset=dataset, array=array, follows=follows, spec=name
     )
-    return {
-        "job.sbatch": script,
-        "environment.sh": _render("environment.sh.j2", install=settings.typed("install-environment")),
-    }
+    job = spec.PrepareSpec(
+        run_dir=str(settings.runs / run),
+        cache=str(settings.node_cache),
+        environment=_environment(settings, environment),
+        commands=tuple(map(tuple, commands)),
+        elements=array.elements if array else 0,
+    )
+    return {"job.sbatch": script, f"program/{name}.json": spec.dump(job), **_program()}
 
 
-def _common(settings: Settings, request: Request, environment: Environment, run: str) -> dict[str, object]:
+@functools.cache
+def _program() -> dict[str, str]:
+    """Return the program's files; a job runs only what lies in its own run's folder, which nobody else can write."""
+    texts = {f"program/ddp/node/{path.name}": path.read_text() for path in sorted(_PROGRAM.glob("*.py"))}
+    texts["program/ddp/__init__.py"] = (_PROGRAM.parent / "__init__.py").read_text()
+    texts["program/__main__.py"] = texts.pop("program/ddp/node/__main__.py")
+    return texts
+
+
+def _fabrics() -> tuple[spec.Fabric, ...]:
+    names = [field.name for field in dataclasses.fields(spec.Fabric)]
+    return tuple(spec.Fabric(**{name: getattr(fabric, name) for name in names}) for fabric in fabrics.FABRICS)
+
+
+def _environment(settings: Settings, environment: Environment) -> spec.Environment:
+    about = environment.manifest
+    return spec.Environment(
+        archive=environment.archive,
+        cache=str(settings.node_cache),
+        sha256=about.sha256,
+        unpacked_bytes=about.unpacked_bytes,
+        python=about.python,
+        trusted_uids=tuple(folders.trusted(settings)),
+        remedy=settings.typed("install-environment"),
+    )
+
+
+def _common(settings: Settings, request: Request, run: str) -> dict[str, object]:
     return {
         "run": run,
         "run_dir": str(settings.runs / run),
@@ -178,11 +192,6 @@ def _common(settings: Settings, request: Request, environment: Environment, run:
         "memory_mb": request.memory_mb,
         "time_limit": request.time_limit,
         "lead_s": request.lead_s,
-        "nodelist": request.nodelist,
-        "exclude": request.exclude,
-        "environment": environment.manifest,
-        "archive": environment.archive,
-        "node_cache": str(settings.node_cache),
     }
 
 
@@ -207,7 +216,6 @@ def _engine() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     engine.filters["quoted"] = shlex.quote
-    engine.filters["word"] = _word
     return engine
 
 
@@ -215,5 +223,5 @@ def _render(name: str, **values: object) -> str:
     return _engine().get_template(name).render(values)
 
 
-def _word(word: Word) -> str:
-    return f'"${word.name}"' if isinstance(word, Variable) else shlex.quote(word)
+def _word(word: Word) -> spec.Word:
+    return spec.Word(word.name, is_variable=True) if isinstance(word, Variable) else spec.Word(word)

@@ -324,8 +324,10 @@ def dry(
     environment = installed or environments.NOT_INSTALLED
     workload = checked.workload
     told = installed.archive if installed else "not installed yet: submit-ddp installs it"
+    texts = texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)
     return {
-        "script": texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)["job.sbatch"],
+        "script": texts["job.sbatch"],
+        "job": texts["program/job.json"],
         "verdict": checked.verdict,
         "checks": "\n".join(checked.passed),
         "run": workload.run,

@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 import re
 
+from ddp.node import spec
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 QUEUE_FORMAT = (
@@ -55,6 +56,27 @@ class Job:
     restarts: int = 0
     task: str = "N/A"
     array_id: int | None = None
+
+    def asked(self) -> spec.JobSpec | spec.PrepareSpec:
+        """Return what the job is to do, from the file that its script names."""
+        found = re.search(
+            r"^exec /usr/bin/python3 -I -S -B (\S+/program) (job|prepare) (\S+)$", self.text, re.MULTILINE
+        )
+        assert found is not None
+        kind = spec.JobSpec if found[2] == "job" else spec.PrepareSpec
+        return spec.load(kind, f"{found[1]}/{found[3]}")
+
+    def training(self) -> spec.JobSpec:
+        job = self.asked()
+        assert isinstance(job, spec.JobSpec)
+        return job
+
+    def commands(self) -> list[str]:
+        """Return what is run, as a person would type it."""
+        job = self.asked()
+        if isinstance(job, spec.PrepareSpec):
+            return [" ".join(command) for command in job.commands]
+        return [" ".join(f"${word.text}" if word.is_variable else word.text for word in job.command)]
 
     def line(self) -> str:
         """Return the job as `squeue -O` prints it."""

@@ -370,12 +370,11 @@ def test_one_command_from_nothing_to_a_result(trainer: Trainer, cluster: Cluster
         "job 41 RUNNING, step 16, loss 0.5000",
     ):
         assert step in words
-    script = cluster.job(41).text
     data = trainer.workspace / "datasets" / "python-stdlib"
-    assert f'--module ddptrain train --run-dir "$RUN_DIR" --data {data} --resume "$resume")\n' in script
-    assert f"RUN_DIR={folder} " in script
-    prepared = cluster.job(40).text
-    assert f"command=(ddptrain prepare --source python-stdlib --output {data} --tokenizer auto)\n" in prepared
+    assert cluster.job(41).commands() == [f"--module ddptrain train --run-dir $RUN_DIR --data {data} --resume $resume"]
+    assert cluster.job(41).training().job_dir == str(folder)
+    prepared = cluster.job(40).commands()
+    assert f"ddptrain prepare --source python-stdlib --output {data} --tokenizer auto" in prepared
 
 
 def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster):
@@ -385,7 +384,7 @@ def test_without_wait_the_answer_comes_at_once(ready: Trainer, cluster: Cluster)
     run_dir = pathlib.Path(results["run-dir"])
     record = json.loads((run_dir / "job.json").read_text())
     assert (record["job_id"], record["kind"], record["ranks_per_node"]) == (40, "smoke", 1)
-    assert '"$JOB_DIR/node.sh" --module ddptrain smoke --run-dir "$RUN_DIR")\n' in cluster.job(40).text
+    assert cluster.job(40).commands() == ["--module ddptrain smoke --run-dir $RUN_DIR"]
 
 
 ASKS_NODES = ("submit-ddp", "submit-sweep", "prepare-dataset", "plan", "benchmark-collectives", "doctor")
@@ -479,10 +478,10 @@ def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
     script.write_text("print('x')\n")
     results = ready.run("submit-ddp", workload=str(script), args="--lr 3e-4 a=b", env="FOO=bar", nodes=1)
     assert results["run"].startswith("my_train-")
-    text = cluster.job(40).text
-    assert f'"$JOB_DIR/node.sh" {script} --lr 3e-4 a=b)\n' in text
-    assert "export FOO=bar\n" in text
-    assert 'if (( rc == 0 )); then tell "done"; exit 0; fi' in text, "such a script need not leave an outcome"
+    job = cluster.job(40).training()
+    assert cluster.job(40).commands() == [f"{script} --lr 3e-4 a=b"]
+    assert ("FOO", "bar") in job.variables
+    assert not job.leaves_outcome, "such a script need not leave an outcome"
 
 
 def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Cluster):
@@ -543,7 +542,7 @@ def test_another_runs_checkpoint_can_be_the_beginning(ready: Trainer, cluster: C
     (cluster.jobs[0].script.parent / "epoch-0001").mkdir()
     (cluster.jobs[0].script.parent / "latest").symlink_to("epoch-0001")
     ready.run("submit-ddp", run="tuned", resume="base")
-    assert f" resume={ready.workspace}/runs/base " in cluster.job(41).text
+    assert cluster.job(41).training().resume == f"{ready.workspace}/runs/base"
 
 
 def test_slurm_being_away_for_a_while_is_survived(ready: Trainer, cluster: Cluster):
@@ -871,7 +870,8 @@ def test_a_dataset_is_prepared_by_a_job(ready: Trainer, cluster: Cluster):
     output = ready.workspace / "datasets" / "books"
     assert (results["run"], results["dataset"]) == ("prepare-books", str(output))
     text = cluster.job(40).text
-    assert f"command=(ddptrain prepare --source {source} --output {output} --tokenizer byte)\n" in text
+    prepares = f"ddptrain prepare --source {source} --output {output} --tokenizer byte"
+    assert prepares in cluster.job(40).commands()
     assert "#SBATCH --cpus-per-task=1\n" in text
     assert not output.exists(), "the job makes it"
 

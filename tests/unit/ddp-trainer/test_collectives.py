@@ -58,8 +58,8 @@ def test_the_table_is_shown_and_kept_as_the_baseline(ready: Trainer, cluster: Cl
     (entry,) = json.loads((ready.workspace / "baselines" / "collectives.json").read_text())["entries"]
     assert entry["hosts"] == ["slurmd-0", "slurmd-1"]
     assert [point["busbw"] for point in entry["points"]] == [1.5, 1.5]
-    script = cluster.jobs[-1].text
-    assert "--collective all_reduce --min-bytes 1K --max-bytes 64M --step-factor 4" in script
+    (command,) = cluster.jobs[-1].commands()
+    assert "--collective all_reduce --min-bytes 1K --max-bytes 64M --step-factor 4" in command
     assert results["plot"].endswith("/collectives.png")
 
 

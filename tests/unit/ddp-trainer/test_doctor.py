@@ -89,9 +89,7 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
 
 
-def test_a_workspace_in_which_others_can_replace_folders_is_an_error(
-    settings: Settings, facts: node_facts.Facts
-):
+def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: node_facts.Facts):
     said = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
     found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{said}: chmod +t /mnt/shared"))
     assert found[0] == node_facts.Finding("error", "workspace", said, "chmod +t /mnt/shared")
@@ -919,7 +917,7 @@ def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: 
     assert "NOTE collectives" in results["findings"]
     assert "benchmark-collectives nodelist=slurmd-0,slurmd-1" in results["findings"]
     assert "#SBATCH --nodelist=slurmd-0,slurmd-1" in cluster.jobs[-1].text
-    assert "--min-bytes 16M --max-bytes 16M" in cluster.jobs[-1].text
+    assert "--min-bytes 16M --max-bytes 16M" in cluster.jobs[-1].commands()[0]
     assert "--gpus-per-node" not in cluster.jobs[-1].text
     assert not (ready.workspace / "baselines" / "collectives.json").exists()
     ready.run("benchmark-collectives")

@@ -1,26 +1,24 @@
 """The scripts of a run: rendered, and run by a real bash with doubles of Slurm's commands around them."""
 
 import dataclasses
-import hashlib
-import io
 import json
 import os
 import pathlib
 import re
-import shlex
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tarfile
 import time
 import typing
 
 import pytest
 
+from batch_host import Node
 from ddp.base import Settings
 from ddp.environment.environments import Environment
+from ddp.node import network, spec
 from ddp.options import fields
 from ddp.submit import fabrics, resources, scripts
 from ddp.workspace import folders
@@ -60,8 +58,6 @@ def test_the_job_asks_for_what_was_planned(settings: Settings):
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
     script = texts(settings, resources.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
     assert not [line for line in directives(script) if line.startswith(("gpus", "time", "account"))]
-    assert "export CUDA_VISIBLE_DEVICES=\n" in script, "no GPUs asked for means none used"
-    assert "CUDA_VISIBLE_DEVICES" not in texts(settings)["job.sbatch"]
 
 
 def test_directives_come_before_the_first_command(settings: Settings):
@@ -70,82 +66,31 @@ def test_directives_come_before_the_first_command(settings: Settings):
     assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
 
 
-@pytest.mark.parametrize("name", ["job.sbatch", "node.sh", "rank.sh", "fabric.sh", "environment.sh"])
-def test_bash_understands_the_scripts(settings: Settings, name: str):
-    done = subprocess.run(
-        ["bash", "-n"], input=texts(settings, env="A=b")[name], text=True, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_script_is_directives_and_one_command(settings: Settings):
+    lines = texts(settings, env="A=b")["job.sbatch"].splitlines()
+    program = f"{settings.runs}/first/program"
+    assert [line for line in lines if not line.startswith("#")] == [
+        f"exec /usr/bin/python3 -I -S -B {program} job job.json"
+    ]
 
 
-# Captured from 24.11.5: the machine of slurmd-1 is called juju-2586ad-4, and no other machine resolves either name.
-NODE = (
-    "NodeName={name} Arch=x86_64 CoresPerSocket=1 CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=1.13 AvailableFeatures=slurmd "
-    "ActiveFeatures=slurmd Gres=(null) NodeAddr={address} NodeHostName=juju-2586ad-4 Version=24.11.5 "
-    "OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0 RealMemory=16003 AllocMem=0 FreeMem=1254 Sockets=2 Boards=1 "
-    "State=MIXED+DYNAMIC_NORM ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=slurmd "
-    "Comment=was NodeAddr=198.51.100.1 before\n"
-)
+def test_what_the_job_runs_lies_in_its_own_folder(settings: Settings):
+    """Nobody else can write there, and nothing is taken from elsewhere: -I, and no site-packages."""
+    files = texts(settings)
+    assert {name.partition("/")[0] for name in files} == {"job.sbatch", "program"}
+    for name, text in files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    job = spec.load(spec.JobSpec, write(settings, files))
+    assert (job.run, job.job_dir, job.cache) == ("first", str(settings.runs / "first"), str(settings.node_cache))
+    assert job.environment is not None
+    assert job.environment.trusted_uids == (settings.uid,)
 
 
-class Node:
-    """A place where a job's script runs: Slurm's variables, and doubles of the commands it calls."""
-
-    def __init__(self, folder: pathlib.Path, run_dir: pathlib.Path) -> None:
-        self.bin = folder / "commands"
-        self.bin.mkdir()
-        self.notes = folder / "notes"
-        self.notes.mkdir()
-        self.run_dir = run_dir
-        self.hosts = "slurmd-0"
-        self.addresses: dict[str, str] = {}
-        self.add(
-            "scontrol",
-            'case "$*" in "show hostnames slurmd-[0-1]") printf "%s\\n" $HOSTS ;;\n'
-            f'"-o show node slurmd-[0-1]") cat {self.notes}/nodes ;;\n'
-            f'*show*) echo "unexpected: $*"; exit 1 ;; *) echo "$*" >> {self.notes}/scontrol ;; esac',
-        )
-        self.add("squeue", "echo ${STATE:-RUNNING}")
-        self.add("sleep", "exit 0")
-
-    def add(self, name: str, text: str) -> None:
-        path = self.bin / name
-        path.write_text(f"#!/bin/bash\n{text}\n")
-        path.chmod(stat.S_IRWXU)
-
-    def env(self, **more: str) -> dict[str, str]:
-        slurm = {
-            "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "slurmd-[0-1]", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4",
-            "SLURMD_NODENAME": "slurmd-0", "HOSTS": self.hosts, "SLURM_JOB_PARTITION": "main",
-        }  # fmt: skip
-        return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "NOTES": str(self.notes), **slurm, **more}
-
-    def start(self, files: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
-        for name in ("logs", "control"):
-            (self.run_dir / name).mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (self.run_dir / name).write_text(text)
-        shown = [NODE.format(name=name, address=address) for name, address in self.addresses.items()]
-        (self.notes / "nodes").write_text("".join(shown))
-        path = self.run_dir / "job.sbatch"
-        log = self.run_dir / "logs" / "12.out"  # as Slurm does it, with the script's --open-mode=append
-        self.said_before = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
-            argv = ["/bin/bash", path]
-            return subprocess.Popen(argv, env=self.env(**more), stdout=output, stderr=subprocess.STDOUT)
-
-    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-        """Return the script's exit code and what it said."""
-        process.wait(timeout=30)
-        text = (self.run_dir / "logs" / "12.out").read_text()
-        return process.returncode, text[self.said_before :]
-
-    def run(self, files: dict[str, str], **more: str) -> tuple[int, str]:
-        return self.finish(self.start(files, **more))
-
-    def requeued(self) -> bool:
-        notes = self.notes / "scontrol"
-        return notes.exists() and "requeue 12" in notes.read_text()
+def write(settings: Settings, files: dict[str, str]) -> str:
+    path = settings.runs / "spec.json"
+    path.write_text(files["program/job.json"])
+    return str(path)
 
 
 @pytest.fixture
@@ -168,21 +113,26 @@ def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, 
         run="first",
         program=scripts.Program(("x", evil), leaves_outcome=True),
     )
-    node.add("srun", 'printf "%s\\n" "$ENVIRONMENT_ARCHIVE" "${!#}"; ' + ENDS % "done")
+    node.add("srun", 'printf "%s\\n" "${!#}"; ' + ENDS % "done")
     code, output = node.run(files)
     assert code == 0, output
-    assert output.splitlines()[1:3] == [evil, evil]
+    assert output.splitlines()[1] == evil
+    assert (job := spec.load(spec.JobSpec, str(node.run_dir / "program" / "job.json"))).environment is not None
+    assert job.environment.archive == evil
     assert not (tmp_path / "pwned").exists()
 
 
 def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
     node.add("srun", 'printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done")
-    code, output = node.run(texts(settings))
+    code, output = node.run(texts(settings), waits=True)
     assert code == 0, output
     argv = (node.notes / "argv").read_text().split("\0")[:-1]
-    assert argv == [
+    assert argv[:10] == [
         "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=4", "--cpu-bind=none", "--kill-on-bad-exit=1",
-        "--wait=300", "--label", "bash", str(node.run_dir / "node.sh"), "--module", "ddptrain", "smoke", "--lr", "3e-3",
+        "--wait=300", "--label", "--chdir=/", "sh",
+    ]  # fmt: skip
+    assert argv[12:] == [
+        "/usr/bin/python3", str(node.run_dir / "program"), "node", "job.json", "--module", "ddptrain", "smoke", "--lr", "3e-3",
     ]  # fmt: skip
     lines = output.splitlines()
     assert len(lines) == 2, "nothing else is said"
@@ -219,7 +169,7 @@ def wait_for(path: pathlib.Path) -> None:
     raise AssertionError(f"{path} did not come")
 
 
-def stop(node: Node, files: dict[str, str], number: signal.Signals, **more: str) -> tuple[int, str]:
+def stop(node: Node, files: dict[str, str], number: signal.Signals, **more: typing.Any) -> tuple[int, str]:
     process = node.start(files, **more)
     wait_for(node.notes / "started")
     process.send_signal(number)
@@ -329,7 +279,6 @@ def test_a_node_whose_address_slurm_does_not_give_is_an_error(settings: Settings
 def test_a_controller_that_restarts_is_asked_again_for_the_addresses(settings: Settings, node: Node):
     node.hosts = "slurmd-0 slurmd-1"
     silent = "slurm_load_node error: Unable to contact slurm controller (connect failure)"
-    node.add("sleep", 'echo "slept $1"')
     node.add("scontrol", f'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) echo "{silent}" >&2; exit 1 ;; esac')
     code, output = node.run(texts(settings), SLURM_JOB_NUM_NODES="2")
     assert code == 78
@@ -358,7 +307,7 @@ def test_the_users_variables_reach_the_job(settings: Settings, node: Node):
 
 # -- failures, and what is tried again ---------------------------------------------------------------------------------
 
-FAILS = 'echo "1: [FATAL] $FAULTY: its disk is full"; exit 78'  # as node.sh says it, of a node
+FAILS = 'echo "1: [FATAL] $FAULTY: its disk is full"; exit 78'  # as the program says it, of a node
 BOOM = (
     "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
     'printf "Traceback (most recent call last):\\nValueError: boom\\n" > $d/stderr.log; exit 1'
@@ -584,25 +533,42 @@ def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Setting
     assert "auto" in node.run(files)[1].splitlines()
 
 
-# -- node.sh -----------------------------------------------------------------------------------------------------------
+# -- on each node ------------------------------------------------------------------------------------------------------
+
+NODE_DRIVER = """
+import os, socket, sys, time
+sys.path.insert(0, sys.argv[1])
+from ddp.node import node
+def refuse(*_, **__): raise eval(os.environ['REFUSES'])
+if 'REFUSES' in os.environ: socket.create_connection = refuse
+slept = time.sleep
+time.sleep = lambda s: os.write(1, f"slept {s:g}\\n".encode()) if s in (1, 3) else slept(s if "QUICK" not in os.environ else 0)
+code = node.main(sys.argv[1] + "/job.json", sys.argv[2:])
+os._exit(code)
+"""
 
 
-def run_node(settings: Settings, node: Node, agent: str, **more: str) -> subprocess.Popen[str]:
-    """Start node.sh with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
-    (node.run_dir / "control").mkdir(parents=True, exist_ok=True)
-    # the connection to the head fails as a test wants it to; all else of node.sh's program runs as it is
-    refuses = (
-        "import os, socket, sys, time\n"
-        "def refuse(*_, **__): raise eval(os.environ['REFUSES'])\n"
-        "if 'REFUSES' in os.environ: socket.create_connection, time.sleep = refuse, lambda _: None\n"
-        "exec(sys.stdin.read())\n"
-    )
-    (node.run_dir / "refuses.py").write_text(refuses)
-    python = f'if [ "$1" = - ]; then shift; exec {sys.executable} {node.run_dir}/refuses.py "$@"; fi; {agent}'
-    node.add("python", python)
-    for name, text in texts(settings).items():
-        (node.run_dir / name).write_text(text)
-    (node.run_dir / "environment.sh").write_text(f"use_environment() {{ export PY={node.bin}/python; }}\n")
+def run_node(
+    settings: Settings, node: Node, agent: str, *, given: dict[str, typing.Any] | None = None, **more: str
+) -> subprocess.Popen[str]:
+    """Start a node's part with a double of the environment, whose interpreter runs `agent` in torchrun's place."""
+    files = texts(settings, **(given or {}))
+    home = node.cache / ("ab" * 8)
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    node.cache.chmod(0o700)
+    version = f"python3.{sys.version_info[1]}"
+    (home / "bin" / version).write_text(f"#!/bin/bash\n{agent}\n")
+    (home / "bin" / version).chmod(stat.S_IRWXU)
+    if not (home / "bin" / "python").exists():
+        (home / "bin" / "python").symlink_to(version)
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    home.with_suffix(".complete").write_text(f"{MANIFEST.sha256} {boot}\n")
+    job = json.loads(files["program/job.json"]) | {"ranks_per_node": 2}
+    if job["environment"]:
+        job["environment"]["cache"] = str(node.cache)
+    else:
+        job["container"]["payload"] = "/mnt/payload"
+    node.write(files | {"program/job.json": json.dumps(job)})
     slurm = {
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_NODEID": "1",
@@ -610,11 +576,12 @@ def run_node(settings: Settings, node: Node, agent: str, **more: str) -> subproc
         "HEAD_IP": "127.0.0.1",
         "HEAD_PORT": "20100",
         "HEAD_NODE": "slurmd-0",
+        "RUN_DIR": str(node.run_dir),
     }
-    place = {"RUN_DIR": str(node.run_dir), "JOB_DIR": str(node.run_dir), "NPROC": "2", "LAUNCHER": "torchrun"}
-    env = node.env(**{**place, **slurm, **more})
-    argv = ["/bin/bash", node.run_dir / "node.sh", "script.py", "--flag"]
-    return subprocess.Popen(argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    argv = [sys.executable, "-I", "-S", "-B", "-c", NODE_DRIVER, str(node.run_dir / "program"), "script.py", "--flag"]
+    return subprocess.Popen(
+        argv, env=node.env(**{**slurm, **more}), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def test_the_agent_is_told_its_place(settings: Settings, node: Node):
@@ -625,7 +592,7 @@ def test_the_agent_is_told_its_place(settings: Settings, node: Node):
         "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo", "2 lo =lo", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=static",
         "--master-addr=127.0.0.1", "--master-port=20100", "--rdzv-id=12.r0", "--local-addr=127.0.0.1", "--max-restarts=0",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", "--shutdown-timeout=120",
-        f"--log-dir={node.run_dir}/logs/12.r0/node-1", "--redirects=3", "--tee=3", "script.py", "--flag",
+        f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1", "--redirects=3", "--tee=3", "script.py", "--flag",
     ]  # fmt: skip
 
 
@@ -647,7 +614,8 @@ def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
         assert (process.returncode, output.splitlines()[-1]) == (0, "started")
     else:
         how = "let TCP through between the nodes (firewall, security group)"
-        assert (process.returncode, output) == (78, f"[FATAL] slurmd-1: {words}; {how}\n")
+        assert (process.returncode, output.splitlines()[-1]) == (78, f"[FATAL] slurmd-1: {words}; {how}")
+        assert output.splitlines()[:-1] == ["slept 1"] * 4
 
 
 def test_the_users_interface_and_threads_win(settings: Settings, node: Node):
@@ -657,7 +625,6 @@ def test_the_users_interface_and_threads_win(settings: Settings, node: Node):
 
 
 def test_a_failed_agent_gives_the_others_time_and_keeps_its_code(settings: Settings, node: Node):
-    node.add("sleep", 'echo "slept $1"')
     process = run_node(settings, node, "exit 3")
     assert process.communicate(timeout=30)[0].endswith("\nslept 3\n")
     assert process.returncode == 3
@@ -683,9 +650,8 @@ def test_a_signal_to_the_step_waits_for_the_agent_to_save(settings: Settings, no
 
 
 def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Settings, node: Node):
-    node.add("sleep", "exit 0")
     agent = "trap : TERM; touch $NOTES/started; for i in $(seq 400); do /bin/sleep 0.05; done; echo saved"
-    process = run_node(settings, node, agent)
+    process = run_node(settings, node, agent, QUICK="1")
     wait_for(node.notes / "started")
     (node.run_dir / "control" / "12.r0.failed").touch()
     began = time.monotonic()
@@ -697,13 +663,16 @@ def test_a_task_that_another_one_took_down_does_not_wait_to_save(settings: Setti
 
 
 SLURM_RANK: dict[str, str] = {
-    "LAUNCHER": "srun", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_CPUS_PER_TASK": "2",
+    "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_CPUS_PER_TASK": "2",
 }  # fmt: skip
+
+
+BY_SRUN: dict[str, typing.Any] = {"launcher": "srun"}
 
 
 def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings, node: Node):
     agent = 'echo "$1 $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS"; echo oh >&2'
-    process = run_node(settings, node, agent, **SLURM_RANK)
+    process = run_node(settings, node, agent, given=BY_SRUN, **SLURM_RANK)
     output, _ = process.communicate(timeout=30)
     assert sorted(output.splitlines()) == ["oh", "script.py 3/4 1/2 1 127.0.0.1:20100 2"]
     logs = node.run_dir / "logs" / "12.r0" / "node-1" / "srun" / "attempt_0" / "1"
@@ -712,8 +681,8 @@ def test_under_srun_a_rank_finds_what_torchrun_would_tell_it(settings: Settings,
 
 
 def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
-    process = run_node(settings, node, "echo last words; exit 9", **SLURM_RANK)
-    assert process.communicate(timeout=30)[0] == "last words\n"
+    process = run_node(settings, node, "echo last words; exit 9", given=BY_SRUN, **SLURM_RANK)
+    assert process.communicate(timeout=30)[0] == "last words\nslept 3\n"
     assert process.returncode == 9
     assert (node.run_dir / "control" / "12.r0.failed").exists()
 
@@ -734,33 +703,47 @@ def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Se
 # -- fabrics, containers, profiles -------------------------------------------------------------------------------------
 
 
-def fabric(settings: Settings, wanted: str, then: str, *, nodes: int = 2, **env: str) -> tuple[int, list[str]]:
-    """Run use_fabric as a node does; return the exit code and what was said."""
+FABRIC_DRIVER = """
+import json, os, sys
+from ddp.node import network, spec
+job, nodes = spec.load(spec.JobSpec, sys.argv[1]), int(sys.argv[2])
+found = network.choose(job, nodes)
+env = dict(os.environ)
+try:
+    network.use(found, job, env, nodes)
+except network.NetworkError as e:
+    sys.exit(f"[FATAL] gpu-0: {e}")
+print(" ".join(found.name if name == "FABRIC" else env.get(name, "unset") for name in sys.argv[3:]))
+"""
+
+
+def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: str) -> tuple[int, list[str]]:
+    """Make a fabric's variables ready as a node does; return the exit code and what was printed, those variables last."""
     given = " ".join(f"{name}={value}" for name, value in env.items())
-    text = texts(settings, fabric=wanted, env=given)["fabric.sh"]
+    path = write(settings, texts(settings, fabric=wanted, env=given))
     run = subprocess.run(
-        ["bash", "-c", f"set -euo pipefail\n{text}\nuse_fabric\n{then}"], text=True, capture_output=True, check=False,
-        env={"PATH": "/usr/bin:/bin", "SLURM_JOB_NUM_NODES": str(nodes), "SLURMD_NODENAME": "gpu-0", **env},
+        [sys.executable, "-c", FABRIC_DRIVER, path, str(nodes), *show], text=True, capture_output=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(pathlib.Path(network.__file__).parents[2]), **env},
     )  # fmt: skip
-    return run.returncode, (run.stdout + run.stderr).splitlines()
+    return run.returncode, (run.stderr + run.stdout).splitlines()
 
 
 @pytest.mark.parametrize("wanted", fabrics.NAMES)
 def test_every_fabric_says_which_it_is_or_what_is_missing(settings: Settings, wanted: str):
-    code, said = fabric(settings, wanted, 'echo "fabric=$FABRIC"')
-    if code == 78:
+    code, said = fabric(settings, wanted, "FABRIC")
+    if code == 1:
         assert said[0].startswith(f"[FATAL] gpu-0: fabric={wanted} needs /")
         assert "; " in said[0], "and what to do about it"
     else:
-        assert (code, said) == (0, [f"fabric={wanted}"])
+        assert (code, said) == (0, [wanted])
 
 
 def test_one_node_needs_no_fabric(settings: Settings):
-    assert fabric(settings, "efa", 'echo "${FI_PROVIDER-none}"', nodes=1) == (0, ["none"])
+    assert fabric(settings, "efa", "FI_PROVIDER", nodes=1) == (0, ["unset"])
 
 
 def test_a_fabrics_variables_are_set_and_the_users_go_before(settings: Settings):
-    show = 'echo "$NCCL_IB_DISABLE"'
+    show = "NCCL_IB_DISABLE"
     assert fabric(settings, "tcp", show) == (0, ["1"])
     assert fabric(settings, "tcp", show, NCCL_IB_DISABLE="0") == (0, ["0"])
 
@@ -791,10 +774,12 @@ def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytes
         "export NCCL_PROTO=Simple NCCL_BUFFSIZE=8388608 NCCL_SOCKET_IFNAME=x CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7\n"
         'echo "lib $NCCL_LIB_DIR"; [ "$UNSET_IN_THE_PROFILE" = x ]\n'
     )
-    show = 'echo "$FABRIC $NCCL_PROTO $NCCL_BUFFSIZE $NCCL_SOCKET_IFNAME $NCCL_FASTRAK_CTRL_DEV ${CUDA_VISIBLE_DEVICES-unset}"'
+    show = "FABRIC NCCL_PROTO NCCL_BUFFSIZE NCCL_SOCKET_IFNAME NCCL_FASTRAK_CTRL_DEV CUDA_VISIBLE_DEVICES".split()
     lib = f"lib {found.library_path}"
-    assert fabric(settings, "auto", show) == (0, [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"])
-    code, said = fabric(settings, "tcpxo", show, NCCL_BUFFSIZE="1", NCCL_SOCKET_IFNAME="eth9", CUDA_VISIBLE_DEVICES="3")
+    assert fabric(settings, "auto", *show) == (0, [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"])
+    code, said = fabric(
+        settings, "tcpxo", *show, NCCL_BUFFSIZE="1", NCCL_SOCKET_IFNAME="eth9", CUDA_VISIBLE_DEVICES="3"
+    )
     assert (code, said) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
 
 
@@ -827,7 +812,7 @@ def test_a_container_runs_under_pyxis_where_slurm_has_it(settings: Settings, nod
     assert f"--container-mounts={workspace}:{workspace}" in argv
     assert f"--container-workdir={node.run_dir}" in argv
     assert "--container-env=PYTHONUNBUFFERED,CUDA_VISIBLE_DEVICES,NCCL_DEBUG" in argv
-    assert argv.index("bash") > argv.index(f"--container-workdir={node.run_dir}")
+    assert argv.index("sh") > argv.index(f"--container-workdir={node.run_dir}")
 
 
 def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Settings, node: Node):
@@ -838,7 +823,7 @@ def test_a_container_runs_under_apptainer_where_there_is_no_pyxis(settings: Sett
     at = argv.index(f"{node.bin}/apptainer")
     workspace = settings.workspace
     assert argv[at + 1 : at + 7] == ["exec", "--nv", "--bind", f"{workspace}:{workspace}", "--pwd", str(node.run_dir)]
-    assert argv[at + 7 : at + 9] == ["docker://nvcr.io/nvidia/pytorch:25.01-py3", "bash"]
+    assert argv[at + 7 : at + 9] == ["docker://nvcr.io/nvidia/pytorch:25.01-py3", "sh"]
 
 
 def test_without_pyxis_and_apptainer_the_job_says_so(settings: Settings, node: Node):
@@ -849,219 +834,28 @@ def test_without_pyxis_and_apptainer_the_job_says_so(settings: Settings, node: N
 
 
 def test_in_a_container_the_images_python_runs_the_payload(settings: Settings, node: Node):
-    node.add("python3", f'if [ "$1" = - ]; then exec {sys.executable} "$@"; fi; echo "$PYTHONPATH $2"')
-    process = run_node(settings, node, "exit 99", CONTAINER="x:1", PAYLOAD="/mnt/payload", PYTHONPATH="/opt")
+    node.add("python3", 'echo "$PYTHONPATH $2"')
+    given = {"container_image": "x:1"}
+    process = run_node(settings, node, "exit 99", given=given, PYTHONPATH="/opt")
     assert process.communicate(timeout=30)[0].splitlines()[-1] == "/mnt/payload:/opt torch.distributed.run"
+
+
+def nsys(ranks: str) -> dict[str, typing.Any]:
+    return {**BY_SRUN, "profile": "nsys", "profile_ranks": ranks}
 
 
 def test_nsight_records_the_chosen_ranks(settings: Settings, node: Node):
     node.add("nsys", 'echo "nsys $*"')
-    more = {**SLURM_RANK, "PROFILE": "nsys", "PROFILE_RANKS": "0,3", "PROFILE_WINDOW": ""}
-    said = run_node(settings, node, 'echo "bare $1"', **more).communicate(timeout=30)[0]
+    given = nsys("0,3")
+    said = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
     assert said.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
-    assert said.rstrip().endswith(f"{node.bin}/python script.py --flag")
-    said = run_node(settings, node, 'echo "bare $1"', **{**more, "SLURM_PROCID": "2"}).communicate(timeout=30)[0]
+    assert said.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
+    more = {**SLURM_RANK, "SLURM_PROCID": "2"}
+    said = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
     assert said == "bare script.py\n"
 
 
 def test_a_node_without_nsight_says_so(settings: Settings, node: Node):
-    more = {**SLURM_RANK, "PROFILE": "nsys", "PROFILE_RANKS": "3", "PROFILE_WINDOW": ""}
-    process = run_node(settings, node, "exit 99", **more)
+    process = run_node(settings, node, "exit 99", given=nsys("3"), **SLURM_RANK)
     assert "[FATAL] slurmd-0: profile=nsys needs Nsight Systems" in process.communicate(timeout=30)[0]
     assert process.returncode == 78
-
-
-# -- environment.sh ----------------------------------------------------------------------------------------------------
-
-
-def zstd_frame(data: bytes) -> bytes:
-    """Return a zstd frame of raw blocks (RFC 8878, 3.1.1), so that no test needs the zstd program to make one."""
-    frame = b"\x28\xb5\x2f\xfd" + b"\x00\x58"  # magic; no checksum, no size; window of 2 MiB
-    size = 1 << 16
-    blocks = [data[i : i + size] for i in range(0, len(data), size)] or [b""]
-    for number, block in enumerate(blocks):
-        last = number == len(blocks) - 1
-        frame += (last | len(block) << 3).to_bytes(3, "little") + block
-    return frame
-
-
-class Store:
-    """An archive in a workspace, and a node that unpacks it."""
-
-    def __init__(self, tmp_path: pathlib.Path, settings: Settings) -> None:
-        self.cache = tmp_path / "cache"
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            interpreter = tarfile.TarInfo("./bin/python")
-            interpreter.type, interpreter.linkname = tarfile.SYMTYPE, sys.executable
-            tar.addfile(interpreter)
-            big = tarfile.TarInfo("./lib/data")
-            big.size = 200000
-            tar.addfile(big, io.BytesIO(os.urandom(big.size)))
-        data = zstd_frame(packed.getvalue())
-        self.sha256 = hashlib.sha256(data).hexdigest()
-        self.archive = settings.environments / f"{self.sha256[:16]}.tar.zst"
-        self.archive.write_bytes(data)
-        self.script = tmp_path / "environment.sh"
-        self.script.write_text(texts(settings)["environment.sh"])
-        self.home = self.cache / self.sha256[:16]
-        self.path = "/usr/bin:/bin"
-
-    def use(self, then: str = 'echo "PY=$PY"', **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["/bin/bash", "-c", self.line(then)], env=self.env(**more), text=True, capture_output=True, check=False
-        )
-
-    def line(self, then: str) -> str:
-        return f"set -euo pipefail; . {shlex.quote(str(self.script))}; use_environment; {then}"
-
-    def env(self, **more: str) -> dict[str, str]:
-        values = {
-            "ENVIRONMENT_ARCHIVE": str(self.archive), "ENVIRONMENT_CACHE": str(self.cache), "ENVIRONMENT_SHA256": self.sha256,
-            "ENVIRONMENT_BYTES": "300000", "ENVIRONMENT_PYTHON": f"3.{sys.version_info[1]}", "SLURMD_NODENAME": "slurmd-0",
-            "PATH": self.path,
-        }  # fmt: skip
-        return {**values, **more}
-
-
-@pytest.fixture
-def store(tmp_path: pathlib.Path, settings: Settings) -> Store:
-    return Store(tmp_path, settings)
-
-
-def test_the_environment_is_unpacked_once(store: Store):
-    first = store.use()
-    assert first.returncode == 0, first.stderr
-    assert f"PY={store.home}/bin/python" in first.stdout
-    assert "unpacked the environment" in first.stdout
-    again = store.use()
-    assert again.stdout == f"PY={store.home}/bin/python\n"
-    assert stat.S_IMODE(store.cache.stat().st_mode) == 0o700
-
-
-def test_a_node_without_the_zstd_program_uses_the_library(store: Store, tmp_path: pathlib.Path):
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for folder in ("/usr/bin", "/bin"):
-        for path in pathlib.Path(folder).iterdir():
-            if path.name not in ("zstd", "zstdmt") and not (tools / path.name).exists():
-                (tools / path.name).symlink_to(path)
-    store.path = str(tools)
-    done = store.use()
-    assert done.returncode == 0, done.stderr
-    assert (store.home / "lib" / "data").stat().st_size == 200000
-
-
-def test_jobs_that_start_together_unpack_once(store: Store):
-    processes = [
-        subprocess.Popen(["/bin/bash", "-c", store.line("echo ok")], env=store.env(), text=True, stdout=subprocess.PIPE)
-        for _ in range(4)
-    ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert all(output.endswith("ok\n") for output in outputs)
-    assert sum("unpacked the environment" in output for output in outputs) == 1
-
-
-def test_a_damaged_archive_is_never_used(store: Store):
-    data = bytearray(store.archive.read_bytes())
-    data[1000] ^= 1
-    store.archive.write_bytes(bytes(data))
-    done = store.use()
-    assert done.returncode == 78
-    assert done.stderr == (
-        f"[FATAL] slurmd-0: {store.archive} is damaged; remove it, then: juju run trainer/0 install-environment\n"
-    )
-    assert not store.home.exists()
-
-
-def test_a_half_written_archive_is_never_used(store: Store):
-    store.archive.write_bytes(store.archive.read_bytes()[:100000])
-    assert store.use().returncode == 78
-    assert not store.home.exists()
-
-
-def test_a_missing_archive_says_that_the_filesystem_may_be_missing(store: Store):
-    store.archive.unlink()
-    done = store.use()
-    assert done.stderr == f"[FATAL] slurmd-0: {store.archive} cannot be read; is the shared filesystem mounted here?\n"
-
-
-def test_an_unpacking_that_was_interrupted_is_done_again(store: Store):
-    assert store.use().returncode == 0
-    (store.cache / f"{store.home.name}.complete").unlink()
-    (store.home / "lib" / "data").write_text("half")
-    (store.cache / f".{store.home.name}.AbCdEf").mkdir()
-    assert store.use().returncode == 0
-    assert (store.home / "lib" / "data").stat().st_size == 200000
-    assert not (store.cache / f".{store.home.name}.AbCdEf").exists()
-
-
-def test_after_the_node_booted_again_the_environment_is_unpacked_again(store: Store):
-    assert store.use().returncode == 0
-    complete = store.cache / f"{store.home.name}.complete"
-    complete.write_text(f"{store.sha256} 00000000-0000-0000-0000-000000000000\n")
-    assert "unpacked the environment" in store.use().stdout
-
-
-def test_a_cache_of_somebody_else_is_refused(store: Store, tmp_path: pathlib.Path):
-    real = tmp_path / "elsewhere"
-    real.mkdir()
-    store.cache.symlink_to(real)
-    done = store.use()
-    assert done.returncode == 78
-    assert f"[FATAL] slurmd-0: {store.cache} is not a folder of " in done.stderr
-    assert not list(real.iterdir())
-
-
-def test_another_python_is_refused_by_its_version(store: Store):
-    done = store.use(ENVIRONMENT_PYTHON="3.7")
-    mine = f"3.{sys.version_info[1]}"
-    assert done.stderr == f"[FATAL] slurmd-0: this node has Python {mine}, the environment was made for 3.7\n"
-
-
-def test_a_full_disk_is_told_before_anything_is_unpacked(store: Store):
-    done = store.use(ENVIRONMENT_BYTES=str(1 << 60))
-    assert done.returncode == 78
-    assert f"bytes free; the environment needs {1 << 60}" in done.stderr
-
-
-def test_an_old_environment_goes_unless_a_job_holds_it(store: Store):
-    store.cache.mkdir(mode=0o700)
-    for name in ("old", "held", "young"):
-        (store.cache / name).mkdir()
-        (store.cache / f"{name}.complete").touch()
-        if name != "young":
-            long_ago = time.time() - 15 * 86400
-            os.utime(store.cache / f"{name}.complete", (long_ago, long_ago))
-    holder = subprocess.Popen(["flock", "-s", str(store.cache / "held.lock"), "sleep", "60"])
-    try:
-        for _ in range(100):
-            taken = subprocess.run(["flock", "-n", str(store.cache / "held.lock"), "true"], check=False).returncode
-            if taken:
-                break
-            time.sleep(0.05)
-        assert store.use().returncode == 0
-    finally:
-        holder.terminate()
-        holder.wait(timeout=10)
-    assert not (store.cache / "old").exists()
-    assert (store.cache / "held").exists()
-    assert (store.cache / "young").exists()
-
-
-def test_a_running_job_keeps_the_lock_through_exec(store: Store):
-    process = subprocess.Popen(
-        ["/bin/bash", "-c", store.line("exec sleep 60")], env=store.env(), text=True, stdout=subprocess.PIPE
-    )
-    try:
-        lock = store.cache / f"{store.home.name}.lock"
-        for _ in range(200):
-            if (store.cache / f"{store.home.name}.complete").exists():
-                break
-            time.sleep(0.05)
-        time.sleep(0.3)
-        assert subprocess.run(["flock", "-n", str(lock), "true"], check=False).returncode == 1
-        assert subprocess.run(["flock", "-n", "-s", str(lock), "true"], check=False).returncode == 0
-    finally:
-        process.kill()
-        process.communicate(timeout=10)

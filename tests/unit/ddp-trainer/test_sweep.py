@@ -30,7 +30,8 @@ def test_a_grid_is_every_combination_each_a_run_of_its_own(ready: Trainer, clust
     runs = ready.workspace / "runs"
     assert "#SBATCH --array=0-3%2\n" in script
     assert f"#SBATCH --output={runs}/lrs-%a/logs/%j.out\n" in script
-    assert '--steps 5 "${chosen[@]}")' in script
+    assert cluster.job(40).commands()[0].endswith(" --steps 5")
+    assert cluster.job(40).training().is_sweep, "each task adds its own"
     assert (runs / "lrs-3" / "args").read_text() == "--lr\n0.003\n--batch\n16\n"
     record = json.loads((runs / "lrs-3" / "job.json").read_text())
     assert (record["job_id"], record["sweep"], record["kind"]) == (40, "lrs", "gpt")

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -26,6 +27,7 @@ from test_scripts import (  # noqa: F401
 
 from ddp.base import Settings, TrainerError
 from ddp.environment.environments import Environment
+from ddp.node import spec
 from ddp.options import fields
 from ddp.submit import scripts
 from ddp.workspace import folders, operations
@@ -98,7 +100,9 @@ def test_a_job_finds_the_token_by_the_path_of_a_file(cloud: Cloud, cluster: Clus
     name = {"run": "first"} if action == "submit-ddp" else {"name": "first", "grid": "lr=0.1,0.2"}
     cloud.trainer.run(action, workload="smoke", **name)
     path = cloud.trainer.workspace / ".secrets" / "trainer-0" / "first.hf-token"
-    assert f"export HF_TOKEN_PATH={path}\n" in cluster.jobs[-1].text
+    job = cluster.jobs[-1].training()
+    assert ("HF_TOKEN_PATH", str(path)) in job.variables
+    assert job.token_path == str(path)
     assert path.read_text().strip() == TOKEN
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in path.parents[:2]] == [0o700, 0o700]
@@ -133,13 +137,15 @@ def test_settings_do_not_show_it(settings: Settings):
 def test_without_the_option_there_is_none(cloud: Cloud, cluster: Cluster):
     cloud.trainer.config.pop("hf-token")
     cloud.trainer.run("submit-ddp", workload="smoke")
-    assert "HF_TOKEN" not in cluster.jobs[-1].text
+    assert "HF_TOKEN" not in spec.dump(cluster.jobs[-1].asked())
     assert not (cloud.trainer.workspace / ".secrets").exists()
 
 
 def test_a_file_of_the_users_own_goes_before(cloud: Cloud, cluster: Cluster):
     cloud.trainer.run("submit-ddp", workload="smoke", env="HF_TOKEN_PATH=/mnt/shared/mine")
-    assert cluster.jobs[-1].text.count("HF_TOKEN_PATH") == 1
+    job = cluster.jobs[-1].training()
+    assert [value for name, value in job.variables if name == "HF_TOKEN_PATH"] == ["/mnt/shared/mine"]
+    assert job.token_path == ""
     assert cloud.files == {}
 
 
@@ -376,12 +382,8 @@ def test_a_job_that_is_queued_again_without_a_bad_node_keeps_the_file(
     node: Node,  # noqa: F811
 ):
     settings, path = given
-    node.add(
-        "python3",
-        'case $* in *explain.py*) printf "node\\tslurmd-1\\tXid 79\\n" ;; *) exec /usr/bin/python3 "$@" ;; esac',
-    )
     node.add("sinfo", "echo slurmd-2")
-    node.add("srun", ENDS % "failed" + "; exit 1")
+    node.add("srun", 'echo "0: [FATAL] slurmd-0: its disk is full"; ' + ENDS % "failed" + "; exit 78")
     _, output = node.run(texts(settings, max_restarts=1))
     assert node.requeued(), output
     assert path.exists()
@@ -414,4 +416,5 @@ def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], no
 
 def test_in_a_container_the_path_is_known(given: tuple[Settings, pathlib.Path]):
     settings, _ = given
-    assert ",HF_TOKEN_PATH" in texts(settings, container_image="a/b:1")["job.sbatch"]
+    job = json.loads(texts(settings, container_image="a/b:1")["program/job.json"])
+    assert job["container"]["variables"].endswith(",HF_TOKEN_PATH")

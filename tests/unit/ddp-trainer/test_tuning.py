@@ -1,7 +1,6 @@
 """Fine-tuning a local model: what the option brings, and what is refused before anything is submitted."""
 
 import pathlib
-import shlex
 
 import pytest
 import test_charm
@@ -69,9 +68,8 @@ def test_a_model_in_the_workspace_is_tuned(
 ):
     path = trainer.workspace / data
     trainer.run("submit-ddp", args=f"--model-local-dir {model} --steps 5", dataset=str(path))
-    script = cluster.job(40).text
     words = ["--data", str(path), "--resume", "$resume", "--model-local-dir", str(model), "--steps", "5"]
-    assert " ".join(shlex.quote(word) for word in words).replace("'$resume'", '"$resume"') in script
+    assert cluster.job(40).commands()[0].endswith(" ".join(words))
     checks = trainer.run(
         "submit-ddp", args=f"--model-local-dir={model}", dataset=str(path), dry_run=True
     )["checks"]  # fmt: skip

@@ -1,0 +1,156 @@
+"""The network between a job's nodes: addresses, routes, and what each fabric's libraries need to know."""
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import struct
+import subprocess
+import time
+import typing
+
+from ddp.node import spec
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_PROBE_PORT = 9  # connecting UDP sends nothing, it picks the route
+
+
+class NetworkError(Exception):
+    """Nodes cannot reach each other; `str()` is one line with what to do."""
+
+
+class Way(typing.NamedTuple):
+    """This node's address and interface on the way to the head."""
+
+    address: str
+    interface: str  # may be unknown
+
+
+def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
+    """Return the fabric that the job uses here: the one it names, or the first that this node shows to have."""
+    named = {fabric.name: fabric for fabric in job.fabrics}
+    if job.fabric == "auto" and num_nodes > 1:
+        for fabric in job.fabrics:
+            if fabric.found_by and all(os.path.exists(path) for path in fabric.found_by):
+                return fabric
+    return named.get(job.fabric) or spec.Fabric(job.fabric, (), "", (), (), "", "", "", (), ())
+
+
+def interface_address(name: str) -> str:
+    """Return the IPv4 address of an interface. Raises OSError where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+    return socket.inet_ntoa(found[20:24])
+
+
+def head_address(here: str, hosts: list[str], shown: str) -> str:
+    """Return this node's address on the way to another node of the job. Raises NetworkError.
+
+    A node's name is a label that need not resolve anywhere: its address is NodeAddr, which slurmctld took from its
+    registration. `shown` is what `scontrol -o show node` printed just now.
+    """
+    known: dict[str, str] = dict(re.findall(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", shown, re.MULTILINE))
+    peer = next(name for name in hosts if name != here)  # this node need not be the first by name
+    given = known.get(peer)
+    if given is None:
+        raise NetworkError(f"Slurm gave no address of {peer}")
+    about = f"the address of {peer} in Slurm (NodeAddr) is {given}"
+    change = f"as an administrator: scontrol update nodename={peer} nodeaddr=ADDRESS"
+    try:
+        address = str(socket.getaddrinfo(given, None, socket.AF_INET)[0][4][0])
+    except OSError as e:
+        raise NetworkError(f"{about}, which is no IPv4 address and does not resolve ({e.strerror}); {change}") from e
+    if address.startswith("127."):
+        raise NetworkError(f"{about}, a loopback address; {change}")
+    return _route(address, peer)
+
+
+def _route(address: str, name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, _PROBE_PORT))
+        except OSError as e:
+            hint = f"see: ip route get {address}"
+            raise NetworkError(f"no route to {address} ({name}): {e.strerror}; {hint}") from e
+        return str(probe.getsockname()[0])
+
+
+def is_free(port: int) -> bool:
+    """Return whether nobody listens on a port of this node."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def find_way(head: str, head_node: str, interface: str) -> Way:
+    """Return this node's address and interface on the way to the head; `interface` is the fabric's own, or empty."""
+    mine = _route(head, head_node)
+    name = ""
+    for _, candidate in socket.if_nameindex():
+        with contextlib.suppress(OSError):
+            address = interface_address(candidate)
+            if candidate == interface:
+                return Way(address, candidate)
+            if address == mine and not name:
+                name = candidate
+    return Way(mine, name)
+
+
+def check_head(head: str, port: int, head_node: str) -> None:
+    """Raise NetworkError where the head's port cannot be reached: a launcher would wait for minutes, and not for whom.
+
+    A head that refuses is reached: it does not listen yet.
+    """
+    reason = ""
+    for _ in range(4):
+        try:
+            socket.create_connection((head, port), timeout=5).close()
+        except ConnectionRefusedError:
+            return
+        except OSError as e:
+            reason = e.strerror or str(e)
+            time.sleep(1)
+        else:
+            return
+    where = f"cannot reach {head}:{port} ({head_node}): {reason}"
+    raise NetworkError(f"{where}; let TCP through between the nodes (firewall, security group)")
+
+
+def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
+    """Set in `env` what the fabric's libraries want to know; what the user set stays. Raises NetworkError.
+
+    Within one node NCCL needs none of it.
+    """
+    if num_nodes < 2:
+        return
+    kept = {name: env[name] for name in ("CUDA_VISIBLE_DEVICES", *(name for name, _ in job.variables)) if name in env}
+    for path in fabric.needs:
+        if not os.path.exists(path):
+            where = " or not in the container" if job.container else ""
+            raise NetworkError(f"fabric={fabric.name} needs {path}, which is not on this node{where}; {fabric.hint}")
+    for name, value in fabric.variables:
+        env.setdefault(name, value)
+    if fabric.library_path:
+        old = env.get("LD_LIBRARY_PATH")
+        env["LD_LIBRARY_PATH"] = f"{fabric.library_path}:{old}" if old else fabric.library_path
+    if fabric.profile:
+        sourced = _sourced(fabric, env)
+        env.clear()
+        env.update(sourced)
+        if "CUDA_VISIBLE_DEVICES" not in kept:
+            env.pop("CUDA_VISIBLE_DEVICES", None)  # the profile names all of a node's GPUs
+        env.update(fabric.afterwards)
+    env.update(kept)
+
+
+def _sourced(fabric: spec.Fabric, env: dict[str, str]) -> dict[str, str]:
+    """Return the variables as the vendor's profile, a file for bash, leaves them; what it prints is printed."""
+    script = 'exec 3>&1 1>&2; NCCL_LIB_DIR=$1; . "$2"; env -0 >&3'
+    argv = ["bash", "-c", script, "bash", fabric.library_path, fabric.profile]
+    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=False)
+    pairs = (entry.partition("=") for entry in done.stdout.decode(errors="surrogateescape").split("\0") if entry)
+    return {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}

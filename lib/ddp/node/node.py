@@ -1,0 +1,275 @@
+"""What srun starts: once on each node for torchrun's agent, or once for each rank where the launcher is srun.
+
+It makes the environment and the network's variables ready, runs the launcher or the rank, and copies their logs from
+this node's disk to the run's folder. What it needs of the shared filesystem for its own work it reads at its start.
+"""
+
+import collections.abc
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import typing
+
+from ddp.node import environment, network, spec, spool, storage
+
+FATAL = 78  # EX_CONFIG of sysexits.h: the node, or what was asked, cannot work
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # that torchrun hands on, so that the ranks save
+_NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+LAST_WORDS_S = 3.0  # a task that fails takes the others down: they get the time to say why, if they know
+SAVING_S = 5.0  # what a task gets to end in when another one has failed
+
+
+class _FatalError(Exception):
+    """This node cannot run it; `str()` is one line."""
+
+
+class Node:
+    """One task of the job's step."""
+
+    def __init__(self, job: spec.JobSpec, spec_path: str, env: dict[str, str]) -> None:
+        self.job, self.env, self.spec_path = job, env, spec_path
+        self.host = env.get("SLURMD_NODENAME") or env.get("HOSTNAME", "node")
+        self.run_dir, self.attempt = env["RUN_DIR"], env["RUN_ATTEMPT_ID"]
+        self.number, self.local_rank = env["SLURM_NODEID"], env.get("SLURM_LOCALID", "0")
+        self.by_rank = job.launcher == "srun"
+        self._failed = f"{self.run_dir}/control/{self.attempt}.failed"
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+        self._pumps: list[threading.Thread] = []
+        self.forwarder: spool.Forwarder | None = None
+        self._spools: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Print a line of this node's."""
+        spool.write(f"[ENV] {self.host}: {text}")
+
+    def run(self, words: list[str]) -> int:
+        """Run the job's command on this node and return the exit code. Raises _FatalError."""
+        python = self._python()
+        num_nodes = int(self.env.get("SLURM_JOB_NUM_NODES", "1"))
+        fabric = network.choose(self.job, num_nodes)
+        try:
+            network.use(fabric, self.job, self.env, num_nodes)
+            self._connect(fabric)
+        except network.NetworkError as e:
+            raise _FatalError(str(e)) from e
+        logs = self._logs()
+        signal.signal(signal.SIGTERM, self._on_term)
+        for number in _NOT_OURS:
+            signal.signal(number, _pass)
+        if self.by_rank:
+            self._start_rank(python, words, logs)
+        else:
+            self._start_agent(python, words, logs)
+        assert self._child is not None
+        code = self._child.wait()
+        code = code if code >= 0 else 128 - code
+        self._child = None
+        for pump in self._pumps:
+            pump.join()
+        if code:
+            with contextlib.suppress(OSError):
+                storage.within(self._mark_failed, storage.CALL_S)
+        self._end_logs()
+        if code:
+            time.sleep(LAST_WORDS_S)
+        return code
+
+    def _python(self) -> str:
+        """Return the interpreter for the ranks."""
+        if self.job.container is not None:
+            found = shutil.which("python3") or shutil.which("python")
+            if found is None:
+                raise _FatalError(f"{self.job.container.image} has no python3; take an image with torch in it")
+            payload, old = self.job.container.payload, self.env.get("PYTHONPATH")
+            self.env["PYTHONPATH"] = f"{payload}:{old}" if old else payload
+        else:
+            assert self.job.environment is not None
+            try:
+                found, self._lock = environment.use(self.job.environment, self.host)
+            except environment.UnusableError as e:
+                raise _FatalError(str(e)) from e
+        self.env["PY"] = found
+        return found
+
+    def _connect(self, fabric: spec.Fabric) -> None:
+        """Set the address and the interface of this node: gloo wants one real name; "=" makes NCCL match exactly."""
+        head, port, head_node = self.env["HEAD_IP"], int(self.env["HEAD_PORT"]), self.env["HEAD_NODE"]
+        way = network.find_way(head, head_node, fabric.interface)
+        if self.host != head_node:
+            network.check_head(head, port, head_node)
+        self.env["MY_IP"] = way.address
+        if way.interface:
+            self.env["GLOO_SOCKET_IFNAME"] = self.env.get("GLOO_SOCKET_IFNAME") or way.interface
+            self.env["NCCL_SOCKET_IFNAME"] = self.env.get("NCCL_SOCKET_IFNAME") or f"={way.interface}"
+        if self.local_rank == "0":
+            gloo, nccl = (self.env.get(f"{name}_SOCKET_IFNAME", "") for name in ("GLOO", "NCCL"))
+            spool.write(f"[ENV] node={self.host} address={way.address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
+
+    def _logs(self) -> str:
+        """Return the folder for this node's logs: on its own disk, or in the run's folder where that has no room."""
+        job_id = self.env["SLURM_JOB_ID"]
+        below = f"node-{self.number}"
+        shared = f"{self.run_dir}/logs/{self.attempt}/{below}"
+        if self.by_rank:
+            below += f"/srun/attempt_0/{self.local_rank}"
+            shared += f"/srun/attempt_0/{self.local_rank}"
+        try:
+            logs = spool.folder(self.job.cache, job_id, "logs", self.attempt, below)
+            before = logs.partition(f"/{self.attempt}/")[0]
+            others = [name for name in os.listdir(before) if name != self.attempt]
+        except OSError as e:
+            self.say(f"{self.job.cache} takes no logs ({e.strerror}); they are written to {shared}")
+            return shared
+        self.forwarder = spool.Forwarder(self.say)
+        self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
+        self._spools.append(logs)
+        if self.local_rank == "0":  # what an earlier attempt could not copy
+            for name in others:
+                left = f"{before}/{name}/node-{self.number}"
+                if os.path.isdir(left):
+                    target = f"{self.run_dir}/logs/{name}/node-{self.number}"
+                    self.forwarder.add_tree(left, target, below=f"{self.run_dir}/logs", resumes=True)
+                    self._spools.append(left)
+        self.forwarder.start()
+        return logs
+
+    def _end_logs(self) -> None:
+        if self.forwarder is not None and self.forwarder.close():
+            for path in self._spools:
+                shutil.rmtree(path, ignore_errors=True)
+            attempt = self._spools[0].partition("/node-")[0]
+            with contextlib.suppress(OSError):  # as far as they are empty now
+                for path in (attempt, os.path.dirname(attempt), os.path.dirname(os.path.dirname(attempt))):
+                    os.rmdir(path)
+
+    def _start_agent(self, python: str, words: list[str], logs: str) -> None:
+        share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
+        self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
+        if self.job.profile is not None and self.job.profile.kind == "nsys":
+            program = os.path.dirname(self.spec_path)
+            start = ("/usr/bin/python3" if self.job.container is None else python, "-I", "-S", "-B", program)
+            words = ["--no-python", *start, "rank", os.path.basename(self.spec_path), *words]
+        argv = [
+            python, "-m", "torch.distributed.run",
+            f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}", f"--nproc-per-node={self.job.ranks_per_node}",
+            f"--node-rank={self.number}", "--rdzv-backend=static", f"--master-addr={self.env['HEAD_IP']}",
+            f"--master-port={self.env['HEAD_PORT']}", f"--rdzv-id={self.attempt}", f"--local-addr={self.env['MY_IP']}",
+            "--max-restarts=0", f"--signals-to-handle={_SIGNALS}", "--shutdown-timeout=120", f"--log-dir={logs}",
+            "--redirects=3", "--tee=3", *words,
+        ]  # fmt: skip
+        self._child = subprocess.Popen(argv, env=self.env, pass_fds=self._kept())
+
+    def _start_rank(self, python: str, words: list[str], logs: str) -> None:
+        env = self.env
+        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or env["SLURM_CPUS_PER_TASK"]
+        if words[0] != "--module":  # a script of the user's finds what torchrun would set; the payload asks Slurm
+            env |= {
+                "RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_NTASKS"], "LOCAL_RANK": env["SLURM_LOCALID"],
+                "LOCAL_WORLD_SIZE": str(self.job.ranks_per_node), "NODE_RANK": self.number, "GROUP_RANK": self.number,
+                "MASTER_ADDR": env["HEAD_IP"], "MASTER_PORT": env["HEAD_PORT"],
+            }  # fmt: skip
+        os.makedirs(logs, exist_ok=True)
+        env["TORCHELASTIC_ERROR_FILE"] = f"{logs}/error.json"  # of torch.distributed.elastic's @record
+        argv = rank_command(self.job, env, python, words)
+        self._child = subprocess.Popen(
+            argv, env=env, pass_fds=self._kept(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for standard, stream, name in ((1, self._child.stdout, "stdout"), (2, self._child.stderr, "stderr")):
+            assert stream is not None
+            pump = threading.Thread(target=_copy, args=(stream, standard, f"{logs}/{name}.log"), daemon=True)
+            pump.start()
+            self._pumps.append(pump)
+
+    def _kept(self) -> tuple[int, ...]:
+        return () if self._lock is None else (self._lock,)
+
+    def _mark_failed(self) -> None:
+        """Let the other tasks of this attempt know that they are not to save, but to end."""
+        with open(self._failed, "w", encoding="ascii"):
+            pass
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        """What runs here gets Slurm's signal too, and ends when its ranks have saved, or is ended."""
+        child = self._child
+        if child is not None:
+            threading.Thread(target=self._end, args=(child,), daemon=True).start()
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        is_lost = False
+        with contextlib.suppress(OSError):
+            is_lost = storage.within(lambda: os.path.exists(self._failed), storage.CALL_S)
+        if is_lost:
+            time.sleep(SAVING_S)
+            child.kill()
+
+
+def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], python: str, words: list[str]) -> list[str]:
+    """Return what one rank runs, where torchrun does not start the interpreter itself. Raises _FatalError."""
+    if words[0] == "--module":
+        words = ["-m", *words[1:]]
+    profile = job.profile
+    rank = env.get("RANK") or env["SLURM_PROCID"]
+    if profile is None or profile.kind != "nsys" or rank not in profile.ranks.split(","):
+        return [python, *words]
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        why = "profile=nsys needs Nsight Systems, and nsys is not on this node's PATH"
+        raise _FatalError(f"{why}; install it, or use profile=torch")
+    folder = f"{env['RUN_DIR']}/profile"
+    os.makedirs(folder, exist_ok=True)
+    window: list[str] = []
+    if profile.has_window and env.get("CUDA_VISIBLE_DEVICES") != "":  # the payload starts and stops it
+        window = ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    output = f"--output={folder}/{env['RUN_ATTEMPT_ID']}.rank-{rank}"
+    fixed = ["--force-overwrite=true", "--trace=cuda,nvtx,osrt", "--sample=none", "--kill=none"]
+    return [nsys, "profile", output, *fixed, *window, python, *words]
+
+
+def _pass(number: int, frame: object) -> None:
+    """Take a signal; ignoring it would be inherited by what runs here."""
+    del number, frame
+
+
+def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
+    """Copy a rank's output to a file and to this task's own, until its end; its last lines come after a signal."""
+    log: int | None = None
+    with contextlib.suppress(OSError):
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while block := os.read(stream.fileno(), 1 << 16):
+        for descriptor in (log, standard):
+            rest = block
+            with contextlib.suppress(OSError):
+                while rest and descriptor is not None:
+                    rest = rest[os.write(descriptor, rest) :]
+
+
+def main(spec_path: str, words: list[str]) -> int:
+    """Run a node's part, or a rank's, and return the exit code."""
+    job = spec.load(spec.JobSpec, spec_path)
+    env = dict(os.environ)
+    node = Node(job, spec_path, env)
+    if job.container is None:
+        with contextlib.suppress(OSError):
+            os.chdir(job.job_dir)
+    try:
+        return node.run(words)
+    except _FatalError as e:
+        os.write(2, f"[FATAL] {node.host}: {e}\n".encode())
+        return FATAL
+
+
+def main_rank(spec_path: str, words: list[str]) -> int:
+    """Become a rank that torchrun started and that is to be recorded, or not."""
+    job = spec.load(spec.JobSpec, spec_path)
+    try:
+        argv = rank_command(job, os.environ, os.environ["PY"], words)
+    except _FatalError as e:
+        os.write(2, f"[FATAL] {os.environ.get('SLURMD_NODENAME', 'node')}: {e}\n".encode())
+        return FATAL
+    os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted
+    return FATAL

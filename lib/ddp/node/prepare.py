@@ -1,0 +1,57 @@
+"""The preparation of a dataset: runs the payload's commands in turn, in the environment, on this node."""
+
+import os
+import signal
+import subprocess
+
+from ddp.node import environment, spec, spool
+
+FATAL = 78
+
+
+def main(spec_path: str) -> int:
+    """Run the job, or an element of its array, and return its exit code."""
+    job = spec.load(spec.PrepareSpec, spec_path)
+    env = dict(os.environ)
+    host, job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
+    output = spool.Output(job.cache, job_id, lambda text: spool.write(f"[ENV] {host}: {text}"))
+    env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        env["PY"], lock = environment.use(job.environment, host)
+    except environment.UnusableError as e:
+        spool.write(f"[FATAL] {host}: {e}")
+        output.close()
+        return FATAL
+    code = 0
+    for command in job.commands:
+        code = _run(job, command, env, lock)
+        if code:
+            break
+    output.close()
+    return code
+
+
+def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], lock: int) -> int:
+    argv = [env["PY"], "-m", *command]
+    if job.elements:
+        argv += ["--task", f"{env['SLURM_ARRAY_TASK_ID']}/{job.elements}"]
+    report = f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}" if "inspect" in command and not job.elements else ""
+    if not report:
+        return _wait(subprocess.Popen(argv, env=env, pass_fds=(lock,), cwd=job.run_dir))
+    with open(report, "wb") as file:  # what the check of every byte finds is kept beside the log
+        code = _wait(subprocess.Popen(argv, env=env, pass_fds=(lock,), cwd=job.run_dir, stdout=file))
+    if code == 0:
+        os.replace(report, f"{job.run_dir}/inspection.json")
+    return code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return a command's exit code; TERM ends it, and so the job."""
+
+    def end(_number: int, _frame: object) -> None:
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, end)
+    code = process.wait()
+    signal.signal(signal.SIGTERM, before)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,254 @@
+"""The environment on a node: unpacked once, from an archive that was checked, and held while a job uses it."""
+
+import dataclasses
+import hashlib
+import io
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+import typing
+
+import pytest
+
+from ddp.node import spec
+
+DRIVER = """
+import os, sys
+from ddp.node import environment, spec
+if "_digest" in sys.argv[2]:
+    exec(sys.argv[2])
+try:
+    python, lock = environment.use(spec.Environment(**eval(sys.argv[1])), "slurmd-0")
+except environment.UnusableError as e:
+    print(f"[FATAL] slurmd-0: {e}", file=sys.stderr)
+    sys.exit(78)
+print(f"PY={python}", flush=True)
+exec(sys.argv[2])
+"""
+
+
+def zstd_frame(data: bytes) -> bytes:
+    """Return a zstd frame of raw blocks (RFC 8878, 3.1.1), so that no test needs the zstd program to make one."""
+    frame = b"\x28\xb5\x2f\xfd" + b"\x00\x58"  # magic; no checksum, no size; window of 2 MiB
+    size = 1 << 16
+    blocks = [data[i : i + size] for i in range(0, len(data), size)] or [b""]
+    for number, block in enumerate(blocks):
+        last = number == len(blocks) - 1
+        frame += (last | len(block) << 3).to_bytes(3, "little") + block
+    return frame
+
+
+class Store:
+    """An archive in a workspace, and a node that unpacks it."""
+
+    def __init__(self, tmp_path: pathlib.Path) -> None:
+        self.cache = tmp_path / "cache"
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            interpreter = tarfile.TarInfo("./bin/python")
+            interpreter.type, interpreter.linkname = tarfile.SYMTYPE, sys.executable
+            tar.addfile(interpreter)
+            big = tarfile.TarInfo("./lib/data")
+            big.size = 200000
+            tar.addfile(big, io.BytesIO(os.urandom(big.size)))
+        data = zstd_frame(packed.getvalue())
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        folder = tmp_path / "environments"
+        folder.mkdir()
+        self.archive = folder / f"{self.sha256[:16]}.tar.zst"
+        self.archive.write_bytes(data)
+        self.home = self.cache / self.sha256[:16]
+        self.path = "/usr/bin:/bin"
+
+    def spec(self, **more: typing.Any) -> spec.Environment:
+        about = spec.Environment(
+            archive=str(self.archive), cache=str(self.cache), sha256=self.sha256, unpacked_bytes=300000,
+            python=f"3.{sys.version_info[1]}", trusted_uids=(), remedy="juju run trainer/0 install-environment",
+        )  # fmt: skip
+        return dataclasses.replace(about, **more)
+
+    def argv(self, then: str, **more: typing.Any) -> list[str]:
+        given = repr(dataclasses.asdict(self.spec(**more)))
+        return [sys.executable, "-c", DRIVER, given, then]
+
+    def env(self) -> dict[str, str]:
+        return {"PATH": self.path, "PYTHONPATH": str(pathlib.Path(spec.__file__).parents[2])}
+
+    def use(self, then: str = "pass", **more: typing.Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.argv(then, **more), env=self.env(), text=True, capture_output=True, check=False)
+
+    def start(self, then: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.argv(then), env=self.env(), text=True, stdout=subprocess.PIPE)
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_the_environment_is_unpacked_once(store: Store):
+    first = store.use()
+    assert first.returncode == 0, first.stderr
+    assert f"PY={store.home}/bin/python" in first.stdout
+    assert "unpacked the environment" in first.stdout
+    again = store.use()
+    assert again.stdout == f"PY={store.home}/bin/python\n"
+    assert stat.S_IMODE(store.cache.stat().st_mode) == 0o700
+
+
+def test_a_node_without_the_zstd_program_uses_the_library(store: Store, tmp_path: pathlib.Path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for path in pathlib.Path(folder).iterdir():
+            if path.name not in ("zstd", "zstdmt") and not (tools / path.name).exists():
+                (tools / path.name).symlink_to(path)
+    store.path = str(tools)
+    done = store.use()
+    assert done.returncode == 0, done.stderr
+    assert (store.home / "lib" / "data").stat().st_size == 200000
+
+
+def test_jobs_that_start_together_unpack_once(store: Store):
+    processes = [store.start("print('ok')") for _ in range(4)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert all(output.endswith("ok\n") for output in outputs)
+    assert sum("unpacked the environment" in output for output in outputs) == 1
+
+
+def test_a_damaged_archive_is_never_used(store: Store):
+    data = bytearray(store.archive.read_bytes())
+    data[1000] ^= 1
+    store.archive.write_bytes(bytes(data))
+    done = store.use()
+    assert done.returncode == 78
+    assert done.stderr == (
+        f"[FATAL] slurmd-0: {store.archive} is damaged; remove it, then: juju run trainer/0 install-environment\n"
+    )
+    assert not store.home.exists()
+
+
+def test_a_half_written_archive_is_never_used(store: Store):
+    store.archive.write_bytes(store.archive.read_bytes()[:100000])
+    assert store.use().returncode == 78
+    assert not store.home.exists()
+
+
+def test_a_missing_archive_says_that_the_filesystem_may_be_missing(store: Store):
+    store.archive.unlink()
+    done = store.use()
+    why = "(No such file or directory); is the shared filesystem mounted here?"
+    assert done.stderr == f"[FATAL] slurmd-0: {store.archive} cannot be read {why}\n"
+
+
+def test_an_unpacking_that_was_interrupted_is_done_again(store: Store):
+    assert store.use().returncode == 0
+    (store.cache / f"{store.home.name}.complete").unlink()
+    (store.home / "lib" / "data").write_text("half")
+    (store.cache / f".{store.home.name}.AbCdEf").mkdir()
+    assert store.use().returncode == 0
+    assert (store.home / "lib" / "data").stat().st_size == 200000
+    assert not (store.cache / f".{store.home.name}.AbCdEf").exists()
+
+
+def test_after_the_node_booted_again_the_environment_is_unpacked_again(store: Store):
+    assert store.use().returncode == 0
+    complete = store.cache / f"{store.home.name}.complete"
+    complete.write_text(f"{store.sha256} 00000000-0000-0000-0000-000000000000\n")
+    assert "unpacked the environment" in store.use().stdout
+
+
+def test_a_cache_of_somebody_else_is_refused(store: Store, tmp_path: pathlib.Path):
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    store.cache.symlink_to(real)
+    done = store.use()
+    assert done.returncode == 78
+    assert f"[FATAL] slurmd-0: {store.cache} is not a folder of " in done.stderr
+    assert not list(real.iterdir())
+
+
+def test_another_python_is_refused_by_its_version(store: Store):
+    done = store.use(python="3.7")
+    mine = f"3.{sys.version_info[1]}"
+    assert done.stderr == f"[FATAL] slurmd-0: this node has Python {mine}, the environment was made for 3.7\n"
+
+
+def test_a_full_disk_is_told_before_anything_is_unpacked(store: Store):
+    done = store.use(unpacked_bytes=1 << 60)
+    assert done.returncode == 78
+    assert f"bytes free; the environment needs {1 << 60}" in done.stderr
+
+
+def test_an_old_environment_goes_unless_a_job_holds_it(store: Store):
+    store.cache.mkdir(mode=0o700)
+    for name in ("old", "held", "young"):
+        (store.cache / name).mkdir()
+        (store.cache / f"{name}.complete").touch()
+        if name != "young":
+            long_ago = time.time() - 15 * 86400
+            os.utime(store.cache / f"{name}.complete", (long_ago, long_ago))
+    holder = subprocess.Popen(["flock", "-s", str(store.cache / "held.lock"), "sleep", "60"])
+    try:
+        for _ in range(100):
+            taken = subprocess.run(["flock", "-n", str(store.cache / "held.lock"), "true"], check=False).returncode
+            if taken:
+                break
+            time.sleep(0.05)
+        assert store.use().returncode == 0
+    finally:
+        holder.terminate()
+        holder.wait(timeout=10)
+    assert not (store.cache / "old").exists()
+    assert (store.cache / "held").exists()
+    assert (store.cache / "young").exists()
+
+
+def test_a_running_job_keeps_the_lock_and_so_do_its_ranks(store: Store):
+    process = store.start("os.execvp('sleep', ['sleep', '60'])")
+    try:
+        lock = store.cache / f"{store.home.name}.lock"
+        for _ in range(200):
+            if (store.cache / f"{store.home.name}.complete").exists():
+                break
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert subprocess.run(["flock", "-n", str(lock), "true"], check=False).returncode == 1
+        assert subprocess.run(["flock", "-n", "-s", str(lock), "true"], check=False).returncode == 0
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def test_an_archive_that_others_can_replace_is_never_used(store: Store):
+    folder = store.archive.parent
+    folder.chmod(0o777)
+    done = store.use()
+    assert done.returncode == 78
+    assert done.stderr.startswith(f"[FATAL] slurmd-0: the environment is not used: {folder} has mode 0777 without")
+    assert not store.home.exists()
+    folder.chmod(0o755)
+    assert store.use().returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another account")
+def test_an_archive_of_another_account_is_used_only_where_that_is_trusted(store: Store):
+    os.chown(store.archive, 2077, 2077)
+    done = store.use()
+    assert (done.returncode, "belongs to uid 2077" in done.stderr) == (78, True)
+    assert store.use(trusted_uids=(2077,)).returncode == 0
+
+
+def test_what_was_hashed_is_unpacked_whatever_its_name_leads_to_then(store: Store):
+    """The archive is exchanged between the check of its checksum and the unpacking."""
+    other = store.archive.with_name("other")
+    other.write_bytes(b"not an archive")
+    exchange = f"lambda *a, was=environment._digest: (was(*a), os.replace({str(other)!r}, {str(store.archive)!r}))[0]"
+    done = store.use(then=f"environment._digest = {exchange}")
+    assert done.returncode == 0, done.stderr
+    assert (store.home / "lib" / "data").stat().st_size == 200000
+    assert store.archive.read_bytes() == b"not an archive"

@@ -1,0 +1,199 @@
+"""A job's state machine where the cluster is at fault, with doubles of Slurm's commands; the rest is in test_scripts."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import signal
+import time
+import typing
+
+import pytest
+from test_spec import make
+
+from batch_host import Node
+from ddp.node import spec, supervisor
+
+PACKAGE = pathlib.Path(spec.__file__).parent
+# An attempt whose rank leaves an error file as @record writes it.
+RAISES = (
+    "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
+    'printf \'{"message": {"message": "%s", "extraInfo": {"py_callstack": "Traceback (most recent call last):\\\\n'
+    '  File \\\\"x.py\\\\", line 1, in main\\\\n%s\\\\n", "timestamp": "1000"}}}\' "$1" "$1" > $d/error.json; exit 1'
+)
+COUNTS = 'echo "$RUN_ATTEMPT_ID" >> "$NOTES/attempts"; n=$(wc -l < "$NOTES/attempts"); '
+
+
+def program(job: spec.JobSpec) -> dict[str, str]:
+    files = {f"program/ddp/node/{path.name}": path.read_text() for path in PACKAGE.glob("*.py")}
+    files["program/__main__.py"] = files.pop("program/ddp/node/__main__.py")
+    return {**files, "program/ddp/__init__.py": "", "program/job.json": spec.dump(job)}
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    return Node(tmp_path, tmp_path / "shared" / "runs" / "first")
+
+
+def files(node: Node, **more: typing.Any) -> dict[str, str]:
+    return program(make(node.run_dir, **more))
+
+
+def attempts(node: Node) -> list[str]:
+    return (node.notes / "attempts").read_text().split()
+
+
+def failures(node: Node) -> list[list[str]]:
+    text = (node.run_dir / "control" / "12.failures").read_text()
+    return [line.split("\t")[1:] for line in text.splitlines()]
+
+
+def raises(words: str) -> str:
+    return f"set -- {words!r}; {RAISES}"
+
+
+# the filesystem's client dies under a running job, and is there again later
+AWAY = 'mv "$RUN_DIR" "$RUN_DIR.away"; (/bin/sleep {0}; mv "$RUN_DIR.away" "$RUN_DIR") & '
+
+
+def test_a_run_outlives_its_filesystem_and_no_line_is_lost(node: Node):
+    lines = "for i in $(seq 5); do echo line $i; /bin/sleep 0.3; done; "
+    node.add("srun", COUNTS + f"if [ $n = 1 ]; then {AWAY.format(3)} {lines} exit 1; fi; echo line 6")
+    code, output = node.run(files(node))
+    assert code == 0, output
+    assert [line for line in output.splitlines() if line.startswith("line ")] == [f"line {n}" for n in range(1, 7)]
+    assert attempts(node) == ["12.r0", "12.r0t1"], "though max-restarts is 0"
+    ((_, kind, host, words),) = failures(node)
+    assert (kind, host) == ("filesystem", "slurmd-0")
+    assert words == "the shared filesystem did not respond on slurmd-0 (No such file or directory)"
+    assert "control does not respond (No such file or directory); waiting for it, 0 s" in output
+    assert "[RESTART] after a fault of the filesystem on slurmd-0 in 2 s, 1 of 8; it is not counted" in output
+    assert json.loads((node.run_dir / "control" / "12.retries").read_text()) == {"program": 0, "faults": 1}
+    assert not list((node.cache / "jobs").glob("*")), "what was copied is removed from the node's disk"
+
+
+def test_a_run_that_does_not_notice_goes_on_and_its_log_is_whole(node: Node):
+    lines = "for i in $(seq 6); do echo line $i; /bin/sleep 0.3; done"
+    node.add("srun", AWAY.format(1) + lines)
+    code, output = node.run(files(node))
+    assert code == 0, output
+    assert [line for line in output.splitlines() if line.startswith("line ")] == [f"line {n}" for n in range(1, 7)]
+    assert "output is written again after" in output
+
+
+def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
+    node.add("srun", COUNTS + raises("OSError: [Errno 107] Transport endpoint is not connected: '/x/shared/a'"))
+    job = make(node.run_dir, max_restarts=1, workspace="/x/shared")
+    code, output = node.run(program(dataclasses.replace(job)))
+    assert code == 1
+    assert len(attempts(node)) == 1 + 1, "the path is not in the workspace, so a node's disk is at fault"
+    assert failures(node)[0][1] == "program"
+    node.notes.joinpath("attempts").unlink()
+    words = f"OSError: [Errno 107] Transport endpoint is not connected: '{node.run_dir}/latest'"
+    node.add("srun", COUNTS + raises(words))
+    (node.run_dir / "control" / "12.retries").unlink()
+    shutil.rmtree(node.run_dir / "logs" / "12.r0t1")
+    code, output = node.run(program(job))
+    assert code == 1
+    assert len(attempts(node)) == 1 + supervisor.MAX_FAULTS
+    assert failures(node)[-1][1:3] == ["filesystem", "slurmd-0"]
+    assert failures(node)[-1][3] == f"the shared filesystem failed: {words}"
+    assert "[RESTART] given up after 8 faults" in output
+    pauses = [int(line.split(" in ")[1].split()[0]) for line in output.splitlines() if "[RESTART] after" in line]
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60], "a growing pause"
+
+
+def test_a_fault_of_the_filesystem_does_not_use_up_the_programs_restarts(node: Node):
+    gone = raises(f"OSError: [Errno 5] Input/output error: '{node.run_dir}/x'")
+    node.add("srun", COUNTS + f"case $n in 1|3) {gone} ;; 5) exit 0 ;; *) {raises('ValueError: boom')} ;; esac")
+    code, output = node.run(files(node, max_restarts=2))
+    assert code == 0, output
+    assert [row[1] for row in failures(node)] == ["filesystem", "program", "filesystem", "program"]
+    assert [line for line in output.splitlines() if line.startswith("[RESTART]") and " of 2" in line] == [
+        "[RESTART] 1 of 2",
+        "[RESTART] 2 of 2",
+    ]
+
+
+def test_a_filesystem_that_stays_away_ends_the_job_with_its_name(node: Node):
+    node.add("srun", 'mv "$RUN_DIR" "$RUN_DIR.away"; exit 1')
+    process = node.start(files(node), PATIENCE_S="1")
+    process.wait(timeout=90)
+    assert process.returncode == 78
+    (spooled,) = (node.cache / "jobs" / "12").iterdir()
+    last = spooled.read_text().splitlines()[-1]
+    assert last.startswith(f"[FATAL] slurmd-0: {node.run_dir}/control has not responded for ")
+    assert last.endswith(": No such file or directory")
+
+
+def test_a_cancellation_while_the_filesystem_is_awaited_ends_the_job(node: Node):
+    node.add("srun", 'mv "$RUN_DIR" "$RUN_DIR.away"; touch "$NOTES/moved"; exit 1')
+    process = node.start(files(node))
+    for _ in range(400):
+        if (node.notes / "moved").exists():
+            break
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=90)
+    assert process.returncode != 0
+    assert not node.requeued()
+
+
+def test_what_the_rank_raised_is_told_before_what_logs_say(node: Node):
+    noise = (
+        "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
+        "printf 'Traceback (most recent call last):\\nKeyError: lived on with\\n' > $d/stderr.log; "
+    )
+    node.add("srun", noise + raises("ValueError: boom"))
+    assert node.run(files(node))[0] == 1
+    assert failures(node) == [["12.r0", "program", "slurmd-0", "ValueError: boom"]]
+
+
+@pytest.mark.parametrize(("spare", "max_restarts"), [(True, 0), (False, 0), (False, 1)])
+def test_a_node_at_fault_is_left_out_without_using_up_a_restart(node: Node, spare: bool, max_restarts: int):
+    node.add("srun", COUNTS + raises("RuntimeError: CUDA error: uncorrectable ECC error encountered"))
+    node.add("sinfo", f"printf '%s\\n' slurmd-0 {'other' if spare else ''}")
+    code, output = node.run(files(node, max_restarts=max_restarts))
+    assert node.requeued() == spare
+    assert code == (75 if spare else 1), output
+    assert len(attempts(node)) == 1 + (0 if spare else max_restarts)
+
+
+def test_a_node_that_slurm_lost_is_awaited(node: Node):
+    node.hosts, node.addresses = "slurmd-0 slurmd-1", {"slurmd-0": "127.0.0.1", "slurmd-1": "192.0.2.7"}
+    node.add(
+        "scontrol",
+        'case $2 in hostnames) printf "%s\\n" $HOSTS ;; *) cat "$NOTES/nodes" ;; esac',
+    )
+    node.add(
+        "sinfo",
+        'case "$*" in *"-n slurmd-1"*) echo x >> "$NOTES/asked"; '
+        '[ $(wc -l < "$NOTES/asked") -gt 2 ] && echo idle || echo "down*" ;; *) printf "%s\\n" slurmd-0 ;; esac',
+    )
+    lost = "echo 'srun: error: Node failure on slurmd-1'; exit 1"
+    node.add("srun", COUNTS + f"if [ $n = 1 ]; then {lost}; fi")
+    code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own"), SLURM_JOB_NUM_NODES="2")
+    assert code == 0, output
+    assert failures(node)[0][1:] == ["node", "slurmd-1", "Slurm lost the node"]
+    assert "[RESTART] slurmd-1 is down*; waiting for it, 0 s" in output
+    assert "[RESTART] after a fault of the node on slurmd-1 in 2 s, 1 of 8" in output
+
+
+LOOPBACK = (spec.Fabric("own", (), "lo", (), (), "", "", "", (), ()),)
+
+
+def test_connections_that_all_nodes_lost_are_the_networks_fault(node: Node):
+    node.hosts = "slurmd-0 slurmd-1"
+    words = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1234"
+    both = "".join(
+        f"d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-{number}/x/attempt_0/0; mkdir -p $d; "
+        f"printf 'Traceback (most recent call last):\\n{words}\\n' > $d/stderr.log; "
+        for number in (0, 1)
+    )
+    node.add("srun", COUNTS + f"if [ $n = 1 ]; then {both} exit 1; fi")
+    code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own"), SLURM_JOB_NUM_NODES="2")
+    assert code == 0, output
+    ((_, kind, host, said),) = failures(node)
+    assert (kind, host) == ("network", "-")
+    assert said.startswith("the nodes lost their connections, and no rank failed by itself: ")
