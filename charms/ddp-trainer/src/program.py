@@ -19,7 +19,7 @@ import typing
 from slurm_ddp import files, run
 
 COMMAND = pathlib.Path("/usr/local/bin/ddp")
-LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp")  # a folder for each release of the program in it
+LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")  # a folder for each release; other charms' files lie beside it
 CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
 PYTHON = "/usr/bin/python3"
 NEEDS = ("click", "jinja2", "pathspec", "pydantic", "pyyaml", "rich")  # as in the repository's pyproject.toml
@@ -75,7 +75,8 @@ def install(charm_dir: pathlib.Path) -> bool:
         _copy(path, partial / inside)
     for path in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
         path.chmod(0o755)
-    LIBRARY.chmod(0o755)
+    for path in (LIBRARY.parent, LIBRARY):
+        path.chmod(0o755)
     run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # nobody else can write what it compiles to
     if not home.is_dir():
         partial.rename(home)

@@ -40,8 +40,13 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
 def own_folder(path: str) -> Json:
     """Make a user's folder in `users`, or prove that it is this user's: the name may have been squatted on."""
     folder = pathlib.Path(path)
-    with contextlib.suppress(FileExistsError):
+    try:
         folder.mkdir(mode=0o755)
+    except FileExistsError:
+        pass
+    except FileNotFoundError as e:
+        text = f"{folder.parent} is not there; the trainer makes it, or as root: install -d -m 1777 {folder.parent}"
+        raise RefusedError(text) from e
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         what = f"belongs to uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
