@@ -11,6 +11,7 @@ import typing
 
 import click
 
+import ddp
 from ddp import config, verbs
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import declared, fields
@@ -95,7 +96,7 @@ class Screen:
 @click.group(context_settings=_CONTEXT)
 @click.option("--json", "is_json", is_flag=True, help="Write results as one JSON object, for programs.")
 @click.option("--workspace", metavar="FOLDER", help="Folder on the shared filesystem; default is the configuration's.")
-@click.version_option(package_name="slurm-ddp", prog_name="ddp", message="%(prog)s %(version)s")
+@click.version_option(ddp.__version__, prog_name="ddp", message="%(prog)s %(version)s")
 @click.pass_context
 def program(context: click.Context, *, is_json: bool, workspace: str | None) -> None:
     """Distributed PyTorch training on Slurm, under your own account.
