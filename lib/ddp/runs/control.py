@@ -229,8 +229,8 @@ class Waits:
         self._noted = False
 
     def note(self) -> None:
-        """Say it, unless that is done; before the first line of progress."""
-        if not self._noted:
+        """Say it, unless that is done; before the first line of progress. A user's own command ends with Ctrl-C."""
+        if self._settings.is_action and not self._noted:
             self._noted = True
             how = f"juju cancel-task {self._settings.task} ends the waiting, and the job goes on"
             self._log(f"{self._settings.unit} runs no other action while this one waits; {how}")

@@ -257,6 +257,9 @@ class Cluster:
                 assert form == QUEUE_FORMAT
                 found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
+            case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
+                assert form == QUEUE_FORMAT
+                return Completed(0, "".join(job.line() for job in self.jobs), "")
             case ("-h", "-a", "-t", "all", "-u", user, *name, "-O", form):
                 assert form == QUEUE_FORMAT
                 assert user == self.user

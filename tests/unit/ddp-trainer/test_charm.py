@@ -137,7 +137,8 @@ def test_every_event_reaches_the_same_state(trainer: Trainer, host: dict[str, ob
         "no environment yet: juju run trainer/0 install-environment, or submit-ddp does it"
     )
     assert host["installed"] == ("python3-venv", "zstd")
-    assert {path.name for path in trainer.workspace.iterdir()} == {"runs", "datasets", "environments", "baselines"}
+    made = {path.name for path in trainer.workspace.iterdir()}
+    assert made == {"runs", "datasets", "environments", "baselines", "users"}
 
 
 @pytest.mark.parametrize("event", ["relation_created", "relation_joined"])
