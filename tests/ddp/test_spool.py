@@ -163,7 +163,7 @@ def test_an_error_of_a_filesystem_that_works_is_the_callers(shared: pathlib.Path
     said: list[str] = []
     place = storage.Storage(str(shared / "logs"), said.append)
     with pytest.raises(FileNotFoundError):
-        place.do(lambda: (shared / "logs" / "none").read_text())
+        place.do((shared / "logs" / "none").read_text)
     assert said == []
     assert list((shared / "logs").iterdir()) == []
 
