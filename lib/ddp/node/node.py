@@ -142,10 +142,11 @@ class Node:
         if self.forwarder is not None and self.forwarder.close():
             for path in self._spools:
                 shutil.rmtree(path, ignore_errors=True)
-            attempt = self._spools[0].partition("/node-")[0]
-            with contextlib.suppress(OSError):  # as far as they are empty now
-                for path in (attempt, os.path.dirname(attempt), os.path.dirname(os.path.dirname(attempt))):
-                    os.rmdir(path)
+                above = os.path.dirname(path)
+                with contextlib.suppress(OSError):  # as far up as they are empty now, the job's folder included
+                    while os.path.basename(above) != "jobs":
+                        os.rmdir(above)
+                        above = os.path.dirname(above)
 
     def _start_agent(self, python: str, words: list[str], logs: str) -> None:
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
