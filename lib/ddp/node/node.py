@@ -7,7 +7,6 @@ this node's disk to the run's folder. What it needs of the shared filesystem for
 import collections.abc
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -82,6 +81,8 @@ class Node:
     def _python(self) -> str:
         """Return the interpreter for the ranks."""
         if self.job.container is not None:
+            import shutil
+
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 raise _FatalError(f"{self.job.container.image} has no python3; take an image with torch in it")
@@ -139,6 +140,8 @@ class Node:
         return logs
 
     def _end_logs(self) -> None:
+        import shutil
+
         if self.forwarder is not None and self.forwarder.close():
             for path in self._spools:
                 shutil.rmtree(path, ignore_errors=True)
@@ -217,6 +220,8 @@ def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], pyth
     rank = env.get("RANK") or env["SLURM_PROCID"]
     if profile is None or profile.kind != "nsys" or rank not in profile.ranks.split(","):
         return [python, *words]
+    import shutil
+
     nsys = shutil.which("nsys")
     if nsys is None:
         why = "profile=nsys needs Nsight Systems, and nsys is not on this node's PATH"
