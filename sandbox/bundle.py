@@ -145,21 +145,25 @@ def load(
     for file in overlays:
         for document in _parse(file):
             if defaults is not None:
-                _refuse_constraints(file, document)
+                _refuse_machines(bundle, file, document)
             _merge(bundle, file, document)
     return bundle
 
 
-def _refuse_constraints(file: pathlib.Path, document: _Node) -> None:
-    """Refuse what is asked of a cloud's machines; the sandbox has none to choose from."""
+def _refuse_machines(bundle: Bundle, file: pathlib.Path, document: _Node) -> None:
+    """Refuse what is asked of a cloud's machines, and bases that the bundle itself does not name."""
+    bases = {app.body.get("base") for app in bundle.applications.values()}
     applications = document.entries(file, "a bundle").get("applications", _Node(document.line))
     for name, node in applications.entries(file, "applications").items():
-        if found := node.entries(file, f"application {name!r}").get("constraints"):
-            what = f"application {name!r}: constraints {found.scalar!r} are for Juju's machines"
-            raise BundleError(
-                Where(file, found.line),
-                f"{what}; the sandbox's hosts are containers on this machine: leave this overlay out here",
-            )
+        body = node.entries(file, f"application {name!r}")
+        what = ""
+        if found := body.get("constraints"):
+            hosts = "the sandbox's hosts are containers on this machine"
+            what = f"constraints {found.scalar!r} are for Juju's machines; {hosts}"
+        elif (found := body.get("base")) and found.scalar not in bases:
+            what = f"base {found.scalar!r} is for Juju's machines; the sandbox's hosts all have one base"
+        if found and what:
+            raise BundleError(Where(file, found.line), f"application {name!r}: {what}: leave this overlay out here")
 
 
 def _parse(file: pathlib.Path) -> list[_Node]:

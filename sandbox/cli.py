@@ -75,7 +75,15 @@ class _Session:
     def _make(self) -> Model:
         return Model(name=self.store.name)
 
-    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, rounds: int = _UPDATE_ROUNDS) -> None:
+    @contextlib.contextmanager
+    def change(self, *, once: bool) -> collections.abc.Generator[Model]:
+        """Give out the model for a change, and wait until what follows from it settles."""
+        with self.open() as engine:
+            with engine.change() as model:
+                yield model
+            self.settle(engine, once=once)
+
+    def deploy(self, engine: Engine, bundle: bundles.Bundle, *, once: bool = False) -> None:
         """Bring the model to what the bundle says, and wait until it settles."""
         with engine.change() as model:
             new = not model.applications
@@ -86,24 +94,27 @@ class _Session:
                 text = f"what Juju leaves open is drawn from seed {model.seed}: deploy --seed {model.seed} repeats it"
                 self.store.log("sandbox", "INFO", text)
                 self.progress("sandbox", text)
-        self.settle(engine, rounds=rounds)
+        self.settle(engine, once=once)
         self.progress("sandbox", view.summary(engine.model))
 
-    def settle(self, engine: Engine, *, rounds: int = _UPDATE_ROUNDS) -> None:
-        """Work off every event, then update-status for units that still wait; fail when a unit is in error."""
-        engine.update_status = rounds > 0
-        engine.settle()
-        for _ in range(rounds):
-            waiting = {
+    def settle(self, engine: Engine, *, once: bool) -> None:
+        """Work off every event, then, unless `once`, update-status for units that still wait; fail for one in error."""
+
+        def waiting() -> set[str]:
+            return {
                 name
                 for name, unit in engine.model.units.items()
                 if unit.started and not _is_settled(unit) and not engine.is_held(unit)
             }
-            if not waiting or engine.errors():
+
+        engine.update_status = not once
+        engine.settle()
+        for _ in range(0 if once else _UPDATE_ROUNDS):
+            if not waiting() or engine.errors():
                 break
-            time.sleep(_UPDATE_PAUSE_S)
+            engine.settle(until=lambda: not waiting(), listen_s=_UPDATE_PAUSE_S)  # a unit may wake itself
             with engine.change() as model:
-                for name in sorted(waiting & set(model.units)):
+                for name in sorted(waiting() & set(model.units)):
                     rules.enqueue(model, model.units[name], "update-status")
                     self.progress(name, "still waits: update-status, which Juju sends within five minutes")
             engine.settle()
@@ -193,7 +204,7 @@ def deploy(
     merged = bundles.load(bundle, overlays, defaults=_OVERLAY)
     session = _Session(store, create=True, seed=seed)
     with session.open() as engine:
-        session.deploy(engine, merged, rounds=0 if once else _UPDATE_ROUNDS)
+        session.deploy(engine, merged, once=once)
 
 
 @cli.command()
@@ -329,10 +340,11 @@ def actions(store: Store, app: str) -> None:
 )
 @click.option("--format", "form", type=click.Choice(["yaml", "json"]), default="yaml")
 @click.option("--reset", default="", metavar="KEY[,KEY]", help="Options to set back to their defaults.")
+@_once_option
 @click.pass_obj
 @_errors
 def config(
-    store: Store, app: str, settings: tuple[str, ...], *, file: pathlib.Path | None, form: str, reset: str
+    store: Store, app: str, settings: tuple[str, ...], *, file: pathlib.Path | None, form: str, reset: str, once: bool
 ) -> None:
     """Show the options of APP, or one by its name, or set some with key=value (key=@FILE takes a file's text)."""
     if len(settings) <= 1 and not (reset or file or any("=" in item for item in settings)):
@@ -353,12 +365,9 @@ def config(
         values = {
             name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()
         } | values
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            names = [name for name in reset.split(",") if name]
-            rules.set_options(model, model.application(app), values, reset=names)
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        names = [name for name in reset.split(",") if name]
+        rules.set_options(model, model.application(app), values, reset=names)
 
 
 def _show_options(app: Application, names: collections.abc.Sequence[str], form: str) -> None:
@@ -389,18 +398,15 @@ def _text(path: pathlib.Path) -> str:
 @cli.command("attach-resource")
 @click.argument("app")
 @click.argument("resource", metavar="NAME=FILE")
+@_once_option
 @click.pass_obj
 @_errors
-def attach_resource(store: Store, app: str, resource: str) -> None:
+def attach_resource(store: Store, app: str, resource: str, *, once: bool) -> None:
     """Give APP a resource; its units get upgrade-charm, as in Juju."""
     ((name, path),) = _assignments([resource]).items()
     session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            deployment.Deployment(store, model, session.progress).attach(
-                model.application(app), name, pathlib.Path(path)
-            )
-        session.settle(engine)
+    with session.change(once=once) as model:
+        deployment.Deployment(store, model, session.progress).attach(model.application(app), name, pathlib.Path(path))
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -437,120 +443,105 @@ def ssh(store: Store, unit: str, command: tuple[str, ...]) -> None:
 @cli.command("add-unit")
 @click.argument("app")
 @click.option("-n", "--num-units", default=1, type=click.IntRange(1, 16))
+@_once_option
 @click.pass_obj
 @_errors
-def add_unit(store: Store, app: str, num_units: int) -> None:
+def add_unit(store: Store, app: str, num_units: int, *, once: bool) -> None:
     """Add units to APP, each on a host of its own."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            application = model.application(app)
-            if application.subordinate:
-                raise SandboxError(
-                    f"{app} is subordinate: its units come with those of the applications it is related to"
-                )
-            for _ in range(num_units):
-                rules.add_unit(model, application)
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        application = model.application(app)
+        if application.subordinate:
+            raise SandboxError(f"{app} is subordinate: its units come with those of the applications it is related to")
+        for _ in range(num_units):
+            rules.add_unit(model, application)
 
 
 @cli.command("remove-unit")
 @click.argument("units", nargs=-1, required=True)
+@_once_option
 @click.pass_obj
 @_errors
-def remove_unit(store: Store, units: tuple[str, ...]) -> None:
+def remove_unit(store: Store, units: tuple[str, ...], *, once: bool) -> None:
     """Remove UNITS, their subordinates and their hosts."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            for name in units:
-                unit = model.unit(name)
-                if unit.principal:
-                    raise SandboxError(
-                        f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead"
-                    )
-                rules.remove_unit(model, unit)
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        for name in units:
+            unit = model.unit(name)
+            if unit.principal:
+                raise SandboxError(
+                    f"{name} is subordinate: remove the relation to {unit.principal.split('/')[0]} instead"
+                )
+            rules.remove_unit(model, unit)
 
 
 @cli.command("remove-application")
 @click.argument("apps", nargs=-1, required=True)
 @click.option("--no-prompt", is_flag=True, help="As in Juju, which asks without it; here nothing is asked.")
+@_once_option
 @click.pass_obj
 @_errors
-def remove_application(store: Store, apps: tuple[str, ...], no_prompt: bool) -> None:
+def remove_application(store: Store, apps: tuple[str, ...], *, no_prompt: bool, once: bool) -> None:
     """Remove APPS with their units, their hosts and their relations, all at the same time."""
     del no_prompt
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            rules.remove_applications(model, apps)
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        rules.remove_applications(model, apps)
 
 
 @cli.command()
 @click.argument("units", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every unit in error.")
 @click.option("--no-retry", is_flag=True, help="Do not run the failed hook again: go on as if it had run.")
+@_once_option
 @click.pass_obj
 @_errors
-def resolved(store: Store, units: tuple[str, ...], *, every: bool, no_retry: bool) -> None:
+def resolved(store: Store, units: tuple[str, ...], *, every: bool, no_retry: bool, once: bool) -> None:
     """End the error of UNITS: the failed hook runs again at once, or not at all."""
     if bool(units) == every:
         raise click.UsageError("say which units, or --all")
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            wrong = [name for name, unit in model.units.items() if unit.failed is not None]
-            for name in wrong if every else units:
-                rules.resolve(model, model.unit(name), retry=not no_retry)
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        wrong = [name for name, unit in model.units.items() if unit.failed is not None]
+        for name in wrong if every else units:
+            rules.resolve(model, model.unit(name), retry=not no_retry)
 
 
 @cli.command()
 @click.argument("first")
 @click.argument("second")
+@_once_option
 @click.pass_obj
 @_errors
-def integrate(store: Store, first: str, second: str) -> None:
+def integrate(store: Store, first: str, second: str, *, once: bool) -> None:
     """Relate two APP:ENDPOINT."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            rules.relate(model, first, second)
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        rules.relate(model, first, second)
 
 
 @cli.command("remove-relation")
 @click.argument("first")
 @click.argument("second")
+@_once_option
 @click.pass_obj
 @_errors
-def remove_relation(store: Store, first: str, second: str) -> None:
+def remove_relation(store: Store, first: str, second: str, *, once: bool) -> None:
     """End the relation between two APP:ENDPOINT."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
-            found = [relation for relation in model.relations.values() if sorted(relation.ends) == ends]
-            if not found:
-                raise SandboxError(f"{first} and {second} are not related")
-            rules.remove_relation(model, found[0])
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        ends = sorted(tuple(end.partition(":")[::2]) for end in (first, second))
+        found = [relation for relation in model.relations.values() if sorted(relation.ends) == ends]
+        if not found:
+            raise SandboxError(f"{first} and {second} are not related")
+        rules.remove_relation(model, found[0])
 
 
 @cli.command()
 @click.argument("app")
+@_once_option
 @click.pass_obj
 @_errors
-def refresh(store: Store, app: str) -> None:
+def refresh(store: Store, app: str, *, once: bool) -> None:
     """Upgrade APP to the charm's present files."""
     session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            if not deployment.Deployment(store, model, session.progress).refresh(model.application(app)):
-                session.progress(app, "runs the present files already")
-        session.settle(engine)
+    with session.change(once=once) as model:
+        if not deployment.Deployment(store, model, session.progress).refresh(model.application(app)):
+            session.progress(app, "runs the present files already")
 
 
 @cli.command("add-secret")
@@ -567,29 +558,25 @@ def add_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
 @cli.command("update-secret")
 @click.argument("name")
 @click.argument("content", nargs=-1, required=True)
+@_once_option
 @click.pass_obj
 @_errors
-def update_secret(store: Store, name: str, content: tuple[str, ...]) -> None:
+def update_secret(store: Store, name: str, content: tuple[str, ...], *, once: bool) -> None:
     """Give a secret of yours new content."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            rules.update_user_secret(model, name, _secret_content(content))
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        rules.update_user_secret(model, name, _secret_content(content))
 
 
 @cli.command("grant-secret")
 @click.argument("name")
 @click.argument("app")
+@_once_option
 @click.pass_obj
 @_errors
-def grant_secret(store: Store, name: str, app: str) -> None:
+def grant_secret(store: Store, name: str, app: str, *, once: bool) -> None:
     """Let APP read a secret of yours."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            rules.grant_user_secret(model, name, model.application(app))
-        session.settle(engine)
+    with _Session(store).change(once=once) as model:
+        rules.grant_user_secret(model, name, model.application(app))
 
 
 def _secret_content(items: collections.abc.Iterable[str]) -> dict[str, str]:
@@ -658,7 +645,7 @@ def reboot(store: Store, unit: str, *, once: bool) -> None:
     session = _Session(store)
     with session.open() as engine:
         engine.reboot(unit)
-        session.settle(engine, rounds=0 if once else _UPDATE_ROUNDS)
+        session.settle(engine, once=once)
 
 
 @cli.command()
@@ -683,12 +670,34 @@ def gpus(store: Store, unit: str, gpus: str) -> None:
 @_errors
 def update_status(store: Store, units: tuple[str, ...], *, once: bool) -> None:
     """Deliver update-status to UNITS (all of them by default), which Juju does every five minutes."""
-    session = _Session(store)
-    with session.open() as engine:
-        with engine.change() as model:
-            for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
-                rules.enqueue(model, unit, "update-status")
-        session.settle(engine, rounds=0 if once else _UPDATE_ROUNDS)
+    with _Session(store).change(once=once) as model:
+        for unit in [model.unit(name) for name in units] or [unit for unit in model.units.values() if unit.started]:
+            rules.enqueue(model, unit, "update-status")
+
+
+@cli.command("wait-for")
+@click.argument("kind", type=click.Choice(["application", "unit"]), metavar="application|unit")
+@click.argument("name")
+@click.option("--timeout", type=_Duration(), default="10m", show_default=True, help="Give up after so long.")
+@click.pass_obj
+@_errors
+def wait_for(store: Store, kind: str, name: str, timeout: float) -> None:
+    """Wait until the unit NAME, or every unit of the application NAME, is active and idle.
+
+    Meanwhile units get the hooks that they ask for themselves (juju-exec), and no update-status.
+    """
+
+    def reached() -> bool:
+        model = engine.model
+        found = [model.unit(name)] if kind == "unit" else model.app_units(model.application(name).name)
+        return all(unit.status.name == "active" and unit.agent.name == "idle" for unit in found)
+
+    with _Session(store).open() as engine:
+        engine.update_status = False
+        reached()  # refuses a name that there is none of
+        engine.settle(until=reached, listen_s=timeout)
+        if not reached():
+            raise SandboxError(f"timed out waiting for {name!r} to reach goal state")
 
 
 @cli.command()

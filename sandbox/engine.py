@@ -25,8 +25,8 @@ import typing
 
 import yaml
 
+from sandbox import juju_exec, order
 from sandbox import model as rules
-from sandbox import order
 from sandbox.hosts import Gpu, Host, HostError, Hosts
 from sandbox.store import Event, Lock, Model, SandboxError, Status, Store, Unit
 
@@ -115,8 +115,12 @@ class Engine:
             self.model = model
             yield model
 
-    def settle(self, until: collections.abc.Callable[[], bool] = lambda: False) -> None:
-        """Work until no hook waits that may run, or `until` holds. What waits for another command's action is left."""
+    def settle(self, until: collections.abc.Callable[[], bool] = lambda: False, *, listen_s: float = 0.0) -> None:
+        """Work until no hook waits that may run, or `until` holds. What waits for another command's action is left.
+
+        Work for at least `listen_s` seconds on what units ask for with juju-exec, unless `until` holds earlier.
+        """
+        deadline = time.monotonic() + listen_s
         self.hosts.up(lambda text: self.progress("sandbox", text))
         self.hosts.recover(lambda text: self.progress("sandbox", text))
         with concurrent.futures.ThreadPoolExecutor(max_workers=32) as pool:
@@ -124,11 +128,12 @@ class Engine:
                 while not until():
                     with self.change() as model:
                         self._drop_orphans(model)
+                        self._take_commands(model)
                         tasks = self._ready_tasks(model)
                         waits = self._waits(model)
                     for task in tasks:
                         pool.submit(self._execute, task)
-                    if not self._running and not waits:
+                    if not self._running and not waits and time.monotonic() >= deadline:
                         break
                     self._wait()
                 while self._running:  # `until` held: let what runs come to its end
@@ -205,7 +210,32 @@ class Engine:
                 if lock is not None:
                     lock.close(remove=True)
                     self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: nobody waits for it")
-                    _end_action(unit, event)
+                    _take_off(unit, event)
+
+    def _take_commands(self, model: Model) -> None:
+        """Queue what units asked for with juju-exec; drop what their hosts forgot, as at a reboot."""
+        there = self.hosts.names()
+        for machine in sorted({unit.machine for unit in model.units.values()}):
+            host = model.host(machine)
+            if host not in there:
+                continue
+            root = self.hosts.get(host).root
+            pending = juju_exec.pending(root)
+            units = {unit.name: unit for unit in model.machine_units(machine)}
+            for unit in units.values():
+                for event in [event for event in unit.events if event.command and event.command not in pending]:
+                    if unit.executing in (None, event):
+                        _take_off(unit, event)
+                    else:
+                        unit.events.remove(event)
+            known = {event.command for unit in units.values() for event in unit.events}
+            for request, name in pending.items():
+                unit = units.get(name)
+                if unit is None:
+                    juju_exec.not_found(root, request, name)
+                elif request not in known and not unit.dying:
+                    rules.enqueue(model, unit, "update-status", command=request)
+                    self.store.log(name, "INFO", "juju-exec asks for update-status")
 
     def _ready_tasks(self, model: Model) -> list[_Task]:
         """Take the locks of everything that may run now, and mark it as running."""
@@ -335,11 +365,13 @@ class Engine:
             str(GUEST / "agent.py"): str(_AGENT),
             str(GUEST / "charms"): str(self._directory("charms")),
             str(GUEST / "resources"): str(self._directory("resources")),
+            juju_exec.PATH: str(juju_exec.PROGRAM),
         }
         gpus = parse_gpus(self.model.applications[app].annotations.get("sandbox-mock-gpus", ""))
         host = self.hosts.create(name, gpus=gpus, binds=binds, progress=lambda text: self.progress(_who(machine), text))
         if not host.is_running():
             host.start()
+        juju_exec.prepare(host.root)
         with self.change() as model:
             for unit in model.machine_units(machine):
                 unit.address = host.address
@@ -365,6 +397,8 @@ class Engine:
             self._close_agent(name)
         with self.change() as model:
             self._finish(model, model.units[name], event, request, answer, took_s=time.monotonic() - begin)
+        if name not in model.units:
+            shutil.rmtree(juju_exec.agent(self.hosts.get(host).root, name), ignore_errors=True)
         if answer.get("reboot"):
             self.store.log(name, "INFO", "the charm asked for a reboot")
             self._reboot(machine)
@@ -394,7 +428,12 @@ class Engine:
             else:  # Juju: an action that crashes has failed, its unit has not
                 self.store.log(unit.name, "ERROR", answer["trace"])
                 self._results[event.action["id"]] = {"results": {}, "failure": f"the action crashed: {answer['error']}"}
-            _end_action(unit, event)
+            _take_off(unit, event)
+            return
+        if event.command is not None:
+            if answer["ok"] and answer["reboot"] != "now":
+                rules.apply(model, unit, event, given, answer["state"])
+            self._finish_command(model, unit, event, answer, took_s=took_s)
             return
         if not answer["ok"] and not deleted:
             self._fail(unit, event, answer)
@@ -411,6 +450,18 @@ class Engine:
             self.progress(unit.name, f"{event.label} took {took_s:.1f} s")
         rules.apply(model, unit, event, given, answer["state"])
         order.ran(model, unit, update_status=self.update_status)
+
+    def _finish_command(self, model: Model, unit: Unit, event: Event, answer: Json, *, took_s: float) -> None:
+        """Let juju-exec end; a hook that fails is its failure, not the unit's, and no reboot runs it again."""
+        assert event.command is not None
+        _take_off(unit, event)
+        if answer["ok"]:
+            self.store.log(unit.name, "DEBUG", f"ran {event.label} in {took_s:.1f} s")
+        else:
+            self.store.log(unit.name, "ERROR", answer["trace"])
+            self.progress(unit.name, f"{event.label}: {answer['error']}")
+        root = self.hosts.get(model.host(unit.machine)).root
+        juju_exec.answer(root, event.command, 0 if answer["ok"] else 1, "" if answer["ok"] else f"{answer['trace']}\n")
 
     def _fail(self, unit: Unit, event: Event, answer: Json) -> None:
         self._failures[unit.name] = self._failures.get(unit.name, 0) + 1
@@ -444,8 +495,8 @@ def _obstacle(model: Model, unit: Unit) -> Unit | None:
     return next((other for other in holders if other.executing and not other.executing.parallel), None)
 
 
-def _end_action(unit: Unit, event: Event) -> None:
-    """Take an action off the queue; a unit that was in error before it is so again."""
+def _take_off(unit: Unit, event: Event) -> None:
+    """Take an action, or what juju-exec asked for, off the queue; a unit that was in error before it is so again."""
     unit.events = [other for other in unit.events if other.sequence != event.sequence]
     if unit.failed is not None:
         unit.agent = Status(name="error", message=unit.failed.problem, since=time.time())

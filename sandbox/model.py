@@ -517,7 +517,7 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
         "source": source,
         "machine_id": str(unit.machine),
         "principal": unit.principal,
-        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before"}),
+        "event": event.model_dump(exclude={"sequence", "attempts", "retry_at", "problem", "not_before", "command"}),
         "deleted": unit.cut_short and len(unit.events) == 1,  # the controller does not know the unit any more
         "state": {
             "address": unit.address,

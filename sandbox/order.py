@@ -1,7 +1,8 @@
 """Which of the events that wait for a unit is next, and what Juju leaves open: drawn from the model's seed.
 
 Sources: Juju's uniter (internal/worker/uniter of juju/juju: resolver.go, relation/resolver.go, actions/resolver.go,
-reboot/resolver.go, operation/executor.go), and what was seen on Juju 4.0.15. docs/howto/sandbox.md has the table.
+runcommands/runcommands.go, reboot/resolver.go, operation/executor.go), and what was seen on Juju 4.0.15.
+docs/howto/sandbox.md has the table.
 A draw depends on the seed, the unit and how many hooks the unit has run, not on the speed of this machine.
 """
 
@@ -18,20 +19,23 @@ _UPDATE_STATUS = 0.1  # the share of a unit's idle moments in which update-statu
 def next_event(model: Model, unit: Unit) -> Event | None:
     """Return the event that the unit's agent takes next; None while none may be delivered.
 
-    A unit in error gets the failed event again after a pause, and actions meanwhile; nothing else.
+    A unit in error gets the failed event again after a pause, and actions and juju-exec's meanwhile; nothing else.
     """
     if unit.executing is not None:
         return unit.executing  # where nobody holds its locks it was interrupted, and runs again from its start
     failed = unit.failed
+    command = next((event for event in unit.events if event.command), None)
     if failed is not None:
         action = next((event for event in unit.events if event.action), None)
-        return action or (failed if time.time() >= failed.retry_at else None)
-    waiting = [event for event in unit.events if event.not_before <= unit.ran]
+        return action or command or (failed if time.time() >= failed.retry_at else None)
+    waiting = [event for event in unit.events if event.not_before <= unit.ran and not event.command]
     if not waiting:
-        return None
+        return command
     created = [event for event in waiting if event.kind == "relation-created"]
     if not unit.started and created and waiting[0].kind not in ("storage-attached", "install"):
         return _one_of(model, unit, created)  # all of them come before leader-elected, config-changed and start
+    if command is not None and not (unit.started and waiting[0].kind == "start"):
+        return command  # before all hooks but the start that tells of a reboot
     if waiting[0].kind in _ALONE:
         return waiting[0]
     heads: dict[int | None, Event] = {}  # the first of each relation, and the first of all others

@@ -56,6 +56,7 @@ class Event(_Record):
     revision: int | None = None
     storage: tuple[str, int] | None = None
     action: dict[str, typing.Any] | None = None  # {name, id, params, parallel}
+    command: str | None = None  # the request of a juju-exec that waits for it
     attempts: int = 0  # that failed; the unit is in error until this one is done
     retry_at: float = 0.0  # when it runs again by itself
     problem: str = ""  # why it failed
@@ -76,6 +77,8 @@ class Event(_Record):
         """What a person calls this event, for progress lines."""
         if self.action:
             return f"action {self.action['name']}"
+        if self.command:
+            return f"{self.kind} (juju-exec)"
         hook = f"{self.endpoint}-{self.kind}" if self.endpoint else self.kind
         return f"{hook} {self.remote}" if self.remote else hook
 

@@ -17,6 +17,7 @@ import platform
 import re
 import socket
 import tarfile
+import tempfile
 import time
 import typing
 import urllib.error
@@ -96,8 +97,9 @@ _SINCE = {
     "verify-cache-checksum": (1, 1),
     "writeback": (0, 14),
 }
-# The version that introduced each command; format, mount, umount, status, gc and fsck were there before all these
-_COMMANDS_SINCE = {"config": (1, 0), "dump": (1, 0), "load": (1, 0), "quota": (1, 1)}
+# The version that introduced each command; format, mount, umount, status, gc and fsck were there before all these.
+# sync-perms is sync, of a volume that is not mounted (jfs://), with modes and owners
+_COMMANDS_SINCE = {"config": (1, 0), "dump": (1, 0), "load": (1, 0), "quota": (1, 1), "sync-perms": (1, 1)}
 # juicefs of the 1.x series and the ones before read each other's volumes badly or not at all
 _FIRST_STABLE = (1, 0)
 
@@ -110,6 +112,8 @@ _NOT_FORMATTED = (
     r"load setting: Error 1146[^:]*: Table '[^']*jfs_setting' doesn't exist",
     r'load setting: pq: relation "[^"]*jfs_setting" does not exist',
 )
+_SYNC_S = 30.0
+_UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
 _STORE_REFUSED = re.compile(r"\b(SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied)\b")
 _OLD_MYSQL = "Unknown system variable 'transaction_isolation'"
@@ -279,6 +283,45 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
             return None
         raise JuicefsError(explain(e)) from e
     return _read_status(done)
+
+
+def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: str = "/") -> str:
+    """Set the sticky bit on a folder of a volume where others can write it; return what was done, or nothing.
+
+    A volume's root has mode 0777 after format, as has what mount makes for --subdir (run with 1.3.1): there any account
+    can rename what is another's. What an administrator made stricter stays as it is. A folder that is absent is made.
+    It needs no mount: sync (1.1 and later) copies the mode and owner of the first thing it lists, the folder itself.
+
+    Raises:
+        JuicefsError: it failed, or this program cannot.
+    """
+    if not has_command(version(program), "sync-perms"):
+        raise JuicefsError(f"juicefs before {command_since('sync-perms')} does not show the mode of {folder}")
+    inside = f"jfs://VOLUME{folder.rstrip('/')}/"
+    with tempfile.TemporaryDirectory(prefix="juicefs-mode-") as scratch:  # 0700
+        copy = pathlib.Path(scratch, "copy")
+        copy.mkdir()
+        copy.chmod(_UNREAD)
+        _sync(program, access, inside, f"{copy}/")
+        mode = copy.stat().st_mode & 0o7777
+        if mode != _UNREAD and (not mode & 0o022 or mode & 0o1000):
+            return ""
+        wanted = 0o1777 if mode == _UNREAD else mode | 0o1000
+        copy.chmod(wanted)  # its owner is the folder's, which stays
+        _sync(program, access, f"{copy}/", inside)
+        if mode == _UNREAD:
+            return f"{folder} was made with mode {wanted:04o}"
+        return f"{folder} had mode {mode:04o}, so others could replace what is in it: it has {wanted:04o} now"
+
+
+def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, target: str) -> None:
+    flags = ("--perms", "--dirs", "--limit=1")  # not --force-update: 1.3.1 crashes on a root
+    try:
+        invoke(program, access, "sync", *flags, source, target, env={"VOLUME": access.url}, timeout=_SYNC_S)
+    except CommandTimeout as e:
+        raise UnreachableError(f"juicefs sync does not end within {_SYNC_S:.0f} s") from e
+    except CommandError as e:
+        raise JuicefsError(f"juicefs sync: {explain(e)}") from e
 
 
 def removal(program: pathlib.Path, mine: Version, folder: str) -> tuple[tuple[str, ...], ...]:

@@ -28,6 +28,7 @@ import secrets
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 import typing
@@ -80,6 +81,8 @@ class Result:
 
     state: State
     detail: str = ""
+    open_mode: int | None = None  # the root's, where others can write it without the sticky bit: see `probe`
+    was_open: int | None = None  # the root's mode before `probe` set the sticky bit
 
     def __bool__(self) -> bool:
         return self.state is State.RIGHT
@@ -133,6 +136,7 @@ def probe(
     fstype: str | tuple[str, ...] = (),
     source: str | tuple[str, ...] | None = None,
     writable: bool = False,
+    sticky: bool = False,
     deadline: float = 5.0,
 ) -> Result:
     """Look whether the right filesystem is mounted at `mountpoint`, once, and works.
@@ -142,6 +146,8 @@ def probe(
         fstype: the type that is expected, or several; any type when empty.
         source: the source that is expected, as mountinfo shows it, or several; any source when None.
         writable: also write, sync, rename, read back and remove a small file.
+        sticky: where it is written, and others can write the filesystem's root without the sticky bit, so that they
+            can rename what is another's there (rename(2)), set that bit; where that is refused, leave it.
         deadline: in seconds from the question on; without an answer until then the state is HUNG, or SLOW where the
             mount answers and only a write does not end. Where the write has used up the deadline the answer has 2 s.
     """
@@ -161,7 +167,7 @@ def probe(
     unwritten = ""
     if writable:
         begin = time.monotonic()
-        answer, unwritten = _ask(mountpoint, mount, "write", deadline)
+        answer, unwritten = _ask(mountpoint, mount, "write", deadline, sticky=sticky)
         if answer is not None:
             return _judge(mountpoint, answer)
         if time.monotonic() - begin >= deadline:
@@ -321,7 +327,7 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
     if step == "start":
         return Result(State.FAILED, f"the look at {mountpoint} ended without an answer")
     if number is None:
-        return Result(State.RIGHT)
+        return Result(State.RIGHT, open_mode=answer.get("open"), was_open=answer.get("was"))
     reason = os.strerror(number).lower()
     if step == "open":
         state = State.STALE if number in _STALE else State.FAILED
@@ -331,7 +337,9 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
     return Result(State.FAILED, f"{mountpoint}: {step}: {reason}")
 
 
-def _ask(mountpoint: str, mount: Mount, kind: str, deadline: float) -> tuple[dict[str, typing.Any] | None, str]:
+def _ask(
+    mountpoint: str, mount: Mount, kind: str, deadline: float, *, sticky: bool = False
+) -> tuple[dict[str, typing.Any] | None, str]:
     """Return what a child that reads or writes found; None and why when it does not end in time.
 
     While an earlier child of the kind still hangs there, none is started.
@@ -340,7 +348,7 @@ def _ask(mountpoint: str, mount: Mount, kind: str, deadline: float) -> tuple[dic
     if since is not None:
         verb = "answered" if kind == "read" else "ended"
         return None, f"has not {verb} since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
-    answer = _ask_child(mountpoint, [str(mount.id), kind], deadline)
+    answer = _ask_child(mountpoint, [str(mount.id), *(["sticky"] if sticky else []), kind], deadline)
     return (
         answer,
         "" if answer is not None else f"did not {'answer' if kind == 'read' else 'end'} within {deadline:g} s",
@@ -446,15 +454,21 @@ def _umount(mountpoint: str, flags: int) -> None:
         raise OSError(number, os.strerror(number), mountpoint)
 
 
-def _child(mountpoint: str, mount_id: int, *, write: bool) -> dict[str, typing.Any]:
+def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[str, typing.Any]:
     """The part of a probe that touches the filesystem, and may hang."""
     print(flush=True)  # it begins now
-    step = "open"
+    step, found = "open", dict[str, typing.Any]()
     try:
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
         if f"mnt_id:\t{mount_id}\n" not in pathlib.Path(f"/proc/self/fdinfo/{directory}").read_text():
             return {"step": "hidden"}
-        os.fstat(directory)
+        mode = stat.S_IMODE(os.fstat(directory).st_mode)
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+            found = {"open": mode}
+            if sticky:
+                with contextlib.suppress(OSError):  # of a filesystem that fails, the next step tells
+                    os.fchmod(directory, mode | stat.S_ISVTX)
+                    found = {"was": mode}
         step = "look up a name"
         # One that nobody asked for before: no cache knows it, so the server, or JuiceFS's engine, must answer
         with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -482,7 +496,7 @@ def _child(mountpoint: str, mount_id: int, *, write: bool) -> dict[str, typing.A
                 return {"step": "read back"}
     except OSError as e:
         return {"step": step, "errno": e.errno}
-    return {}
+    return found
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:
@@ -513,7 +527,7 @@ def _address(text: str) -> tuple[str, int]:
 def main(argv: list[str]) -> int:
     """Serve a systemd unit, or be the child of a probe."""
     if argv[:1] == ["_child"]:
-        print(json.dumps(_child(argv[1], int(argv[2]), write=argv[3] == "write")))
+        print(json.dumps(_child(argv[1], int(argv[2]), write=argv[-1] == "write", sticky="sticky" in argv[3:])))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)

@@ -39,6 +39,7 @@ MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 NUM_BUFFERS = 2
 _TMP, _TRASH = ".tmp-", ".trash-"
+_PATTERNS = ("epoch-*", "checkpoint-*")  # the latter are those of transformers' Trainer, see resume.py
 
 State = dict[str, typing.Any]
 
@@ -127,7 +128,7 @@ def verify(path: pathlib.Path, *, contents: bool = True) -> Found:
 def candidates(run_dir: pathlib.Path) -> list[pathlib.Path]:
     """Return the checkpoints of a run, `latest` first, then the newest first; nothing of it is verified."""
     found: list[tuple[int, pathlib.Path]] = []
-    for path in run_dir.glob("epoch-*"):
+    for path in (path for pattern in _PATTERNS for path in run_dir.glob(pattern)):
         if _TMP in path.name or _TRASH in path.name or not path.is_dir():
             continue
         try:
@@ -158,6 +159,11 @@ def choose(run_dir: pathlib.Path, resume: str) -> Found | None:
         if (path / MANIFEST).exists() or not candidates(path):
             return verify(path)
         run_dir = path
+    return newest(run_dir, "start over with --resume never")
+
+
+def newest(run_dir: pathlib.Path, remedy: str) -> Found | None:
+    """Return the run's newest whole checkpoint. Raises CheckpointError when it has checkpoints and none is whole."""
     refused: list[str] = []
     for path in candidates(run_dir):
         try:
@@ -166,7 +172,7 @@ def choose(run_dir: pathlib.Path, resume: str) -> Found | None:
             refused.append(str(e))
             markers.warn("CKPT", "skipped a damaged checkpoint", checkpoint=path.name, error=str(e))
     if refused:
-        raise CheckpointError(f"no checkpoint in {run_dir} is whole ({refused[0]}); start over with --resume never")
+        raise CheckpointError(f"no checkpoint in {run_dir} is whole ({refused[0]}); {remedy}")
     return None
 
 
@@ -368,7 +374,7 @@ class Draft:
         self.final = run_dir / name
         self.path = run_dir / f"{name}{_TMP}{attempt}"
         self.size_bytes = 0
-        self._listed: list[State] = []
+        self.listed: list[State] = []  # what goes into the manifest
 
     def __enter__(self) -> "Draft":
         shutil.rmtree(self.path, ignore_errors=True)
@@ -406,20 +412,16 @@ class Draft:
             os.fsync(raw.fileno())
         self._list(name, counted.size_bytes, counted.crc32)
 
-    def adopt(self) -> None:
-        """Count the files that someone else wrote into the draft."""
-        known = {entry["file"] for entry in self._listed}
-        for path in sorted(p for p in self.path.rglob("*") if p.is_file()):
-            if (name := str(path.relative_to(self.path))) not in known:
-                self._list(name, path.stat().st_size, files.crc32(path))
+    def adopt(self, folder: pathlib.Path | None = None) -> None:
+        """Sync and count the files that someone else wrote into the draft, or into a folder of it."""
+        known = {entry["file"] for entry in self.listed}
+        for entry in _entries(self.path, folder or self.path):
+            if entry["file"] not in known:
+                self._list(entry["file"], entry["bytes"], entry["crc32"])
 
     def commit(self, meta: State) -> pathlib.Path:
         """Write the manifest and rename the draft to its final name, which is returned."""
-        manifest: State = {"format": FORMAT, "meta": meta, "files": self._listed}
-        manifest["crc32"] = _manifest_crc32(manifest)
-        files.write_json(self.path / MANIFEST, manifest)
-        for folder in {path.parent for path in self.path.rglob("*")}:
-            files.sync_directory(folder)
+        _write_manifest(self.path, meta, self.listed)
         trash = None
         if self.final.exists():  # the same step again, after a crash and a resume from before it
             trash = self.final.with_name(f"{self.final.name}{_TRASH}{uuid.uuid4().hex[:8]}")
@@ -431,8 +433,33 @@ class Draft:
         return self.final
 
     def _list(self, name: str, size: int, crc: int) -> None:
-        self._listed.append({"file": name, "bytes": size, "crc32": crc})
+        self.listed.append({"file": name, "bytes": size, "crc32": crc})
         self.size_bytes += size
+
+
+def seal(path: pathlib.Path, meta: State) -> None:
+    """Make a checkpoint whole that someone else wrote under its final name: sync its files and write the manifest."""
+    (path / MANIFEST).unlink(missing_ok=True)
+    _write_manifest(path, meta, _entries(path, path))
+
+
+def _entries(root: pathlib.Path, folder: pathlib.Path) -> list[State]:
+    """Return the manifest's lines for the files below a folder of a checkpoint, once they are on disk."""
+    found: list[State] = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with files.naming(path), path.open("rb") as file:
+            os.fsync(file.fileno())
+        name = str(path.relative_to(root))
+        found.append({"file": name, "bytes": path.stat().st_size, "crc32": files.crc32(path)})
+    return found
+
+
+def _write_manifest(path: pathlib.Path, meta: State, listed: list[State]) -> None:
+    manifest: State = {"format": FORMAT, "meta": meta, "files": listed}
+    manifest["crc32"] = _manifest_crc32(manifest)
+    files.write_json(path / MANIFEST, manifest)
+    for folder in {inner.parent for inner in path.rglob("*")}:
+        files.sync_directory(folder)
 
 
 def settle(run_dir: pathlib.Path, path: pathlib.Path, *, is_best: bool, keep: int) -> None:

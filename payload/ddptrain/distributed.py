@@ -128,6 +128,12 @@ class World:
         if self.size > 1:
             dist.barrier(group=self.control)
 
+    def leave_groups(self) -> None:
+        """Wait for all ranks and take the process groups down, those of a script too."""
+        self.barrier()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     @contextlib.contextmanager
     def together(self) -> collections.abc.Iterator[None]:
         """Run the block on every rank; when it fails on any, every rank raises, so that none waits for another."""
@@ -221,9 +227,7 @@ def joined(
     arrived = -1
     try:
         _connect(world, store, datetime.timedelta(minutes=timeout_minutes))
-        if _in_main_thread():
-            before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS}
-            arrived = signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False)
+        before, arrived = _listen(world)
         yield world
         world.barrier()
     except errors.SharedError:
@@ -245,6 +249,25 @@ def joined(
             signal.signal(number, handler)
 
 
+def adopted() -> World:
+    """Return the world of a script that has connected its ranks itself, with a group of its own for what they agree on.
+
+    From now on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 set `stop_requested`. All ranks call it.
+    """
+    here = place()
+    if dist.is_initialized():
+        here = dataclasses.replace(here, rank=dist.get_rank(), size=dist.get_world_size())
+    elif here.size > 1:
+        raise errors.UserError(f"{here.size} ranks are not connected; call torch.distributed.init_process_group before")
+    control = dist.new_group(backend="gloo") if here.size > 1 else None
+    world = World(here, _host(), torch.device("cpu"), control, None, lambda _: None)
+    world.members = world.gather({"rank": here.rank, "host": world.host})
+    _listen(world)
+    world._watch = threading.Thread(target=_leave_when_stuck, args=(world,), name="watch", daemon=True)
+    world._watch.start()
+    return world
+
+
 def leave(code: int) -> typing.NoReturn:
     """End this process at once: with a peer gone, an orderly end could wait in a collective for minutes."""
     sys.stdout.flush()
@@ -253,6 +276,24 @@ def leave(code: int) -> typing.NoReturn:
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _listen(world: World) -> tuple[dict[signal.Signals, typing.Any], int]:
+    """Let signals ask to stop; return the handlers and the descriptor that were there before."""
+    if not _in_main_thread():
+        return {}, -1
+    before = {s: signal.signal(s, lambda *_: world.stop_requested.set()) for s in _SIGNALS}
+    return before, signal.set_wakeup_fd(world.arrivals[1], warn_on_full_buffer=False)
+
+
+def _leave_when_stuck(world: World) -> None:
+    """End this process when it does not react to a signal that asks for its end: it waits for a rank that is gone."""
+    ends_at: float | None = None
+    while not world._watch_over.wait(WATCH_S):
+        ends_at = ends_at or _end_asked(world)
+        if ends_at and time.monotonic() > ends_at and not world.stop_requested.is_set():
+            print(f"rank {world.rank} leaves: asked to end while it waits for a rank that is lost or stuck", flush=True)
+            leave(EXIT_FAILED)
 
 
 def _in_main_thread() -> bool:

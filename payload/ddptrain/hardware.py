@@ -3,11 +3,13 @@
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import contextlib
+import ctypes
 import pathlib
 import resource
 import shutil
 import sysconfig
 import time
+import typing
 
 import torch
 from torch import nn
@@ -148,6 +150,38 @@ def _is_clear(fp32_s: float, bf16_s: float) -> bool:
 def prefers_bf16(fp32_s: float, bf16_s: float) -> bool:
     """Return whether bf16 gained enough in the trial."""
     return fp32_s > _GAIN * bf16_s
+
+
+class GpuUse:
+    """The share of the last moments in which a GPU was at work, as nvidia-smi shows it; nothing where NVML is not."""
+
+    class _Rates(ctypes.Structure):
+        """nvmlUtilization_t of nvml.h."""
+
+        _fields_: typing.ClassVar = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+    def __init__(self, device: torch.device, library: str = "libnvidia-ml.so.1") -> None:
+        self._nvml: typing.Any = None
+        self._handle = ctypes.c_void_p()
+        if device.type == "cuda":
+            uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # torch of an image may be older
+            if uuid is not None:
+                self.use(f"GPU-{uuid}", library)
+
+    def use(self, uuid: str, library: str) -> None:
+        """Look at the GPU with this UUID, in NVML's form."""
+        with contextlib.suppress(OSError, AttributeError):  # no such library, or no such function in it
+            nvml = ctypes.CDLL(library)
+            if nvml.nvmlInit_v2() == 0:
+                found = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(self._handle))
+                self._nvml = nvml if found == 0 else None
+
+    def percent(self) -> float | None:
+        """Return it in percent; None where it is not known, as on a MIG instance."""
+        rates = self._Rates()
+        if self._nvml is None or self._nvml.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates)) != 0:
+            return None
+        return float(rates.gpu)
 
 
 def _meminfo(name: str) -> int:

@@ -9,7 +9,7 @@ import typing
 
 import numpy as np
 
-from ddptrain import errors, files, markers, report, shards, tokenizers
+from ddptrain import errors, files, markers, report, resume, shards, tokenizers
 
 _CURVE_ROWS, _CURVE_COLUMNS = 10, 64
 
@@ -29,7 +29,7 @@ def run(path: pathlib.Path, *, quick: bool, as_json: bool) -> int:
         facts, damage = _dataset(path, quick=quick)
     elif (path / "manifest.json").exists() or path.name.startswith("epoch-"):
         facts, damage = _checkpoint(path, quick=quick)
-    elif any((path / name).exists() for name in (report.METRICS, report.SUMMARY, "config.json")) or any(
+    elif any((path / name).exists() for name in (report.METRICS, report.SUMMARY, "config.json", "latest")) or any(
         path.glob("epoch-*")
     ):
         facts, damage = _run(path, quick=quick)
@@ -111,14 +111,17 @@ def _checkpoint(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.An
         return {"kind": "checkpoint", "path": str(path)}, [str(e)]
     meta = found.meta
     manifest = files.read_json(path / checkpoint.MANIFEST)
-    return {
+    facts = {
         "kind": "checkpoint", "path": str(path), "created": meta["created"], "step": meta["step"],
         "epoch": meta["epoch"],
-        "saved_by_ranks": meta["world_size"], "format": meta["format"], "torch": meta["torch"],
-        "progress": meta["progress"],
-        "model": meta["model"], "data": meta["data"]["name"], "global_batch": meta["plan"]["global_batch"],
-        "files": manifest["files"],
-    }, []  # fmt: skip
+        "saved_by_ranks": meta["world_size"], "format": meta["format"],
+    }  # fmt: skip
+    if meta["format"] != resume.SCRIPT:
+        facts |= {
+            "torch": meta["torch"], "progress": meta["progress"], "model": meta["model"],
+            "data": meta["data"]["name"], "global_batch": meta["plan"]["global_batch"],
+        }  # fmt: skip
+    return {**facts, "files": manifest["files"]}, []
 
 
 def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], list[str]]:
@@ -147,14 +150,8 @@ def _run(path: pathlib.Path, *, quick: bool) -> tuple[dict[str, typing.Any], lis
             damage.append(str(e))
             listed.append({"name": candidate.name, "whole": False})
         else:
-            listed.append(
-                {
-                    "name": candidate.name,
-                    "whole": True,
-                    "step": found.step,
-                    "val_loss": found.meta["progress"]["val_loss"],
-                }
-            )
+            val_loss = found.meta.get("progress", {}).get("val_loss")
+            listed.append({"name": candidate.name, "whole": True, "step": found.step, "val_loss": val_loss})
     for link in (checkpoint.LATEST, checkpoint.BEST):
         facts[link] = (path / link).readlink().name if (path / link).is_symlink() else None
     if steps:

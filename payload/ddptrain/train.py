@@ -35,13 +35,12 @@ from ddptrain import (
     progress,
     reader,
     report,
+    resume,
     sampler,
     shards,
 )
 
-DONE, PREEMPTED = "done", "preempted"
 _DIVERGED = "lower --lr, or use --precision fp32, and resume"
-_SYNC_TARGET_S = 1.0  # how long a request to stop may go unnoticed
 
 
 @dataclasses.dataclass
@@ -94,8 +93,8 @@ class Training:
         self.metrics: report.Metrics | None = None
         self.mask_bit = reader.mask_bit(dataset)
         self.take_val = reader.fixed_rows(dataset, "val", plan.seq_len, settings.eval_rows)
-        self.stop_file = pathlib.Path(path) if (path := os.environ.get("STOP_FILE")) else None
         self.resumed_from: str | None = None
+        self.gpu_use = hardware.GpuUse(world.device)
         self.train_s = 0.0  # time in training steps, the first one of the attempt not counted
         self.train_tokens = 0
         self.last_checkpoint: str | None = None
@@ -105,7 +104,7 @@ class Training:
             self.saver = checkpoint.Saver(
                 self.run_dir,
                 keep=self.settings.keep_checkpoints,
-                attempt=attempt_id(),
+                attempt=resume.attempt_id(),
                 pin=self.world.device.type == "cuda",
             )
         return self
@@ -162,7 +161,7 @@ class Training:
             tokens_per_step=self._tokens_per_step(),
             from_step=self.progress.step,
         )  # fmt: skip
-        state = DONE if self.progress.step >= schedule.steps else self._loop()
+        state = resume.DONE if self.progress.step >= schedule.steps else self._loop()
         if self.saver is not None:
             self.saver.wait()
             self.last_checkpoint = self.saver.last or self.last_checkpoint
@@ -176,7 +175,7 @@ class Training:
         pending_losses: list[Tensor] = []
         pending_norms: list[Tensor] = []
         pending_learned: list[bool] = []
-        next_sync = first + 1
+        agreement = resume.Agreement(world, at_most=self.settings.log_every)
         since, last_save = time.perf_counter(), time.monotonic()
         bar = progress.Bar(schedule.steps, "training", unit="step", start=first, enabled=world.is_main)
         data = reader.Reader(
@@ -200,7 +199,7 @@ class Training:
                 if step == first + 1 and self.saver is not None:
                     self.saver.prepare(self.core.state_dict(), self.optimizer.state_dict())
                 at_end = schedule.ends_epoch(step)
-                if step < next_sync and not at_end:
+                if not agreement.is_due() and not at_end:
                     continue
 
                 mean = torch.stack(pending_losses).double().tolist()  # on a GPU, here the CPU waits for it
@@ -212,20 +211,8 @@ class Training:
                 save_due = (
                     self.settings.save_minutes > 0 and time.monotonic() - last_save > 60 * self.settings.save_minutes
                 )
-                interval = min(self.settings.log_every, max(1, round(_SYNC_TARGET_S * len(mean) / max(elapsed, 1e-6))))
-                told = world.sum(
-                    [
-                        *mean,
-                        float(self._should_stop()),
-                        *([float(save_due), float(interval)] if world.is_main else [0.0, 0.0]),
-                    ]
-                )
-                stop, save, interval = told[len(mean) :]
-                losses = [
-                    v / world.size if learned else None
-                    for v, learned in zip(told[: len(mean)], pending_learned, strict=True)
-                ]
-                next_sync = step + int(interval)
+                stop, (save, *sums) = agreement.reach(elapsed, [float(world.is_main and save_due), *mean])
+                losses = [v / world.size if learned else None for v, learned in zip(sums, pending_learned, strict=True)]
                 self._record(step, losses, norms, elapsed, counted=step - len(mean) >= first + 1)
                 bar.advance(len(losses), "" if progress_.last_loss is None else f"loss {progress_.last_loss:.3f}")
                 pending_losses.clear()
@@ -241,13 +228,13 @@ class Training:
                 if self.saver is not None:
                     self.saver.check()
                 if stop and step < schedule.steps:
-                    return PREEMPTED
-        return DONE
+                    return resume.PREEMPTED
+        return resume.DONE
 
     def _recorder(self) -> profiling.Recorder:
         settings, rank = self.settings, self.world.rank
         kind = settings.profile if rank in config.profiled_ranks(settings.profile_ranks) else None
-        path = self.run_dir / "profile" / f"{attempt_id()}.rank-{rank}.json.gz"
+        path = self.run_dir / "profile" / f"{resume.attempt_id()}.rank-{rank}.json.gz"
         return profiling.Recorder(kind, config.profiled_steps(settings.profile_steps), path, self.world.device)
 
     def _step(self, rows_BT1: Tensor, *, lr: float) -> tuple[Tensor, Tensor, bool]:
@@ -314,10 +301,11 @@ class Training:
             p.step, p.tokens = number, p.tokens + tokens
             lr = self.schedule.lr(number - 1)
             if self.metrics is not None:
+                used = self._used() if number == step else {}
                 self.metrics.add({
                     "kind": "step", "step": number, "epoch": self.schedule.epoch(number), "loss": loss, "lr": lr,
                     "grad_norm": norm,
-                    "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(),
+                    "tokens": p.tokens, "tokens_per_second": rate, "time": time.time(), **used,
                 })  # fmt: skip
             if number == 1 or number % self.settings.log_every == 0 or number == self.schedule.steps:
                 markers.emit(
@@ -385,7 +373,7 @@ class Training:
         rngs = self.world.collect(checkpoint.random_states())
         if self.settings.checkpoint_format == "dcp":
             self.last_checkpoint = checkpoint.save_dcp(
-                self.run_dir, name, attempt=attempt_id(), module=self.core, optimizer=self.optimizer,
+                self.run_dir, name, attempt=resume.attempt_id(), module=self.core, optimizer=self.optimizer,
                 meta=self._meta(), rngs=rngs,
                 world=self.world, is_best=is_best, keep=self.settings.keep_checkpoints,
             )  # fmt: skip
@@ -413,23 +401,18 @@ class Training:
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
 
-    def _should_stop(self) -> bool:
-        if self.world.stop_requested.is_set():
-            return True
-        return self.world.is_main and self.stop_file is not None and self.stop_file.exists()
-
     def _conclude(self, state: str, began: float, flops: float) -> None:
         """Write summary, curve and outcome. Rank 0 only."""
         assert self.metrics is not None
         p = self.progress
         facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
         self.metrics.close()
-        if state == PREEMPTED:  # said before the rest, which may be cut short
+        if state == resume.PREEMPTED:  # said before the rest, which may be cut short
             report.write_outcome(self.run_dir, state, **facts)
             markers.emit("PREEMPT", "asked to stop: saved", **facts)
         curve = self._draw_curve(self.metrics.path)
         rate = self.train_tokens / self.train_s if self.train_s else None
-        if state == DONE and isinstance(self.core, finetune.Wrapped):
+        if state == resume.DONE and isinstance(self.core, finetune.Wrapped):
             finetune.export(self.core, self.settings, self.run_dir / "model")
         stalls = self.saver.stall_s if self.saver else []
         summary = report.Summary(
@@ -459,7 +442,7 @@ class Training:
                 "tokens/s": rate,
             }
             files.write_json(self.settings.report_json, {**figures, **summary.as_record()})
-        if state == DONE:
+        if state == resume.DONE:
             markers.emit(
                 "RESULT", first_loss=p.first_loss, last_loss=p.last_loss, val_loss=p.val_loss, best_loss=p.best_loss,
                 tokens=p.tokens,
@@ -508,15 +491,15 @@ class Training:
         peak = hardware.peak_flops(self.world.device)
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
 
+    def _used(self) -> dict[str, float]:
+        """Return what this rank uses of its machine, for metrics.jsonl."""
+        percent = self.gpu_use.percent()
+        return {"memory_mib": self._memory_mib()} | ({} if percent is None else {"gpu_percent": percent})
+
     def _memory_mib(self) -> float:
         if self.world.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**20
         return hardware.peak_resident_bytes() / 2**20
-
-
-def attempt_id() -> str:
-    """Return the name of this attempt at the run."""
-    return os.environ.get("RUN_ATTEMPT_ID") or "local"
 
 
 def perplexity(loss: float) -> float:

@@ -57,6 +57,15 @@ def test_what_only_a_cloud_can_give_is_refused_by_name(name: str, tmp_path: path
         reader.load(rules.BUNDLE, [file], defaults)
 
 
+def test_another_base_is_refused_by_name():
+    file, defaults = rules.ROOT / "overlays" / "2604.yaml", rules.ROOT / "sandbox" / "overlay.yaml"
+    text = (
+        r"application 'slurmctld': base 'ubuntu@26.04' is for Juju's machines; the sandbox's hosts all have one base: "
+    )
+    with pytest.raises(reader.BundleError, match=rf"^2604.yaml line 10: {text}leave this overlay out here$"):
+        reader.load(rules.BUNDLE, [file], defaults)
+
+
 def test_machines_that_exist_are_refused_by_name():
     with pytest.raises(
         reader.BundleError, match=r"^machines.yaml line \d+: the sandbox gives every unit a host of its own"

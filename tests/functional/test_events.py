@@ -22,9 +22,14 @@ def begin(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def updates(cluster: Cluster, unit: str) -> int:
-    """Return how often a unit ran update-status."""
-    return cluster.ok("debug-log", "--replay", "--include", unit).count("ran update-status in ")
+def updates(cluster: Cluster, *units: str) -> int:
+    """Return how often units ran update-status that they had not asked for."""
+    return sum(cluster.ok("debug-log", "--replay", "--include", one).count("ran update-status in ") for one in units)
+
+
+def wakes(cluster: Cluster, unit: str) -> int:
+    """Return how often a unit ran update-status because it had asked for it."""
+    return cluster.ok("debug-log", "--replay", "--include", unit).count("ran update-status (juju-exec) in ")
 
 
 def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_unit_does_not(cluster: Cluster):
@@ -55,3 +60,31 @@ def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_
     assert listing.returncode == 0, said
     assert "list-jobs waits for the unit: trainer/0 runs action submit-ddp" in said
     assert job in out
+
+
+def test_units_that_wait_for_slurmctld_wake_themselves_when_it_is_there_again(cluster: Cluster):
+    gpus = [name for name in cluster.units() if name.startswith("slurm-gpu/")]
+    units = ("trainer/0", *gpus)
+    cluster.on("slurmctld/0", "systemctl", "stop", "slurmctld")
+    try:
+        cluster.ok("update-status", "--once", *units)
+        assert {cluster.units()[name]["workload-status"]["current"] for name in units} == {"waiting"}
+    finally:
+        cluster.on("slurmctld/0", "systemctl", "start", "slurmctld")
+    asked, woken = updates(cluster, *units), {name: wakes(cluster, name) for name in units}
+    for name in units:
+        cluster.ok("wait-for", "unit", name, "--timeout", "3m")
+    assert {cluster.units()[name]["workload-status"]["current"] for name in units} == {"active"}
+    assert all(wakes(cluster, name) > woken[name] for name in units)
+    assert updates(cluster, *units) == asked
+
+
+def test_after_a_reboot_the_units_of_a_node_become_active_without_update_status(cluster: Cluster):
+    units = ["slurmd/0", *cluster.units()["slurmd/0"]["subordinates"]]
+    before = updates(cluster, *units)
+    cluster.ok("reboot", "--once", "slurmd/0")
+    for name in units:
+        cluster.ok("wait-for", "unit", name, "--timeout", "3m")
+    assert updates(cluster, *units) == before
+    states = cluster.on("sackd/0", "sinfo", "-hN", "-n", "slurmd-0", "-o", "%T")
+    assert states == "idle"

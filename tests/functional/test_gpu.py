@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys
 
 NODE, HOST = "slurmd-0", "slurmd/0"
 ONE, TWO = "1 x Mock GPU", "2 x Mock GPU"
+NPS = "Mock GPU @ 0, Mock GPU @ 1"  # each beside a part of a socket, so that both need lines
 
 
 def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
@@ -62,6 +63,30 @@ def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIEN
         if time.monotonic() > deadline:
             return False
         time.sleep(0.5)
+
+
+def until_held(cluster: Cluster, loss: str) -> None:
+    """Let five minutes pass, again and again, until slurmd runs and the node is drained for this loss."""
+    deadline = time.monotonic() + PATIENCE_S
+    wanted = {"IDLE", "DRAIN", "DYNAMIC_NORM", "INVALID_REG"}
+    passing = {"MAINTENANCE", "RESERVED"}  # the hold's reservation, which shows some seconds later
+    while True:
+        said, found = notice(cluster), show(cluster)
+        running = cluster.ctl("exec", HOST, "--", "systemctl", "is-active", "slurmd").out.strip()
+        is_drained = set(found["State"].split("+")) - passing in (wanted, wanted - {"INVALID_REG"})
+        if (found["Reason"], running, is_drained) == (f"slurm-gpu: {loss}", "active", True):
+            break
+        assert time.monotonic() < deadline, (found, running, said)
+        time.sleep(1)
+    assert said == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
+
+
+def restart_slurmd(cluster: Cluster) -> None:
+    """Restart slurmd as whoever does; return when it has registered its node."""
+    before = show(cluster)
+    time.sleep(1.1)  # SlurmdStartTime has seconds
+    cluster.on(HOST, "systemctl", "restart", "slurmd")
+    until_registered_anew(cluster, before)
 
 
 def until_registered_anew(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
@@ -269,6 +294,43 @@ def test_a_card_that_is_missing_after_a_reboot(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
 
 
+@pytest.mark.loses_cards
+def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
+    """slurmd does not start with a line whose device file is not there: the line goes, and comes back with the card."""
+    cluster.ok("gpus", HOST, NPS)
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    both = block(cluster)
+    assert [row.partition("File=")[2].partition(" ")[0] for row in both] == ["/dev/nvidia0", "/dev/nvidia1"]
+    cluster.ok("gpus", HOST, "empty, Mock GPU @ 1")
+    cluster.ok("reboot", HOST)
+    until_held(cluster, "1 of 2 GPUs found, 0000:81:00.0 missing")
+    assert block(cluster) == both[:1], "of the card that is now /dev/nvidia0"
+    restart_slurmd(cluster)  # nothing keeps it from starting any more
+    until_held(cluster, "1 of 2 GPUs found, 0000:81:00.0 missing")
+    waiting = "j" + submit(cluster, 'test -n "$CUDA_VISIBLE_DEVICES"', "--gres=gpu:1")
+    wait_for(cluster, **{waiting: "PENDING"})
+    assert {unit["workload-status"]["current"] for unit in cluster.units().values()} <= {"active", "blocked"}
+    # The card is back.
+    cluster.ok("gpus", HOST, NPS)
+    cluster.ok("reboot", HOST)
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    assert block(cluster) == both
+    wait_for(cluster, **{waiting: "COMPLETED"})
+    job = ("srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert cluster.on("sackd/0", *job) == "0,1"
+    # It goes for good: the node works with the other one, whose line slurmd takes at each start.
+    cluster.ok("gpus", HOST, "empty, Mock GPU @ 1")
+    until_held(cluster, "1 of 2 GPUs found, 0000:81:00.0 missing")
+    cluster.ok("run", unit_on(cluster), "accept-gpus")
+    until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
+    restart_slurmd(cluster)
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    assert block(cluster) == both[:1]
+    assert cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
+
+
 def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
     """Also where lines are needed, for shares: a job gets the device that its number names."""
     kinds = "gpu:nvidia_l40s:2,gpu:tesla_t4:1"
@@ -281,7 +343,7 @@ def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
 
 def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
     """Beside one of two NUMA nodes of a socket: what AutoDetect=nvidia finds would be refused, so a line is needed."""
-    cluster.ok("gpus", HOST, "Mock GPU @ 0, Mock GPU @ 1")
+    cluster.ok("gpus", HOST, NPS)
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
     rows = block(cluster)
@@ -350,6 +412,76 @@ def test_the_charm_is_taken_away_and_put_back(cluster: Cluster):
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     for node in ("slurmd-0", "slurmd-1"):
         assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
+
+
+def test_the_charm_is_taken_away_from_a_node_that_needs_lines(cluster: Cluster):
+    """A free node goes on without GPUs, one with a job keeps them and their lines: Slurm takes it at each start."""
+    kept = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
+    cluster.ok("gpus", HOST, NPS)
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    lines = block(cluster)
+    assert len(lines) == 2
+    cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
+    assert is_fit(cluster, "(null)"), show(cluster)
+    for _ in range(4):  # the end of a unit may reach the controller some hooks later
+        cluster.ok("update-status", "--once", "slurm-gpu-controller/0")
+    assert block(cluster) == []
+    restart_slurmd(cluster)
+    assert is_fit(cluster, "(null)"), show(cluster)
+    assert cluster.on("sackd/0", "srun", f"-w{NODE}", "true") == ""
+    assert "gres=" not in cluster.on(HOST, "cat", "/etc/default/slurmd")
+    assert cluster.on(HOST, "sh", "-c", kept) == ""
+    cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
+    unit_on.cache_clear()  # a unit that comes back has another number
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    # Once more, while a job has a card.
+    job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
+    wait_for(cluster, **{job: "RUNNING"})
+    cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
+    for _ in range(4):
+        cluster.ok("update-status", "--once", "slurm-gpu-controller/0")
+    assert block(cluster) == lines
+    restart_slurmd(cluster)
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    wait_for(cluster, **{job: "RUNNING"})
+    cluster.on(HOST, "touch", "/tmp/go-on")
+    wait_for(cluster, **{job: "COMPLETED"})
+    restart_slurmd(cluster)
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    both = cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert both == "0,1"
+    assert cluster.on(HOST, "sh", "-c", kept) == ""
+    cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
+    unit_on.cache_clear()
+    until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")
+    assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
+    assert block(cluster) == lines
+
+
+def test_a_restart_while_slurmd_reconfigures(cluster: Cluster):
+    """The process to which slurmd was handing over stays behind, with the port. The next start must not fail for it."""
+    job = "j" + submit(cluster, "until test -e /tmp/go-on; do sleep 0.2; done; rm /tmp/go-on", "--gres=gpu:1")
+    wait_for(cluster, **{job: "RUNNING"})
+    hangup = "systemctl reset-failed slurmd; kill -HUP $(systemctl show -P MainPID slurmd); systemctl restart slurmd"
+    journal = ("journalctl", "-u", "slurmd", "-o", "cat", "--no-pager")
+    for _ in range(8):
+        begin = cluster.on(HOST, "date", "+%s.%N")
+        cluster.on(HOST, "sh", "-c", hangup)  # what slurmctld sends at `scontrol reconfigure` ends in this signal
+        if "left-over process" in cluster.on(HOST, *journal, f"--since=@{begin}"):
+            break
+    else:
+        pytest.fail("no process was left behind: is KillMode=process gone?")
+    assert "of the former start holds the port: sending SIGTERM" in cluster.on(HOST, *journal, f"--since=@{begin}")
+    main = cluster.on(HOST, "systemctl", "show", "-P", "MainPID", "slurmd")
+    assert (cluster.on(HOST, "systemctl", "is-active", "slurmd"), cluster.on(HOST, "pgrep", "-x", "slurmd")) == (
+        "active",
+        main,
+    )
+    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    wait_for(cluster, **{job: "RUNNING"})
+    cluster.on(HOST, "touch", "/tmp/go-on")
+    wait_for(cluster, **{job: "COMPLETED"})
 
 
 SICK = "echo 'Unable to determine the device handle for GPU: GPU is lost' >&2; exit 15"

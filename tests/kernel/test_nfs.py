@@ -129,6 +129,20 @@ def test_a_setuid_program_on_the_server_is_just_a_program(rig: Rig):
     assert rig.guest.sh(f"setpriv --reuid=1000 --regid=1000 --clear-groups {MP}/id -u") == "1000"
 
 
+def test_an_export_in_which_others_can_replace_folders_is_told_and_left_as_it_is(rig: Rig):
+    mounted = f"{SERVER}:/srv/data is mounted at {MP}"
+    rig.guest.sh(f"chmod 777 {MP}")  # over NFS, so that the client knows it at once
+    try:
+        status = rig.hook()
+        told = f"others can replace folders in it (mode 0777, no sticky bit): chmod +t /srv/data, on {SERVER}"
+        assert (status["level"], status["text"]) == ("active", f"{mounted}; {told}")
+        assert rig.passed()["state"] == "right"
+        assert rig.guest.sh("stat -c %a /srv/data") == "777"
+    finally:
+        rig.guest.sh(f"chmod 1777 {MP}")
+    assert rig.hook()["text"] == mounted
+
+
 def test_a_change_waits_for_users_and_follows_by_itself_when_they_are_gone(rig: Rig):
     rig.guest.sh(f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sleep 86400")
     heals = rig.node.health(APP).get("heals", 0)

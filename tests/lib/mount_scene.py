@@ -113,6 +113,19 @@ def read_only(at: pathlib.Path) -> typing.Any:
     return [tell(mounts.probe(at)), tell(mounts.probe(at, writable=True))]
 
 
+def sticky(at: pathlib.Path) -> typing.Any:
+    """Roots of several modes, looked at by a reader, a writer, and one whose the sticky bit is to set."""
+    found: list[typing.Any] = []
+    for mode in ("0777", "0775", "0755", "1777"):
+        mount("x", at, "tmpfs", data=f"mode={mode}")
+        looks = [mounts.probe(at, sticky=True), mounts.probe(at, writable=True)]
+        looks += [mounts.probe(at, writable=True, sticky=True) for _ in range(2)]
+        assert all(looks)
+        found.append([[mode], *([look.open_mode, look.was_open] for look in looks), at.stat().st_mode & 0o7777])
+        mounts.detach(at)
+    return found
+
+
 def full(at: pathlib.Path) -> typing.Any:
     mount("x", at, "tmpfs", data="size=4k,nr_inodes=3")
     (at / "filler").write_bytes(b"x" * 4096)

@@ -145,6 +145,19 @@ def test_a_read_only_mount_is_right_for_a_reader_only(play: typing.Callable[[str
 
 
 @needs_namespaces
+def test_a_root_that_others_can_write_is_told_and_repaired_only_where_that_is_asked(
+    play: typing.Callable[[str], typing.Any],
+):
+    shut = [None, None]
+    assert play("sticky") == [
+        [["0777"], [0o777, None], [0o777, None], [None, 0o777], shut, 0o1777],
+        [["0775"], [0o775, None], [0o775, None], [None, 0o775], shut, 0o1775],
+        [["0755"], shut, shut, shut, shut, 0o755],
+        [["1777"], shut, shut, shut, shut, 0o1777],
+    ]
+
+
+@needs_namespaces
 def test_a_full_filesystem_fails_for_a_writer_only(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
     reader, (state, detail) = play("full")
     assert reader == ["right", ""]

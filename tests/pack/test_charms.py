@@ -148,12 +148,12 @@ def test_it_holds_the_sources_and_nothing_else(packed: Packed, staged: pathlib.P
     assert "lib/slurm_ddp/run.py" in expected
 
 
-def test_only_the_trainer_carries_the_payload(packed: Packed):
-    payload = {name for name in packed.own_files() if name.startswith("payload/")}
+def test_only_the_trainer_carries_the_program_and_its_payload(packed: Packed):
+    program = {name for name in packed.own_files() if name.startswith(("payload/", "lib/ddp/"))}
     if packed.name == "ddp-trainer":
-        assert {"payload/ddptrain/__main__.py", "payload/requirements.txt"} <= payload
+        assert {"payload/ddptrain/__main__.py", "payload/requirements.txt", "lib/ddp/cli.py"} <= program
     else:
-        assert payload == set()
+        assert program == set()
 
 
 def test_no_tests_caches_bundle_or_secrets_inside(packed: Packed):

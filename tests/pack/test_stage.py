@@ -21,6 +21,8 @@ def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
         "charms/ddp-trainer/.ruff_cache/x",
         "charms/ddp-trainer/metadata.yaml",
         "lib/slurm_ddp/run.py",
+        "lib/ddp/cli.py",
+        "lib/ddp/node/x.py",
         "lib/other/x.py",
         "payload/requirements.txt",
         "payload/ddptrain/__main__.py",
@@ -39,6 +41,8 @@ STAGED = {
     "src/charm.py",
     "src/templates/job.j2",
     "lib/slurm_ddp/run.py",
+    "lib/ddp/cli.py",
+    "lib/ddp/node/x.py",
     "payload/requirements.txt",
     "payload/ddptrain/__main__.py",
 }

@@ -16,7 +16,7 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, config, distributed, engine, model, planning, reader, sampler, shards, train
+from ddptrain import checkpoint, config, distributed, engine, model, planning, reader, resume, sampler, shards, train
 
 STEPS = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--precision", "fp32", "--eval-rows", 16,
@@ -208,7 +208,7 @@ def test_only_an_improvement_is_the_best(
             save(self, step, ends_epoch=ends_epoch, is_best=is_best),
         ),
     )
-    assert training.run(0.0) == train.DONE
+    assert training.run(0.0) == resume.DONE
     assert bests == [1, 2, 5]
     assert (tmp_path / "best").readlink().name == "epoch-0005"
     assert (tmp_path / "latest").readlink().name == "epoch-0006"
@@ -218,7 +218,7 @@ def test_only_an_improvement_is_the_best(
 
 def test_the_last_epoch_may_be_short(build: collections.abc.Callable[..., train.Training], tmp_path: pathlib.Path):
     training = build(steps=7, epoch_steps=3)
-    assert training.run(0.0) == train.DONE
+    assert training.run(0.0) == resume.DONE
     assert list(conftest.val_losses(tmp_path)) == [3, 6, 7]
     assert checkpoint.verify(tmp_path / "epoch-0003").step == 7
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

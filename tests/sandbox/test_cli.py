@@ -292,7 +292,7 @@ def test_a_deployments_seed_is_given_or_drawn_kept_and_logged(
         return store.load().seed
 
     drawn = deploy("--once")
-    assert settled.pop() == {"rounds": 0}
+    assert settled.pop() == {"once": True}
     assert deploy() == drawn
     assert deploy("--seed", "7") == deploy() == 7
     assert deploy(env={"SLURM_DDP_SEED": "8"}) == 8
@@ -313,8 +313,38 @@ def test_once_sends_no_update_status(prompt: Prompt):
     unit = Engine.model.units["server/0"]
     unit.status, unit.started = Status(name="waiting"), True
     engine: typing.Any = Engine()
-    cli._Session(prompt.store).settle(engine, rounds=0)  # would fail on a change to the model
+    cli._Session(prompt.store).settle(engine, once=True)  # would fail on a change to the model
     assert not engine.update_status
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "config server port=81",
+        "integrate server:api agent:api",
+        "remove-relation server:api client:api",
+        "add-unit client",
+        "remove-unit client/0",
+        "remove-application client",
+        "update-status server/0",
+    ],
+)
+def test_commands_that_change_the_model_can_do_without_update_status(
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, words: str, *, once: bool
+):
+    """Each changes the model first; then it works off what follows, without update-status where `--once` is given."""
+    seen: list[tuple[bool, list[str]]] = []
+
+    def settle(_: object, engine: cli.Engine, *, once: bool) -> None:
+        waiting = [event.label for unit in engine.model.units.values() for event in unit.events]
+        seen.append((once, waiting))
+
+    monkeypatch.setattr(cli._Session, "settle", settle)
+    prompt.ok(*words.split(), *(["--once"] if once else []))
+    ((given, waiting),) = seen
+    assert given == once
+    assert waiting, "what the command asks for"
 
 
 def test_destroy_ends_a_model_whatever_wrote_it(prompt: Prompt, monkeypatch: pytest.MonkeyPatch):

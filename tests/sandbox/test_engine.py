@@ -5,6 +5,7 @@ A host here is a folder: its agent runs as a process on this machine instead of 
 
 import collections.abc
 import pathlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -87,7 +88,7 @@ class FolderHost:
     def __init__(self, hosts: "FolderHosts", name: str) -> None:
         self.name = name
         self.address = f"10.0.0.{list(hosts.made).index(name) + 2 if name in hosts.made else len(hosts.made) + 2}"
-        self.folder = hosts.folder / name
+        self.root = hosts.folder / name
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def is_running(self) -> bool:
@@ -95,7 +96,7 @@ class FolderHost:
 
     def popen(self, argv: list[str], **options: typing.Any) -> subprocess.Popen[bytes]:
         assert argv[1].endswith("agent.py")
-        agents = str(self.folder / "agents")
+        agents = str(self.root / "var/lib/juju/agents")
         code = f"import pathlib, sandbox.guest.agent as a; a.AGENTS = pathlib.Path({agents!r}); a.main()"
         process = typing.cast("subprocess.Popen[bytes]", subprocess.Popen([sys.executable, "-c", code], **options))
         self.agents.append(process)
@@ -106,6 +107,7 @@ class FolderHost:
             subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
             process.wait(timeout)
         self.agents.clear()
+        shutil.rmtree(self.root / "var/lib/sandbox", ignore_errors=True)  # as systemd-tmpfiles does
 
 
 class FolderHosts:

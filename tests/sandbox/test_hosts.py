@@ -14,7 +14,7 @@ import typing
 
 import pytest
 
-from sandbox import hosts, image, network
+from sandbox import hosts, image, juju_exec, network
 from sandbox.guest import mock_gpus
 from slurm_ddp.run import CommandError, Completed, run
 
@@ -165,6 +165,29 @@ def test_a_hook_that_was_woken_is_woken_again(model: hosts.Hosts):
     host.run([*python, f"{code}wake.run(*wake.command('client/0', charm))"], env=env)  # as the mount keeper does
     assert eventually(lambda: len(output(host, "cat /root/woken").splitlines()) == 5)
     model.destroy_host("woken")
+
+
+@needs_root
+def test_juju_exec_of_a_host_waits_for_its_answer_and_a_reboot_forgets_it(model: hosts.Hosts):
+    host = model.create("execs", binds={juju_exec.PATH: str(juju_exec.PROGRAM)}, progress=said)
+    juju_exec.prepare(host.root)
+    charm = "/var/lib/juju/agents/unit-client-0/charm"
+    output(host, f"mkdir -p {charm}")
+    argv = [juju_exec.PATH, "client/0", f"JUJU_DISPATCH_PATH=hooks/update-status {charm}/dispatch"]
+    refused = host.run([juju_exec.PATH, "other/0", *argv[2:]], check=False)
+    assert (refused.returncode, refused.stderr) == (1, 'ERROR unit "other/0" not found on this machine\n')
+    process = host.popen(argv, stderr=subprocess.PIPE, text=True)
+    assert eventually(lambda: list(juju_exec.pending(host.root).values()) == ["client/0"])
+    (request,) = juju_exec.pending(host.root)
+    juju_exec.answer(host.root, request, 3, "as asked\n")
+    assert (process.communicate(timeout=LONG_S)[1], process.returncode) == ("as asked\n", 3)
+    assert output(host, "ls -A /var/lib/sandbox/juju-exec") == ""
+    host.run(["/usr/bin/systemd-run", "--quiet", "--no-block", *argv])
+    assert eventually(lambda: len(juju_exec.pending(host.root)) == 1)
+    host.reboot()
+    assert juju_exec.pending(host.root) == {}
+    assert output(host, "ls -A /var/lib/sandbox/juju-exec") == ""
+    model.destroy_host("execs")
 
 
 @needs_root

@@ -157,6 +157,8 @@ def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
             (mountpoint / "checkpoint").write_bytes(b"weights" * 100000)
             (mountpoint / "checkpoint").rename(mountpoint / "done")
             assert (mountpoint / "done").read_bytes() == b"weights" * 100000
+            about = mountpoint.stat()  # juicefs from before 1.0 cannot change it unmounted: there, clients do
+            assert (about.st_uid, about.st_mode & 0o7777) == (0, 0o777 if case.is_old else 0o1777)
             look = mounts.probe(mountpoint, fstype="fuse.juicefs", writable=True)
             assert look, look.detail
             assert [path.name for path in mountpoint.glob(".trash/*/*")] == []  # of the probe, which removes for good
@@ -171,6 +173,46 @@ def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
     assert shown["clients"] == ("1" if case.is_old else "0")  # 0.14 leaves its session, which expires
     assert mine.hook().unit_status == out.unit_status
     assert mine.action("status")["uuid"] == shown["uuid"]
+
+
+def test_a_root_that_others_can_write_gets_the_sticky_bit_and_a_stricter_one_stays(
+    mine: proxies.Proxy, tmp_path: pathlib.Path
+):
+    def repairs() -> list[str]:
+        return [line for line in mine.logs if "others could replace" in line]
+
+    assert len(repairs()) == 1 and "/ had mode 0777" in repairs()[0] and "it has 1777 now" in repairs()[0]
+    for owner, mode, wanted in ((0, 0o777, 0o1777), (4242, 0o2775, 0o3775), (0, 0o755, 0o755)):
+        with mounted(mine, tmp_path) as mountpoint:
+            (mountpoint / "a" / "b").mkdir(parents=True, exist_ok=True)  # which stay as they are
+            for path in (mountpoint / "a" / "b", mountpoint / "a", mountpoint):
+                path.chmod(mode)
+                os.chown(path, owner, owner)
+        (tmp_path / "mnt").rmdir()
+        before = len(repairs())
+        for _ in range(2):
+            assert isinstance(mine.hook().unit_status, testing.ActiveStatus)
+        assert len(repairs()) - before == (mode != wanted)
+        with mounted(mine, tmp_path) as mountpoint:
+            seen = [(path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o7777) for path in
+                    (mountpoint, mountpoint / "a", mountpoint / "a" / "b")]  # fmt: skip
+            assert seen == [(owner, owner, wanted), (owner, owner, mode), (owner, owner, mode)]
+        (tmp_path / "mnt").rmdir()
+
+
+def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(
+    mine: proxies.Proxy, program: pathlib.Path, tmp_path: pathlib.Path
+):
+    volume, secret = mine.offer
+    access = juicefs_access.of(volume, secret, juicefs.version(program), directory=tmp_path / "way")
+    access.ensure_files()
+    assert juicefs.ensure_sticky(program, access, "/team/data") == "/team/data was made with mode 1777"
+    assert juicefs.ensure_sticky(program, access, "/team/data") == ""
+    with mounted(mine, tmp_path) as mountpoint:
+        assert [(mountpoint / name).stat().st_mode & 0o7777 for name in ("team", "team/data")] == [0o755, 0o1777]
+        (mountpoint / "team").chmod(0o777)
+    assert "/team had mode 0777" in juicefs.ensure_sticky(program, access, "/team")
+    assert juicefs.ensure_sticky(program, access, "/team/data") == ""
 
 
 def test_a_wrong_password_is_told_and_nothing_is_formatted(

@@ -11,8 +11,9 @@ import checkout
 import jsonschema.exceptions
 import jsonschema.validators
 import pytest
-from host import Host
 from ops import testing
+
+from host import Host
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import checkout
 import pytest
-from host import Host
 from ops import testing
 
+from host import Host
 from slurm_ddp.interfaces import filesystem_info, mount_info
 
 PEERS = testing.PeerRelation("server-peers", interface="server_peers")

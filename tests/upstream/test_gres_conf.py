@@ -6,10 +6,10 @@ import importlib
 from typing import Any
 
 import pytest
-from host import Host
 from ops import testing
 
 import gres_conf
+from host import Host
 from slurm_ddp.interfaces import slurm_gres
 
 PEER = testing.PeerRelation(

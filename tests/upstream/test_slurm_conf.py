@@ -8,10 +8,11 @@ from typing import Any
 import checkout
 import pytest
 import rules
-from host import Host
 from ops import testing
 from test_docs import ANYWHERE, SOURCES, named, settings
 from test_gres_conf import PEER, STATE
+
+from host import Host
 
 DEFAULTS = {
     "cgroup-parameters": "",

@@ -130,6 +130,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         setting = juicefs_volume.ensure_formatted(self.program, volume, credentials, access, known=known)
         ledger.pin(uuid=setting.uuid, formatting=None)
         juicefs_volume.ensure_options(self.program, volume, access, setting)
+        juicefs_volume.ensure_sticky_root(self.program, volume, access)
         owned = ledger.ensure_secret(credentials)
         named = (str(owned[0].id), owned[1]) if owned is not None else None
         uri = juicefs_volume.published(volume, setting, self.program, named).uri()

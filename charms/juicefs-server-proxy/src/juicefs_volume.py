@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
 from volume_options import Format, Volume
+
+_log = logging.getLogger(__name__)
 
 PROGRAM_DIR = pathlib.Path("/usr/local/lib/slurm-ddp")
 CONFIG_DIR = pathlib.Path("/etc/slurm-ddp")
@@ -200,6 +203,18 @@ def ensure_options(
     except CommandError as e:
         raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
     return True
+
+
+def ensure_sticky_root(program: pathlib.Path, volume: Volume, access: juicefs_access.Access) -> None:
+    """Keep accounts from replacing what others have in the volume's root, where any can; what is done is logged.
+
+    Where it fails the volume is offered nevertheless: clients set the sticky bit too, on what they mount.
+    """
+    try:
+        if done := juicefs.ensure_sticky(program, access):
+            _log.warning("volume %s: %s", volume.name, done)
+    except juicefs.JuicefsError as e:
+        _log.info("volume %s: the mode of its root was not looked at, clients do when they mount: %s", volume.name, e)
 
 
 def published(

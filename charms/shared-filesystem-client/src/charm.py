@@ -10,6 +10,7 @@ import ops
 import pydantic
 
 import mount_actions
+import mount_keeper
 import mount_plans
 import mount_settings
 import mounter
@@ -70,7 +71,10 @@ class SharedFilesystemClientCharm(ops.CharmBase):
                     self.unit.status = ops.MaintenanceStatus(f"mounting {plan.source} at {plan.wish.mountpoint}")
                 if plan.version:
                     self.unit.set_workload_version(plan.version)
-                self._verdict = mount_plans.judge(plan, mounter.ensure(plan, unit=self.unit.name))
+                look = mounter.ensure(plan, unit=self.unit.name)
+                if look.was_open is not None:
+                    _log.warning("%s: %s", mountpoint, mount_keeper.made_sticky(look.was_open))
+                self._verdict = mount_plans.judge(plan, look)
         except TroubleError as e:
             self._verdict, tries_again = e.verdict, e.passes
         if self.model.get_relation("filesystem") is None:

@@ -1,14 +1,18 @@
 """Draws up the mount of a JuiceFS volume: one service in the foreground, whose program is of any version."""
 
 import dataclasses
+import logging
 import os
 import pathlib
 
 import mount_keeper
 import mount_tuning
 import mounter
-from slurm_ddp import juicefs, juicefs_access, mounts
+from slurm_ddp import files, juicefs, juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import CommandError
+
+_log = logging.getLogger(__name__)
 
 _FSTYPE = "fuse.juicefs"
 _SMOOTH = (1, 2, 0)  # from here on a supervisor holds the mount while the program behind it is exchanged
@@ -57,7 +61,7 @@ def plan(
         raise mounter.MounterError(
             f"juicefs {mine} cannot mount what {volume.version} made: attach the same program to both applications"
         )
-    subdir = f"/{volume.subdir.strip('/')}/{wish.subdirectory.strip('/')}".replace("//", "/").rstrip("/") or "/"
+    subdir = _subdir(wish, volume)
     if subdir != "/" and not juicefs.knows(version, "subdir"):
         raise mounter.MounterError("this juicefs mounts whole volumes only: attach a newer one for a subdirectory")
     access = juicefs_access.of(volume, secret, version, directory=mounter.ETC / wish.app)
@@ -96,7 +100,32 @@ def plan(
         version=mine,
         reloads=version >= _SMOOTH,
         port=tuning.metrics_port,
+        sticky=True,
+        remedy=f"chmod +t {wish.mountpoint}, as root where it is neither read-only nor root squashed",
     )
+
+
+def ensure_sticky_folders(wish: mounter.Wish, volume: fs.Juicefs, secret: fs.JuicefsSecret) -> None:
+    """Keep accounts from replacing the folder that is mounted, or one above it; what is done is logged.
+
+    The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
+    each folder, before it is first mounted. Where it fails the mount is made nevertheless, and it is tried again.
+    """
+    subdir, note = _subdir(wish, volume), mounter.STATE / wish.app / "sticky"
+    done = f"{volume.uuid} {subdir}\n"
+    if subdir == "/" or wish.read_only or (note.is_file() and note.read_text() == done):
+        return
+    program = program_path(wish.app)
+    try:
+        access = juicefs_access.of(volume, secret, juicefs.version(program), directory=mounter.ETC / wish.app)
+        access.ensure_files()
+        juicefs.check_reachable(volume.addresses())
+        for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
+            if said := juicefs.ensure_sticky(program, access, folder):
+                _log.warning("volume %s: %s", volume.name, said)
+        files.ensure_file(note, done)
+    except (juicefs.JuicefsError, CommandError) as e:
+        _log.info("volume %s: the modes of the folders on the way to %s are not known: %s", volume.name, subdir, e)
 
 
 def check(tuning: Tuning) -> None:
@@ -114,6 +143,11 @@ def check(tuning: Tuning) -> None:
         raise ValueError("cache-directories: a folder is named twice")
     if tuning.metrics_port and not 1024 <= tuning.metrics_port < 65536:
         raise ValueError("metrics-port: a port from 1024 to 65535, or 0 for the first free one from 9567 on")
+
+
+def _subdir(wish: mounter.Wish, volume: fs.Juicefs) -> str:
+    """Return the folder of the volume that is mounted."""
+    return f"/{volume.subdir.strip('/')}/{wish.subdirectory.strip('/')}".replace("//", "/").rstrip("/") or "/"
 
 
 def _command(

@@ -39,6 +39,7 @@ def plan(
     aliases: tuple[str, ...] = (),
     files: tuple[mounter.File, ...] = (),
     secrets: tuple[str, ...] = (),
+    remedy: str = "",
 ) -> mounter.Plan:
     """Return the plan for a mount unit.
 
@@ -67,6 +68,7 @@ def plan(
         packages=kind.packages,
         files=files,
         secrets=secrets,
+        remedy=remedy or f"chmod +t {wish.mountpoint}, as root where it is neither read-only nor root squashed",
     )
 
 

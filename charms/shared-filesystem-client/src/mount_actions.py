@@ -12,6 +12,7 @@ import typing
 import pydantic
 
 import juicefs_mount
+import mount_plans
 import mounter
 from slurm_ddp import apt, juicefs, mounts, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, run
@@ -95,6 +96,7 @@ def _status(plan: mounter.Plan, _: Status, _log: Log, _unit: str) -> Results:
         "restart-pending": "true" if mounter.pending(plan) else "false",
         "drained": "true" if seen.drained else "",
         "users": _named(users),
+        "warning": mount_plans.exposed(plan, look),
         "version": plan.version,
         "metrics": f"http://127.0.0.1:{plan.port}/metrics" if plan.port else "",
     }

@@ -95,6 +95,7 @@ class Watch:
     node: str = ""  # in Slurm
     drain: bool = False
     units: tuple[str, ...] = ()  # the Juju units that want the mount
+    sticky: bool = False  # whether the root's sticky bit is ours to set, where others can write it
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Watch":
@@ -268,11 +269,25 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
 
 def probe(watch: Watch, *, write: bool, deadline: float = _PROBE_S) -> mounts.Result:
     """Look at the mount. `deadline` is in seconds."""
-    look = mounts.probe(watch.mountpoint, fstype=watch.fstypes, source=watch.wanted, writable=write, deadline=deadline)
+    look = mounts.probe(
+        watch.mountpoint,
+        fstype=watch.fstypes,
+        source=watch.wanted,
+        writable=write,
+        sticky=watch.sticky,
+        deadline=deadline,
+    )
+    if look.was_open is not None:
+        print(f"{watch.mountpoint}: {made_sticky(look.was_open)}", flush=True)
     here = mounts.at(watch.mountpoint)
     if look and watch.writable and here and here[-1].read_only:
         return mounts.Result(mounts.State.WRONG, f"{watch.mountpoint} is mounted read-only")
     return look
+
+
+def made_sticky(mode: int) -> str:
+    """Return in words that a root with this mode got the sticky bit."""
+    return f"the root had mode {mode:04o}, so others could replace what is in it: it has {mode | 0o1000:04o} now"
 
 
 def remedy(

@@ -57,7 +57,10 @@ def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> mou
             changed = offer.fetch_program is not None and juicefs.ensure_program(program, offer.fetch_program())
             port = mounter.metrics_port(wish.app, config.metrics_port)
             tuning = dataclasses.replace(config.tuning, metrics_port=port)
-            return juicefs_mount.plan(wish, filesystem, secret, tuning, program_changed=changed)
+            plan = juicefs_mount.plan(wish, filesystem, secret, tuning, program_changed=changed)
+            if offer.fetch_program is not None:
+                juicefs_mount.ensure_sticky_folders(wish, filesystem, secret)
+            return plan
         case fs.Nfs():
             return nfs_mount.plan(wish, filesystem)
         case fs.Cephfs():
@@ -75,6 +78,7 @@ def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
         case mounts.State.RIGHT:
             text = f"{plan.source} is mounted at {plan.wish.mountpoint}"
             text += "; restart pending: a change waits until nobody uses it" if waits else ""
+            text += f"; {warning}" if (warning := exposed(plan, look)) else ""
             return Verdict(Level.ACTIVE, text)
         case mounts.State.WRONG if waits:
             return Verdict(Level.MAINTENANCE, f"{look.detail}; the change waits until nobody uses it")
@@ -95,6 +99,16 @@ def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
             return Verdict(Level.WAITING, text)
         case mounts.State.STALE | mounts.State.STACKED:
             return Verdict(Level.MAINTENANCE, f"{look.detail}; mounting it anew")
+
+
+def exposed(plan: mounter.Plan, look: mounts.Result) -> str:
+    """Return that others can replace what is in the filesystem's root, and what to type; nothing where they cannot.
+
+    It keeps nobody from using the mount: whose filesystem it is decides.
+    """
+    if look.open_mode is None:
+        return ""
+    return f"others can replace folders in it (mode {look.open_mode:04o}, no sticky bit): {plan.remedy}"
 
 
 def remove(app: str, *, unit: str) -> str:

@@ -101,6 +101,8 @@ class Plan:
     version: str = ""  # of the program
     reloads: bool = False  # the program can be exchanged under a running mount
     port: int = 0  # where the client tells its metrics
+    sticky: bool = False  # whether the sticky bit of its root is ours to set, where others can write it
+    remedy: str = ""  # what to type where they can
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -236,6 +238,7 @@ def probe(plan: Plan, *, deadline: float = _PROBE_S) -> mounts.Result:
         fstype=plan.fstypes,
         source=plan.sources,
         writable=not plan.wish.read_only,
+        sticky=plan.sticky,
         deadline=deadline,
     )
 
@@ -409,6 +412,7 @@ def _watch(plan: Plan, state: _State) -> None:
         node=_node() or "",
         drain=plan.wish.drain,
         units=state.users,
+        sticky=plan.sticky,
     )
     files.ensure_file(
         STATE / app / mount_keeper.WATCH, json.dumps(dataclasses.asdict(watch), indent=1) + "\n", mode=0o600

@@ -18,7 +18,15 @@ def plan(wish: mounter.Wish, export: fs.Nfs) -> mounter.Plan:
     options = mount_tuning.merge(mount_tuning.NFS, profile=wish.profile, given=wish.mount_options)
     if export.port is not None:
         options = {"port": str(export.port)} | options
-    source = f"{fs.join_address(export.host, None)}:{kernel_mount.below(export.path, wish.subdirectory)}"
+    path = kernel_mount.below(export.path, wish.subdirectory)
+    source = f"{fs.join_address(export.host, None)}:{path}"
     port = int(options.get("port", _PORT))
     servers = () if options["proto"].startswith("rdma") else (((export.host, port),),)
-    return kernel_mount.plan(wish, kind=kernel_mount.NFS, source=source, options=options, servers=servers)
+    return kernel_mount.plan(
+        wish,
+        kind=kernel_mount.NFS,
+        source=source,
+        options=options,
+        servers=servers,
+        remedy=f"chmod +t {path}, on {export.host}",
+    )

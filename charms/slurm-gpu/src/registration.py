@@ -41,6 +41,12 @@ _MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
 _DEVICE_WAIT_S = 60
+# Ends every slurmd in the unit's control group. Where this runs, the unit's own has not started yet.
+_END_LEFT_OVER = """\
+for s in TERM TERM TERM TERM TERM TERM TERM TERM KILL TERM; do \
+p=$(grep -ls :/system.slice/slurmd.service $(pgrep -x slurmd | sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
+test "$p" || break; \
+echo "slurmd" $p "of the former start holds the port: sending SIG$s"; kill -$s $p; sleep 0.5; done"""
 
 # Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
 # drain they come with stays after the cause is gone.
@@ -218,9 +224,10 @@ def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) 
 
 
 def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
-    """Register the node with `gres` if that is possible at once, else only write it down; drain nothing.
+    """Register the node with `gres` if that is possible at once, else leave it as it is; drain nothing.
 
-    For a charm that goes: there is no later event on which a drain would end.
+    For a charm that goes: there is no later event on which a drain would end. What slurmd is started with changes only
+    together with the controller's record: a slurmd that reports less than that has is refused, for good.
     """
     try:
         node = nodes.show(name)
@@ -228,9 +235,11 @@ def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
             found = Found.load()
             if found is not None and not is_anothers(node, found.reason):
                 put_back(node, found)
-            slurmd_options.ensure_gres(gres)
+            logger.warning("%s keeps Gres=%s and its lines: it cannot be registered anew now", name, node.gres or "")
         else:
             progress = _advance(options, name, gres, lines_live=True)
+            if progress.stage in {Stage.AWAITS_JOBS, Stage.RESERVED}:  # since `show`; the record is still there
+                slurmd_options.ensure_gres(options.gres)
             if progress.stage is not Stage.REGISTERED:
                 logger.warning("the GPUs of %s stay in Slurm: %s %s", name, progress.stage.value, progress.detail)
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
@@ -255,8 +264,13 @@ def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
     """Make slurmd wait at boot for its device files; return whether that changed. slurmd is not restarted.
 
     One that waits already follows the list, so that it starts as soon as a missing card is known to be lost.
+
+    Each start ends what a former one left: a restart while slurmd reconfigures, which takes some 0.05 s on each node at
+    each `scontrol reconfigure`, stops the process that hands over, and not the one that takes over, since the unit has
+    KillMode=process. That one keeps the port, and no slurmd of the unit would start any more. Seen on 24.11.5.
     """
     changed = files.ensure_file(_devices(), "".join(f"{file}\n" for file in device_files))
+    left_over = _END_LEFT_OVER.replace("$", "$$")  # for systemd
     present = f"! test -e {_devices()} || xargs -ra {_devices()} ls >/dev/null 2>&1"
     text = f"""# Written by the slurm-gpu charm.
 [Unit]
@@ -268,6 +282,7 @@ After=nvidia-persistenced.service nvidia-fabricmanager.service
 # itself.
 ExecStartPre=-/usr/bin/nvidia-modprobe -u -c0
 ExecStartPre=-/usr/bin/timeout {_DEVICE_WAIT_S} /bin/sh -c 'until {present}; do sleep 0.5; done'
+ExecStartPre=-/bin/sh -c '{left_over}'
 # Only there while the charm registers a node that must come back drained.
 EnvironmentFile=-{HELD_ENV}
 """

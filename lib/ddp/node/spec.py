@@ -35,7 +35,7 @@ class Environment:
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-    """One kind of network, as trainer_fabric describes it."""
+    """One kind of network, as ddp.submit.fabrics describes it."""
 
     name: str
     variables: tuple[tuple[str, str], ...]

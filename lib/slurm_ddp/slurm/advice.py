@@ -13,10 +13,11 @@ def slurm_conf(settings: collections.abc.Mapping[str, str]) -> str:
     option = "juju config slurmctld slurm-conf-parameters"
     names = "|".join(settings)
     lines = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())
-    return f"""{option}="$({option} | grep -viE '^ *({names}) *='; printf '%s\\n' {lines})\""""
+    return f"""{option}="$({option} | grep -viE '^[[:space:]]*({names})[[:space:]]*='; printf '%s\\n' {lines})\""""
 
 
 def partition_config(partition: str, name: str, value: str) -> str:
     """Return the command that sets this in a partition's one line, which slurmd's application gives its name."""
     option = f"juju config {shlex.quote(partition)} partition-config"
-    return f"""{option}="$({option} | sed -E 's/(^| +){name}=[^ ]*//Ig') {shlex.quote(f"{name}={value}")}\""""
+    earlier = f"(^|[[:space:]]+){name}=[^[:space:]]*"
+    return f"""{option}="$({option} | sed -E 's/{earlier}//Ig') {shlex.quote(f"{name}={value}")}\""""

@@ -168,12 +168,12 @@ def partitions() -> tuple[Partition, ...]:
     )
 
 
-def judge(script: str, *, user: str | None) -> str:
+def judge(script: str, *, user: str | None = None) -> str:
     """Return what `sbatch --test-only` says of a script's text; nothing is submitted or written. Raises SlurmError."""
     return _words(ask(_SBATCH, "--test-only", user=user, stdin=script, answer="stderr"))
 
 
-def submit(script: str, *, user: str | None) -> int:
+def submit(script: str, *, user: str | None = None) -> int:
     """Submit the script at this path as `user` and return the job's id. Raises SlurmError."""
     answer = ask(_SBATCH, "--parsable", script, user=user).strip()
     number = answer.split(";")[0]  # a federation adds the cluster's name
@@ -222,14 +222,16 @@ def element(array: int, task: int, *, user: str) -> Job | None:
     return next(iter(_accounted(f"{array}_{task}", user)), None)
 
 
-def jobs(*, user: str, name: str | None = None) -> tuple[Job, ...]:
-    """Return the jobs of `user` that the controller still knows, newest first. Raises SlurmError."""
+def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
+    """Return the jobs of `user`, or everybody's, that the controller still knows, newest first. Raises SlurmError."""
     chosen = () if name is None else ("-n", name)
-    found = _parse_queue(ask(_SQUEUE, "-h", "-a", "-t", "all", "-u", user, *chosen, "-O", _QUEUE_FORMAT))
-    return tuple(sorted((known for known in found if known.user == user), key=lambda known: -known.job_id))
+    whose = () if user is None else ("-u", user)
+    found = _parse_queue(ask(_SQUEUE, "-h", "-a", "-t", "all", *whose, *chosen, "-O", _QUEUE_FORMAT))
+    mine = (known for known in found if user in (None, known.user))
+    return tuple(sorted(mine, key=lambda known: -known.job_id))
 
 
-def cancel(*jobs: int | str, user: str | None) -> None:
+def cancel(*jobs: int | str, user: str | None = None) -> None:
     """Cancel jobs, arrays and tasks (`40_3`) with the rights of `user`, so that Slurm refuses other people's.
 
     In this order. Raises SlurmError.
@@ -237,12 +239,12 @@ def cancel(*jobs: int | str, user: str | None) -> None:
     ask(_SCANCEL, *map(str, jobs), user=user)
 
 
-def start_now(job_id: int, *, user: str | None) -> None:
+def start_now(job_id: int, *, user: str | None = None) -> None:
     """Let a waiting job start before its begin time, which Slurm sets when a job is queued again. Raises SlurmError."""
     ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now", user=user)
 
 
-def release(job_id: int, *, user: str | None) -> None:
+def release(job_id: int, *, user: str | None = None) -> None:
     """Release a held job; Slurm refuses one that an administrator holds. Raises SlurmError."""
     ask(_SCONTROL, "release", str(job_id), user=user)
 
@@ -255,13 +257,13 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
     return names
 
 
-def run_step(*argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float) -> str:
+def run_step(*argv: str, options: collections.abc.Sequence[str], timeout_s: float, user: str | None = None) -> str:
     """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
     return ask(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s)
 
 
 def run_everywhere(
-    *argv: str, options: collections.abc.Sequence[str], user: str | None, timeout_s: float
+    *argv: str, options: collections.abc.Sequence[str], timeout_s: float, user: str | None = None
 ) -> tuple[str, str]:
     """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
 

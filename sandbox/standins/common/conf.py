@@ -24,6 +24,18 @@ _model: typing.Any = importlib.import_module("slurmutils.core.base")
 _model.validate = _validate
 
 
+class OptionsRefused(Exception):
+    """Options that upstream refuses.
+
+    Attributes:
+        reasons: option -> why.
+    """
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__("; ".join(f"{option}: {reason}" for option, reason in reasons.items()))
+        self.reasons = reasons
+
+
 class Editor(typing.Protocol[M]):
     """What slurmutils' editors have in common."""
 

@@ -1,6 +1,5 @@
 """What the trainer's tests stand on: a workspace in a temporary folder, a double of Slurm, and a double of pip."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -12,17 +11,19 @@ import typing
 import pytest
 from cluster import Cluster
 
-import trainer_child
-import trainer_claims
-import trainer_environment
-import trainer_jobs
-import trainer_status
-import trainer_workspace
+import host as host_module
+import program
+from ddp import config, service
+from ddp.base import Log, Settings
+from ddp.environment import environments
+from ddp.runs import control
+from ddp.submit import checks
+from ddp.workspace import locks
 from slurm_ddp import mounts, run
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import access, jobs, nodes
-from trainer_base import Settings
 
+Json = dict[str, typing.Any]
 PAYLOAD = pathlib.Path(__file__).parents[3] / "payload"
 USER = pwd.getpwuid(os.geteuid()).pw_name
 ZSTD = """#!/bin/sh
@@ -52,7 +53,6 @@ class Pip:
         self,
         *argv: str | pathlib.Path,
         timeout: float,
-        user: str | None = None,
         cwd: str | None = None,
         env: dict[str, str] | None = None,
     ) -> Completed:
@@ -92,8 +92,9 @@ class Pip:
 @pytest.fixture(autouse=True)
 def claims(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Let actions claim names in a folder of the test's."""
-    monkeypatch.setattr(trainer_claims, "FOLDER", tmp_path / "claims")
-    monkeypatch.setattr(trainer_claims, "POLL_S", 0.01)
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
+    monkeypatch.setattr(checks, "_listing", None)
+    monkeypatch.setattr(locks, "POLL_S", 0.01)
 
 
 @pytest.fixture
@@ -132,32 +133,32 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(nodes, "run", double.run)
     monkeypatch.setattr(access, "run", double.run)
     monkeypatch.setattr(jobs, "is_installed", lambda: True)
-    monkeypatch.setattr(trainer_jobs, "pause", lambda _: None)
+    monkeypatch.setattr(control, "pause", lambda _: None)
     return double
 
 
 @pytest.fixture
-def nearby(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do in this process what the trainer does in children, to save their starts; test_workspace starts them."""
+def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
+    """Do in this process what the charm has the program do as the submit user; test_program starts it."""
 
-    def run_child(*argv: str, stdin: str, user: str | None, cwd: str, timeout: float) -> Completed:
-        assert argv == trainer_workspace.command()
-        assert cwd == "/"
-        assert timeout > 0
-        assert user in (None, USER)
-        answer = trainer_child.answer(json.loads(stdin))
-        return Completed(0, json.dumps(answer), "")
+    def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> program.Answer:
+        assert user == USER
+        said = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
+        return program.Answer(said["results"], said.get("error", ""))
 
-    monkeypatch.setattr(trainer_workspace, "run", run_child)
-    monkeypatch.setattr(trainer_workspace, "session", contextlib.nullcontext)
+    monkeypatch.setattr(program, "ask", ask)
+    monkeypatch.setattr(program, "install", lambda _: False)
+    monkeypatch.setattr(program, "configure", lambda _: None)
+    monkeypatch.setattr(program, "remove", lambda: None)
+    monkeypatch.setattr(config, "payload", lambda: charm_dir / "payload")
 
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     """Replace what makes an environment; the archive is stored for real, uncompressed."""
     double = Pip()
-    monkeypatch.setattr(trainer_environment, "run", double.run)
-    monkeypatch.setattr(trainer_environment, "STAGING", tmp_path / "staging" / "payload")
+    monkeypatch.setattr(environments, "run", double.run)
+    monkeypatch.setattr(host_module, "WHEELHOUSE", tmp_path / "attached" / "wheelhouse")
     monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -190,11 +191,9 @@ def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, nearby: None)
         about["installed"] = names
         return False
 
-    monkeypatch.setattr(trainer_status, "account", pwd.getpwnam)  # the tests' own account may be root's
-    monkeypatch.setattr(trainer_status.apt, "ensure_packages", ensure_packages)
-    monkeypatch.setattr(
-        trainer_status.apt, "installed", lambda *names: {n: "1" for n in names if n in about["packages"]}
-    )
-    monkeypatch.setattr(trainer_status.mounts, "find", find)
-    monkeypatch.setattr(trainer_status.mounts, "probe", lambda *_, **__: about["probe"])
+    monkeypatch.setattr(host_module, "account", pwd.getpwnam)  # the tests' own account may be root's
+    monkeypatch.setattr(host_module.apt, "ensure_packages", ensure_packages)
+    monkeypatch.setattr(host_module.apt, "installed", lambda *names: {n: "1" for n in names if n in about["packages"]})
+    monkeypatch.setattr(host_module.mounts, "find", find)
+    monkeypatch.setattr(host_module.mounts, "probe", lambda *_, **__: about["probe"])
     return about

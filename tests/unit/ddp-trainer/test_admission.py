@@ -11,10 +11,9 @@ from test_charm import Trainer
 from test_doctor import answering, facts, healthy  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
 from test_plan import node, partition, refusal, training
 
-import trainer_doctor
-import trainer_doctor_facts
+from ddp.base import Settings
+from ddp.doctor import examine, node_facts
 from slurm_ddp.slurm import access
-from trainer_base import Settings
 
 ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
 RESERVATION = (
@@ -213,9 +212,9 @@ def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, clus
     assert pip.calls
 
 
-def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: trainer_doctor_facts.Facts):  # noqa: F811
-    def told(known: access.Accounting | None) -> list[trainer_doctor_facts.Finding]:
-        found = trainer_doctor.judge(settings, dataclasses.replace(facts, accounting=known))
+def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):  # noqa: F811
+    def told(known: access.Accounting | None) -> list[node_facts.Finding]:
+        found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 
     mine = (access.Association("physics", "", frozenset({"normal"})),)

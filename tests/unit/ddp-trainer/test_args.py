@@ -2,25 +2,18 @@
 
 import collections.abc
 import dataclasses
-import pathlib
 
 import pytest
 from conftest import PAYLOAD
 
-import trainer_args
-import trainer_environment
+from ddp.base import ParameterError, Settings, TrainerError
+from ddp.submit import precheck
 from slurm_ddp.run import CommandTimeout
-from trainer_base import ParameterError, Settings, TrainerError
-
-
-@pytest.fixture(autouse=True)
-def staging(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_environment, "STAGING", tmp_path / "staging" / "payload")
 
 
 def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str, object], kind: str = "gpt") -> str:
     with pytest.raises(ParameterError) as caught:
-        trainer_args.check(settings, kind, "night", args, choices)
+        precheck.check(settings, kind, "night", args.split(), choices)
     return str(caught.value)
 
 
@@ -48,23 +41,23 @@ def test_the_smoke_test_has_options_of_its_own(settings: Settings):
     assert refused(settings, "--classes 1", kind="smoke") == "args: --classes 1: must be at least 2"
     assert refused(settings, "--layers 1", kind="smoke").startswith("args: unrecognized arguments: --layers 1")
     assert refused(settings, "--run-dir /x", kind="smoke").startswith("args: --run-dir is given")
-    assert trainer_args.check(settings, "smoke", "night", "--epochs 1", ()) == ["args: the payload takes them"]
+    assert precheck.check(settings, "smoke", "night", "--epochs 1".split(), ()) == ["args: the payload takes them"]
 
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     good, bad = {"lr": 0.1, "compile": False}, {"lr": -1}
-    told = trainer_args.check(settings, "gpt", "night", "--steps 3", (good, good))
+    told = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
     assert told == ["args: the payload takes them, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
     assert refused(settings, "--bogus", good).startswith("args: unrecognized"), "not the fault of the run's options"
-    told = trainer_args.check(settings, "gpt", "night", "--epochs 3", ({"local-files-only": True},))
+    told = precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"local-files-only": True},))
     assert told, "an option may stand in either"
 
 
 def test_nothing_is_asked_where_nothing_is_given(settings: Settings, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trainer_args, "run", None)
-    assert trainer_args.check(settings, "gpt", "night", "", ()) == []
-    assert trainer_args.check(settings, "script", "night", "--whatever it takes", ({"lr": 1},)) == []
+    monkeypatch.setattr(precheck, "run", None)
+    assert precheck.check(settings, "gpt", "night", "".split(), ()) == []
+    assert precheck.check(settings, "script", "night", "--whatever it takes".split(), ({"lr": 1},)) == []
 
 
 def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
@@ -78,18 +71,18 @@ def test_a_file_that_hangs_is_told(settings: Settings, monkeypatch: pytest.Monke
     def hang(*_: object, **__: object) -> None:
         raise CommandTimeout("python3: no answer within 30 s")
 
-    monkeypatch.setattr(trainer_args, "run", hang)
+    monkeypatch.setattr(precheck, "run", hang)
     with pytest.raises(TrainerError, match=r"^args: python3: no answer within 30 s; is the filesystem's server up\?"):
-        trainer_args.check(settings, "gpt", "night", "--config /mnt/shared/x.toml", ())
+        precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
 
 
 def test_a_payload_that_cannot_look_is_told(settings: Settings):
     (settings.payload / "ddptrain" / "precheck.py").write_text("raise SystemExit('broken')\n")
     with pytest.raises(TrainerError, match=r"^args: the payload could not look at them: python3 exited 1: broken$"):
-        trainer_args.check(settings, "gpt", "night", "--steps 3", ())
+        precheck.check(settings, "gpt", "night", "--steps 3".split(), ())
 
 
 def test_the_payload_of_the_charm_is_asked(settings: Settings):
     real = dataclasses.replace(settings, payload=PAYLOAD)
-    assert trainer_args.check(real, "gpt", "night", "--steps 3 --model gpt2", ())
+    assert precheck.check(real, "gpt", "night", "--steps 3 --model gpt2".split(), ())
     assert "choose from" in refused(real, "--model gpt9")

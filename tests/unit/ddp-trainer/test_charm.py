@@ -16,17 +16,15 @@ from ops import testing
 from test_params import NASTY, ROAMING, TEXTS
 
 import charm
-import trainer_actions
-import trainer_base
-import trainer_curve
-import trainer_jobs
-import trainer_params
-import trainer_status
-import trainer_workspace
+import host as host_module
+from ddp import base, readiness, verbs
+from ddp.base import Ahead
+from ddp.options import fields
+from ddp.runs import control, drawing
+from ddp.workspace import folders, operations
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import jobs, nodes
-from trainer_base import Ahead
 
 SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
 META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
@@ -111,7 +109,8 @@ def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
     return folder
 
 
-CURVE = trainer_curve.draw([(16, 0.5)])  # of what write_result leaves
+ACCOUNT = host_module.account  # the fixture `host` lets the tests run as root
+CURVE = drawing.draw([(16, 0.5)])  # of what write_result leaves
 
 
 def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
@@ -249,6 +248,27 @@ def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host:
     assert trainer.fails("submit-ddp") == line
 
 
+def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Trainer, cluster: Cluster):
+    ready.event("install")
+    ready.workspace.chmod(0o777)
+    said = (
+        f"{ready.workspace} has mode 0777 without the sticky bit, so any account can replace what is in it: "
+        f"chmod +t {ready.workspace}"
+    )
+    before, asked = ready.files(), len(cluster.changes)
+    assert ready.event("update_status").unit_status == testing.BlockedStatus(said)
+    for action, params in (
+        ("submit-ddp", {}), ("submit-ddp", {"dry_run": True}), ("prepare-dataset", {"name": "x"}),
+        ("install-environment", {"force": True}), ("benchmark-collectives", {}),
+    ):  # fmt: skip
+        assert ready.fails(action, **params) == said
+    assert (ready.files(), len(cluster.changes)) == (before, asked)
+    assert ready.run("list-runs")  # what only looks goes on
+    ready.workspace.chmod(0o1777)
+    assert ready.event("update_status").unit_status.name == "active"
+    ready.run("submit-ddp", dry_run=True)
+
+
 def test_packages_that_cannot_be_installed_block(trainer: Trainer, host: dict[str, object]):
     host["apt"], host["packages"] = CommandError("apt-get exited 100: E: Unable to fetch some archives"), set[str]()
     line = "cannot install python3-venv zstd: apt-get exited 100: E: Unable to fetch some archives"
@@ -301,20 +321,23 @@ def test_an_option_that_cannot_be_blocks_and_names_itself(trainer: Trainer, opti
 def test_an_account_that_cannot_run_jobs_blocks(
     trainer: Trainer, user: str, line: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainer_status, "account", trainer_base.account)
+    monkeypatch.setattr(host_module, "account", ACCOUNT)
     trainer.config["submit-user"] = user
     assert trainer.event("config_changed").unit_status == testing.BlockedStatus(line)
 
 
 def test_a_folder_of_somebody_else_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
-    trainer.event("install")
+    def denied(*_: object) -> None:
+        raise PermissionError(1, "/mnt/shared/runs belongs to uid 33")
 
-    def denied(*_: object, **__: object) -> None:
-        raise trainer_status.trainer_workspace.WorkspaceError("ubuntu cannot write /mnt/shared/runs: x; chown ubuntu")
-
-    monkeypatch.setattr(trainer_status.trainer_workspace, "ensure_folders", denied)
+    monkeypatch.setattr(operations, "make_folders", lambda **_: {"denied": ["runs"]})
+    monkeypatch.setattr(host_module, "hand_over", denied)
     out = trainer.event("update_status")
-    assert out.unit_status == testing.BlockedStatus("ubuntu cannot write /mnt/shared/runs: x; chown ubuntu")
+    place = trainer.workspace / "runs"
+    assert out.unit_status == testing.BlockedStatus(
+        f"{USER} cannot write {place}: /mnt/shared/runs belongs to uid 33; "
+        f"as root, on the filesystem's server or here: chown {USER} {place}"
+    )
 
 
 # -- submit-ddp --------------------------------------------------------------------------------------------------------
@@ -383,7 +406,7 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
         return mounts.Result(mounts.State.HUNG, f"the nodes are {'' if seen else 'not '}being listed")
 
     monkeypatch.setattr(nodes, "run", run)
-    monkeypatch.setattr(trainer_status.mounts, "probe", probe)
+    monkeypatch.setattr(readiness.mounts, "probe", probe)
     wanted = {"name": "web", "source": "python-stdlib", "job-id": 5, "runs": "a,b", "run": "a", "grid": "seed=1,2"}
     known = META["actions"][action].get("params", {})
     told = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
@@ -419,15 +442,15 @@ def test_what_is_in_the_workspace_belongs_to_the_submit_user(ready: Trainer):
 
 
 def test_two_runs_in_one_second_have_two_names(ready: Trainer, monkeypatch: pytest.MonkeyPatch):
-    now = trainer_jobs.now()
-    monkeypatch.setattr(trainer_jobs, "now", lambda: now)
+    now = control.now()
+    monkeypatch.setattr(control, "now", lambda: now)
     first, second = (ready.run("submit-ddp", workload="smoke")["run"] for _ in range(2))
     assert second == f"{first}-2"
 
 
 def test_a_name_is_not_looked_for_without_end(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    now = trainer_jobs.now()
-    monkeypatch.setattr(trainer_jobs, "now", lambda: now)
+    now = control.now()
+    monkeypatch.setattr(control, "now", lambda: now)
     stem = f"smoke-{now:%Y%m%d-%H%M%S}"
     runs = ready.workspace / "runs"
     for name in (stem, *(f"{stem}-{number}" for number in range(2, 100))):
@@ -459,6 +482,15 @@ def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
     assert cluster.job(40).commands() == [f"{script} --lr 3e-4 a=b"]
     assert ("FOO", "bar") in job.variables
     assert not job.leaves_outcome, "such a script need not leave an outcome"
+
+
+def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Cluster):
+    """It imports ddptrain.resume."""
+    script = ready.workspace / "train.py"
+    script.write_text("print('x')\n")
+    ready.run("submit-ddp", workload=str(script), container_image="hf/pytorch:1", nodes=1)
+    (payload,) = (ready.workspace / "environments").glob("payload-*")
+    assert f"export CONTAINER=hf/pytorch:1 PAYLOAD={payload}\n" in cluster.job(40).text
 
 
 def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):
@@ -525,7 +557,7 @@ def test_slurm_being_away_for_a_while_is_survived(ready: Trainer, cluster: Clust
 
 
 def test_slurm_staying_away_ends_the_wait(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trainer_jobs, "_SILENCE_S", -1.0)
+    monkeypatch.setattr(control, "_SILENCE_S", -1.0)
 
     def vanish(_: Job) -> None:
         cluster.silent = 1000
@@ -574,9 +606,9 @@ def test_a_failed_job_shows_the_first_failing_ranks_last_lines(ready: Trainer, c
         log.write_text(
             "noise\n" * 100 + "Traceback (most recent call last):\n  File x\n    y\nRuntimeError: \x1b[31mboom\n"
         )
-        control = job.script.parent / "control"
-        (control / "40.hosts").write_text("slurmd-7 slurmd-1\n")
-        (control / "40.failures").write_text("2026-11-20T22:13:39Z\t40.r0\tprogram\tslurmd-1\tRuntimeError: boom\nhalf")
+        notes = job.script.parent / "control"
+        (notes / "40.hosts").write_text("slurmd-7 slurmd-1\n")
+        (notes / "40.failures").write_text("2026-11-20T22:13:39Z\t40.r0\tprogram\tslurmd-1\tRuntimeError: boom\nhalf")
 
     cluster.submitted, cluster.states = crash, [("RUNNING", 0), ("FAILED", 1 << 8)]
     line = ready.fails("submit-ddp", workload="smoke", wait=True)
@@ -611,7 +643,7 @@ def test_the_wait_ends_at_its_limit_and_the_job_goes_on(
 ):
     cluster.states = [("RUNNING", 0)]
     clock = iter(range(0, 10000, 5))
-    monkeypatch.setattr(trainer_jobs.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(control.time, "monotonic", lambda: next(clock))
     assert ready.fails("submit-ddp", workload="smoke", wait=True, wait_timeout=60) == (
         "no end after 60 s: job 40 RUNNING; it goes on, see: juju run trainer/0 job-log job-id=40"
     )
@@ -702,8 +734,8 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
 
 def test_what_the_submit_user_cannot_read_is_told(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     path = f"{ready.workspace}/train.py"
-    sealed = trainer_workspace.Place("file", path, is_inside=True, is_readable=False)
-    monkeypatch.setattr(trainer_workspace, "locate", lambda *_: sealed)
+    sealed = folders.Place("file", path, is_inside=True, is_readable=False)
+    monkeypatch.setattr(folders, "locate", lambda *_: sealed)
     assert ready.fails("submit-ddp", workload=path) == (
         f"workload: {path} cannot be read by {USER}; as root: chown -R {USER}: {path}"
     )
@@ -805,8 +837,8 @@ def test_no_path_leads_out_of_the_workspace(ready: Trainer, cluster: Cluster):
             if name == "file":
                 given.pop("grid")
             try:
-                trainer_params.parse(trainer_actions.ACTIONS[action].params, given)
-            except trainer_base.ParameterError:
+                fields.parse(verbs.ACTIONS[action].params, given)
+            except base.ParameterError:
                 continue
             if name == "args":  # words for the job, which has its user's rights
                 continue
@@ -907,14 +939,14 @@ def test_a_jobs_name_is_shown_harmlessly(ready: Trainer, cluster: Cluster):
 def test_a_job_is_shown_from_its_submission_to_its_result(ready: Trainer, cluster: Cluster):
     folder = ready.workspace / "runs" / "a"
     paths = {"run-dir": str(folder), "log": str(folder / "logs" / "40.out"), "script": str(folder / "job.sbatch")}
-    base = {"job-id": "40", "run": "a", **paths}
+    told = {"job-id": "40", "run": "a", **paths}
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", workload="smoke", run="a")
-    assert ready.run("show-job") == {**base, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
+    assert ready.run("show-job") == {**told, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
     cluster.jobs[0].states = [("RUNNING", 0)]
     (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
     running = {"state": "RUNNING", "elapsed": "0:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
-    assert ready.run("show-job", job_id=40) == {**base, **running}
+    assert ready.run("show-job", job_id=40) == {**told, **running}
     cluster.jobs[0].states = [("COMPLETED", 0)]
     write_result(cluster.jobs[0])
     shown = ready.run("show-job", run="a")
@@ -994,7 +1026,7 @@ def test_a_log_is_followed_to_the_jobs_end(ready: Trainer, cluster: Cluster, mon
         with log.open("a") as file:
             file.write(next(pieces))
 
-    monkeypatch.setattr(trainer_jobs, "pause", pause)
+    monkeypatch.setattr(control, "pause", pause)
     results = ready.run("job-log", run="first", follow=True, lines=2)
     assert ready.log[1:] == ["job 40 PENDING (Resources)", "one", "two", "three ?[2J", "last"]
     assert "juju cancel-task" in ready.log[0]
@@ -1006,7 +1038,7 @@ def test_a_log_is_followed_only_so_long(ready: Trainer, cluster: Cluster, monkey
     cluster.jobs[0].states = [("RUNNING", 0)]
     (cluster.jobs[0].script.parent / "logs" / "40.out").write_text("one\n")
     clock = iter(range(0, 10000, 30))
-    monkeypatch.setattr(trainer_jobs.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(control.time, "monotonic", lambda: float(next(clock)))
     assert ready.run("job-log", run="first", follow=True)["text"] == "one"
     assert [line for line in ready.log if "juju cancel-task" not in line] == ["one"]
 
@@ -1101,7 +1133,7 @@ def test_a_held_job_is_released_whatever_slurm_calls_the_reason(
 def test_a_job_that_stays_held_is_an_error(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     ready.run("submit-ddp", run="first")
     cluster.jobs[0].states, cluster.jobs[0].held = [("PENDING", 0)], True
-    monkeypatch.setattr(trainer_jobs.jobs, "release", lambda *_, **__: None)
+    monkeypatch.setattr(control.jobs, "release", lambda *_, **__: None)
     assert ready.fails("resume-now") == ("job 40 is still held (Resources); as an administrator: scontrol release 40")
 
 
@@ -1122,7 +1154,7 @@ def test_a_job_is_let_go_only_when_its_end_is_over_on_the_nodes(
     ready.run("submit-ddp", run="first")
     cluster.jobs[0].states, cluster.jobs[0].restarts = [("PENDING", 0)], 1
     paused: list[tuple[float, int]] = []
-    monkeypatch.setattr(trainer_jobs, "pause", lambda seconds: paused.append((seconds, len(cluster.changes))))
+    monkeypatch.setattr(control, "pause", lambda seconds: paused.append((seconds, len(cluster.changes))))
     ready.run("resume-now")
     assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm is told"
     cluster.jobs[0].restarts = 0

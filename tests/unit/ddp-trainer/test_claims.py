@@ -12,8 +12,8 @@ from conftest import Pip
 from ops import testing
 from test_charm import META, Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
-import trainer_jobs
-from trainer_claims import Claims
+from ddp.runs import control
+from ddp.workspace.locks import Claims
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_two_of_one_second_have_names_of_their_own(
     other: Claims,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    now = trainer_jobs.now()
-    monkeypatch.setattr(trainer_jobs, "now", lambda: now)
+    now = control.now()
+    monkeypatch.setattr(control, "now", lambda: now)
     stamp = f"smoke-{now:%Y%m%d-%H%M%S}"
     assert other.take(stamp)
     assert ready.run("submit-ddp", workload="smoke")["run"] == f"{stamp}-2"
@@ -78,7 +78,7 @@ def test_a_run_is_free_while_its_submitter_waits(
         free.append(other.take("first"))
         other.drop("first")
 
-    monkeypatch.setattr(trainer_jobs, "pause", pause)
+    monkeypatch.setattr(control, "pause", pause)
     ready.run("submit-ddp", run="first", wait=True)
     assert free
     assert all(free)

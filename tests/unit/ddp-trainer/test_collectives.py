@@ -7,7 +7,7 @@ import pytest
 from cluster import Cluster, Job
 from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
-import trainer_forecast
+from ddp.measure import forecast
 
 Json = dict[str, typing.Any]
 TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 2 iters: 10 agg iters: 1 validation: 1 graph: 0
@@ -124,24 +124,24 @@ POINTS = [{"bytes": 1 << 20, "busbw": 1.0}, {"bytes": 4 << 20, "busbw": 4.0}]
 
 
 def test_bandwidth_is_read_between_the_measured_sizes():
-    assert trainer_forecast.busbw(2 << 20, POINTS) == pytest.approx(2.0)
-    assert trainer_forecast.busbw(1 << 30, POINTS) == 4.0
-    below = trainer_forecast.reduce_seconds(1 << 10, 2, POINTS)
-    assert below == pytest.approx(trainer_forecast.reduce_seconds(1 << 20, 2, POINTS)), "latency is what counts there"
-    assert trainer_forecast.reduce_seconds(4 << 20, 8, POINTS) == pytest.approx(2 * 7 / 8 * (4 << 20) / 4e9)
+    assert forecast.busbw(2 << 20, POINTS) == pytest.approx(2.0)
+    assert forecast.busbw(1 << 30, POINTS) == 4.0
+    below = forecast.reduce_seconds(1 << 10, 2, POINTS)
+    assert below == pytest.approx(forecast.reduce_seconds(1 << 20, 2, POINTS)), "latency is what counts there"
+    assert forecast.reduce_seconds(4 << 20, 8, POINTS) == pytest.approx(2 * 7 / 8 * (4 << 20) / 4e9)
 
 
 def test_communication_hides_behind_the_backward_pass_but_for_the_last_bucket():
     points = [{"bytes": 1 << 20, "busbw": 10.0}, {"bytes": 1 << 30, "busbw": 10.0}]
-    work = trainer_forecast.Work(25 << 20, 1000, 1, 1.0, 25 << 20)  # 100 MiB of gradients in 4 buckets
+    work = forecast.Work(25 << 20, 1000, 1, 1.0, 25 << 20)  # 100 MiB of gradients in 4 buckets
     comm = 2 * 3 / 4 * (100 << 20) / 10e9
-    hidden = trainer_forecast.predict(work, 1.0, 4, points, overlap=1.0)
+    hidden = forecast.predict(work, 1.0, 4, points, overlap=1.0)
     assert (hidden.buckets, hidden.comm_s) == (4, pytest.approx(comm))
     assert hidden.exposed_s == pytest.approx(comm / 4)
     assert hidden.efficiency == pytest.approx(1 / (1 + comm / 4))
-    slow = trainer_forecast.predict(work, comm / 2, 4, points, overlap=1.0)
+    slow = forecast.predict(work, comm / 2, 4, points, overlap=1.0)
     assert slow.exposed_s == pytest.approx(comm - 2 / 3 * comm / 2 * 3 / 4)
-    bare = trainer_forecast.predict(work, 1.0, 4, points, overlap=0.0)
+    bare = forecast.predict(work, 1.0, 4, points, overlap=0.0)
     assert bare.exposed_s == pytest.approx(comm)
     assert bare.efficiency == bare.worst_efficiency
 
@@ -258,11 +258,11 @@ def test_a_controller_that_falls_silent_while_the_gpus_type_is_asked_is_told(
 ):
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8"
-    rate = trainer_forecast._rate  # pyright: ignore[reportPrivateUsage]
+    rate = forecast._rate  # pyright: ignore[reportPrivateUsage]
 
     def falls_silent(*arguments: typing.Any) -> tuple[float, str]:
         cluster.silent = 1
         return rate(*arguments)
 
-    monkeypatch.setattr(trainer_forecast, "_rate", falls_silent)
+    monkeypatch.setattr(forecast, "_rate", falls_silent)
     assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith("Slurm: ")

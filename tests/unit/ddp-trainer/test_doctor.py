@@ -20,17 +20,13 @@ from conftest import Pip
 from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 from test_collectives import leave, measured
 
-import trainer_doctor
-import trainer_doctor_cluster
-import trainer_doctor_facts
-import trainer_doctor_report
-import trainer_fabric
-import trainer_probe
-import trainer_remedies
-import trainer_sample
+from ddp import remedies
+from ddp.base import Settings
+from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
+from ddp.measure import sampling
+from ddp.submit import fabrics
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import access, jobs
-from trainer_base import Settings
 
 Json = dict[str, typing.Any]
 NAMES = ("slurmd-0", "slurmd-1")
@@ -64,9 +60,9 @@ def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
 
 
 @pytest.fixture
-def facts(settings: Settings) -> trainer_doctor_facts.Facts:
+def facts(settings: Settings) -> node_facts.Facts:
     nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
-    return trainer_doctor_facts.Facts(
+    return node_facts.Facts(
         partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
         reports={name: healthy(name) for name in NAMES}, trouble="",
         config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
@@ -83,14 +79,20 @@ def change(report: Json, path: str, value: object) -> None:
     report[last] = value
 
 
-def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: trainer_doctor_facts.Facts):
-    (finding,) = trainer_doctor.judge(settings, facts)
+def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settings, facts: node_facts.Facts):
+    (finding,) = examine.judge(settings, facts)
     assert finding.level == "warning"
     assert "no environment is installed yet" in finding.text
     assert finding.remedy == "juju run trainer/0 install-environment"
-    told = trainer_doctor_report.report(settings, facts, [])
+    told = reporting.report(settings, facts, [])
     assert told["verdict"] == "a run can start"
     assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
+
+
+def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: node_facts.Facts):
+    said = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
+    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{said}: chmod +t /mnt/shared"))
+    assert found[0] == node_facts.Finding("error", "workspace", said, "chmod +t /mnt/shared")
 
 
 CASES = [
@@ -142,19 +144,17 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
 def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
-    settings: Settings, facts: trainer_doctor_facts.Facts, case: tuple[str, str, object, str]
+    settings: Settings, facts: node_facts.Facts, case: tuple[str, str, object, str]
 ):
     level, path, value, words = case
     change(facts.reports["slurmd-1"], path, value)
-    findings = trainer_doctor.judge(settings, facts)
+    findings = examine.judge(settings, facts)
     (found,) = [finding for finding in findings if words in finding.text]
     assert found.level == level
     if level != "note":
         assert found.remedy
-        assert (
-            trainer_doctor_report.report(settings, facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
-        )
-    assert trainer_doctor_report.report(settings, facts, findings)["verdict"].startswith(
+        assert reporting.report(settings, facts, findings)["nodes"].splitlines()[1].endswith(("ok", "warning"))
+    assert reporting.report(settings, facts, findings)["verdict"].startswith(
         "1 finding" if level == "error" else "a run can start"
     )
 
@@ -162,11 +162,9 @@ def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
 @pytest.mark.parametrize(
     ("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")]
 )  # fmt: skip
-def test_a_clock_that_is_off_is_told(
-    settings: Settings, facts: trainer_doctor_facts.Facts, offset: float, level: str | None
-):
+def test_a_clock_that_is_off_is_told(settings: Settings, facts: node_facts.Facts, offset: float, level: str | None):
     facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
-    found = [finding for finding in trainer_doctor.judge(settings, facts) if "clock" in finding.text]
+    found = [finding for finding in examine.judge(settings, facts) if "clock" in finding.text]
     assert [finding.level for finding in found] == ([level] if level else [])
 
 
@@ -191,11 +189,11 @@ CONFIGS = [
 
 @pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
 def test_what_slurms_configuration_means_is_told(
-    settings: Settings, facts: trainer_doctor_facts.Facts, case: tuple[str, str, str, str]
+    settings: Settings, facts: node_facts.Facts, case: tuple[str, str, str, str]
 ):
     name, value, level, words = case
     facts.config[name] = value
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if words in finding.text]
+    (found,) = [finding for finding in examine.judge(settings, facts) if words in finding.text]
     assert found.level == level
     assert "juju " in found.remedy
 
@@ -205,7 +203,7 @@ PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
 
 def test_slurms_settings_are_told_with_what_they_mean():
     config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
-    assert trainer_doctor_cluster.settings_in_words(config, PARTITION) == [
+    assert cluster_rules.settings_in_words(config, PARTITION) == [
         "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
         "JobRequeue=1: a job whose node is lost is queued again",
         "AuthInfo without cred_expire: a job that is queued again waits 120 s before it may start; resume-now ends that",
@@ -214,19 +212,18 @@ def test_slurms_settings_are_told_with_what_they_mean():
     ]
     more = {"JobRequeue": "0", "PreemptMode": "GANG,SUSPEND", "ProctrackType": "proctrack/linuxproc"}
     more |= {"AuthInfo": "cred_expire=600", "SchedulerParameters": "bf_continue,requeue_delay=15"}
-    _, lost, delay, preempted, tracked = trainer_doctor_cluster.settings_in_words({**config, **more}, PARTITION)
+    _, lost, delay, preempted, tracked = cluster_rules.settings_in_words({**config, **more}, PARTITION)
     assert lost.endswith("comes back only where it asks for that, as the trainer's do")
     assert delay.startswith("SchedulerParameters=requeue_delay=15: a job that is queued again waits 15 s")
     assert preempted.endswith("keeps its memory, and its ranks stand still")
     assert tracked.endswith("may outlive its job and keep the GPU")
     for mode, words in (("REQUEUE", "goes on from there"), ("CANCEL", "saves and ends"), ("GANG", "take turns")):
-        assert trainer_doctor_cluster.settings_in_words({"PreemptMode": mode}, PARTITION)[3].endswith(words)
+        assert cluster_rules.settings_in_words({"PreemptMode": mode}, PARTITION)[3].endswith(words)
     without = {"PreemptType": "preempt/none", "PreemptMode": "CANCEL"}
     assert (
-        trainer_doctor_cluster.settings_in_words(without, PARTITION)[3]
-        == "PreemptMode=OFF: no job is stopped for another one"
+        cluster_rules.settings_in_words(without, PARTITION)[3] == "PreemptMode=OFF: no job is stopped for another one"
     )
-    assert trainer_doctor_cluster.settings_in_words({}, PARTITION) == []
+    assert cluster_rules.settings_in_words({}, PARTITION) == []
 
 
 def set_by(remedy: str, tmp_path: pathlib.Path, holds: str) -> tuple[str, str, str]:
@@ -248,7 +245,7 @@ def set_by(remedy: str, tmp_path: pathlib.Path, holds: str) -> tuple[str, str, s
 @pytest.mark.parametrize("kind", ["preempt/partition_prio", "preempt/qos"])
 def test_upstreams_charms_take_what_a_remedy_sets_and_keep_what_was_there(
     settings: Settings,
-    facts: trainer_doctor_facts.Facts,
+    facts: node_facts.Facts,
     tmp_path: pathlib.Path,
     case: tuple[str, str, str, str],
     kind: str,
@@ -256,7 +253,7 @@ def test_upstreams_charms_take_what_a_remedy_sets_and_keep_what_was_there(
     """A value that slurmutils refuses stops slurmctld's charm from handling any event (config.py there)."""
     name, value, _, words = case
     facts.config.update({"PreemptType": kind, name: value})
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if words in finding.text]
+    (found,) = [finding for finding in examine.judge(settings, facts) if words in finding.text]
     if "juju config" not in found.remedy:
         assert name in ("SchedulerParameters", "AccountingStorageType", "PreemptMode")
         return
@@ -276,32 +273,40 @@ def test_upstreams_charms_take_what_a_remedy_sets_and_keep_what_was_there(
 
 
 LINES = (
-    trainer_remedies.KILL_WAIT,
-    trainer_remedies.PROCTRACK,
-    trainer_remedies.SELECT,
-    trainer_remedies.JOB_REQUEUE,
-    trainer_remedies.MAX_ARRAY_SIZE,
+    remedies.KILL_WAIT,
+    remedies.PROCTRACK,
+    remedies.SELECT,
+    remedies.JOB_REQUEUE,
+    remedies.MAX_ARRAY_SIZE,
     "AuthInfo=use_client_ids,cred_expire=120",
 )
 
 
 @pytest.mark.parametrize("line", LINES)
-@pytest.mark.parametrize("holds", ["{0}=7", "  {0} = 7", " {1}=7"])
+@pytest.mark.parametrize("holds", ["{0}=7", "  {0} = 7", " {1}=7", "\t{0}=7"])
 def test_a_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, line: str, holds: str):
     """slurmutils takes all of these spellings, and refuses two of them at once."""
     name = line.partition("=")[0]
     held = "\n".join(("MessageTimeout=60", holds.format(name, name.lower()), "  prologflags=alloc"))
-    given = set_by(trainer_remedies.slurm_conf(line), tmp_path, held)[2]
+    given = set_by(remedies.slurm_conf(line), tmp_path, held)[2]
     others = slurmutils.SlurmConfig.from_str("MessageTimeout=60\nPrologFlags=alloc").dict()
     assert slurmutils.SlurmConfig.from_str(given).dict() == others | slurmutils.SlurmConfig.from_str(line).dict()
-    assert set_by(trainer_remedies.slurm_conf(line), tmp_path, given)[2] == given
+    assert set_by(remedies.slurm_conf(line), tmp_path, given)[2] == given
 
 
 @pytest.mark.parametrize(
-    "holds", ["MaxTime=60", "PreemptMode=off MaxTime=60", "MaxTime=60  preemptmode=off", "PREEMPTMODE=OFF MaxTime=60"]
+    "holds",
+    [
+        "MaxTime=60",
+        "PreemptMode=off MaxTime=60",
+        "MaxTime=60  preemptmode=off",
+        "PREEMPTMODE=OFF MaxTime=60",
+        "MaxTime=60\tPreemptMode=off",
+        "PreemptMode=off\tMaxTime=60",
+    ],
 )
 def test_a_partitions_setting_is_replaced_however_it_is_written(tmp_path: pathlib.Path, holds: str):
-    command = trainer_remedies.partition_config("slurmd", trainer_remedies.PREEMPT_MODE)
+    command = remedies.partition_config("slurmd", remedies.PREEMPT_MODE)
     app, option, given = set_by(command, tmp_path, holds)
     assert (app, option) == ("slurmd", "partition-config")
     assert slurmutils.Partition.from_str(given).dict() == {"maxtime": 60, "preemptmode": "requeue"}
@@ -309,7 +314,7 @@ def test_a_partitions_setting_is_replaced_however_it_is_written(tmp_path: pathli
 
 def test_every_remedy_that_changes_slurm_is_one_of_those():
     """None is written where the test above would not see it; GPUDirect-TCPXO's lines are looked at below."""
-    source = pathlib.Path(trainer_doctor_cluster.__file__).parent
+    source = pathlib.Path(cluster_rules.__file__).parent
     naming = {
         path.name
         for path in source.rglob("*")
@@ -317,26 +322,24 @@ def test_every_remedy_that_changes_slurm_is_one_of_those():
         and path.suffix in (".py", ".j2")
         and any(word in path.read_text() for word in ("slurm-conf-parameters", "partition-config"))
     }
-    assert naming == {"trainer_fabric.py"}
-    assert slurmutils.SlurmConfig.from_str("\n".join(trainer_fabric.TCPXO_SLURM_CONF)).dict()
+    assert naming == {"fabrics.py"}
+    assert slurmutils.SlurmConfig.from_str("\n".join(fabrics.TCPXO_SLURM_CONF)).dict()
 
 
 def test_a_long_wait_is_shortened_without_losing_what_stands_beside_it(
-    settings: Settings, facts: trainer_doctor_facts.Facts, tmp_path: pathlib.Path
+    settings: Settings, facts: node_facts.Facts, tmp_path: pathlib.Path
 ):
     facts.config["AuthInfo"] = "use_client_ids,cred_expire=1200"
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "cred_expire" in finding.text]
+    (found,) = [finding for finding in examine.judge(settings, facts) if "cred_expire" in finding.text]
     assert set_by(found.remedy, tmp_path, "")[2].strip() == "AuthInfo=use_client_ids,cred_expire=120"
 
 
-def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(
-    settings: Settings, facts: trainer_doctor_facts.Facts
-):
+def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(settings: Settings, facts: node_facts.Facts):
     facts.config.update({"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"})
     facts = dataclasses.replace(facts, partition=dataclasses.replace(facts.partition, preempt_mode="REQUEUE"))
-    assert not [finding for finding in trainer_doctor.judge(settings, facts) if "PreemptMode" in finding.text]
+    assert not [finding for finding in examine.judge(settings, facts) if "PreemptMode" in finding.text]
     facts.config["PreemptType"] = "preempt/qos"
-    assert [finding for finding in trainer_doctor.judge(settings, facts) if "PreemptMode" in finding.text]
+    assert [finding for finding in examine.judge(settings, facts) if "PreemptMode" in finding.text]
 
 
 @pytest.mark.parametrize(
@@ -386,36 +389,34 @@ def test_a_tracking_server_that_cannot_be_reached_is_told(
     assert f"{line}\n    -> {remedy}" in findings
 
 
-def test_an_account_that_slurmctld_lacks_is_told_once(settings: Settings, facts: trainer_doctor_facts.Facts):
+def test_an_account_that_slurmctld_lacks_is_told_once(settings: Settings, facts: node_facts.Facts):
     said = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
     facts = dataclasses.replace(facts, reports={}, trouble=said)
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if finding.level == "error"]
+    (found,) = [finding for finding in examine.judge(settings, facts) if finding.level == "error"]
     assert str(found) == (
         f"ERROR slurmctld: slurmctld does not know the account {settings.user} (uid {settings.uid}), so none of its jobs starts"
         f"\n    -> juju exec --application slurmctld -- useradd --no-create-home --uid {settings.uid} {settings.user}"
     )
 
 
-def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: trainer_doctor_facts.Facts):
+def test_memory_that_may_not_be_locked_breaks_rdma_only(settings: Settings, facts: node_facts.Facts):
     change(facts.reports["slurmd-1"], "limits/memlock", 65536)
-    assert len(trainer_doctor.judge(settings, facts)) == 1
+    assert len(examine.judge(settings, facts)) == 1
     port = {"device": "mlx5_0:1", "state": "ACTIVE", "kind": "InfiniBand"}
     change(facts.reports["slurmd-1"], "infiniband", [port])
-    assert "64 KiB" in trainer_doctor.judge(settings, facts)[0].text
+    assert "64 KiB" in examine.judge(settings, facts)[0].text
 
 
 FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wanted", None), ("processors/omp", 2)]
 
 
 @pytest.mark.parametrize(("path", "value"), FITTING)
-def test_processors_that_fit_are_not_told(
-    settings: Settings, facts: trainer_doctor_facts.Facts, path: str, value: object
-):
+def test_processors_that_fit_are_not_told(settings: Settings, facts: node_facts.Facts, path: str, value: object):
     change(facts.reports["slurmd-1"], path, value)
-    assert len(trainer_doctor.judge(settings, facts)) == 1
+    assert len(examine.judge(settings, facts)) == 1
 
 
-def with_gpus(facts: trainer_doctor_facts.Facts, *links: tuple[int | None, ...]) -> trainer_doctor_facts.Facts:
+def with_gpus(facts: node_facts.Facts, *links: tuple[int | None, ...]) -> node_facts.Facts:
     """Return the facts of nodes of 8 CPUs with GPUs, which have so many NVLinks up."""
     nodes = tuple(
         jobs.Capacity(name, 8, 16000, len(own), "IDLE", is_usable=True) for name, own in zip(NAMES, links, strict=True)
@@ -441,38 +442,36 @@ def with_gpus(facts: trainer_doctor_facts.Facts, *links: tuple[int | None, ...])
 )  # fmt: skip
 def test_nvlinks_are_judged_by_what_others_of_the_kind_have(
     settings: Settings,
-    facts: trainer_doctor_facts.Facts,
+    facts: node_facts.Facts,
     links: tuple[tuple[int | None, ...], ...],
     told: list[str],
 ):
-    found = [str(f) for f in trainer_doctor.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
+    found = [str(f) for f in examine.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
     assert [line[: len(words)] for line, words in zip(found, told, strict=True)] == told
     assert all("nvidia-smi nvlink --status" in line or "nvidia-smi topo -m" in line for line in found)
 
 
-def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(
-    settings: Settings, facts: trainer_doctor_facts.Facts
-):
+def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings: Settings, facts: node_facts.Facts):
     change(facts.reports["slurmd-0"], "processors/bf16", [])
     alike, unlike = with_gpus(facts, (18,), (18,)), with_gpus(facts, (18,), (18,))
     change(alike.reports["slurmd-1"], "processors/bf16", ["avx512_bf16"])
-    assert len(trainer_doctor.judge(settings, alike)) == 1, "GPUs compute, all in bf16"
+    assert len(examine.judge(settings, alike)) == 1, "GPUs compute, all in bf16"
     nodes = (dataclasses.replace(unlike.partition.nodes[0], cpus=6), unlike.partition.nodes[1])
     unlike = dataclasses.replace(unlike, partition=dataclasses.replace(unlike.partition, nodes=nodes))
-    found = [str(f) for f in trainer_doctor.judge(settings, unlike) if "CPUs that Slurm gives" in f.text]
+    found = [str(f) for f in examine.judge(settings, unlike) if "CPUs that Slurm gives" in f.text]
     words = "to jobs differ: 6 on slurmd-0; 8 on slurmd-1: a job takes as many everywhere as the least"
     assert found == [
         f"NOTE nodes: the CPUs that Slurm gives {words}\n    -> submit-ddp nodelist=... (or exclude=...) takes some of them"
     ]
 
 
-def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: trainer_doctor_facts.Facts):
+def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: node_facts.Facts):
     facts = with_gpus(facts, (18, 18), (18, 18))
     sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
     change(facts.reports["slurmd-0"], "environments", [sees])
     change(facts.reports["slurmd-1"], "environments", [{**sees, "devices": 0}])
     change(facts.reports["slurmd-0"], "gpus/wanted", 4)
-    errors = [str(finding) for finding in trainer_doctor.judge(settings, facts) if finding.level == "error"]
+    errors = [str(finding) for finding in examine.judge(settings, facts) if finding.level == "error"]
     assert [line.splitlines()[0] for line in errors] == [
         "ERROR slurmd-1: torch for CUDA 12.8 finds 0 of the 2 GPUs that the driver shows",
         "ERROR slurmd-0: Slurm gave this job 4 GPUs, and the driver shows 2: a rank would find none",
@@ -485,27 +484,27 @@ def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: trai
     ("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning"), ("python", "note")]
 )
 def test_an_environment_that_is_not_the_same_everywhere_is_told(
-    settings: Settings, facts: trainer_doctor_facts.Facts, key: str, level: str
+    settings: Settings, facts: node_facts.Facts, key: str, level: str
 ):
     here: Json = {"hash": "ab", "torch": "2.13.0", "nccl": "2.27.3", "numpy": "2.3.1", "python": "3.12.3"}
     facts.reports["slurmd-0"]["environments"] = [here]
     facts.reports["slurmd-1"]["environments"] = [{**here, key: "1.26"}]
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "differs" in finding.text]
+    (found,) = [finding for finding in examine.judge(settings, facts) if "differs" in finding.text]
     assert found.level == level
     assert found.text == f"the environment's {key} differs: {here[key]} on slurmd-0; 1.26 on slurmd-1"
     assert found.remedy
     facts.reports["slurmd-1"]["environments"][0]["hash"] = "cd"
-    assert not [finding for finding in trainer_doctor.judge(settings, facts) if "differs" in finding.text]
+    assert not [finding for finding in examine.judge(settings, facts) if "differs" in finding.text]
 
 
-def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: trainer_doctor_facts.Facts):
+def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: node_facts.Facts):
     facts = with_gpus(facts, (18, 18, 16, 18), (None,))
     change(facts.reports["slurmd-0"], "processors/bf16", ["amx_bf16", "avx512_bf16"])
     environment = {"hash": "ab", "seconds": 2.0, "numpy": "2.3.1", "python": "3.12.3"}
     change(facts.reports["slurmd-0"], "environments", [environment])
     change(facts.reports["slurmd-1"], "processors/omp", 1)
     change(facts.reports["slurmd-1"], "processors/wanted", None)
-    table = trainer_doctor_report.report(settings, facts, [])["compute"].splitlines()
+    table = reporting.report(settings, facts, [])["compute"].splitlines()
     assert [line.split() for line in table] == [
         ["NODE", "CPUS", "SLURM", "TASK", "THREADS", "BF16", "NVLINKS", "PYTHON", "NUMPY"],
         ["slurmd-0", "8", "8", "2/2", "2", "amx,avx512", "16-18", "3.12.3", "2.3.1"],
@@ -513,20 +512,22 @@ def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: trainer
     ]
     assert max(map(len, table)) < 100
     del facts.reports["slurmd-0"]
-    assert "slurmd-0" not in trainer_doctor_report.report(settings, facts, [])["compute"]
+    assert "slurmd-0" not in reporting.report(settings, facts, [])["compute"]
 
 
-def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: trainer_doctor_facts.Facts):
+def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: node_facts.Facts):
     for name in NAMES:
         change(facts.reports[name], "limits/shm", 1 << 20)
-    (found,) = [finding for finding in trainer_doctor.judge(settings, facts) if "/dev/shm" in finding.text]
+    (found,) = [finding for finding in examine.judge(settings, facts) if "/dev/shm" in finding.text]
     assert found.where == "slurmd-0, slurmd-1"
 
 
 # -- the program on the nodes -----------------------------------------------------------------------------------------
 
 
-def probe(tmp_path: pathlib.Path, hosts: dict[str, str], started: tuple[str, ...], **more: object) -> dict[str, Json]:
+def run_probe(
+    tmp_path: pathlib.Path, hosts: dict[str, str], started: tuple[str, ...], **more: object
+) -> dict[str, Json]:
     """Run the program as if on `started` nodes of `hosts`, with their addresses, all of which are this machine."""
     folder = tmp_path / "folder"
     folder.mkdir(exist_ok=True)
@@ -534,7 +535,7 @@ def probe(tmp_path: pathlib.Path, hosts: dict[str, str], started: tuple[str, ...
         "hosts": hosts, "workspace": str(tmp_path), "folder": str(folder), "nonce": "n0nce", "cache": str(tmp_path / "cache"),
         "port": 21000 + os.getpid() % 5000, "environments": [], **more,
     }  # fmt: skip
-    text = pathlib.Path(trainer_probe.__file__).read_text()
+    text = pathlib.Path(probe.__file__).read_text()
     running = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-I", "-c", text, json.dumps(spec)],
@@ -544,12 +545,12 @@ def probe(tmp_path: pathlib.Path, hosts: dict[str, str], started: tuple[str, ...
     ]  # fmt: skip
     told = "".join(process.communicate(timeout=200)[0] for process in running)
     assert all(len(line) < 1000 for line in told.splitlines()), "srun mixes longer lines"
-    return trainer_doctor.read_reports(told)
+    return examine.read_reports(told)
 
 
 def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path):
     hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.2"}  # the names resolve nowhere
-    found = probe(tmp_path, hosts, tuple(hosts))
+    found = run_probe(tmp_path, hosts, tuple(hosts))
     assert set(found) == set(hosts)
     for name, about in found.items():
         peers = about["network"]["peers"]
@@ -577,9 +578,9 @@ def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatc
                     rival.bind(address)
                     rival.listen()
 
-        monkeypatch.setattr(trainer_probe.socket, "socket", Late)
+        monkeypatch.setattr(probe.socket, "socket", Late)
         spec = {"nonce": "n0nce", "hosts": {"a": "127.0.0.1"}, "port": first}
-        met = trainer_probe.Meeting("a", spec, typing.cast(trainer_probe.Filesystem, None))
+        met = probe.Meeting("a", spec, typing.cast(probe.Filesystem, None))
     assert met.facts["taken"] == [[first, "Address already in use"]]
     assert met.facts["port"] == first + 1
 
@@ -587,12 +588,12 @@ def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatc
 def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
-    text = pathlib.Path(trainer_probe.__file__).read_text()
-    quick = tmp_path / "trainer_probe.py"
+    text = pathlib.Path(probe.__file__).read_text()
+    quick = tmp_path / "probe.py"
     quick.write_text(text.replace("MEET_S = 15.0", "MEET_S = 1.0").replace("LEAVE_S = 30.0", "LEAVE_S = 7.0"))
-    monkeypatch.setattr(trainer_probe, "__file__", str(quick))
+    monkeypatch.setattr(probe, "__file__", str(quick))
     hosts = {"slurmd-0": "127.0.0.1", "slurmd-1": "127.0.0.9", "slurmd-2": "no.such.host.invalid", "slurmd-3": ""}
-    found = probe(tmp_path, hosts, ("slurmd-0",), folder="/nowhere/at/all")
+    found = run_probe(tmp_path, hosts, ("slurmd-0",), folder="/nowhere/at/all")
     peers = found["slurmd-0"]["network"]["peers"]
     assert "refused" in peers["slurmd-1"]["unreachable"].lower()
     assert peers["slurmd-2"]["unresolved"]
@@ -607,7 +608,7 @@ def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Pat
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     os.sched_setaffinity(0, {min(all_of_them)})  # the program inherits it
     try:
-        found = probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",))["slurmd-0"]["processors"]
+        found = run_probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",))["slurmd-0"]["processors"]
     finally:
         os.sched_setaffinity(0, all_of_them)
     flags = pathlib.Path("/proc/cpuinfo").read_text()
@@ -615,7 +616,7 @@ def test_a_task_tells_the_processors_that_a_rank_would_get(tmp_path: pathlib.Pat
     assert found == {"cpus": os.cpu_count(), "wanted": 2, "affinity": 1, "omp": 3, "bf16": known}
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
     monkeypatch.delenv("SLURM_CPUS_PER_TASK")
-    assert {key: trainer_probe.processors()[key] for key in ("wanted", "omp")} == {"wanted": None, "omp": None}
+    assert {key: probe.processors()[key] for key in ("wanted", "omp")} == {"wanted": None, "omp": None}
 
 
 # as nvidia-smi prints them: Azure/azhpc-diagnostics#73, NVIDIA/open-gpu-kernel-modules#1150, an RTX A4000 beside others
@@ -651,14 +652,14 @@ esac
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    found = trainer_probe.gpus()
+    found = probe.gpus()
     assert [(card["name"], card["links"]) for card in found["cards"]] == [
         ("GPU 0", 4), ("GPU 1", 1), ("GPU 2", 0), ("GPU 3", None),
     ]  # fmt: skip
     assert found["wanted"] == 4
     (tmp_path / "nvlinks").write_text("")
-    assert not any("links" in card for card in trainer_probe.gpus()["cards"])
-    assert trainer_probe.nvlinks("NVML: inactive\n Link 0: 25 GB/s") == []
+    assert not any("links" in card for card in probe.gpus()["cards"])
+    assert probe.nvlinks("NVML: inactive\n Link 0: 25 GB/s") == []
 
 
 PYTHON = """#!/bin/sh
@@ -682,7 +683,7 @@ def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]
         python = cache / "aa" / "bin" / "python"
         python.write_text(PYTHON.format(more=more, count=tmp_path / "count"))
         python.chmod(0o755)
-        return trainer_probe.environments(str(cache), [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}])
+        return probe.environments(str(cache), [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}])
 
     return ask
 
@@ -696,7 +697,7 @@ def test_an_environment_is_tried_where_it_is_unpacked(
         asked.append(home.name)
         return 0.0
 
-    monkeypatch.setattr(trainer_probe, "forget", forget)
+    monkeypatch.setattr(probe, "forget", forget)
     first, second = unpacked()
     assert asked == ["aa"]
     assert (first["unpacked"], first["torch"], first["cold_s"], first["seconds"]) == (True, "2.13.0+cpu", 10.5, 9.5)
@@ -731,7 +732,7 @@ def test_what_stays_in_memory_is_not_called_cold(
     unpacked: collections.abc.Callable[..., list[Json]], monkeypatch: pytest.MonkeyPatch
 ):
     for kept in (0.5, None):
-        monkeypatch.setattr(trainer_probe, "forget", lambda home, kept=kept: kept)
+        monkeypatch.setattr(probe, "forget", lambda home, kept=kept: kept)
         first, _ = unpacked()
         assert "cold_s" not in first
         assert first["kept"] == kept
@@ -741,11 +742,11 @@ def test_what_stays_in_memory_is_not_called_cold(
 def test_an_import_without_end_is_left(
     unpacked: collections.abc.Callable[..., list[Json]], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trainer_probe, "IMPORT_S", 0.5)
+    monkeypatch.setattr(probe, "IMPORT_S", 0.5)
     first, _ = unpacked("exec sleep 600")
     assert first["endless_s"] == 0.5
     assert "seconds" not in first
-    monkeypatch.setattr(trainer_probe, "IMPORTS_S", 0.0)
+    monkeypatch.setattr(probe, "IMPORTS_S", 0.0)
     first, _ = unpacked()
     assert not {"endless_s", "seconds", "error"} & set(first), "those before took all the time"
 
@@ -755,24 +756,24 @@ def test_files_are_dropped_from_memory_as_far_as_nobody_has_them_mapped(tmp_path
     path.parent.mkdir()
     path.write_bytes(os.urandom(4 << 20))
     path.with_name("small").write_bytes(b"x")
-    kept = trainer_probe.forget(tmp_path)
+    kept = probe.forget(tmp_path)
     assert kept is not None
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) > 0  # as a job that works with it does
-        assert (trainer_probe.forget(tmp_path) or 0.0) > 0.9
+        assert (probe.forget(tmp_path) or 0.0) > 0.9
     if kept == 1.0:
         pytest.skip("the tests' folder is on a filesystem in memory, which cannot be dropped")
-    assert kept < trainer_probe.COLD
-    assert trainer_probe.forget(tmp_path / "nothing") is None
+    assert kept < probe.COLD
+    assert probe.forget(tmp_path / "nothing") is None
 
 
 def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (about,) = probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",), tracking=["127.0.0.1", port]).values()
+        (about,) = run_probe(tmp_path, {"slurmd-0": "127.0.0.1"}, ("slurmd-0",), tracking=["127.0.0.1", port]).values()
         assert about["tracking"] == ""
-    assert "refused" in trainer_probe.reach(["127.0.0.1", port]).lower()
-    assert trainer_probe.reach(["no.such.host.invalid", 80])
+    assert "refused" in probe.reach(["127.0.0.1", port]).lower()
+    assert probe.reach(["no.such.host.invalid", 80])
 
 
 # -- the action -------------------------------------------------------------------------------------------------------
@@ -784,7 +785,7 @@ def answering(cluster: Cluster, *reports: Json) -> list[tuple[str, ...]]:
 
     def examination(arguments: tuple[str, ...]) -> Completed:
         asked.append(arguments)
-        text = "\n".join(line for report in reports for line in trainer_probe.lines(report))
+        text = "\n".join(line for report in reports for line in probe.lines(report))
         return Completed(0, f"Welcome!\n{text}\n", "")
 
     cluster.examination = examination
@@ -886,10 +887,10 @@ def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: d
 
 
 def test_answers_that_are_not_ours_are_left_out(pip: Pip):
-    lines = trainer_probe.lines(healthy("slurmd-0"))
-    assert set(trainer_doctor.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
-    assert trainer_doctor.read_reports("\n".join(lines[:-1])) == {}
-    assert trainer_doctor.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
+    lines = probe.lines(healthy("slurmd-0"))
+    assert set(examine.read_reports("\n".join(reversed(lines)))) == {"slurmd-0"}
+    assert examine.read_reports("\n".join(lines[:-1])) == {}
+    assert examine.read_reports("DOCTOR a 0 1 !!!\nDOCTOR b 0 1 aGVsbG8=\nDOCTOR c x 1 y\nnoise") == {}
 
 
 # -- its second job ---------------------------------------------------------------------------------------------------
@@ -977,7 +978,7 @@ def test_a_measurement_that_does_not_begin_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ):
     answering(cluster, *map(healthy, NAMES))
-    monkeypatch.setattr(trainer_sample, "_JOB_S", 0)
+    monkeypatch.setattr(sampling, "_JOB_S", 0)
     cluster.states = [("PENDING", 0)]
     findings = ready.run("doctor", collectives=True, wait_timeout=1)["findings"]
     assert "WARNING collectives: nothing was measured: job " in findings

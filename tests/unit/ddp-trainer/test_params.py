@@ -1,19 +1,20 @@
 """The charm's edge: what is declared is what is parsed, and nothing hostile gets past it."""
 
 import pathlib
+import subprocess
+import sys
 import typing
 
 import pytest
 import yaml
 
-import trainer_actions
-import trainer_params
-from trainer_base import ParameterError
+from ddp import verbs
+from ddp.base import ParameterError
+from ddp.options import declared, fields
 
-DECLARED = yaml.safe_load(
-    (pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text()
-)
-MODELS = {name: action.params for name, action in trainer_actions.ACTIONS.items()}
+REPOSITORY = pathlib.Path(__file__).parents[3]
+DECLARED = yaml.safe_load((REPOSITORY / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text())
+MODELS = {name: action.params for name, action in verbs.ACTIONS.items()}
 TEXTS = [
     (action, name)
     for action, about in DECLARED["actions"].items()
@@ -59,7 +60,7 @@ def test_nothing_hostile_gets_past_the_edge(action: str, name: str):
         NASTY if name == "args" else NASTY + ROAMING
     ):  # args are words for the job, which has its user's rights
         with pytest.raises(ParameterError) as caught:
-            trainer_params.parse(MODELS[action], {name: nasty})
+            fields.parse(MODELS[action], {name: nasty})
         line = str(caught.value)
         assert line.startswith(f"{name}: ")
         assert line.isprintable(), "one line, with nothing that a terminal would obey"
@@ -73,34 +74,31 @@ def test_nothing_hostile_gets_into_an_option(name: str):
         if name == "torch-index" and nasty == "":
             continue
         with pytest.raises(ParameterError, match=f"^{name}: "):
-            trainer_params.parse(trainer_params.Config, {name: nasty})
+            fields.parse(fields.Config, {name: nasty})
 
 
 @pytest.mark.parametrize("action", list(MODELS))
-def test_parameters_are_declared_as_they_are_parsed(action: str):
-    declared = DECLARED["actions"][action]
-    assert declared["additionalProperties"] is False
-    fields = {str(field.alias): field for field in MODELS[action].model_fields.values()}
-    assert set(fields) == set(declared["params"])
-    for name, schema in declared["params"].items():
-        field = fields[name]
-        assert field.is_required() == (name in declared.get("required", []))
-        if not field.is_required():
-            assert schema.get("default") == (field.default if "default" in schema else None), name
-        if "default" not in schema and not field.is_required():
-            assert field.default is None, name
-        for bound, step in (("minimum", -1), ("maximum", 1)):
-            if bound in schema:
-                trainer_params.parse(MODELS[action], {name: schema[bound]})
-                with pytest.raises(ParameterError, match=rf"^{name}: "):
-                    trainer_params.parse(MODELS[action], {name: schema[bound] + step})
-        for choice in schema.get("enum", []):
-            trainer_params.parse(MODELS[action], {name: choice})
+def test_what_a_parameter_declares_is_what_its_parser_allows(action: str):
+    for option in declared.options(MODELS[action]):
+        for bound, step in ((option.minimum, -1), (option.maximum, 1)):
+            if bound is not None:
+                fields.parse(MODELS[action], {option.name: bound})
+                with pytest.raises(ParameterError, match=rf"^{option.name}: "):
+                    fields.parse(MODELS[action], {option.name: bound + step})
+        for choice in option.choices:
+            fields.parse(MODELS[action], {option.name: choice})
+
+
+def test_the_charm_declares_its_actions_as_the_program_does():
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "actions.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_options_are_declared_as_they_are_parsed():
     options = DECLARED["config"]["options"]
-    assert {str(f.alias): f.default for f in trainer_params.Config.model_fields.values()} == {
+    assert {str(f.alias): f.default for f in fields.Config.model_fields.values()} == {
         name: about.get("default", "") for name, about in options.items()
     }
 
@@ -144,7 +142,7 @@ def test_options_are_declared_as_they_are_parsed():
 )
 def test_a_refusal_names_the_parameter_and_what_is_allowed(given: dict[str, object], line: str):
     with pytest.raises(ParameterError) as caught:
-        trainer_params.parse(trainer_params.SubmitDdp, given)
+        fields.parse(fields.SubmitDdp, given)
     assert str(caught.value) == line
 
 
@@ -152,21 +150,21 @@ def test_a_refusal_names_the_parameter_and_what_is_allowed(given: dict[str, obje
 def test_an_unknown_parameter_is_refused_by_name(action: str):
     known = ", ".join(sorted(DECLARED["actions"][action]["params"]))
     with pytest.raises(ParameterError) as caught:
-        trainer_params.parse(MODELS[action], {"nodse": 2})
+        fields.parse(MODELS[action], {"nodse": 2})
     assert str(caught.value) == f"nodse: no such parameter; there are: {known}"
 
 
 def test_a_missing_parameter_is_named():
-    class Needs(trainer_params.Parsed):
-        job_id: trainer_params.JobId
+    class Needs(fields.Parsed):
+        job_id: fields.JobId
 
     with pytest.raises(ParameterError, match=r"^job-id: must be given$"):
-        trainer_params.parse(Needs, {})
+        fields.parse(Needs, {})
 
 
 def test_a_hostile_name_of_a_parameter_is_shown_harmlessly():
     with pytest.raises(ParameterError) as caught:
-        trainer_params.parse(trainer_params.ListJobs, {"\x1b[31m$(id)\n" * 100: 1})
+        fields.parse(fields.ListJobs, {"\x1b[31m$(id)\n" * 100: 1})
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
 
@@ -175,15 +173,15 @@ def test_a_hostile_name_of_a_parameter_is_shown_harmlessly():
     ("text", "mib"), [("1", 1), ("512", 512), ("512M", 512), ("8G", 8192), ("2T", 2 * 1024 * 1024)]
 )
 def test_memory(text: str, mib: int):
-    assert trainer_params.memory_mb(text) == mib
+    assert fields.memory_mb(text) == mib
 
 
 def test_variables():
-    parsed = trainer_params.parse(trainer_params.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A=b=c EMPTY="})
-    assert trainer_params.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b=c"), ("EMPTY", ""))
+    parsed = fields.parse(fields.SubmitDdp, {"env": "NCCL_DEBUG=INFO  A=b=c EMPTY="})
+    assert fields.variables(parsed.env) == (("NCCL_DEBUG", "INFO"), ("A", "b=c"), ("EMPTY", ""))
 
 
 def test_what_is_parsed_cannot_be_changed():
-    parsed: typing.Any = trainer_params.parse(trainer_params.SubmitDdp, {})
+    parsed: typing.Any = fields.parse(fields.SubmitDdp, {})
     with pytest.raises(ValueError, match="frozen"):
         parsed.nodes = 3

@@ -4,12 +4,10 @@ import dataclasses
 
 import pytest
 
-import trainer_checks
-import trainer_params
-import trainer_params_runs
-import trainer_plan
+from ddp.base import ParameterError, TrainerError
+from ddp.options import fields, models
+from ddp.submit import checks, resources
 from slurm_ddp.slurm.jobs import Capacity, Partition
-from trainer_base import ParameterError, TrainerError
 
 
 def node(name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True) -> Capacity:
@@ -21,9 +19,9 @@ def partition(*nodes: Capacity, name: str = "main", default: bool = True, **more
     return Partition(name=name, is_default=default, nodes=nodes, **values)  # pyright: ignore[reportArgumentType]
 
 
-def training(*partitions: Partition, **given: object) -> trainer_plan.Request:
+def training(*partitions: Partition, **given: object) -> resources.Request:
     params = {name.replace("_", "-"): value for name, value in given.items()}
-    return trainer_plan.training(trainer_params.parse(trainer_params.SubmitDdp, params), partitions)
+    return resources.training(fields.parse(fields.SubmitDdp, params), partitions)
 
 
 def refusal(*partitions: Partition, **given: object) -> str:
@@ -34,7 +32,7 @@ def refusal(*partitions: Partition, **given: object) -> str:
 
 def test_without_parameters_all_usable_nodes_are_taken_whole():
     request = training(partition(node("n0"), node("n1"), node("n2", usable=False)))
-    assert request == trainer_plan.Request("main", 2, 0, 8, 16000, None, 180)
+    assert request == resources.Request("main", 2, 0, 8, 16000, None, 180)
     assert request.ranks_per_node == 1
 
 
@@ -55,7 +53,7 @@ def test_a_constraint_says_which_nodes_count(constraint: str, nodes: int):
 
 @pytest.fixture
 def hostnames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_checks.jobs, "hostnames", lambda text: tuple(text.split(",")))
+    monkeypatch.setattr(checks.jobs, "hostnames", lambda text: tuple(text.split(",")))
 
 
 FOUR = partition(node("n0"), node("n1", gpus=8), node("n2", cpus=4), node("n3", usable=False))
@@ -171,7 +169,7 @@ def test_what_is_given_is_taken():
     request = training(
         partition(node("a"), node("b"), node("c")), nodes=2, cpus_per_task=3, memory="2G", time_limit="1:30:00"
     )
-    assert request == trainer_plan.Request("main", 2, 0, 3, 2048, "01:30:00", 180)
+    assert request == resources.Request("main", 2, 0, 3, 2048, "01:30:00", 180)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +241,11 @@ def test_without_a_default_partition_the_only_one_is_taken_or_one_must_be_named(
 
 
 def test_preparing_a_dataset_takes_half_of_the_largest_node():
-    params = trainer_params.parse(trainer_params_runs.PrepareDataset, {})
+    params = fields.parse(models.PrepareDataset, {})
     cluster = (partition(node("s", cpus=2, memory_mb=2000), node("b", cpus=16, memory_mb=64000)),)
-    request = trainer_plan.preparation(params, cluster)
-    assert request == trainer_plan.Request("main", 1, 0, 8, 32000, None, 180)
-    tiny = trainer_plan.preparation(params, (partition(node("t", cpus=1, memory_mb=1500)),))
+    request = resources.preparation(params, cluster)
+    assert request == resources.Request("main", 1, 0, 8, 32000, None, 180)
+    tiny = resources.preparation(params, (partition(node("t", cpus=1, memory_mb=1500)),))
     assert (tiny.cpus_per_task, tiny.memory_mb) == (1, 1500)
 
 

@@ -9,8 +9,8 @@ import pytest
 from cluster import Cluster, Job
 from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
-import trainer_child
 from ddp.node import spec
+from ddp.workspace import operations
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def test_sources_are_measured(tmp_path: pathlib.Path):
         (tmp_path / name).write_bytes(bytes(size))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path)
-    found = trainer_child.measure_source(str(tmp_path), 64)
+    found = operations.measure_source(str(tmp_path), 64)
     assert found == {"bytes": 814, "parts": 4 + 1 + 1 + 1, "files": 4}
-    assert trainer_child.measure_source(str(tmp_path / "a.txt"), 64)["parts"] == 4
+    assert operations.measure_source(str(tmp_path / "a.txt"), 64)["parts"] == 4
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import pytest
 from cluster import Cluster, Job
 from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
-import trainer_child_runs
-import trainer_curve
-import trainer_sweep
+from ddp.runs import drawing, run_files
+from ddp.submit import sweeps
 
 
 def leave(
@@ -187,18 +186,18 @@ def test_a_curve_of_millions_of_steps_is_read_in_samples(tmp_path: pathlib.Path)
     with (folder / "metrics.jsonl").open("w") as file:
         for step in range(120_000):
             file.write(json.dumps({"kind": "step", "step": step, "loss": 10 - step / 20_000, "lr": 0.0003}) + "\n")
-    found = trainer_child_runs.read_result(str(tmp_path), "long")
+    found = run_files.read_result(str(tmp_path), "long")
     assert len(found["steps"]) <= 2001
     assert found["steps"][0][0] == 0
     assert found["steps"][-1][0] == 119_999
     assert found["lines"] == pytest.approx(120_000, rel=0.1)
-    curve = trainer_curve.draw([(step, loss) for step, loss in found["steps"]])
+    curve = drawing.draw([(step, loss) for step, loss in found["steps"]])
     assert curve.splitlines()[0].lstrip().startswith("9.9")
 
 
 def test_a_curve_of_one_point_and_of_none():
-    assert trainer_curve.draw([]) == ""
-    assert "1.0000 |*" in trainer_curve.draw([(5, 1.0)])
+    assert drawing.draw([]) == ""
+    assert "1.0000 |*" in drawing.draw([(5, 1.0)])
 
 
 # -- the curve in a finished run's answer ------------------------------------------------------------------------------
@@ -417,7 +416,7 @@ def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(read
     ],
 )
 def test_what_a_sweep_comes_to(states: dict[str, int], whole: str):
-    assert trainer_sweep.whole(collections.Counter(states)) == whole
+    assert sweeps.whole(collections.Counter(states)) == whole
 
 
 def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: Cluster):  # noqa: F811

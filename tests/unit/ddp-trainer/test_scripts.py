@@ -15,31 +15,29 @@ import typing
 
 import pytest
 
-import trainer_fabric
-import trainer_params
-import trainer_plan
-import trainer_scripts
-import trainer_workspace
 from batch_host import Node
+from ddp.base import Settings
+from ddp.environment.environments import Environment
 from ddp.node import network, spec
-from trainer_base import Settings
-from trainer_environment import Environment
+from ddp.options import fields
+from ddp.submit import fabrics, resources, scripts
+from ddp.workspace import folders
 
-MANIFEST = trainer_workspace.Manifest(
+MANIFEST = folders.Manifest(
     key="0" * 16, hash="ab" * 8, sha256="ab" * 32, size_bytes=10, unpacked_bytes=20,
     python=f"3.{sys.version_info[1]}", torch="2.13.0+cpu", build="cpu", created="2026-11-20T00:00:00Z",
 )  # fmt: skip
-REQUEST = trainer_plan.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
+REQUEST = resources.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
 
 
 def texts(
-    settings: Settings, request: trainer_plan.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
+    settings: Settings, request: resources.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
 ) -> dict[str, str]:
-    params = trainer_params.parse(trainer_params.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
+    params = fields.parse(fields.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
     archive = str(settings.environments / "abababababababab.tar.zst")
-    return trainer_scripts.training(
+    return scripts.training(
         settings, request, params, Environment(MANIFEST, archive), run="first",
-        program=trainer_scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
+        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
     )  # fmt: skip
 
 
@@ -58,7 +56,7 @@ def test_the_job_asks_for_what_was_planned(settings: Settings):
 
 
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
-    script = texts(settings, trainer_plan.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
+    script = texts(settings, resources.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
     assert not [line for line in directives(script) if line.startswith(("gpus", "time", "account"))]
 
 
@@ -106,14 +104,14 @@ WAITS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$STOP_FILE" ] && 
 
 def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
     evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
-    params = trainer_params.SubmitDdp.model_construct()
-    files = trainer_scripts.training(
+    params = fields.SubmitDdp.model_construct()
+    files = scripts.training(
         settings,
         REQUEST,
         params,
         Environment(MANIFEST, evil),
         run="first",
-        program=trainer_scripts.Program(("x", evil), leaves_outcome=True),
+        program=scripts.Program(("x", evil), leaves_outcome=True),
     )
     node.add("srun", 'printf "%s\\n" "${!#}"; ' + ENDS % "done")
     code, output = node.run(files)
@@ -525,12 +523,10 @@ def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settin
 
 def test_what_the_run_has_saved_goes_before_what_it_began_from(settings: Settings, node: Node):
     node.add("srun", 'echo "${!#}"; ' + ENDS % "done")
-    program = trainer_scripts.Program(("x", trainer_scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
-    params = trainer_params.parse(trainer_params.SubmitDdp, {})
+    program = scripts.Program(("x", scripts.RESUME), leaves_outcome=True, resume="/mnt/runs/base")
+    params = fields.parse(fields.SubmitDdp, {})
     archive = str(settings.environments / "abababababababab.tar.zst")
-    files = trainer_scripts.training(
-        settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program
-    )
+    files = scripts.training(settings, REQUEST, params, Environment(MANIFEST, archive), run="first", program=program)
     assert "/mnt/runs/base" in node.run(files)[1].splitlines()
     (node.run_dir / "latest").symlink_to("epoch-1")
     (node.run_dir / "epoch-1").mkdir()
@@ -692,7 +688,7 @@ def test_under_srun_a_ranks_exit_code_is_kept(settings: Settings, node: Node):
 
 
 def test_under_srun_each_rank_is_a_task_with_its_share_of_the_cores(settings: Settings, node: Node):
-    request = trainer_plan.Request("main", 2, 2, 8, 8000, None, 180)
+    request = resources.Request("main", 2, 2, 8, 8000, None, 180)
     script = texts(settings, request, launcher="srun")["job.sbatch"]
     assert {"ntasks-per-node=2", "cpus-per-task=4", "gpus-per-node=2"} <= set(directives(script))
     node.add("srun", 'printf "%s\\0" "$@" > "$NOTES/argv"; ' + ENDS % "done")
@@ -732,7 +728,7 @@ def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: s
     return run.returncode, (run.stderr + run.stdout).splitlines()
 
 
-@pytest.mark.parametrize("wanted", trainer_fabric.NAMES)
+@pytest.mark.parametrize("wanted", fabrics.NAMES)
 def test_every_fabric_says_which_it_is_or_what_is_missing(settings: Settings, wanted: str):
     code, said = fabric(settings, wanted, "FABRIC")
     if code == 1:
@@ -752,20 +748,20 @@ def test_a_fabrics_variables_are_set_and_the_users_go_before(settings: Settings)
     assert fabric(settings, "tcp", show, NCCL_IB_DISABLE="0") == (0, ["0"])
 
 
-def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> trainer_fabric.Fabric:
+def with_paths(monkeypatch: pytest.MonkeyPatch, top: pathlib.Path, name: str) -> fabrics.Fabric:
     """Let a fabric's paths be below a folder of the test's."""
 
     def moved(text: str) -> str:
         return f"{top}{text}" if text.startswith("/") else text
 
-    found = next(fabric for fabric in trainer_fabric.FABRICS if fabric.name == name)
+    found = next(fabric for fabric in fabrics.FABRICS if fabric.name == name)
     there = dataclasses.replace(
         found,
         found_by=tuple(map(moved, found.found_by)), needs=tuple(map(moved, found.needs)), profile=moved(found.profile),
         library_path=moved(found.library_path), mounts=tuple(map(moved, found.mounts)),
     )  # fmt: skip
-    others = (fabric for fabric in trainer_fabric.FABRICS if fabric.name != name)
-    monkeypatch.setattr(trainer_fabric, "FABRICS", (there, *others))
+    others = (fabric for fabric in fabrics.FABRICS if fabric.name != name)
+    monkeypatch.setattr(fabrics, "FABRICS", (there, *others))
     for path in (*there.found_by, *there.needs):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(path).touch()
@@ -788,11 +784,11 @@ def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytes
 
 
 def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
-    scripts = trainer_fabric.root_scripts("tcpxo")
-    assert set(scripts) == {"prolog", "epilog"}
-    for text in scripts.values():
+    roots = fabrics.root_scripts("tcpxo")
+    assert set(roots) == {"prolog", "epilog"}
+    for text in roots.values():
         assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    assert not trainer_fabric.root_scripts("efa")
+    assert not fabrics.root_scripts("efa")
 
 
 def test_the_interface_is_tailscales_own(settings: Settings, node: Node):

@@ -25,14 +25,13 @@ from test_scripts import (  # noqa: F401
     texts,
 )
 
-import trainer_child
-import trainer_params
-import trainer_scripts
-import trainer_workspace
+from ddp.base import Settings, TrainerError
+from ddp.environment.environments import Environment
 from ddp.node import spec
-from trainer_base import Settings, TrainerError
-from trainer_child_base import RefusedError
-from trainer_environment import Environment
+from ddp.options import fields
+from ddp.submit import scripts
+from ddp.workspace import folders, operations
+from ddp.workspace.files import RefusedError
 
 TOKEN = "hf_%2F+Zsecret=/~0123456789abcdef"
 FORMS = (
@@ -215,8 +214,8 @@ def test_the_file_goes_with_its_job_and_not_before(cloud: Cloud, cluster: Cluste
 def test_a_job_that_is_being_submitted_keeps_its_file(settings: Settings):
     place: dict[str, typing.Any] = {"secrets": str(settings.workspace / ".secrets"), "owner": "trainer-0"}
     (settings.workspace / ".secrets").mkdir()
-    trainer_child.keep_token(**place, run="first", token="a")
-    assert trainer_child.sync_tokens(**place, token="a", active=[]) == {"removed": 0, "replaced": 0}
+    operations.keep_token(**place, run="first", token="a")
+    assert operations.sync_tokens(**place, token="a", active=[]) == {"removed": 0, "replaced": 0}
 
 
 def test_cancelling_and_waiting_end_with_the_file_gone(cloud: Cloud, cluster: Cluster):
@@ -310,33 +309,18 @@ def test_a_folder_of_somebody_else_or_a_link_is_not_used(settings: Settings, tmp
     secrets = settings.workspace / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")
     with pytest.raises(RefusedError, match="is not a folder of this account"):
-        trainer_child.keep_token(str(secrets), "trainer-0", "first", "a")
+        operations.keep_token(str(secrets), "trainer-0", "first", "a")
     assert not list((tmp_path / "theirs").iterdir())
     secrets.unlink()
     secrets.mkdir(mode=0o777)
     secrets.chmod(0o777)
-    trainer_child.keep_token(str(secrets), "trainer-0", "first", "a")
+    operations.keep_token(str(secrets), "trainer-0", "first", "a")
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
 
 
-def test_the_token_reaches_the_child_by_its_standard_input_alone(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, nearby: None
-):
-    told: list[tuple[tuple[str, ...], str]] = []
-    child = trainer_workspace.run
-
-    def spy(*argv: str, **how: typing.Any) -> typing.Any:
-        told.append((argv, how["stdin"]))
-        assert "env" not in how
-        return child(*argv, **how)
-
-    monkeypatch.setattr(trainer_workspace, "run", spy)
-    (settings.workspace / ".secrets").mkdir()
-    place: dict[str, typing.Any] = {"secrets": str(settings.workspace / ".secrets"), "owner": "trainer-0"}
-    trainer_workspace.ask(settings, "keep_token", **place, run="first", token=TOKEN)
-    assert [form for form in FORMS for argv, _ in told if form in " ".join(argv)] == []
+def test_the_token_is_in_no_error(settings: Settings):
     with pytest.raises(TrainerError) as caught:
-        trainer_workspace.ask(settings, "keep_token", secrets="/nowhere", owner="x", run="first", token=TOKEN)
+        folders.call(settings, operations.keep_token, secrets="/nowhere", owner="x", run="first", token=TOKEN)
     assert TOKEN not in str(caught.value)
 
 
@@ -359,11 +343,11 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
     """Return the files of a run, or of a sweep of two that the node runs the first one of."""
     if not sweep:
         return texts(settings)
-    params = trainer_params.parse(trainer_params.SubmitDdp, {})
-    program = trainer_scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
-    files = trainer_scripts.training(
+    params = fields.parse(fields.SubmitDdp, {})
+    program = scripts.Program(("--module", "ddptrain", "smoke"), leaves_outcome=True)
+    files = scripts.training(
         settings, REQUEST, params, Environment(MANIFEST, "/x.tar.zst"), run="first", program=program,
-        sweep=trainer_scripts.Sweep(1, 2),
+        sweep=scripts.Sweep(1, 2),
     )  # fmt: skip
     folder = settings.runs / "first-0"
     for name in ("logs", "control"):

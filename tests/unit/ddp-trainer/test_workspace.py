@@ -1,25 +1,24 @@
 """What happens in the workspace: real files, in children, whatever a user put there."""
 
-import concurrent.futures
-import dataclasses
 import json
 import os
 import pathlib
+import pwd
 import shutil
 import stat
 import subprocess
 import sys
+import threading
 import typing
 
 import pytest
 from conftest import PAYLOAD
 
-import trainer_child
-import trainer_child_logs
-import trainer_workspace
-from slurm_ddp.run import CommandTimeout, Dialogue
-from trainer_base import Settings
-from trainer_child_base import RefusedError
+from ddp.base import Settings
+from ddp.environment import archives
+from ddp.node import explain
+from ddp.runs import run_files
+from ddp.workspace import folders, operations
 
 needs_two_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
 
@@ -31,8 +30,9 @@ def open_up(path: pathlib.Path) -> None:
             folder.chmod(folder.stat().st_mode | 0o055)
 
 
-def ask(settings: Settings, operation: str, **arguments: typing.Any) -> trainer_workspace.Json:
-    return trainer_workspace.ask(settings, operation, **arguments)
+def ask(settings: Settings, operation: str, **arguments: typing.Any) -> folders.Json:
+    place = next(module for module in (operations, run_files, archives) if hasattr(module, operation))
+    return folders.call(settings, getattr(place, operation), **arguments)
 
 
 def make_run(settings: Settings, run: str = "first", **job: object) -> pathlib.Path:
@@ -54,122 +54,74 @@ def rank_log(
 
 
 def test_the_folders_are_made_once(settings: Settings):
-    for name in trainer_workspace.FOLDERS:
+    for name in folders.FOLDERS:
         (settings.workspace / name).rmdir()
-    trainer_workspace.ensure_folders(settings)
+    folders.ensure_folders(settings)
     before = {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()}
-    trainer_workspace.ensure_folders(settings)
+    folders.ensure_folders(settings)
     assert {path.name: path.stat().st_mtime_ns for path in settings.workspace.iterdir()} == before
     assert set(before) == {"runs", "datasets", "environments", "baselines"}
 
 
-def test_the_childs_program_fits_into_one_argument():
-    assert len(trainer_workspace.command()[-1].encode()) < 128 * 1024  # MAX_ARG_STRLEN, execve(2)
+def test_a_filesystem_that_hangs_is_given_up(settings: Settings):
+    gate = threading.Event()
+
+    def hang() -> folders.Json:
+        gate.wait(60)
+        return {}
+
+    with pytest.raises(folders.HangingError) as caught:
+        folders.call(settings, hang, timeout_s=0.1)
+    gate.set()
+    assert str(caught.value) == f"{settings.workspace} gave no answer within 0.1 s; is the filesystem's server up?"
 
 
-@needs_two_accounts
-def test_a_workspace_of_roots_is_handed_over(settings: Settings):
-    for name in trainer_workspace.FOLDERS:
-        (settings.workspace / name).rmdir()
-    nobody = dataclasses.replace(settings, user="nobody", uid=65534, gid=65534)
-    open_up(settings.workspace)
-    trainer_workspace.ensure_folders(nobody)
-    assert {(settings.workspace / name).stat().st_uid for name in trainer_workspace.FOLDERS} == {65534}
-    assert settings.workspace.stat().st_uid == 0
+def test_an_operation_that_is_refused_says_why(settings: Settings):
+    with pytest.raises(folders.MissingError, match=r"/nothing: No such file or directory$"):
+        ask(settings, "read_json", path=str(settings.workspace / "nothing"))
+    (settings.workspace / "note").write_text("[]")
+    with pytest.raises(folders.WorkspaceError, match="is not a JSON object"):
+        ask(settings, "read_json", path=str(settings.workspace / "note"))
 
 
-def test_root_touches_nothing_in_a_workspace_that_others_can_write(workspace: pathlib.Path):
-    workspace.chmod(0o777)
-    with pytest.raises(RefusedError, match="mode 777"):
-        trainer_child.hand_over(str(workspace), ["runs"], 1, 1)
-    assert not list(workspace.iterdir())
+def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
+    with pytest.raises(TypeError):
+        ask(settings, "read_json")
 
 
-@needs_two_accounts
-def test_root_follows_no_link_and_takes_nothing_from_a_third_account(workspace: pathlib.Path, tmp_path: pathlib.Path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (workspace / "runs").symlink_to(elsewhere)
-    with pytest.raises(OSError, match="Not a directory"):
-        trainer_child.hand_over(str(workspace), ["runs"], 1, 1)
-    assert elsewhere.stat().st_uid == 0
-    (workspace / "datasets").mkdir()
-    os.chown(workspace / "datasets", 33, 33)
-    with pytest.raises(RefusedError, match="belongs to uid 33"):
-        trainer_child.hand_over(str(workspace), ["datasets"], 1, 1)
+@pytest.mark.parametrize("name", folders.FOLDERS)
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_folder_that_somebody_made_first_is_named(settings: Settings, name: str, mode: int):
+    """In a sticky root anybody can squat on a name; what lies there is never used."""
+    settings.workspace.chmod(0o1777)
+    squatted = settings.workspace / name
+    squatted.chmod(mode)
+    os.chown(squatted, 33, 33)
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    said = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
+    assert folders.look(settings).untrusted == said
+    assert squatted.stat().st_uid == 33
 
 
-@needs_two_accounts
-def test_a_workspace_that_cannot_be_written_says_what_to_type(settings: Settings, tmp_path: pathlib.Path):
-    open_up(settings.workspace)
-    settings.workspace.chmod(0o775)
-    nobody = dataclasses.replace(settings, user="nobody", uid=65534, gid=65534)
-    with pytest.raises(trainer_workspace.WorkspaceError) as caught:
-        trainer_workspace.ensure_folders(nobody)
-    place = settings.workspace
-    assert str(caught.value) == (
-        f"nobody cannot write {place}/runs: {place} belongs to uid 0, mode 775; "
-        f"as root, on the filesystem's server or here: chown nobody {place}/runs"
-    )
+def test_a_link_in_place_of_a_folder_is_named(settings: Settings, tmp_path: pathlib.Path):
+    (tmp_path / "elsewhere").mkdir()
+    (settings.workspace / "environments").rmdir()
+    (settings.workspace / "environments").symlink_to(tmp_path / "elsewhere")
+    assert folders.look(settings).untrusted.startswith(f"{settings.workspace}/environments is a symbolic link")
 
 
-def test_a_filesystem_that_hangs_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch):
-    def hang(*_: object, **__: object) -> None:
-        raise CommandTimeout("python3: no answer within 10 s")
-
-    monkeypatch.setattr(trainer_workspace, "run", hang)
-    with pytest.raises(trainer_workspace.HangingError) as caught:
-        trainer_workspace.look(settings)
-    assert str(caught.value) == f"{settings.workspace} gave no answer within 10 s; is the filesystem's server up?"
+@pytest.mark.parametrize("mode", [0o755, 0o1777, 0o1775, 0o700])
+def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Settings, mode: int):
+    settings.workspace.chmod(mode)
+    assert folders.look(settings).untrusted == ""
 
 
-def test_one_child_answers_all_of_a_session(settings: Settings, monkeypatch: pytest.MonkeyPatch):
-    begun: list[tuple[str, ...]] = []
-
-    class Counted(Dialogue):
-        def __init__(self, *argv: str, user: str | None) -> None:
-            begun.append(argv)
-            super().__init__(*argv, user=user)
-
-    monkeypatch.setattr(trainer_workspace, "Dialogue", Counted)
-    monkeypatch.setattr(trainer_workspace, "run", None)  # none is started for one request alone
-    with trainer_workspace.session(settings) as within:
-        assert within == settings
-        assert len(begun) == 1, "it starts while the caller still looks at other things"
-        trainer_workspace.ensure_folders(within)
-        assert trainer_workspace.look(within).is_writable
-        with pytest.raises(trainer_workspace.MissingError, match="No such file"):
-            ask(within, "read_json", path=str(settings.workspace / "nothing"))
-        assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder", "and goes on after an error"
-    assert len(begun) == 1
-
-
-def test_a_child_that_cannot_be_started_is_told_with_the_first_request(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(trainer_workspace, "command", lambda: ("/nowhere/python3",))
-    with (
-        trainer_workspace.session(settings) as within,
-        pytest.raises(trainer_workspace.WorkspaceError, match=r"^look in .*: python3: No such file or directory$"),
-    ):
-        trainer_workspace.look(within)
-
-
-def test_a_session_outlives_its_child_and_a_request_that_hangs(settings: Settings, slow: dict[str, str]):
-    with trainer_workspace.session(settings) as within:
-        with pytest.raises(trainer_workspace.HangingError, match="gave no answer within 1 s"):
-            ask(within, "finish_environment", timeout_s=1, build=slow["build"], payload=slow["payload"])
-        assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder"
-
-
-def test_while_one_thread_asks_another_has_a_child_of_its_own(settings: Settings, slow: dict[str, str]):
-    with trainer_workspace.session(settings) as within, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        given = {"build": slow["build"], "payload": slow["payload"]}
-        asked = pool.submit(ask, within, "finish_environment", timeout_s=300, **given)
-        assert trainer_workspace.locate(within, str(settings.runs)).kind == "folder"
-        assert not asked.done()
-        pathlib.Path(slow["pipe"]).write_text("")  # what it waits for
-        assert asked.result(timeout=300)["files"]
+@pytest.mark.parametrize("name", [".", "..", "environments"])
+def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
+    folder = pathlib.Path(os.path.normpath(settings.workspace / name))
+    folder.chmod(0o777)
+    said = "without the sticky bit, so any account can replace what is in it: chmod +t"
+    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {said} {folder}"
 
 
 def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings: Settings, tmp_path: pathlib.Path):
@@ -212,9 +164,9 @@ def test_what_the_workspace_holds(settings: Settings):
     (settings.datasets / "web").mkdir()
     (settings.datasets / "web" / "dataset.json").write_text("{}")
     (settings.datasets / "half").mkdir()
-    found = trainer_workspace.look(settings)
+    found = folders.look(settings)
     assert [one.hash for one in found.environments] == ["b" * 16, "a" * 16], "the newest first"
-    assert found.datasets == ("web",)
+    assert found.datasets == {"web": str(settings.datasets / "web")}
     assert found.is_writable
 
 
@@ -237,7 +189,7 @@ def test_a_manifest_that_is_not_ours_is_passed_over(settings: Settings, more: di
     (settings.environments / "note.json").write_text("[]")
     (settings.environments / "broken.json").write_text("{")
     os.mkfifo(settings.environments / "pipe.json")
-    assert trainer_workspace.look(settings).environments == ()
+    assert folders.look(settings).environments == ()
 
 
 def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
@@ -247,8 +199,8 @@ def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
     (settings.workspace / "in").symlink_to("a.py")
     (settings.workspace / "out").symlink_to(outside)
     (settings.workspace / "loop").symlink_to("loop")
-    locate = trainer_workspace.locate
-    assert locate(settings, str(inside)) == trainer_workspace.Place("file", str(inside), True, True)
+    locate = folders.locate
+    assert locate(settings, str(inside)) == folders.Place("file", str(inside), True, True)
     assert locate(settings, str(settings.workspace / "in")).real == str(inside)
     assert not locate(settings, str(settings.workspace / "out")).is_inside
     assert locate(settings, str(settings.runs)).kind == "folder"
@@ -256,7 +208,7 @@ def test_where_a_path_leads(settings: Settings, tmp_path: pathlib.Path):
     assert not locate(settings, str(settings.workspace)).is_inside, "the workspace itself is not in it"
     assert not locate(settings, "/dev/null").is_inside
     assert locate(settings, "/dev/null").kind == "other"
-    with pytest.raises(trainer_workspace.WorkspaceError, match="Too many levels of symbolic links"):
+    with pytest.raises(folders.WorkspaceError, match="Too many levels of symbolic links"):
         locate(settings, str(settings.workspace / "loop"))
 
 
@@ -266,7 +218,7 @@ def test_a_run_is_made_whole_and_only_once(settings: Settings):
     folder = settings.runs / "first"
     assert sorted(path.name for path in folder.iterdir()) == ["control", "job.sbatch", "logs"]
     assert stat.S_IMODE((folder / "job.sbatch").stat().st_mode) == 0o644
-    with pytest.raises(trainer_workspace.WorkspaceError, match="exists already"):
+    with pytest.raises(folders.WorkspaceError, match="exists already"):
         ask(settings, "create_run", workspace=place, run="first", texts={}, again=False)
     ask(settings, "create_run", workspace=place, run="first", texts={"job.sbatch": "#!2"}, again=True)
     assert (folder / "job.sbatch").read_text() == "#!2"
@@ -343,17 +295,17 @@ def test_a_log_is_bounded(settings: Settings):
     found = ask(
         settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=100000, rank=None
     )
-    assert sum(map(len, found["lines"])) < trainer_child_logs.MAX_TAIL_BYTES
+    assert sum(map(len, found["lines"])) < explain.MAX_TAIL_BYTES
 
 
 def test_a_log_that_is_no_file_is_not_read(settings: Settings):
     folder = make_run(settings)
     (folder / "logs" / "12.out").symlink_to("/etc/passwd")
-    with pytest.raises(trainer_workspace.WorkspaceError):
+    with pytest.raises(folders.WorkspaceError):
         ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
     (folder / "logs" / "12.out").unlink()
     os.mkfifo(folder / "logs" / "12.out")
-    with pytest.raises(trainer_workspace.WorkspaceError, match="not a regular file"):
+    with pytest.raises(folders.WorkspaceError, match="not a regular file"):
         ask(settings, "read_log", workspace=str(settings.workspace), run="first", job_id=12, lines=3, rank=None)
 
 
@@ -365,7 +317,7 @@ def test_a_ranks_log_is_that_of_the_last_attempt(settings: Settings):
     place = str(settings.workspace)
     assert ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=2)["lines"] == ["new"]
     assert ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=1)["lines"] == ["other"]
-    with pytest.raises(trainer_workspace.MissingError):
+    with pytest.raises(folders.MissingError):
         ask(settings, "read_log", workspace=place, run="first", job_id=12, lines=5, rank=0)
 
 
@@ -558,9 +510,9 @@ def test_a_message_longer_than_what_is_read_of_a_log_is_told(settings: Settings)
 
 def test_of_a_line_without_end_its_last_part_is_read(tmp_path: pathlib.Path):
     path = tmp_path / "log"
-    path.write_text(f"begin\n{'x' * 2 * trainer_child_logs.MAX_JSON_BYTES}")
-    (line,) = trainer_child_logs.tail(path, 1000)
-    assert len(line) == trainer_child_logs.MAX_JSON_BYTES
+    path.write_text(f"begin\n{'x' * 2 * explain.MAX_JSON_BYTES}")
+    (line,) = explain.tail(path, 1000)
+    assert len(line) == explain.MAX_JSON_BYTES
 
 
 CUT = TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234")
@@ -614,9 +566,7 @@ def test_a_rank_that_left_well_before_the_others_is_found(settings: Settings):
     (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), early]))
     said = "left with exit code 0 while others went on; do all ranks get the same number of batches?"
     assert failure(settings) == {"rank": 2, "node": 1, "lines": [said]}
-    assert trainer_child_logs.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", said), (
-        "not the node's"
-    )
+    assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", said), "not the node's"
     shutil.rmtree(folder / "logs" / "12.r0")
     rank_log(folder, 0, 0, TRACE.format("ValueError: boom"))
     assert failure(settings)["rank"] == 0, "one that failed by itself goes before"
@@ -640,7 +590,7 @@ def test_much_output_of_the_others_does_not_hide_who_left(settings: Settings):
     lines = [AGENT.format(0, -9, 0), "[ENV] job=12 attempt=12.r0 nodes=n0 n1", much, AGENT.format(1, 1, 0), much]
     (folder / "logs" / "12.out").write_text("\n".join([*lines, AGENT.format(0, 1, 0)]))
     assert failure(settings) == {"rank": 2, "node": 1, "lines": ["no more data"]}
-    assert trainer_child_logs.blame(str(folder), "12", "12.r0", ["n0", "n1"])[:2] == ("program", "n1")
+    assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"])[:2] == ("program", "n1")
 
 
 def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: Settings):
@@ -649,7 +599,7 @@ def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: S
     earlier = f"[ENV] job=12 attempt=12.r0 \n{AGENT.format(0, -9, 1)}\n"  # what ended an attempt before is over
     (folder / "logs" / "12.out").write_text(f"{earlier}[ENV] job=12 attempt=12.r0t1 \n{AGENT.format(1, 3, 0)}")
     assert failure(settings) == {"rank": 2, "node": 1, "lines": ["ended with exit code 3 and without a word"]}
-    assert trainer_child_logs.blame(str(folder), "12", "12.r0t1", ["n0", "n1"])[:2] == ("program", "n1")
+    assert explain.blame(str(folder), "12", "12.r0t1", ["n0", "n1"])[:2] == ("program", "n1")
 
 
 # As torch 2.6 and later write it; the paths of the frames are cut.
@@ -735,7 +685,7 @@ def test_a_build_happens_in_a_private_folder(settings: Settings, tmp_path: pathl
 def test_a_build_folder_that_somebody_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
     base = tmp_path / "cache"
     base.symlink_to(tmp_path)
-    with pytest.raises(trainer_workspace.WorkspaceError, match="is not a folder of this account"):
+    with pytest.raises(folders.WorkspaceError, match="is not a folder of this account"):
         ask(settings, "open_cache", base=str(base), store=str(base.parent))
 
 
@@ -779,7 +729,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     rank_log(folder, 0, 0, TRACE.format(said))
     found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
     assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
-    kind, node, words = trainer_child_logs.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
+    kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
         told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} did not come"
         assert (kind, node, words) == ("node", nodes[0], told), "the next attempt is made without it"

@@ -32,6 +32,8 @@ class FakeJuicefs:
         default_factory=dict[str, "str | Exception | collections.abc.Callable[..., str]"]
     )
     install_error: juicefs.JuicefsError | None = None
+    modes: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # of the volumes' roots, by URL
+    sync_error: str = ""
 
     def ensure_program(self, _target: pathlib.Path, resource: pathlib.Path | None) -> bool:
         if self.install_error is not None:
@@ -61,6 +63,9 @@ class FakeJuicefs:
         assert timeout > 0
         assert not any(value in argument for value in access.secrets for argument in arguments)
         self._check_password(access)
+        if arguments[0] == "sync":
+            self._sync(arguments[-2], arguments[-1], str((env or {})["VOLUME"]))
+            return Completed(0, "", "")
         self.environment = access.environment | dict(env or {})
         self.commands.append(arguments)
         if arguments[0] in self.answers:
@@ -102,6 +107,15 @@ class FakeJuicefs:
         )
         self.volumes.setdefault(url, made)
         return ""
+
+    def _sync(self, source: str, target: str, url: str) -> None:
+        if self.sync_error:
+            raise CommandError("juicefs exited 1", stderr=f"2026/01/01 <FATAL>: {self.sync_error}")
+        if source == "jfs://VOLUME/":
+            pathlib.Path(target).chmod(self.modes.get(url, 0o777))
+        else:
+            assert target == "jfs://VOLUME/"
+            self.modes[url] = pathlib.Path(source).stat().st_mode & 0o7777
 
     def _config(self, *arguments: str) -> str:
         flags = _flags(arguments[1:-1])

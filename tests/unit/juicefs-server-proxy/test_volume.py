@@ -53,6 +53,42 @@ def test_an_old_program_formats_without_a_trash(rig: Rig):
     assert not any("trash" in word for word in rig.world.formats[0])
 
 
+def repairs(rig: Rig) -> list[str]:
+    return [line.message for line in rig.ctx.juju_log if "root" in line.message or "others could" in line.message]
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    [(0o777, 0o1777), (0o775, 0o1775), (0o2775, 0o3775), (0o1777, 0o1777), (0o755, 0o755), (0o700, 0o700)],
+)
+def test_a_root_that_others_can_write_gets_the_sticky_bit_once(rig: Rig, mode: int, wanted: int):
+    rig.world.modes[URL] = mode
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert (out.unit_status, rig.world.modes[URL]) == (OFFERING, wanted)
+    said = f"volume shared: / had mode {mode:04o}, so others could replace what is in it: it has {wanted:04o} now"
+    assert repairs(rig) == ([said] if mode != wanted else [])
+    rig.ctx.run(rig.ctx.on.update_status(), out)
+    assert len(repairs(rig)) == (mode != wanted)
+
+
+def test_only_the_leader_looks_at_the_root(rig: Rig):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    rig.world.modes[URL] = 0o777
+    rig.ctx.run(rig.ctx.on.update_status(), dataclasses.replace(out, leader=False))
+    assert rig.world.modes[URL] == 0o777
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig: Rig, is_old: bool):
+    if is_old:
+        rig.world.program = (0, 14, 2)
+    rig.world.sync_error = "set attr: read-only file system"
+    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
+    assert out.unit_status == OFFERING
+    (said,) = repairs(rig)
+    assert said.endswith("juicefs before 1.1 does not show the mode of /" if is_old else "read-only file system")
+
+
 def test_what_can_change_is_changed_once(rig: Rig):
     first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     config: Config = {**EXTERNAL, "capacity": 10, "inodes": 20, "trash-days": 7}

@@ -32,11 +32,14 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
         "fstypes",
     ):
         monkeypatch.setattr(mounter, name, getattr(double, name))
+    monkeypatch.setattr(mounter, "STATE", tmp_path / "state")
     monkeypatch.setattr(juicefs_mount, "check_fuse", double.check_fuse)
     monkeypatch.setattr(kernel_mount, "check", double.check_kernel)
     monkeypatch.setattr(lustre_client, "remove", double.remove_lustre)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
+    monkeypatch.setattr(juicefs, "check_reachable", lambda addresses: None)
+    monkeypatch.setattr(juicefs, "ensure_sticky", double.ensure_sticky)
     monkeypatch.setattr(readiness, "DIRECTORY", tmp_path / "needs")
     program = tmp_path / "juicefs"
     program.write_bytes(b"a program")

@@ -11,7 +11,7 @@ import kernel_mount
 import mount_keeper
 import mounter
 from charm import SharedFilesystemClientCharm
-from slurm_ddp import mounts
+from slurm_ddp import juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 
 CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "shared-filesystem-client"
@@ -38,6 +38,9 @@ class FakeMounter:
     lustre_removed: int = 0
     wakes: dict[str, list[str]] = dataclasses.field(default_factory=dict[str, list[str]])
     resources: list[pathlib.Path | None] = dataclasses.field(default_factory=list[pathlib.Path | None])
+
+    looked_at: list[str] = dataclasses.field(default_factory=list[str])
+    sticky_error: Exception | None = None
 
     def ensure(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
         if self.error is not None:
@@ -96,6 +99,12 @@ class FakeMounter:
     def check_fuse(self) -> None:
         if self.fuse_error is not None:
             raise self.fuse_error
+
+    def ensure_sticky(self, _program: pathlib.Path, _access: juicefs_access.Access, folder: str) -> str:
+        self.looked_at.append(folder)
+        if self.sticky_error is not None:
+            raise self.sticky_error
+        return f"{folder} had mode 0777" if self.mounted is None else ""
 
     def ensure_program(self, _target: pathlib.Path, resource: pathlib.Path | None) -> bool:
         if self.program_error is not None:

@@ -32,9 +32,16 @@ class MachineMounts:
         return self.users_of.get(mountpoint, [])
 
     def probe(
-        self, mountpoint: str, *, fstype: tuple[str, ...], source: tuple[str, ...], writable: bool, deadline: float
+        self,
+        mountpoint: str,
+        *,
+        fstype: tuple[str, ...],
+        source: tuple[str, ...],
+        writable: bool,
+        sticky: bool = False,
+        deadline: float,
     ) -> mounts.Result:
-        self.probes.append({"mountpoint": mountpoint, "writable": writable, "deadline": deadline})
+        self.probes.append({"mountpoint": mountpoint, "writable": writable, "sticky": sticky, "deadline": deadline})
         here = self.at(mountpoint)
         if mountpoint in self.looks:
             return self.looks[mountpoint]

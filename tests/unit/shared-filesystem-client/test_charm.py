@@ -385,6 +385,14 @@ AT = "/mnt/shared"
             ),
         ),
         (
+            mounts.Result(mounts.State.RIGHT, open_mode=0o777),
+            False,
+            testing.ActiveStatus(
+                "JuiceFS:shared is mounted at /mnt/shared; others can replace folders in it (mode 0777, no sticky bit): "
+                "chmod +t /mnt/shared, as root where it is neither read-only nor root squashed"
+            ),
+        ),
+        (
             mounts.Result(mounts.State.ABSENT, "nothing"),
             False,
             testing.BlockedStatus("JuiceFS:shared does not mount: the metadata engine refuses the user or password"),
@@ -435,6 +443,36 @@ def test_active_means_that_the_mount_works(
     out = site.ctx.run(site.ctx.on.update_status(), state)
     assert out.unit_status == status
     assert told(out) == ("true" if isinstance(status, ops.ActiveStatus) else "false")
+
+
+def test_a_root_that_was_repaired_is_logged(site: Site, ready: testing.State):
+    site.mounter.look = mounts.Result(mounts.State.RIGHT, was_open=0o775)
+    out = site.ctx.run(site.ctx.on.update_status(), ready)
+    assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
+    said = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
+    assert said == ["/mnt/shared: the root had mode 0775, so others could replace what is in it: it has 1775 now"]
+
+
+def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
+    """Once before the first mount; a failure keeps nobody from the mount, and is tried again."""
+    config = {"mountpoint": "/mnt/shared", "subdirectory": "a"}
+    state = site.state(offer(dataclasses.replace(volume(), subdir="/team")), config=config)
+    site.mounter.sticky_error = juicefs.JuicefsError("juicefs sync: no")
+    out = site.ctx.run(site.ctx.on.config_changed(), state)
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert site.mounter.looked_at == ["/team/a"]
+    site.mounter.sticky_error, site.mounter.mounted = None, None
+    for _ in range(2):
+        out = site.ctx.run(site.ctx.on.config_changed(), out)
+    assert site.mounter.looked_at[1:] == ["/team/a", "/team", "/"]
+    said = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
+    assert said == [f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")]
+    other = dataclasses.replace(out, config={**out.config, "subdirectory": "b"})
+    site.ctx.run(site.ctx.on.config_changed(), other)
+    assert site.mounter.looked_at[4:] == ["/team/b", "/team", "/"]
+    reader = {**config, "subdirectory": "c", "read-only": True}
+    site.ctx.run(site.ctx.on.config_changed(), dataclasses.replace(out, config=reader))
+    assert len(site.mounter.looked_at) == 7
 
 
 def test_a_charm_beside_says_where_and_is_told_when_it_is_there(site: Site, secret: testing.Secret):

@@ -285,6 +285,7 @@ def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_
 
 def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
     plan = nfs_mount.plan(WISH, fs.Nfs(host="10.0.0.1", path="/srv"))
+    assert not plan.sticky and plan.remedy == "chmod +t /srv, on 10.0.0.1"
     rig.journal(own="", systemd="mnt-shared.mount: Mounting timed out. Terminating.\n")
     assert mounter.reason(plan) == "mnt-shared.mount: Mounting timed out. Terminating."
     rig.journal(own="mount.nfs4: access denied by server while mounting 10.0.0.1:/srv\n", systemd="Failed to mount.\n")

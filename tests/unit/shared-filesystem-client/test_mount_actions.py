@@ -109,8 +109,13 @@ def test_status_tells_what_the_keeper_saw(bench: Bench):
     assert results["metrics"] == "http://127.0.0.1:9567/metrics"
     assert results["version"] == "1.3.1"
     assert "GiB free" in results["cache"]
+    assert "warning" not in results
     bench.site.mounter.look = HUNG
     assert bench.run("status")["detail"] == HUNG.detail
+    bench.site.mounter.look = mounts.Result(mounts.State.RIGHT, open_mode=0o2775)
+    results = bench.run("status")
+    assert results["state"] == "right"
+    assert results["warning"].startswith("others can replace folders in it (mode 2775, no sticky bit): chmod +t /mnt/")
 
 
 def test_warmup_fetches_a_folder_of_the_mount(bench: Bench):

@@ -131,6 +131,18 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     return Rig(tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.CaptureFixture[str], is_ours: bool):
+    rig.watch = dataclasses.replace(rig.watch, sticky=is_ours)
+    (rig.folder / mount_keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
+    assert mount_keeper.Watch.load(rig.folder) == rig.watch
+    rig.mounts.looks[MP] = mounts.Result(State.RIGHT, was_open=0o777 if is_ours else None)
+    assert rig.tick().works
+    assert rig.mounts.probes[-1]["sticky"] == is_ours
+    said = f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
+    assert capsys.readouterr().out == (said if is_ours else "")
+
+
 @pytest.mark.parametrize(
     ("state", "facts", "remedy"),
     [

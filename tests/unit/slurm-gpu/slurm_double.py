@@ -96,11 +96,12 @@ class SlurmDouble:
             if settings.get("state") == "drain":
                 self.record.flags.add("DRAIN")
         made_with = self.made_with or self.record.gres
-        wanted = sum(int(item.rpartition(":")[2]) for item in made_with.split(",") if item.startswith("gpu"))
-        if self.devices < wanted:
-            self.made_with, self.record.gres = made_with, made_with.replace(f":{wanted}", f":{self.devices}")
+        wanted = _count_gpus(made_with)
+        found = min(self.devices, _count_gpus(settings.get("gres", "")))  # slurmd reports none that --conf lacks
+        if found < wanted:
+            self.made_with, self.record.gres = made_with, made_with.replace(f":{wanted}", f":{found}")
             if "INVALID_REG" not in self.record.flags:
-                self.record.reason = SHORT_OF_GPUS.format(found=self.devices, wanted=wanted)
+                self.record.reason = SHORT_OF_GPUS.format(found=found, wanted=wanted)
             self.record.flags |= {"INVALID_REG", "DRAIN"}
         else:
             self.record.flags.discard("INVALID_REG")
@@ -354,3 +355,7 @@ class SlurmDouble:
             record.reason = ""
         self.schedule()
         return Completed(0, "", "")
+
+
+def _count_gpus(gres: str) -> int:
+    return sum(int(item.rpartition(":")[2]) for item in gres.split(",") if item.startswith("gpu"))

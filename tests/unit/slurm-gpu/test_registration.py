@@ -4,7 +4,9 @@ import collections.abc
 import dataclasses
 import pathlib
 import shlex
+import signal
 import subprocess
+import sys
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
@@ -513,6 +515,32 @@ def test_leaving_a_node_with_jobs_ends_our_drain_and_no_job(slurm: SlurmDouble, 
     assert registration.Found.load() is None
 
 
+def test_a_node_that_cannot_be_registered_anew_keeps_its_options(slurm: SlurmDouble, options: pathlib.Path):
+    """A slurmd that reports less than the record has is refused at its next start, and nobody would end that."""
+    options.write_text(WITH_GPU)
+    slurm.register()
+    slurm.jobs = ["7"]
+    leave()
+    assert options.read_text() == WITH_GPU
+    slurm.end_jobs()
+    slurm.register()
+    assert (slurm.record, slurm.state()) == (Record(GRES), "IDLE+DYNAMIC_NORM")
+
+
+def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
+    slurm: SlurmDouble, options: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuses(name: str) -> None:
+        raise nodes.NodeBusy(f"delete node {name}: Requested nodes are busy")
+
+    options.write_text(WITH_GPU)
+    slurm.register()
+    monkeypatch.setattr(nodes, "delete", refuses)
+    leave()
+    assert slurm.record is not None
+    assert (options.read_text(), slurm.record.gres) == (WITH_GPU, GRES)
+
+
 def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
     slurm.answering = False
     leave()
@@ -530,6 +558,35 @@ def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     assert not registration.ensure_no_dropin()
     assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
     assert slurm.log == ["daemon-reload", "daemon-reload"]
+
+
+@pytest.mark.parametrize("ignores", ["", "TERM"])
+def test_what_a_former_start_of_slurmd_left_is_ended(
+    slurm: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ignores: str
+):
+    """Of processes called slurmd only those in the unit's own control group."""
+    registration.ensure_dropin(())
+    text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
+    row = next(row for row in text.splitlines() if "sending SIG" in row).removeprefix("ExecStartPre=-")
+    command = shlex.split(row.replace("$$", "$"))
+    (paths / "pgrep").write_text(f'#!/bin/sh\ntest "$*" = "-x slurmd" && cat {paths}/pids\n')
+    (paths / "pgrep").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{paths}:/usr/bin:/bin")
+    (paths / "pids").write_text("")
+    assert subprocess.run(command, capture_output=True, timeout=60, check=True).stdout == b""
+    wait = f"import signal, time; {'signal.signal(signal.SIGTERM, signal.SIG_IGN); ' * bool(ignores)}print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", f"{wait}; time.sleep(600)"], stdout=subprocess.PIPE) as left:
+        assert left.stdout is not None
+        left.stdout.readline()
+        (paths / "pids").write_text(f"{left.pid}\n")
+        subprocess.run(command, timeout=60, check=True)
+        assert left.poll() is None, "of another control group"
+        own = [word.replace(":/system.slice/slurmd.service", ":") for word in command]
+        with subprocess.Popen(own, stdout=subprocess.PIPE, text=True) as ends:
+            assert left.wait(60) == -(signal.SIGKILL if ignores else signal.SIGTERM)
+            said = ends.communicate(timeout=60)[0].splitlines()
+    assert said[0] == f"slurmd {left.pid} of the former start holds the port: sending SIGTERM"
+    assert any("SIGKILL" in line for line in said) == bool(ignores)
 
 
 @pytest.fixture

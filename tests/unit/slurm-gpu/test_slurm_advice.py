@@ -46,6 +46,7 @@ HELD: dict[str, set[str]] = {
     "  grestypes = gpu,mps\nhealthcheckinterval=10\nAccountingStorageTRES=gres/gpu\nHealthCheckProgram=/x": {
         "accountingstoragetres"
     },
+    "\tGresTypes=gpu\n \tHealthCheckProgram = /x\nPrologFlags=alloc\n\thealthcheckinterval=10": {"prologflags"},
 }
 
 

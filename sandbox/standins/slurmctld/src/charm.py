@@ -9,9 +9,7 @@ import socket
 
 import ops
 import slurm_controller
-from common import charm, service, wire
-
-from slurm_ddp.run import CommandError
+from common import charm, conf, daemons, service, wire
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +18,16 @@ _NOT_PLAYED = ("influxdb", "oci-runtime", "smtp", "cos-agent", "mount")
 _SERVICE = slurm_controller.SERVICE
 
 
-class SlurmctldCharm(charm.Standin):
+class SlurmctldCharm(daemons.Daemon):
     """The controller."""
+
+    daemon = _SERVICE
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         try:
             self._settings = slurm_controller.parse(self.config)
-        except slurm_controller.OptionsRefused as e:
+        except conf.OptionsRefused as e:
             logger.error("%s", e)
             self.refuse(e.reasons)
             return
@@ -35,7 +35,7 @@ class SlurmctldCharm(charm.Standin):
         framework.observe(self.on.leader_elected, self._on_leader_elected)
         framework.observe(self.on.start, self._on_start)
         framework.observe(self.on.config_changed, self._on_config_changed)
-        framework.observe(self.on.update_status, self._on_update_status)
+        framework.observe(self.on.update_status, self.look)
         framework.observe(self.on.secret_changed, self._on_secret_changed)
         framework.observe(self.on.secret_remove, self._on_secret_remove)
         framework.observe(self.on[_PEER].relation_created, self._on_peer_created)
@@ -55,13 +55,7 @@ class SlurmctldCharm(charm.Standin):
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
-        self.unit.status = ops.MaintenanceStatus("installing slurmctld")
-        try:
-            _SERVICE.install()
-        except CommandError as e:
-            logger.error("%s", e)
-            event.defer()
-            raise charm.Stop(ops.BlockedStatus(f"slurmctld was not installed: {e}")) from e
+        self.install(event)
         if self.unit.is_leader():
             self._ensure_keys()
         self.unit.set_workload_version(_SERVICE.version())
@@ -96,7 +90,7 @@ class SlurmctldCharm(charm.Standin):
 
     @charm.refreshes
     def _on_start(self, event: ops.StartEvent) -> None:
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         charm.wait_unless(event, bool(self._cluster_name()), "waiting for the cluster's name")
         if self.unit.is_leader():
             slurm_controller.write_once(self._cluster_name(), f"{socket.gethostname()}({self._address})")
@@ -107,10 +101,6 @@ class SlurmctldCharm(charm.Standin):
         if self.unit.is_leader():
             slurm_controller.write_options(self._settings)
         self._reconfigure()
-
-    @charm.refreshes
-    def _on_update_status(self, _: ops.UpdateStatusEvent) -> None:
-        """Look at the status only: what died is not started."""
 
     @charm.leader_only
     @charm.refreshes
@@ -124,7 +114,7 @@ class SlurmctldCharm(charm.Standin):
     @charm.refreshes
     def _on_sackd_created(self, event: ops.RelationCreatedEvent) -> None:
         self._wait_for_daemon(event)
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
 
     @charm.leader_only
@@ -136,7 +126,7 @@ class SlurmctldCharm(charm.Standin):
         named = [relation for relation in partitions if "partition" in relation.data[relation.app]]
         charm.wait_unless(event, len(named) == len(partitions), "waiting for a partition")
         self._wait_for_daemon(event)
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         slurm_controller.set_partition(wire.read_partition(event.relation), self._settings.default_partition)
         self._publish(event.relation, wire.ControllerData(controllers=self._controllers))
         self._reconfigure()
@@ -146,14 +136,14 @@ class SlurmctldCharm(charm.Standin):
     def _on_slurmd_broken(self, event: ops.RelationBrokenEvent) -> None:
         if self.is_departing:
             return
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         slurm_controller.remove_partition(str(wire.read_partition(event.relation).partition_name))
         self._reconfigure()
 
     @charm.leader_only
     @charm.refreshes
     def _on_slurmdbd_created(self, event: ops.RelationCreatedEvent) -> None:
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(jwt_secret_id=self._secret_id(wire.JWT_LABEL)))
 
     @charm.leader_only
@@ -163,7 +153,7 @@ class SlurmctldCharm(charm.Standin):
             return
         self._wait_for_database(event)
         self._wait_for_config(event)
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         slurm_controller.set_accounting(json.loads(event.relation.data[event.relation.app]["hostname"]))
         self._reconfigure()
 
@@ -172,7 +162,7 @@ class SlurmctldCharm(charm.Standin):
     def _on_slurmdbd_broken(self, event: ops.RelationBrokenEvent) -> None:
         if self.is_departing:
             return
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         slurm_controller.unset_accounting()
         self._reconfigure()
 
@@ -182,7 +172,7 @@ class SlurmctldCharm(charm.Standin):
         self._wait_for_config(event)
         self._wait_for_database(event)
         self._wait_for_daemon(event)
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         self._publish(event.relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
 
     def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
@@ -192,7 +182,7 @@ class SlurmctldCharm(charm.Standin):
     @charm.leader_only
     @charm.refreshes
     def _on_secret_remove(self, event: ops.SecretRemoveEvent) -> None:
-        self._block_unless_installed(event)
+        self.block_unless_installed(event)
         if event.secret.label != wire.AUTH_LABEL:
             return
         _SERVICE.keep_newest_auth_key()
@@ -269,8 +259,7 @@ class SlurmctldCharm(charm.Standin):
         try:
             slurm_controller.restart_and_reconfigure()
         except service.SlurmError as e:
-            logger.error("%s", e)
-            raise charm.Stop(ops.BlockedStatus(f"slurmctld was not reconfigured; see juju debug-log: {e}"[:200])) from e
+            raise self.failed("reconfigured", e) from e
         if self.unit.is_leader():
             for relation in self.model.relations["slurmrestd"]:
                 self._publish(relation, wire.ControllerData(slurmconfig=slurm_controller.all_settings()))
@@ -296,9 +285,6 @@ class SlurmctldCharm(charm.Standin):
     @property
     def _controllers(self) -> list[str]:
         return [f"{self._address}:{wire.SLURMCTLD_PORT}"]
-
-    def _block_unless_installed(self, event: ops.EventBase) -> None:
-        charm.block_unless(event, _SERVICE.is_installed(), "slurmctld is not installed")
 
     def _wait_for_config(self, event: ops.EventBase) -> None:
         charm.wait_unless(event, slurm_controller.slurm_conf().exists(), "waiting for slurm.conf")

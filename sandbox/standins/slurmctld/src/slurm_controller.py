@@ -32,20 +32,8 @@ class Settings:
     cgroup: slurmutils.CGroupConfig
 
 
-class OptionsRefused(Exception):
-    """Options that slurmutils does not take.
-
-    Attributes:
-        reasons: option -> why.
-    """
-
-    def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__("; ".join(f"{option}: {reason}" for option, reason in reasons.items()))
-        self.reasons = reasons
-
-
 def parse(options: collections.abc.Mapping[str, object]) -> Settings:
-    """Return the charm's options. Raises `OptionsRefused` with every one that slurmutils refuses."""
+    """Return the charm's options. Raises `conf.OptionsRefused` with every one that slurmutils refuses."""
     reasons: dict[str, str] = {}
     cgroup = slurmutils.CGroupConfig()
     cgroup.constrain_cores = cgroup.constrain_devices = True
@@ -61,7 +49,7 @@ def parse(options: collections.abc.Mapping[str, object]) -> Settings:
     except (slurmutils.ModelError, ValueError) as e:
         reasons["slurm-conf-parameters"] = str(e)
     if reasons:
-        raise OptionsRefused(reasons)
+        raise conf.OptionsRefused(reasons)
     if overrides.slurmctld_parameters:
         overrides.slurmctld_parameters["enable_configless"] = True
     return Settings(str(options["cluster-name"]), str(options["default-partition"]), overrides, cgroup)

@@ -7,7 +7,7 @@ import json
 import typing
 
 import slurmutils
-from common import service
+from common import conf, service
 
 from slurm_ddp.run import run
 
@@ -32,20 +32,8 @@ class Settings:
     partition: slurmutils.Partition
 
 
-class OptionsRefused(Exception):
-    """Options that upstream refuses.
-
-    Attributes:
-        reasons: option -> why.
-    """
-
-    def __init__(self, reasons: dict[str, str]) -> None:
-        super().__init__("; ".join(f"{option}: {reason}" for option, reason in reasons.items()))
-        self.reasons = reasons
-
-
 def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
-    """Return the options of the charm deployed as `app`. Raises `OptionsRefused`.
+    """Return the options of the charm deployed as `app`. Raises `conf.OptionsRefused`.
 
     The partition carries the application's name and nodes whatever partition-config says.
     """
@@ -59,7 +47,7 @@ def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
     except (slurmutils.ModelError, ValueError) as e:
         reasons["partition-config"] = str(e)
     if reasons:
-        raise OptionsRefused(reasons)
+        raise conf.OptionsRefused(reasons)
     partition.partition_name = app
     partition.nodes = [app]
     return Settings(state, reason or ("n/a" if state == "down" else ""), partition)

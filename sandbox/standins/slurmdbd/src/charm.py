@@ -7,19 +7,21 @@ import socket
 import accounting_daemon
 import ops
 import slurmutils
-from common import charm, service, wire
-
-from slurm_ddp.run import CommandError
+from common import charm, daemons, service, wire
 
 logger = logging.getLogger(__name__)
 
 _CONTROLLER = "slurmctld"
 _DATABASE = "database"
+_KEYS = ("auth_secret_id", "jwt_secret_id")
 _SERVICE = accounting_daemon.SERVICE
 
 
-class SlurmdbdCharm(charm.Standin):
+class SlurmdbdCharm(daemons.Daemon):
     """The accounting daemon."""
+
+    daemon = _SERVICE
+    look = charm.leader_only(daemons.Daemon.look)
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
@@ -32,7 +34,7 @@ class SlurmdbdCharm(charm.Standin):
         self._stored.set_default(has_database=False)
         framework.observe(self.on.install, self._on_install)
         framework.observe(self.on.config_changed, self._on_config_changed)
-        framework.observe(self.on.update_status, self._on_update_status)
+        framework.observe(self.on.update_status, self.look)
         framework.observe(self.on.secret_changed, self._on_secret_changed)
         framework.observe(self.on[_CONTROLLER].relation_changed, self._on_controller_changed)
         framework.observe(self.on[_DATABASE].relation_created, self._on_database_joined)
@@ -43,13 +45,7 @@ class SlurmdbdCharm(charm.Standin):
     def _on_install(self, event: ops.InstallEvent) -> None:
         if not self.unit.is_leader():
             raise charm.Stop(ops.BlockedStatus("slurmdbd has one unit only: remove this one"))
-        self.unit.status = ops.MaintenanceStatus("installing slurmdbd")
-        try:
-            _SERVICE.install()
-        except CommandError as e:
-            logger.error("%s", e)
-            event.defer()
-            raise charm.Stop(ops.BlockedStatus(f"slurmdbd was not installed: {e}")) from e
+        self.install(event)
         self.unit.set_workload_version(_SERVICE.version())
         self.unit.open_port("tcp", wire.SLURMDBD_PORT)
 
@@ -61,31 +57,19 @@ class SlurmdbdCharm(charm.Standin):
 
     @charm.leader_only
     @charm.refreshes
-    def _on_update_status(self, _: ops.UpdateStatusEvent) -> None:
-        """Look at the status only: what died is not started."""
-
-    @charm.leader_only
-    @charm.refreshes
     def _on_controller_changed(self, event: ops.RelationChangedEvent) -> None:
-        if not event.relation.data[event.relation.app]:
+        data = self.read_controller(event, *_KEYS)
+        if data is None:
             return
-        charm.wait_unless(event, self._has_controller(), "waiting for slurmctld")
-        charm.block_unless(event, _SERVICE.is_installed(), "slurmdbd is not installed")
-        data = wire.read_controller(self, event.relation)
-        _SERVICE.set_auth_key(data.auth_key, data.auth_key_id)
         _SERVICE.set_jwt_key(data.jwt_key)
         self._reconfigure()
 
     @charm.refreshes
     def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        charm.block_unless(event, _SERVICE.is_installed(), "slurmdbd is not installed")
-        if event.secret.label not in (wire.AUTH_LABEL, wire.JWT_LABEL):
-            return
-        content = event.secret.get_content(refresh=True)
-        if event.secret.label == wire.AUTH_LABEL:
-            _SERVICE.set_auth_key(content["key"], content["keyid"])
-        else:
-            _SERVICE.set_jwt_key(content["key"])
+        if not self.take_auth_key(event):
+            if event.secret.label != wire.JWT_LABEL:
+                return
+            _SERVICE.set_jwt_key(event.secret.get_content(refresh=True)["key"])
         service.systemctl("restart", _SERVICE.name)
 
     def _on_database_joined(self, event: ops.RelationCreatedEvent) -> None:
@@ -115,16 +99,10 @@ class SlurmdbdCharm(charm.Standin):
     def _on_database_broken(self, _: ops.RelationBrokenEvent) -> None:
         self._stored.has_database = False
 
-    def check(self) -> ops.StatusBase:
-        """Return what keeps slurmdbd from running."""
-        if not _SERVICE.is_installed():
-            return ops.BlockedStatus("slurmdbd is not installed")
+    def lacks_relations(self) -> str:
+        """Return which relations are missing."""
         missing = [endpoint for endpoint in (_CONTROLLER, _DATABASE) if not self.model.relations[endpoint]]
-        if missing:
-            return ops.BlockedStatus(f"waiting for relations: {', '.join(missing)}")
-        if not _SERVICE.is_active():
-            return ops.WaitingStatus("waiting for slurmdbd to start")
-        return ops.ActiveStatus()
+        return f"waiting for relations: {', '.join(missing)}" if missing else ""
 
     def _reconfigure(self) -> None:
         """Start slurmdbd with what is known and tell slurmctld where it is. Raises `Stop`."""
@@ -135,14 +113,12 @@ class SlurmdbdCharm(charm.Standin):
         try:
             accounting_daemon.merge_and_restart()
         except service.SlurmError as e:
-            logger.error("%s", e)
-            message = f"slurmdbd was not reconfigured; see juju debug-log: {e}"
-            raise charm.Stop(ops.BlockedStatus(message[:200])) from e
+            raise self.failed("reconfigured", e) from e
         for relation in self.model.relations[_CONTROLLER]:
             relation.data[self.app]["hostname"] = json.dumps(self._address)
 
     def _has_controller(self) -> bool:
-        return wire.controller_ready(self.model, _CONTROLLER, "auth_secret_id", "jwt_secret_id")
+        return wire.controller_ready(self.model, _CONTROLLER, *_KEYS)
 
     def _credentials(self, relation: ops.Relation) -> tuple[str, str] | None:
         """Return user and password, from the provider's secret or, of an old one, from its databag."""

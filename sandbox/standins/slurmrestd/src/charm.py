@@ -1,16 +1,13 @@
 """Plays charmed-hpc's slurmrestd 25.11 with Debian's Slurm."""
 
-import logging
 import pathlib
 
 import ops
 import slurmutils
-from common import charm, conf, service, wire
+from common import charm, conf, daemons, service, wire
 
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
-
-logger = logging.getLogger(__name__)
 
 _ENDPOINT = "slurmctld"
 _ACCOUNT = "slurmrestd"
@@ -39,13 +36,15 @@ WantedBy=multi-user.target
 """
 
 
-class SlurmrestdCharm(charm.Standin):
+class SlurmrestdCharm(daemons.Daemon):
     """The host that answers HTTP."""
+
+    daemon = _SERVICE
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         framework.observe(self.on.install, self._on_install)
-        framework.observe(self.on.update_status, self._on_update_status)
+        framework.observe(self.on.update_status, self.look)
         framework.observe(self.on.secret_changed, self._on_secret_changed)
         relation = self.on[_ENDPOINT]
         framework.observe(relation.relation_changed, self._on_controller_changed)
@@ -54,36 +53,22 @@ class SlurmrestdCharm(charm.Standin):
 
     @charm.refreshes
     def _on_install(self, event: ops.InstallEvent) -> None:
-        self.unit.status = ops.MaintenanceStatus("installing slurmrestd")
-        try:
-            _SERVICE.install()
+        with self.installing(event):
             run("/usr/sbin/groupadd", "--force", "--gid", _IDENTIFIER, _ACCOUNT)
             account = ("--system", "--uid", _IDENTIFIER, "--gid", _IDENTIFIER, "--no-create-home")
             existing = run("/usr/sbin/useradd", *account, "--home-dir", "/nonexistent", _ACCOUNT, check=False)
             if existing.returncode not in (0, 9):  # useradd(8): 9, the name is in use
                 raise CommandError(f"useradd: {existing.stderr.strip()}")
-        except CommandError as e:
-            logger.error("%s", e)
-            event.defer()
-            raise charm.Stop(ops.BlockedStatus(f"slurmrestd was not installed: {e}")) from e
         files.ensure_file(_UNIT, _UNIT_TEXT)
         systemd.daemon_reload()
         self.unit.set_workload_version(_SERVICE.version())
         self.unit.open_port("tcp", wire.SLURMRESTD_PORT)
 
     @charm.refreshes
-    def _on_update_status(self, _: ops.UpdateStatusEvent) -> None:
-        """Look at the status only: what died is not started."""
-
-    @charm.refreshes
     def _on_controller_changed(self, event: ops.RelationChangedEvent) -> None:
-        if not event.relation.data[event.relation.app]:
+        data = self.read_controller(event, "auth_secret_id", "slurmconfig")
+        if data is None:
             return
-        ready = wire.controller_ready(self.model, _ENDPOINT, "auth_secret_id", "slurmconfig")
-        charm.wait_unless(event, ready, "waiting for slurmctld")
-        self._block_unless_installed(event)
-        data = wire.read_controller(self, event.relation)
-        _SERVICE.set_auth_key(data.auth_key, data.auth_key_id)
         editor = slurmutils.SlurmConfigEditor()
         for name, settings in data.slurmconfig.items():
             conf.ConfigFile(editor, service.ETC / name, _ACCOUNT).dump(slurmutils.SlurmConfig.from_dict(settings))
@@ -96,25 +81,8 @@ class SlurmrestdCharm(charm.Standin):
 
     @charm.refreshes
     def _on_secret_changed(self, event: ops.SecretChangedEvent) -> None:
-        self._block_unless_installed(event)
-        if event.secret.label != wire.AUTH_LABEL:
-            return
-        content = event.secret.get_content(refresh=True)
-        _SERVICE.set_auth_key(content["key"], content["keyid"])
-        service.systemctl("restart", _SERVICE.name)
-
-    def check(self) -> ops.StatusBase:
-        """Return what keeps slurmrestd from running."""
-        if not _SERVICE.is_installed():
-            return ops.BlockedStatus("slurmrestd is not installed")
-        if not self.model.relations[_ENDPOINT]:
-            return ops.BlockedStatus(f"add a controller: juju integrate {self.app.name}:slurmctld slurmctld")
-        if not _SERVICE.is_active():
-            return ops.WaitingStatus("waiting for slurmrestd to start")
-        return ops.ActiveStatus()
-
-    def _block_unless_installed(self, event: ops.EventBase) -> None:
-        charm.block_unless(event, _SERVICE.is_installed(), "slurmrestd is not installed")
+        if self.take_auth_key(event):
+            service.systemctl("restart", _SERVICE.name)
 
 
 if __name__ == "__main__":

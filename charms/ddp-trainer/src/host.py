@@ -1,0 +1,163 @@
+"""The login host: packages, the program, the workspace's folders, and what the program says about them."""
+
+import contextlib
+import os
+import pathlib
+import pwd
+import shutil
+
+import program
+from ddp import config as configuration
+from ddp.base import ParameterError
+from ddp.options import fields
+from slurm_ddp import apt, mounts
+from slurm_ddp.run import CommandError
+
+PACKAGES = ("python3-venv", "zstd")
+WHEELHOUSE = pathlib.Path("/var/lib/ddp-trainer/wheelhouse")  # a copy of the resource that every account can read
+USERS = "users"
+_ANSWER_S = 120.0  # for a request that neither waits nor installs
+
+
+def account(name: str) -> pwd.struct_passwd:
+    """Return the account that the trainer's jobs run as. Raises ParameterError where there is none or it is root's."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise ParameterError(
+            "submit-user",
+            f"no account {name!r} on this host; it must exist with the same uid here, on slurmctld's "
+            f"machine and on every node: useradd -m -u UID {name} there, or name another one",
+        ) from None
+    if found.pw_uid == 0:
+        raise ParameterError("submit-user", f"{name!r} is root; jobs never run as root: name an ordinary account")
+    return found
+
+
+def settings(config: fields.Config, unit: str) -> dict[str, str | bool]:
+    """Return what the program's configuration file says."""
+    return {
+        "workspace": config.workspace.rstrip("/"),
+        "account": config.submit_user,
+        "unit": unit,
+        "torch-build": config.torch_build,
+        "torch-index": config.torch_index,
+        "mlflow-tracking-uri": config.mlflow_tracking_uri,
+        "tensorboard": config.tensorboard,
+        "transformers": config.transformers,
+    }
+
+
+def ensure(config: fields.Config, unit: str, charm_dir: pathlib.Path, token: str) -> str:
+    """Install what this host needs and make the workspace's folders; return what failed in one line, or nothing."""
+    if problem := install_packages():
+        return problem
+    try:
+        program.install(charm_dir)
+        program.configure(configuration.write(settings(config, unit)))
+    except OSError as e:
+        return f"cannot install ddp: {e}"
+    if not _is_mounted(config.workspace):
+        return ""
+    denied: list[str] = []
+    try:
+        made = ask(config, unit, "make-folders").results
+        denied = made["denied"]
+        if made["untrusted"]:
+            return str(made["untrusted"])
+        if denied:
+            hand_over(config.workspace, denied, account(config.submit_user))
+            denied = ask(config, unit, "make-folders").results["denied"]
+        if denied:
+            return refused(config, denied[0], "")
+        hand_over(config.workspace, [], account(config.submit_user))
+        return ask(config, unit, "sync-tokens", token=token).error
+    except OSError as e:
+        return refused(config, denied[0] if denied else USERS, f": {e.strerror or e}")
+    except program.ProgramError as e:
+        return str(e)
+
+
+def refused(config: fields.Config, name: str, why: str) -> str:
+    """Return what to type where the submit user cannot write a folder of the workspace."""
+    folder = f"{config.workspace}/{name}"
+    hint = f"as root, on the filesystem's server or here: chown {config.submit_user} {folder}"
+    return f"{config.submit_user} cannot write {folder}{why}; {hint}"
+
+
+def install_packages() -> str:
+    """Install the packages; return what failed, or nothing."""
+    try:
+        apt.ensure_packages(PACKAGES)
+    except CommandError as e:
+        return f"cannot install {' '.join(PACKAGES)}: {e}"
+    return ""
+
+
+def has_packages() -> bool:
+    """Return whether the packages are installed."""
+    return set(apt.installed(*PACKAGES)) == set(PACKAGES)
+
+
+def ask(
+    config: fields.Config, unit: str, do: str, *, token: str = "", timeout_s: float | None = _ANSWER_S
+) -> program.Answer:
+    """Have the program do something as the submit user. Raises program.ProgramError."""
+    request = {"do": do, "config": settings(config, unit), "unit": unit, "token": token}
+    return program.ask(config.submit_user, request, lambda _: None, timeout_s=timeout_s)
+
+
+def share(resource: pathlib.Path | None) -> str:
+    """Return a copy of the attached wheelhouse that the submit user can read; nothing where none was attached."""
+    if resource is None or not resource.stat().st_size:
+        WHEELHOUSE.unlink(missing_ok=True)
+        return ""
+    WHEELHOUSE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    about = resource.stat()
+    with contextlib.suppress(FileNotFoundError):
+        known = WHEELHOUSE.stat()
+        if (known.st_size, known.st_mtime_ns) == (about.st_size, about.st_mtime_ns):
+            return str(WHEELHOUSE)
+    partial = WHEELHOUSE.with_name(f".{WHEELHOUSE.name}.{os.getpid()}")
+    shutil.copy2(resource, partial)
+    partial.chmod(0o644)
+    partial.replace(WHEELHOUSE)
+    return str(WHEELHOUSE)
+
+
+def _is_mounted(workspace: str) -> bool:
+    mount = mounts.find(workspace)
+    return mount is not None and mount.mountpoint != "/" and bool(mounts.probe(mount.mountpoint, deadline=5.0))
+
+
+def hand_over(workspace: str, names: list[str], owner: pwd.struct_passwd) -> None:
+    """Make folders in a workspace that belongs to root, for their owner, and `users`, in which everybody makes one.
+
+    Nobody but root and their owner can have put the names into such a workspace, so nothing found there was planted.
+    What is not a folder, or belongs to a third account, is left as it is. Raises OSError.
+    """
+    top = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(top)
+        if about.st_uid != 0 or (about.st_mode & 0o022 and not about.st_mode & 0o1000):
+            text = f"{workspace} belongs to uid {about.st_uid}, mode {about.st_mode & 0o7777:o}"
+            if names:
+                raise PermissionError(1, text)
+            return
+        for name in (*names, USERS):
+            uid, gid = (0, 0) if name == USERS else (owner.pw_uid, owner.pw_gid)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=top)
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            try:
+                found = os.fstat(folder)
+                if found.st_uid not in (0, uid):
+                    raise PermissionError(1, f"{workspace}/{name} belongs to uid {found.st_uid}")
+                if found.st_uid != uid:
+                    os.fchown(folder, uid, gid)
+                if name == USERS and found.st_mode & 0o7777 != 0o1777:
+                    os.fchmod(folder, 0o1777)
+            finally:
+                os.close(folder)
+    finally:
+        os.close(top)

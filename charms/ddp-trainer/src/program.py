@@ -1,0 +1,208 @@
+"""The program ddp on this host: installed for everybody, configured, and asked on behalf of the submit user."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import typing
+
+from slurm_ddp import files, run
+
+COMMAND = pathlib.Path("/usr/local/bin/ddp")
+LIBRARY = pathlib.Path("/usr/local/lib/slurm-ddp/ddp")  # a folder for each release; other charms' files lie beside it
+CONFIG = pathlib.Path("/etc/slurm-ddp.toml")
+PYTHON = "/usr/bin/python3"
+NEEDS = ("click", "jinja2", "pathspec", "pydantic", "pyyaml", "rich")  # as in the repository's pyproject.toml
+_OURS = {"lib/ddp": "ddp", "lib/slurm_ddp": "slurm_ddp", "payload": "ddp/payload"}
+_END_S = 5.0
+_PROXIES = {
+    "http_proxy": "JUJU_CHARM_HTTP_PROXY",
+    "https_proxy": "JUJU_CHARM_HTTPS_PROXY",
+    "no_proxy": "JUJU_CHARM_NO_PROXY",
+}
+
+Json = dict[str, typing.Any]
+Log = collections.abc.Callable[[str], None]
+
+
+class ProgramError(Exception):
+    """The program did not answer. `str()` is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the program answered: results, and where it failed one line that says why."""
+
+    results: Json
+    error: str = ""
+
+
+def install(charm_dir: pathlib.Path) -> bool:
+    """Install this charm's program for everybody, with what it needs, owned by root; return whether it was not there.
+
+    Raises OSError.
+    """
+    ours = {
+        pathlib.PurePath(target) / path.relative_to(charm_dir / source): path
+        for source, target in _OURS.items()
+        for path in sorted((charm_dir / source).rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    needed = _needed()
+    digest = hashlib.sha256("\0".join(sorted(f"{name} {found.version}" for name, found in needed.items())).encode())
+    for inside, path in ours.items():
+        digest.update(f"{inside}\0".encode() + path.read_bytes())
+    home = LIBRARY / digest.hexdigest()[:16]
+    launcher = (
+        f"#!{PYTHON} -I\n# Installed by the charm ddp-trainer.\nimport sys\n\nsys.path.insert(0, {str(home)!r})\n"
+        "from ddp import cli\n\ncli.main()\n"
+    )
+    if home.is_dir() and COMMAND.is_file() and COMMAND.read_text() == launcher:
+        return False
+    partial = LIBRARY / f".{home.name}.{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    for inside, path in [*ours.items(), *_files(needed)]:
+        _copy(path, partial / inside)
+    for path in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
+        path.chmod(0o755)
+    for path in (LIBRARY.parent, LIBRARY):
+        path.chmod(0o755)
+    run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # nobody else can write what it compiles to
+    if not home.is_dir():
+        partial.rename(home)
+    files.ensure_file(COMMAND, launcher, mode=0o755)
+    for path in LIBRARY.iterdir():
+        if path != home:
+            shutil.rmtree(path, ignore_errors=True)
+    return True
+
+
+def configure(text: str) -> None:
+    """Write the configuration that everybody's ddp reads."""
+    files.ensure_file(CONFIG, text)
+
+
+def remove() -> None:
+    """Take the program away; runs stay."""
+    for path in (COMMAND, CONFIG):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(LIBRARY, ignore_errors=True)
+
+
+def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> Answer:
+    """Run the program as `user` on one request and return its answer; what it logs is passed on as it comes.
+
+    Args:
+        user: the account; None of its groups is left out.
+        request: see ddp.service.
+        log: gets each line of progress.
+        timeout_s: in seconds; without it the program itself ends what it waits for.
+
+    Raises:
+        ProgramError: it could not be started, ended without an answer, or did not answer in time.
+    """
+    account = pwd.getpwnam(user)
+    given = {"HOME": account.pw_dir, "USER": user, "LOGNAME": user}
+    given |= {name: os.environ[juju] for name, juju in _PROXIES.items() if os.environ.get(juju)}
+    try:
+        process = subprocess.Popen(
+            [COMMAND, "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd="/",
+            env=run.clean_env(given),
+            start_new_session=True,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=os.getgrouplist(user, account.pw_gid),
+        )
+    except OSError as e:
+        raise ProgramError(f"{COMMAND}: {e.strerror or e}") from e
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr, _ended(process, timeout_s):
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: what it printed says why
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            said: Json = json.loads(line)
+            if "log" in said:
+                log(str(said["log"]))
+            else:
+                return Answer(said["results"], str(said.get("error", "")))
+        words = run.last_line(process.stderr.read()) or f"exit status {process.wait()}"
+    raise ProgramError(f"ddp ended without an answer: {words}")
+
+
+@contextlib.contextmanager
+def _ended(process: "subprocess.Popen[str]", timeout_s: float | None) -> collections.abc.Generator[None]:
+    """End the program behind the block, and kill it after `timeout_s` seconds."""
+    timer = None
+    if timeout_s is not None:
+
+        def kill(*_: object) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(timeout_s, kill)
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _needed() -> dict[str, importlib.metadata.Distribution]:
+    """Return the distributions that the program needs, with all that those need."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    left: list[str] = [*NEEDS]
+    while left:
+        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+        if name in found:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        for line in found[name].requires or ():
+            wanted, _, condition = line.partition(";")
+            if not condition.strip():  # extras and other platforms' packages have one
+                left.append(re.split(r"[\s<>=!~(\[]", wanted.strip(), maxsplit=1)[0])
+    return found
+
+
+def _files(
+    needed: dict[str, importlib.metadata.Distribution],
+) -> collections.abc.Iterator[tuple[pathlib.PurePath, pathlib.Path]]:
+    """Yield (path in the library, file) of these distributions; no commands."""
+    for distribution in needed.values():
+        for file in distribution.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                yield file, pathlib.Path(str(distribution.locate_file(file)))
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o644)

@@ -1,0 +1,398 @@
+"""The command line: the verbs of ddp.verbs with a flag for each of their options, and what only people use."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import typing
+
+import click
+
+import ddp
+from ddp import config, verbs
+from ddp.base import Log, ParameterError, Results, Settings, TrainerError
+from ddp.options import declared, fields
+
+OK, FAILED, USAGE = 0, 1, 2
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+# Of a verb, what is written without its flag: the option's name, and whether it may be repeated
+_BARE = {
+    "submit-ddp": "workload",
+    "submit-sweep": "workload",
+    "prepare-dataset": "source",
+    "show-run": "run",
+    "compare-runs": "runs",
+    "show-job": "run",
+    "job-log": "run",
+    "resume-now": "run",
+    "cancel-job": "run",
+    "create-environment": "name",
+    "show-environment": "name",
+    "remove-environment": "name",
+}
+_METAVARS = {
+    "workload": "[gpt|smoke|SCRIPT]",
+    "run": "[RUN]",
+    "runs": "[RUN]...",
+    "source": "[SOURCE]",
+    "name": "NAME",
+}
+_TAKES_ARGUMENTS = ("submit-ddp", "submit-sweep")  # of a script: everything behind its name
+_PATHS = (
+    "workload",
+    "source",
+    "wheelhouse",
+    "file",
+    "requirements",
+)  # a relative one is below the folder where it is typed
+_WORKLOADS = ("gpt", "smoke", "python-stdlib")
+_NUMBERED = ("show-job", "job-log", "resume-now", "cancel-job")  # take a job's id in place of a run's name
+_CONFIG = tuple(str(field.alias) for field in config.Config.model_fields.values() if field.alias != "unit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What the flags before the verb say."""
+
+    flags: dict[str, object]
+    is_json: bool
+
+
+class Screen:
+    """What a person or a program reads: results on standard output, progress on standard error."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+
+    def log(self, text: str) -> None:
+        """Write a line of progress."""
+        click.echo(text, err=True)
+
+    def show(self, results: Results) -> None:
+        """Write the results: JSON for programs; short ones in a table, long ones below their names."""
+        if self._is_json:
+            click.echo(json.dumps(results, indent=1))
+            return
+        width = max((len(name) for name, value in results.items() if "\n" not in value), default=0)
+        for name, value in results.items():
+            label = click.style(name, bold=True)
+            if "\n" in value or len(value) > 400:
+                click.echo(f"{label}:\n{value.rstrip()}")
+            else:
+                click.echo(f"{label}{' ' * (width - len(name))}  {value}")
+
+    def fail(self, error: str, results: Results) -> None:
+        """Write why it failed, on one line of standard error, behind what is known all the same."""
+        if self._is_json:
+            click.echo(json.dumps({**results, "error": error}, indent=1))
+        elif results:
+            self.show(results)
+        click.echo(f"{click.style('ddp:', fg='red', bold=True)} {error}", err=True)
+
+
+@click.group(context_settings=_CONTEXT)
+@click.option("--json", "is_json", is_flag=True, help="Write results as one JSON object, for programs.")
+@click.option("--workspace", metavar="FOLDER", help="Folder on the shared filesystem; default is the configuration's.")
+@click.version_option(ddp.__version__, prog_name="ddp", message="%(prog)s %(version)s")
+@click.pass_context
+def program(context: click.Context, *, is_json: bool, workspace: str | None) -> None:
+    """Distributed PyTorch training on Slurm, under your own account.
+
+    Settings come from /etc/slurm-ddp.toml, ~/.config/slurm-ddp.toml, DDP_* variables and flags, each before the last.
+    """
+    context.obj = Session({"workspace": workspace}, is_json)
+
+
+def main() -> typing.NoReturn:
+    """Run the command line, and leave without waiting for threads that a filesystem holds."""
+    os.umask(0o022)
+    code = OK
+    try:
+        if sys.argv[1:] == ["serve"]:  # the charm, which has no terminal
+            from ddp import service  # noqa: PLC0415 - a person's command starts without it
+
+            service.main()
+        found = program.main(prog_name="ddp", standalone_mode=False)
+        code = found if isinstance(found, int) else OK
+    except click.exceptions.Abort:
+        click.echo("ddp: interrupted; a job that was submitted goes on, see: ddp list", err=True)
+        code = FAILED
+    except click.UsageError as e:
+        where = e.ctx.command_path if e.ctx is not None else "ddp"
+        click.echo(f"{where}: {e.format_message().rstrip('.')}; see: {where} --help", err=True)
+        code = USAGE
+    except click.ClickException as e:
+        click.echo(f"ddp: {e.format_message()}", err=True)
+        code = FAILED
+    except BrokenPipeError:  # what reads it, such as head, has enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def settings_of(session: Session) -> Settings:
+    """Return what this command works with. Raises click.UsageError for a configuration that cannot be."""
+    try:
+        found = config.settings(config.load(session.flags))
+    except ParameterError as e:
+        raise click.UsageError(str(e)) from e
+    if found.uid == 0:
+        raise click.UsageError("jobs never run as root; log in as an ordinary account: su - NAME")
+    return found
+
+
+def _command(verb: verbs.Verb) -> click.Command:
+    """Return the command of a verb, with a flag for each option."""
+    parameters: list[click.Parameter] = []
+    bare = _BARE.get(verb.action)
+    for option in declared.options(verb.params):
+        if option.name == bare:
+            parameters.append(_argument(verb, option))
+        else:
+            parameters.append(_flag(option))
+    if verb.action in _TAKES_ARGUMENTS:
+        parameters.append(click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]..."))
+    parameters.append(click.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object."))
+
+    @click.pass_context
+    def run(context: click.Context, /, **given: object) -> None:
+        session = typing.cast(Session, context.obj)
+        is_json = bool(given.pop("is_json")) or session.is_json
+        arguments = typing.cast("tuple[str, ...]", given.pop("arguments", ()))
+        context.exit(perform(dataclasses.replace(session, is_json=is_json), verb, given, arguments))
+
+    takes_rest = verb.action in _TAKES_ARGUMENTS
+    context = {**_CONTEXT, "allow_interspersed_args": not takes_rest}
+    return click.Command(
+        verb.words[-1], context_settings=context, callback=run, params=parameters, help=verb.description
+    )
+
+
+def _argument(verb: verbs.Verb, option: declared.Option) -> click.Argument:
+    name = option.name.replace("-", "_")
+    metavar = {
+        "workload": "[gpt|smoke|SCRIPT]",
+        "run": "[RUN]",
+        "runs": "[RUN]...",
+        "source": "[SOURCE]",
+        "name": "NAME",
+    }[option.name]
+    if verb.action in _NUMBERED:
+        metavar = "[RUN|JOB]"
+    nargs = -1 if option.name == "runs" else 1
+    return click.Argument([name], required=False, nargs=nargs, metavar=metavar, type=click.STRING)
+
+
+def _flag(option: declared.Option) -> click.Option:
+    """Return the flag of an option; one that is not given is not passed on, so that the model's default counts."""
+    shown = option.description
+    if option.default not in (None, "", False):
+        default = str(option.default).lower() if isinstance(option.default, bool) else option.default
+        shown = f"{shown.rstrip('.')}.  [default: {default}]"
+    if option.kind == "boolean":
+        name = f"--{option.name}/--no-{option.name}" if option.default else f"--{option.name}"
+        return click.Option([name], is_flag=True, default=None, help=shown)
+    if option.choices:
+        return click.Option([f"--{option.name}"], type=click.Choice(option.choices), help=shown)
+    kind = click.INT if option.kind == "integer" else click.STRING
+    aliases = [f"--{option.name}", *_SHORT.get(option.name, ())]
+    return click.Option(aliases, type=kind, help=shown, metavar="N" if option.kind == "integer" else "TEXT")
+
+
+_SHORT = {"nodes": ("-N",), "partition": ("-p",), "time-limit": ("-t",), "lines": ("-n",)}
+
+
+def perform(
+    session: Session, verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
+) -> int:
+    """Do what a verb does with flags as they were parsed; return the exit status."""
+    params = _parsed(verb, given, arguments)
+    log = Screen(is_json=session.is_json).log
+    return _guarded(session, lambda settings: _act(settings, verb, params, log), verb=verb)
+
+
+def _parsed(
+    verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
+) -> fields.Parsed:
+    """Return a verb's options. Raises click.UsageError."""
+    values = {
+        name.replace("_", "-"): " ".join(typing.cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if value is not None and value != ()
+    }
+    try:
+        params = fields.parse(verb.params, _resolved(verb, values))
+    except ParameterError as e:
+        raise click.UsageError(_as_flag(verb, e)) from e
+    return params.model_copy(update={"arguments": arguments}) if arguments else params
+
+
+def _guarded(
+    session: Session,
+    work: collections.abc.Callable[[Settings], Results | None],
+    *,
+    verb: verbs.Verb | None = None,
+) -> int:
+    """Show what work returns, or why it failed; return the exit status."""
+    from ddp.workspace import files  # noqa: PLC0415 - `ddp --help` is there at once
+    from slurm_ddp import run  # noqa: PLC0415
+
+    screen = Screen(is_json=session.is_json)
+    settings = settings_of(session)
+    try:
+        results = work(settings)
+    except ParameterError as e:
+        screen.fail(_as_flag(verb, e) if verb is not None else str(e), e.results)
+    except TrainerError as e:
+        screen.fail(str(e), e.results)
+    except (files.RefusedError, run.CommandError) as e:
+        screen.fail(str(e), {})
+    else:
+        if results is not None:
+            screen.show(results)
+        return OK
+    return FAILED
+
+
+def _act(settings: Settings, verb: verbs.Verb, params: fields.Parsed, log: Log) -> Results:
+    from ddp import readiness  # noqa: PLC0415 - `ddp --help` is there at once
+
+    with settings.claims:
+        readiness.require(settings, asks_nodes=verb.asks_nodes)
+        return verb.do(settings, params, log)
+
+
+def _resolved(verb: verbs.Verb, values: dict[str, object]) -> dict[str, object]:
+    """Return the options with relative paths made absolute, and a job's id where it stands in place of a run."""
+    found = dict(values)
+    for name in _PATHS:
+        text = found.get(name)
+        if isinstance(text, str) and text not in _WORKLOADS and not text.startswith("/"):
+            found[name] = str(pathlib.Path.cwd() / text)
+    env = found.get("env")
+    if "environment" in verb.params.model_fields and isinstance(env, str) and env and "=" not in env:
+        found["environment"] = found.pop("env")  # --env NAME is an environment, --env NAME=value a variable
+    if verb.action in _NUMBERED and isinstance(run := found.get("run"), str):
+        number, _, element = run.partition("_")
+        if number.isdecimal() and (element.isdecimal() or not element):
+            del found["run"]
+            found["job-id"] = int(number)
+            found |= {"element": int(element)} if element else {}
+    return found
+
+
+def _as_flag(verb: verbs.Verb, e: ParameterError) -> str:
+    """Return an error with its option as it is typed here."""
+    known = {option.name for option in declared.options(verb.params)}
+    return f"--{e}" if e.name in known and e.name != _BARE.get(verb.action) else str(e)
+
+
+def _watch_command() -> click.Command:
+    @click.command("watch", context_settings=_CONTEXT)
+    @click.argument("run", required=False, metavar="[RUN|JOB]")
+    @click.pass_context
+    def run_it(context: click.Context, run: str | None) -> None:
+        """Show a run as it goes on: state, step, loss, throughput, memory, time left. Ctrl-C leaves it alone."""
+        import rich.console  # noqa: PLC0415
+
+        from ddp import people  # noqa: PLC0415
+
+        session = typing.cast(Session, context.obj)
+        named = _named(run)
+        context.exit(_guarded(session, lambda settings: people.show_live(settings, named, rich.console.Console())))
+
+    return run_it
+
+
+def _report_command() -> click.Command:
+    @click.command("report", context_settings=_CONTEXT)
+    @click.argument("runs", nargs=-1, metavar="[RUN]...")
+    @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=pathlib.Path), help="Where to write it.")
+    @click.pass_context
+    def run_it(context: click.Context, runs: tuple[str, ...], output: pathlib.Path | None) -> None:
+        """Write one HTML page about runs, side by side: curves, settings, attempts, failures, the cluster.
+
+        Needs nothing but itself to be looked at, so it can be mailed. Without a run it is about the newest.
+        """
+        from ddp import people  # noqa: PLC0415
+
+        session = typing.cast(Session, context.obj)
+        context.exit(_guarded(session, lambda settings: people.write_report(settings, runs, output)))
+
+    return run_it
+
+
+def _render_command() -> click.Command:
+    """Return the command that writes what `submit` would hand over, with submit's options."""
+    submit = _command(verbs.ALL["submit-ddp"])
+    dropped = {"wait", "wait_timeout", "dry_run", "is_json"}
+    parameters = [parameter for parameter in submit.params if parameter.name not in dropped]
+    parameters += [
+        click.Option(["--kubernetes"], is_flag=True, help="As Kubernetes manifests: a Job, its Service and ConfigMap."),
+        click.Option(["--claim"], default="slurm-ddp", help="PersistentVolumeClaim that holds the workspace."),
+        click.Option(["--namespace"], default="default", help="Namespace of the claim."),
+    ]
+
+    @click.pass_context
+    def run_it(
+        context: click.Context,
+        /,
+        kubernetes: bool,
+        claim: str,
+        namespace: str,
+        arguments: tuple[str, ...],
+        **given: object,
+    ) -> None:
+        from ddp import people  # noqa: PLC0415
+
+        session = typing.cast(Session, context.obj)
+        params = typing.cast(fields.SubmitDdp, _parsed(verbs.ALL["submit-ddp"], given, arguments))
+
+        def write(settings: Settings) -> None:
+            if kubernetes:
+                click.echo(people.render_kubernetes(settings, params, claim=claim, namespace=namespace), nl=False)
+            else:
+                click.echo(people.render(settings, params), nl=False)
+
+        context.exit(_guarded(session, write, verb=verbs.ALL["submit-ddp"]))
+
+    return click.Command(
+        "render",
+        context_settings={**_CONTEXT, "allow_interspersed_args": False},
+        callback=run_it,
+        params=parameters,
+        help="Write what submit would hand to Slurm, or a run as Kubernetes manifests. Submits nothing.",
+    )
+
+
+def _named(run: str | None) -> fields.OneJob:
+    verb = verbs.ALL["show-job"]
+    values: dict[str, object] = {} if run is None else {"run": run}
+    try:
+        return typing.cast(fields.OneJob, fields.parse(verb.params, _resolved(verb, values)))
+    except ParameterError as e:
+        raise click.UsageError(str(e)) from e
+
+
+def _groups() -> None:
+    """Add a command for each verb, below a group where its words are two."""
+    for verb in verbs.ALL.values():
+        place: click.Group = program
+        for word in verb.words[:-1]:
+            inner = place.commands.get(word)
+            if not isinstance(inner, click.Group):
+                inner = click.Group(word, context_settings=_CONTEXT, help="Python environments of jobs.")
+                place.add_command(inner)
+            place = inner
+        place.add_command(_command(verb))
+
+
+_groups()
+for _extra in (_watch_command(), _report_command(), _render_command()):
+    program.add_command(_extra)

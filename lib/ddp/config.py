@@ -1,0 +1,102 @@
+"""Settings of the program: /etc/slurm-ddp.toml, then ~/.config/slurm-ddp.toml, then DDP_* variables, then flags."""
+
+import collections.abc
+import json
+import os
+import pathlib
+import pwd
+import tomllib
+import typing
+
+from ddp.base import ParameterError, Settings
+from ddp.options import fields
+
+SYSTEM = pathlib.Path("/etc/slurm-ddp.toml")  # the charm writes it; on another cluster its administrator may
+USER = ".config/slurm-ddp.toml"
+PREFIX = "DDP_"
+DEFAULT_WORKSPACE = "slurm-ddp"  # in the user's home, which clusters without a charm share between their nodes
+
+
+class Config(fields.Parsed):
+    """What a configuration file may say; the variable of `torch-index` is DDP_TORCH_INDEX, its flag --torch-index."""
+
+    workspace: fields.Folder | None = None
+    account: fields.Account = ""  # whose environments and datasets everybody uses
+    unit: typing.Annotated[str, fields.STRICT, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a Juju unit")] = ""
+    torch_build: fields.TorchBuild = "auto"
+    torch_index: fields.Index = ""
+    mlflow_tracking_uri: fields.Tracking = ""
+    tensorboard: fields.Flag = False
+    transformers: fields.Flag = False
+
+
+def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
+    """Return the settings in force. Raises ParameterError naming the file or variable, the option and the remedy."""
+    given: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    home = pathlib.Path(os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir)
+    for path in (SYSTEM, home / USER):
+        for name, value in _read(path).items():
+            given[name], sources[name] = value, str(path)
+    names = [str(field.alias) for field in Config.model_fields.values()]
+    for name in names:
+        variable = PREFIX + name.upper().replace("-", "_")
+        if variable in os.environ:
+            given[name], sources[name] = _typed(name, os.environ[variable]), f"${variable}"
+    for name, value in (flags or {}).items():
+        if value is not None:
+            given[name], sources[name] = value, f"--{name}"
+    try:
+        return fields.parse(Config, given)
+    except ParameterError as e:
+        raise ParameterError(sources.get(e.name, "configuration"), str(e)) from None
+
+
+def settings(config: Config) -> Settings:
+    """Return what this process works with, under its own account. Raises ParameterError for root."""
+    about = pwd.getpwuid(os.geteuid())
+    home = pathlib.Path(about.pw_dir)
+    return Settings(
+        unit=config.unit,
+        workspace=pathlib.Path(config.workspace.rstrip("/")) if config.workspace else home / DEFAULT_WORKSPACE,
+        user=about.pw_name,
+        uid=about.pw_uid,
+        gid=about.pw_gid,
+        payload=payload(),
+        torch_build=config.torch_build,
+        torch_index=config.torch_index,
+        mlflow_uri=config.mlflow_tracking_uri,
+        tensorboard=config.tensorboard,
+        transformers=config.transformers,
+        account=config.account,
+        is_action=False,
+    )
+
+
+def payload() -> pathlib.Path:
+    """Return the folder of what runs in jobs: inside the installed package, or beside it in the repository."""
+    here = pathlib.Path(__file__).resolve()
+    inside = here.with_name("payload")
+    return inside if inside.is_dir() else here.parents[2] / "payload"
+
+
+def _typed(name: str, text: str) -> object:
+    """Return what a variable's text means: `true` and `false` where the option is one or the other."""
+    is_flag = Config.model_fields[name.replace("-", "_")].annotation is bool
+    return {"true": True, "1": True, "false": False, "0": False, "": False}.get(text.lower(), text) if is_flag else text
+
+
+def _read(path: pathlib.Path) -> dict[str, object]:
+    """Return what a file says; nothing where there is none. Raises ParameterError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise ParameterError(str(path), f"{e}; correct the file, or remove it") from e
+
+
+def write(config: collections.abc.Mapping[str, str | bool]) -> str:
+    """Return the text of a configuration file. The values are of alphabets without quotes and backslashes."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in sorted(config.items())]
+    return "# Written by the charm ddp-trainer; change its options instead. Read by ddp.\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,264 @@
+"""doctor: one short job on all nodes at once, and what it found, in words: what would break a run, and what to type.
+
+`gather` collects facts, `judge` turns them into findings, `report` into text; only `gather` touches anything.
+"""
+
+import base64
+import contextlib
+import json
+import pathlib
+import re
+import secrets
+import typing
+import urllib.parse
+import zlib
+
+from ddp.base import Log, ParameterError, Results, Settings, TrainerError, with_progress
+from ddp.doctor import cluster_rules, hardware, node_rules, reporting
+from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_few, leading_number
+from ddp.environment import archives, environments
+from ddp.measure import sampling
+from ddp.options import models
+from ddp.submit import checks, resources
+from ddp.workspace import folders, operations
+from slurm_ddp import mounts
+from slurm_ddp.slurm import access, jobs, nodes
+
+MAX_NODES = 64  # every node speaks to every other; more are examined in several calls
+_PROBE = pathlib.Path(__file__).with_name("probe.py")
+_STEP_S = 300.0  # the probe's own deadlines add up to less
+
+
+def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
+    """Examine the nodes and return what was found. Raises TrainerError, with all of it, when a run would break."""
+    facts = gather(settings, params, checks.partitions(params.reservation), log)
+    findings = judge(settings, facts)
+    results = reporting.report(settings, facts, findings)
+    worst = next((finding for finding in findings if finding.level == "error"), None)
+    if worst is not None:
+        raise TrainerError(f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results)
+    return results
+
+
+def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log) -> Facts:
+    """Return what this host, the controller and the nodes say."""
+    partition = _partition(params, partitions)
+    checks.admission(settings, params, partition)
+    asked = _asked(params, partition)
+    known = {node.name: node for node in _nodes()}
+    usable = {node.name for node in partition.usable}
+    left_out = {name: why for name in asked if (why := _unfit(known.get(name), is_usable=name in usable))}
+    fit = [name for name in asked if name not in left_out]
+    contents = folders.look(settings)
+    mount = mounts.find(settings.workspace)
+    folder = folders.call(
+        settings, operations.open_examination, workspace=str(settings.folder), nonce=secrets.token_hex(8)
+    )
+    reports: dict[str, Json] = {}
+    trouble = ""
+    try:
+        if fit:
+            spec = {
+                "hosts": {name: known[name].address or "" for name in fit},
+                "workspace": str(settings.workspace), "folder": folder["folder"],
+                "nonce": folder["nonce"], "cache": str(settings.node_cache), "port": 0,
+                "tracking": _tracking_server(settings.mlflow_uri), "environments": [
+                    {"hash": manifest.hash, "sha256": manifest.sha256}
+                    for manifest in contents.environments[:4]
+                    if environments.is_current(settings, manifest)
+                ],
+            }  # fmt: skip
+            gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
+            options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
+            reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
+        damaged = with_progress(
+            log,
+            "checking the environments' archives",
+            lambda: folders.call(
+                settings, archives.verify_environments, timeout_s=300, folder=str(settings.environments)
+            ),
+        )["damaged"]
+    finally:
+        folders.call(settings, operations.close_examination, folder=folder["folder"])
+    sample = None
+    if params.collectives:
+        sample = _sample(settings, params, log, contents=contents, partition=partition, reports=reports)
+    try:
+        config = jobs.configuration()
+    except jobs.SlurmError:
+        config = {}
+    return Facts(
+        partition=partition,
+        asked=tuple(asked),
+        left_out=left_out,
+        reports=reports,
+        trouble=trouble,
+        config=config,
+        manifests=contents.environments,
+        damaged=tuple(damaged),
+        untrusted=contents.untrusted,
+        login=(mount.fstype, mount.source) if mount else ("", ""),
+        accounting=access.accounting(user=settings.user, configuration=config),
+        sample=sample,
+    )
+
+
+def _sample(
+    settings: Settings,
+    params: models.Doctor,
+    log: Log,
+    *,
+    contents: folders.Contents,
+    partition: jobs.Partition,
+    reports: dict[str, Json],
+) -> sampling.Sample:
+    """Return what an all_reduce over the nodes that answered measures, with an environment that is there."""
+    environment = environments.installed(settings, contents)
+    if environment is None or not reports:
+        return sampling.Sample("missed", "no node gave an answer" if environment else "no environment is installed")
+    seen = min(int(about["gpus"]["seen"]) for about in reports.values())
+    gpus = seen if environment.manifest.build == "cuda" else 0
+    return sampling.take(settings, params, log, partition=partition.name, hosts=sorted(reports), gpus=gpus)
+
+
+def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int) -> list[str]:
+    """Return what srun is told; as many GPUs are asked for as every node has free.
+
+    And two CPUs where all have them, bound like torchrun's agent in a job: does a task get more than one?
+    """
+    options = [
+        f"--partition={partition.name}", f"--nodes={len(fit)}", f"--ntasks={len(fit)}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(fit)}", f"--cpus-per-task={max(1, min(2, cpus))}", "--cpu-bind=none",
+        "--mem=1024M", "--time=6", "--chdir=/",
+        f"--immediate={params.wait_timeout}", "--job-name=trainer-doctor", "--propagate=NONE", "--wait=60",
+    ]  # fmt: skip
+    given = {"account": params.account, "qos": params.qos, "reservation": params.reservation}
+    options += [f"--{name}={value}" for name, value in given.items() if value]
+    return [*options, f"--gpus-per-node={gpus}"] if gpus else options
+
+
+def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> tuple[dict[str, Json], str]:
+    """Return each node's report, and what srun said where some gave none."""
+    hosts = list(spec["hosts"])
+    argv = ("/usr/bin/python3", "-I", "-c", _PROBE.read_text(), json.dumps(spec))
+    text, trouble = with_progress(
+        log,
+        f"examining {len(hosts)} node{'s' if len(hosts) > 1 else ''}: {first_few(hosts)}",
+        lambda: jobs.run_everywhere(*argv, options=options, timeout_s=_STEP_S + patience_s),
+    )
+    return read_reports(text), trouble
+
+
+def read_reports(text: str) -> dict[str, Json]:
+    """Return each node's report from what the tasks printed; one that is not whole, or not ours, is left out."""
+    pieces: dict[tuple[str, int], dict[int, str]] = {}
+    for line in text.splitlines():
+        match line.split():
+            case ["DOCTOR", node, number, count, piece] if number.isdecimal() and count.isdecimal():
+                pieces.setdefault((node, int(count)), {})[int(number)] = piece
+            case _:
+                continue
+    reports: dict[str, Json] = {}
+    for (node, count), found in pieces.items():
+        if sorted(found) != list(range(count)):
+            continue
+        with contextlib.suppress(ValueError, TypeError, zlib.error):
+            packed = base64.b64decode("".join(found[number] for number in sorted(found)), validate=True)
+            answer = as_dict(json.loads(zlib.decompressobj().decompress(packed, 4 << 20)))
+            if answer.get("node") == node:
+                reports[node] = answer
+    return reports
+
+
+def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
+    """Return the findings, the worst first."""
+    found = [
+        *cluster_rules.judge(settings, facts),
+        *node_rules.judge(settings, facts),
+        *hardware.judge(settings, facts),
+    ]
+    order = {"error": 0, "warning": 1, "note": 2}
+    return tuple(sorted(_merged(found), key=lambda finding: order[finding.level]))
+
+
+def _tracking_server(uri: str) -> list[str | int] | None:
+    """Return host and port of an MLflow server; None where the store is a path, or there is none."""
+    parts = urllib.parse.urlsplit(uri)
+    with contextlib.suppress(ValueError):  # a port that is no number
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return [parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)]
+    return None
+
+
+def _partition(params: models.Doctor, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
+    """Return the partition to examine; one without a usable node is examined too, since that is what to explain."""
+    try:
+        return resources.choose_partition(params.partition, partitions)
+    except ParameterError:
+        named = [p for p in partitions if p.name == params.partition or (params.partition is None and p.is_default)]
+        if len(named) == 1 and named[0].nodes:
+            return named[0]
+        raise
+
+
+def _asked(params: models.Doctor, partition: jobs.Partition) -> list[str]:
+    there = [node.name for node in partition.nodes if node.state != access.OUTSIDE]
+    if params.nodes is None:
+        if len(there) > MAX_NODES:
+            raise ParameterError(
+                "nodes",
+                f"{partition.name} has {len(there)} nodes; name at most {MAX_NODES}, such as {there[0]},{there[1]}",
+            )
+        return there
+    try:
+        names = list(dict.fromkeys(jobs.hostnames(params.nodes)))
+    except jobs.SlurmError as e:
+        raise ParameterError("nodes", f"{params.nodes}: {e}") from e
+    if len(names) > MAX_NODES:
+        raise ParameterError("nodes", f"{len(names)} named; at most {MAX_NODES} at once")
+    if strangers := [name for name in names if name not in there]:
+        known = ", ".join(there[:8])
+        place = f"partition {partition.name}" + (f" in reservation {params.reservation}" if params.reservation else "")
+        raise ParameterError("nodes", f"{strangers[0]} is no node of {place}; there are: {known}")
+    return names
+
+
+def _nodes() -> tuple[nodes.Node, ...]:
+    try:
+        return tuple(nodes.show_all())
+    except nodes.NodeError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+
+
+def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
+    """Return why Slurm starts nothing on a node now, or nothing; what keeps a usable one is its own reservation."""
+    if node is None:
+        return "Slurm does not know it"
+    bad = {"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
+    flags = sorted(node.flags & bad - ({"MAINTENANCE"} if is_usable else set()))
+    if flags or node.state not in ("IDLE", "MIXED", "ALLOCATED"):
+        return f"{'+'.join([node.state, *flags])}" + (f" ({node.reason})" if node.reason else "")
+    return "busy: all its cores are in use" if _free_cpus(node) == 0 else ""
+
+
+def _free_cpus(node: nodes.Node) -> int:
+    """Return how many CPUs no job has; one where Slurm does not tell."""
+    total = leading_number(node.fields.get("CPUEfctv", "0")) or 0
+    return max(0, total - (leading_number(node.fields.get("CPUAlloc", "0")) or 0)) if total else 1
+
+
+def _free_gpus(node: nodes.Node) -> int:
+    used = re.search(r"gres/gpu=(\d+)", node.alloc_tres or "")
+    return max(0, jobs.parse_gpus(node.gres or "") - (int(used[1]) if used else 0))
+
+
+def _merged(found: list[Finding]) -> list[Finding]:
+    """Return the findings with those that differ only in the node told once."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for finding in found:
+        remedy = finding.remedy
+        groups.setdefault((finding.level, finding.text, remedy), []).append(finding.where)
+    return [
+        Finding(typing.cast(Level, level), ", ".join(dict.fromkeys(where)), text, remedy)
+        for (level, text, remedy), where in groups.items()
+    ]

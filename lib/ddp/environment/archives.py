@@ -1,0 +1,290 @@
+"""Operations of operations.py on environments: wheels, builds, archives."""
+
+import collections.abc
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+import time
+import typing
+import zipfile
+import zlib
+
+from ddp.node.explain import Json, opened, read_object, tail
+from ddp.workspace.files import RefusedError, replace
+
+
+def verify_environments(folder: str) -> Json:
+    """Return the archives whose bytes are not what their manifests say, of the newest eight."""
+    manifests = sorted(pathlib.Path(folder).glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
+    damaged: list[str] = []
+    for path in manifests[:8]:
+        with contextlib.suppress(ValueError, KeyError):
+            manifest = read_object(path)
+            if path.stem != manifest["hash"]:
+                continue
+            archive = path.with_suffix(".tar.zst")
+            try:
+                with opened(archive) as found:
+                    file: typing.Any = found
+                    right = hashlib.file_digest(file, "sha256").hexdigest() == manifest["sha256"]
+            except OSError:
+                right = False
+            if not right:
+                damaged.append(str(archive))
+    return {"damaged": damaged}
+
+
+def open_cache(base: str, store: str) -> Json:
+    """Return a fresh folder for a build below `base`, which is private to this account; a day-old leftover goes.
+
+    Also return the bytes that are free there and in the folder `store`.
+    """
+    top = pathlib.Path(base)
+    with contextlib.suppress(FileExistsError):
+        top.mkdir(mode=0o700)
+    about = top.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+        raise RefusedError(f"{base} is not a folder of this account (uid {os.geteuid()}); remove it")
+    top.chmod(0o700)
+    for path in top.glob("build-*"):
+        if time.time() - path.lstat().st_mtime > 86400:
+            shutil.rmtree(path, ignore_errors=True)
+    free = {"free_bytes": shutil.disk_usage(base).free, "store_free_bytes": shutil.disk_usage(store).free}
+    return {"folder": tempfile.mkdtemp(prefix="build-", dir=base), **free}
+
+
+def digest_wheelhouse(path: str) -> Json:
+    """Return a hash of what a folder or an archive of wheels holds."""
+    place = pathlib.Path(path)
+    if not place.is_dir():
+        with opened(place) as file:
+            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    whole = hashlib.sha256()
+    for wheel in _wheels(place):
+        with opened(wheel) as file:
+            whole.update(f"{wheel.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return {"sha256": whole.hexdigest()}
+
+
+def open_wheelhouse(path: str, target: str) -> Json:
+    """Return the folder of the wheels: `path` itself, or `target`, where an archive's are put. Raises RefusedError.
+
+    An archive with a member that would lead outside, or is a link or a device, is refused as a whole; what is no wheel
+    is left out.
+    """
+    place, folder = pathlib.Path(path), pathlib.Path(target)
+    if place.is_dir():
+        return {"folder": path, "wheels": len(_wheels(place))}
+    folder.mkdir(mode=0o700)
+    room = shutil.disk_usage(folder).free - (256 << 20)
+    with opened(place) as file:
+        magic = file.read(4)
+    unpack = _unzip if magic[:2] == b"PK" else _untar
+    try:
+        for name, size, source in unpack(place):
+            if (room := room - size) < 0:
+                raise RefusedError(f"{path} does not fit into {folder.parent}")
+            try:
+                with (folder / name).open("xb") as wheel:
+                    shutil.copyfileobj(source, wheel, 1 << 20)
+            except FileExistsError:
+                raise RefusedError(f"{path} holds {name} twice") from None
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as e:
+        raise RefusedError(f"{path} is damaged: {e}") from e
+    return {"folder": target, "wheels": len(_wheels(folder))}
+
+
+def finish_environment(build: str, payload: str) -> Json:
+    """Put the payload into a built environment, take out what no run reads, and return the environment's size."""
+    environment = pathlib.Path(build, "env")
+    (site,) = environment.glob("lib/python3.*/site-packages")
+    target = site / "ddptrain"
+    shutil.copytree(pathlib.Path(payload, "ddptrain"), target, ignore=shutil.ignore_patterns("__pycache__"))
+    (site / "ddptrain.pth").write_text("import ddptrain.startup\n")
+    compiled = [str(environment / "bin" / "python"), "-m", "compileall", "-q", str(target)]
+    subprocess.run(compiled, check=True, timeout=300, capture_output=True)
+    for folder in [site / "torch" / "test", *_folders_of_tests(site)]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in (site / "torch" / "bin").glob("*"):
+        if re.search(r"(^|_)[tT]est|Test$|^protoc", path.name):  # what is needed there is torch_shm_manager
+            path.unlink()
+    sizes = [path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
+    return {"size_bytes": sum(sizes), "files": len(sizes)}
+
+
+def store_environment(build: str, folder: str, manifest: Json) -> Json:
+    """Archive a built environment into `folder` under its own hash; its manifest comes last and makes it count."""
+    descriptor, name = tempfile.mkstemp(prefix=".environment-", suffix=".tmp", dir=folder)
+    os.close(descriptor)
+    partial = pathlib.Path(name)
+    try:
+        environment = shlex.quote(str(pathlib.Path(build, "env")))
+        script = f"tar -C {environment} --sort=name -cf - . | zstd -q -T0 -3 -f -o {shlex.quote(name)}"
+        argv = ["/bin/bash", "-o", "pipefail", "-c", script]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=3600)
+        if done.returncode != 0:
+            raise RefusedError(f"archiving the environment failed: {' '.join(done.stderr.split())[-300:]}")
+        with partial.open("rb+") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        partial.chmod(0o644)
+        size = partial.stat().st_size
+        partial.replace(pathlib.Path(folder, f"{digest[:16]}.tar.zst"))
+    finally:
+        partial.unlink(missing_ok=True)
+    complete = {**manifest, "hash": digest[:16], "sha256": digest, "size_bytes": size}
+    replace(pathlib.Path(folder, f"{digest[:16]}.json"), json.dumps(complete, indent=1, sort_keys=True) + "\n")
+    return complete
+
+
+def store_payload(source: str, target: str) -> Json:
+    """Copy the payload's package to a folder that appears whole or not at all."""
+    if pathlib.Path(target).is_dir():
+        return {}
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=".payload-", dir=pathlib.Path(target).parent))
+    try:
+        unwanted = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(pathlib.Path(source, "ddptrain"), partial / "ddptrain", ignore=unwanted)
+        partial.chmod(0o755)
+        with contextlib.suppress(OSError):  # somebody else was quicker
+            partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {}
+
+
+def remove_environments(folder: str, hashes: list[str]) -> Json:
+    """Remove environments; the manifest goes first, so that nothing half removed is ever used."""
+    for name in hashes:
+        for suffix in (".json", ".tar.zst"):
+            pathlib.Path(folder, f"{name}{suffix}").unlink(missing_ok=True)
+    return {}
+
+
+def environments_of(runs: list[str]) -> Json:
+    """Return the hash of the environment that each run in these folders uses, by its folder."""
+    found: dict[str, str] = {}
+    for run in runs:
+        with contextlib.suppress(OSError, ValueError):
+            found[run] = str(read_object(pathlib.Path(run, "job.json")).get("environment"))
+    return found
+
+
+def prune_environments(workspace: str, keep: list[str], runs: list[str]) -> Json:
+    """Remove environments that are neither kept, nor used by these runs' folders, nor the newest three of their kind.
+
+    The manifest goes first, so that nothing half removed is ever used. Leftovers of a day ago go too.
+    """
+    folder = pathlib.Path(workspace, "environments")
+    used = set(keep)
+    for run in runs:
+        with contextlib.suppress(OSError, ValueError):
+            used.add(str(read_object(pathlib.Path(run, "job.json")).get("environment")))
+    found: dict[str, list[tuple[str, str]]] = {}
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            manifest = read_object(path)
+            if manifest["hash"] == path.stem and re.fullmatch(r"[0-9a-f]{16}", path.stem):
+                found.setdefault(f"{manifest['build']} {manifest.get('name', '')}", []).append(
+                    (str(manifest["created"]), path.stem)
+                )
+    removed: list[str] = []
+    for made in found.values():
+        for _, name in sorted(made, reverse=True)[3:]:
+            if name not in used:
+                (folder / f"{name}.json").unlink(missing_ok=True)
+                (folder / f"{name}.tar.zst").unlink(missing_ok=True)
+                removed.append(name)
+    for path in [*folder.glob(".environment-*.tmp"), *folder.glob("*.tar.zst")]:
+        with contextlib.suppress(OSError):
+            alone = path.name.startswith(".") or not (folder / path.name.replace(".tar.zst", ".json")).exists()
+            if alone and time.time() - path.lstat().st_mtime > 86400:
+                path.unlink()
+    return {"removed": removed}
+
+
+def remove_build(build: str) -> Json:
+    """Remove a build's folder."""
+    shutil.rmtree(build, ignore_errors=True)
+    return {}
+
+
+def last_step(path: str) -> Json:
+    """Return what pip's log, which may not exist yet, says that pip does now."""
+    with contextlib.suppress(OSError):
+        for line in reversed(tail(pathlib.Path(path), 65536)):
+            if found := re.search(
+                r"\b(Collecting|Downloading|Using cached|Building|Installing|Attempting|Successfully) .*", line
+            ):
+                return {"step": found[0]}
+    return {"step": ""}
+
+
+def _folders_of_tests(site: pathlib.Path) -> list[pathlib.Path]:
+    packages = [path for path in site.iterdir() if path.is_dir() and path.name not in ("torch", "ddptrain")]
+    return [folder for package in packages for folder in package.rglob("tests") if folder.is_dir()]
+
+
+def _wheels(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return a folder's wheels. Raises RefusedError where there are none, or one is not a plain file."""
+    wheels = sorted(folder.glob("*.whl"))
+    if strange := [wheel for wheel in wheels if not stat.S_ISREG(wheel.lstat().st_mode)]:
+        raise RefusedError(f"{strange[0]} is no plain file; put the wheel itself there")
+    if not wheels:
+        raise RefusedError(f"no .whl file is in {folder.name}")
+    return wheels
+
+
+Member = tuple[str, int, typing.IO[bytes]]  # the wheel's name, its size, its content
+
+
+def _untar(path: pathlib.Path) -> collections.abc.Iterator[Member]:
+    """Yield the wheels of a .tar or .tar.zst."""
+    with opened(path) as file:
+        is_packed = file.read(4) == b"\x28\xb5\x2f\xfd"  # RFC 8878, 3.1.1
+    argv = ["zstd", "-q", "-d", "-c"] if is_packed else ["cat"]
+    with opened(path) as file, subprocess.Popen(argv, stdin=file, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+            for member in archive:
+                name = _member(path, member.name)
+                if not (member.isfile() or member.isdir()):
+                    raise RefusedError(f"{path}: {name} is a link or a device; pack plain files only")
+                if name.endswith(".whl") and (source := archive.extractfile(member)) is not None:
+                    yield name, member.size, source
+        while process.stdout.read(1 << 20):  # what fills the last block
+            pass
+    if process.returncode:
+        raise RefusedError(f"{path} is damaged: {argv[0]} cannot read it")
+
+
+def _unzip(path: pathlib.Path) -> collections.abc.Iterator[Member]:
+    """Yield the wheels of a .zip."""
+    with opened(path) as file, zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            name = _member(path, member.filename)
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise RefusedError(f"{path}: {name} is a link or a device; pack plain files only")
+            if name.endswith(".whl") and not member.is_dir():
+                with archive.open(member) as source:
+                    yield name, member.file_size, source
+
+
+def _member(path: pathlib.Path, name: str) -> str:
+    """Return the last part of a member's name. Raises RefusedError where the name leads out of the archive."""
+    parts = name.replace("\\", "/").split("/")
+    if parts[0] == "" or ".." in parts:
+        raise RefusedError(
+            f"{path}: the member {ascii(name)[:200]} leads outside; pack names without .. and a leading /"
+        )
+    return parts[-1]

@@ -1,0 +1,567 @@
+"""The Python environment of all jobs: made once on this host, kept as one archive in the workspace.
+
+What goes in decides its key: the interpreter's version, the machine, the build of torch, the payload and its locked
+requirements, and the wheelhouse where one was named. An environment with the right key is used; another one is made as
+soon as any of these differs.
+"""
+
+import collections.abc
+import dataclasses
+import datetime
+import hashlib
+import json
+import pathlib
+import platform
+import re
+import time
+
+from ddp import remedies
+from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
+from ddp.environment import archives
+from ddp.options import models
+from ddp.submit import checks
+from ddp.workspace import folders, operations
+from slurm_ddp.run import CommandError, CommandTimeout, run
+from slurm_ddp.slurm import jobs
+
+TORCH = "2.13.0"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/
+_EXTRAS = {"tracking": "the packages that track runs", "tuning": "transformers"}  # folders in the payload
+_FORMAT = "1"  # goes into the key: raise it when the same inputs shall give another environment
+_PIP_TIMEOUT_S = 5400.0
+_CLAIM = "environments"
+_BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
+_STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
+_BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
+_DRIVER = """
+import ctypes
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    version, count = ctypes.c_int(), ctypes.c_int()
+    failed = cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(version))
+    failed = failed or cuda.cuDeviceGetCount(ctypes.byref(count))
+    print("driver", version.value if count.value and not failed else 0)
+except OSError:
+    print("driver", 0)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """An installed environment."""
+
+    manifest: folders.Manifest
+    archive: str  # path on the shared filesystem
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What a user wants in an environment beside what every environment holds."""
+
+    name: str
+    requirements: tuple[str, ...]  # lines of a requirements.txt
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the requirements."""
+        return hashlib.sha256("\n".join(self.requirements).encode()).hexdigest()
+
+
+NOT_INSTALLED = Environment(
+    folders.Manifest(
+        key="0" * 16, hash="0" * 16, sha256="0" * 64, size_bytes=1, unpacked_bytes=1, python="3.0",
+        torch="none", build="cpu", created="-",
+    ),
+    "/not-installed.tar.zst",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Wheelhouse:
+    """Wheels from which alone an environment is made."""
+
+    path: str  # a folder or an archive
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which build of torch the cluster needs."""
+
+    build: str  # cpu or cuda
+    driverless: bool  # a node with GPUs was asked, and it has no CUDA driver
+    why: str
+
+
+def install_environment(settings: Settings, params: models.InstallEnvironment, log: Log) -> Results:
+    """Make the environment, or say that it is there."""
+    wheels = _wheelhouse(settings, params.wheelhouse, log) if params.wheelhouse else None
+    partitions = checks.partitions()
+    found = install(settings, partitions, log, build=params.torch, force=params.force, wheels=wheels)
+    return describe(found)
+
+
+def find(
+    settings: Settings, contents: folders.Contents, build: str, *, wheels: Wheelhouse | None = None
+) -> Environment | None:
+    """Return the newest installed environment that was made from what would go in now, for this build of torch.
+
+    Whether its packages came from an index or a wheelhouse is one, unless these `wheels` are asked for.
+    """
+    keys: dict[str, str] = {}
+    for manifest in contents.environments:
+        wheelhouse = manifest.wheelhouse
+        if manifest.name or manifest.build != build or (wheels is not None and wheelhouse != wheels.sha256):
+            continue
+        if wheelhouse not in keys:
+            keys[wheelhouse] = _key(settings, build, wheelhouse)
+        if manifest.key == keys[wheelhouse]:
+            return Environment(manifest, manifest.archive)
+    return None
+
+
+def named(settings: Settings, contents: folders.Contents, name: str) -> Environment:
+    """Return the newest environment of this name, the user's own before the trainer's. Raises ParameterError."""
+    mine = [manifest for manifest in contents.environments if manifest.name == name]
+    mine.sort(key=lambda manifest: manifest.folder != str(settings.environments))  # stable: the newest stays first
+    if not mine:
+        known = ", ".join(dict.fromkeys(manifest.name for manifest in contents.environments if manifest.name))
+        hint = f"ddp env create {name} --requirements FILE"
+        raise ParameterError("environment", f"there is none called {name}; there are: {known or 'none yet'}; {hint}")
+    if not is_current(settings, mine[0]):
+        hint = f"ddp env create {name} --requirements FILE"
+        raise ParameterError("environment", f"{name} was made by another release of ddp; make it again: {hint}")
+    return Environment(mine[0], mine[0].archive)
+
+
+def installed(settings: Settings, contents: folders.Contents) -> Environment | None:
+    """Return the environment that jobs would use now, without asking what the nodes' drivers say."""
+    return next((found for build in _BUILDS[settings.torch_build] if (found := find(settings, contents, build))), None)
+
+
+def is_current(settings: Settings, manifest: folders.Manifest) -> bool:
+    """Return whether an environment was made from what would go in now."""
+    return manifest.key == _key(settings, manifest.build, manifest.wheelhouse, manifest.requirements)
+
+
+def ensure(
+    settings: Settings,
+    partitions: tuple[jobs.Partition, ...],
+    log: Log,
+    *,
+    gpus: bool | None = None,
+    contents: folders.Contents | None = None,
+    reservation: str | None = None,
+) -> Environment:
+    """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
+    contents = contents or folders.look(settings)
+    checks.trusted(contents)
+    wanted = settings.torch_build
+    for build in _BUILDS[wanted]:
+        found = find(settings, contents, build)
+        unproved = wanted == "auto" and build == "cpu" and gpus and found is not None and not found.manifest.driverless
+        if found is not None and not unproved:
+            return found
+    return install(settings, partitions, log, reservation=reservation)
+
+
+def install(
+    settings: Settings,
+    partitions: tuple[jobs.Partition, ...],
+    log: Log,
+    *,
+    build: str | None = None,
+    force: bool = False,
+    wheels: Wheelhouse | None = None,
+    reservation: str | None = None,
+    own: Own | None = None,
+) -> Environment:
+    """Make the environment and store its archive; with one there already, only where `force`. Raises TrainerError."""
+    wanted = build or settings.torch_build
+    choice = (
+        choose_build(settings, partitions, log, reservation=reservation)
+        if wanted == "auto"
+        else Choice(wanted, False, "as configured")
+    )
+    wheels = wheels or _attached(settings, log)
+    if not settings.claims.take(_CLAIM):
+        text = "waiting for another action that makes an environment"
+        if not with_progress(log, text, lambda: settings.claims.wait(_CLAIM, timeout_s=_PIP_TIMEOUT_S)):
+            raise TrainerError(f"another action has been making an environment for {_PIP_TIMEOUT_S:g} s; try again")
+    try:
+        return _install(settings, choice, wheels, log, force=force, own=own)
+    finally:
+        settings.claims.drop(_CLAIM)
+
+
+def _install(
+    settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log, *, force: bool, own: Own | None
+) -> Environment:
+    contents = folders.look(settings)
+    checks.trusted(contents)
+    if own is None:
+        found = find(settings, contents, choice.build, wheels=wheels)
+    else:
+        key = _key(settings, choice.build, wheels.sha256 if wheels else "", own.sha256)
+        same = (one for one in contents.environments if (one.name, one.key) == (own.name, key))
+        found = next((Environment(one, one.archive) for one in same), None)
+    if found is not None and not force:
+        log(f"environment {found.manifest.hash} with torch {found.manifest.torch} is there already")
+        return _noted(settings, found) if choice.driverless and not found.manifest.driverless else found
+    log(f"making the environment: torch {TORCH} for {choice.build.upper()} ({choice.why})")
+    return _make(settings, choice, wheels, log, own=own)
+
+
+def used_by(settings: Settings, hashes: list[str]) -> list[str]:
+    """Return this user's runs that wait or run with one of these environments. Raises TrainerError."""
+    try:
+        known = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    runs = {str(settings.runs / name): name for name in known}
+    found = folders.call(settings, archives.environments_of, runs=list(runs))
+    return [runs[folder] for folder, used in found.items() if used in hashes]
+
+
+def prune(settings: Settings, log: Log, *, keep: str) -> None:
+    """Remove archives that no job uses: of each build and name the newest three stay, and those of jobs in the queue.
+
+    The trainer's are used by everybody's jobs.
+    """
+    everybody = settings.folder == settings.workspace and bool(settings.account)
+    try:
+        known = jobs.jobs(user=None if everybody else settings.user)
+    except jobs.SlurmError:
+        return  # not knowing what is in use, remove nothing
+    runs = [
+        str(
+            (settings.folder if job.user == settings.user else settings.workspace / USERS / job.user)
+            / "runs"
+            / job.name
+        )
+        for job in known
+        if job.is_active
+    ]
+    removed = folders.call(
+        settings, archives.prune_environments, timeout_s=120, workspace=str(settings.folder), keep=[keep], runs=runs
+    )["removed"]
+    if removed:
+        log(f"{len(removed)} older environments removed: {', '.join(removed[:5])}")
+
+
+def choose_build(
+    settings: Settings, partitions: tuple[jobs.Partition, ...], log: Log, *, reservation: str | None = None
+) -> Choice:
+    """Return which build of torch the cluster's nodes can use, asking one node with a GPU for its driver."""
+    place = next(((p, node) for p in partitions if p.is_up for node in p.usable if node.gpus), None)
+    if place is None:
+        return Choice("cpu", False, "Slurm knows no node with GPUs")
+    partition, node = place
+    options = (
+        f"--partition={partition.name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=256M",
+        "--gpus-per-node=1", "--time=2", "--immediate=60", "--chdir=/", "--job-name=trainer-driver",
+        *([f"--reservation={reservation}"] if reservation else []),
+    )  # fmt: skip
+    argv = ("/usr/bin/python3", "-I", "-c", _DRIVER)
+    try:
+        answer = with_progress(
+            log,
+            f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver",
+            lambda: jobs.run_step(*argv, options=options, timeout_s=150),
+        )
+    except jobs.SlurmError as e:
+        if remedies.NO_CREDENTIAL in str(e):
+            unknown, add = remedies.unknown_account(settings)
+            raise TrainerError(f"{unknown}, so none of its jobs starts: {add}") from e
+        raise TrainerError(
+            f"no GPU node told its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
+        ) from e
+    version = int(answer.split()[-1]) if answer.startswith("driver ") and answer.split()[-1].isdecimal() else 0
+    if version:
+        return Choice("cuda", False, f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}")
+    return Choice("cpu", True, f"{node.name} has no CUDA driver")
+
+
+def payload_folder(settings: Settings) -> str:
+    """Return where in the workspace the payload lies for containers, which bring torch and numpy themselves."""
+    return str(settings.environments / f"payload-{_payload_digest(settings.payload)[:16]}")
+
+
+def store_payload(settings: Settings) -> None:
+    """Put the payload into the workspace, unless it is there."""
+    folders.call(settings, archives.store_payload, source=str(settings.payload), target=payload_folder(settings))
+
+
+def describe(environment: Environment) -> dict[str, str]:
+    """Return the environment's figures as an action's results."""
+    manifest = environment.manifest
+    return {
+        "environment": environment.archive,
+        "torch": manifest.torch,
+        "python": manifest.python,
+        "size-mb": str(manifest.size_bytes >> 20),
+        "unpacked-mb": str(manifest.unpacked_bytes >> 20),
+        **({"wheelhouse": manifest.wheelhouse[:16]} if manifest.wheelhouse else {}),
+    }
+
+
+def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log, *, own: Own | None) -> Environment:
+    began = time.monotonic()
+    payload = settings.payload
+    opened = folders.call(
+        settings, archives.open_cache, base=str(settings.node_cache), store=str(settings.environments)
+    )
+    build = pathlib.Path(opened["folder"])
+    try:
+        _require_space(settings.node_cache, opened["free_bytes"], _BUILD_BYTES[choice.build])
+        _require_space(settings.environments, opened["store_free_bytes"], _STORE_BYTES[choice.build])
+        _install_packages(settings, payload, build, choice.build, log, wheels=wheels)
+        if own is not None:
+            _install_own(settings, payload, build, choice.build, own=own, log=log, wheels=wheels)
+        size = with_progress(log, "taking out what no run reads", lambda: _finish(settings, build, payload))
+        version = with_progress(log, "checking it", lambda: _check(settings, build))
+        manifest = {
+            "key": _key(settings, choice.build, wheels.sha256 if wheels else "", own.sha256 if own else ""),
+            "name": own.name if own else "",
+            "requirements": own.sha256 if own else "",
+            "wheelhouse": wheels.sha256 if wheels else "",
+            "unpacked_bytes": size["size_bytes"],
+            "files": size["files"],
+            "python": _python_version(),
+            "torch": version,
+            "build": choice.build,
+            "driverless": choice.driverless,
+            "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        stored = with_progress(
+            log,
+            f"storing {size['size_bytes'] >> 20} MiB in {settings.environments}",
+            lambda: folders.call(
+                settings,
+                archives.store_environment,
+                timeout_s=3600,
+                build=str(build),
+                folder=str(settings.environments),
+                manifest=manifest,
+            ),
+        )
+    finally:
+        folders.call(settings, archives.remove_build, timeout_s=300, build=str(build))
+    made = folders.Manifest.model_validate({**stored, "folder": str(settings.environments)})
+    prune(settings, log, keep=made.hash)
+    log(f"environment {made.hash} is stored: {made.size_bytes >> 20} MiB, {time.monotonic() - began:.0f} s in all")
+    return Environment(made, made.archive)
+
+
+def _noted(settings: Settings, found: Environment) -> Environment:
+    """Note in a manifest that the nodes with GPUs have no driver, so that none is asked for each job."""
+    manifest = found.manifest.model_copy(update={"driverless": True})
+    if manifest.folder == str(settings.environments):
+        path = settings.environments / f"{manifest.hash}.json"
+        text = manifest.model_dump_json(indent=1) + "\n"
+        folders.call(settings, operations.write, path=str(path), text=text)
+    return Environment(manifest, manifest.archive)
+
+
+def _wheelhouse(settings: Settings, path: str, log: Log) -> Wheelhouse:
+    """Return what a person put there. Raises ParameterError."""
+    checks.check_inside(settings, "wheelhouse", path, kinds=("file", "folder"))
+    is_file = folders.locate(settings, path).kind == "file"
+    if is_file and not path.endswith((".tar", ".tar.zst", ".zip")):
+        raise ParameterError("wheelhouse", f"{path} is no folder, and no .tar, .tar.zst or .zip")
+    return Wheelhouse(
+        path,
+        with_progress(
+            log, f"reading {path}", lambda: _of_wheels(settings, archives.digest_wheelhouse, path=path)["sha256"]
+        ),
+    )
+
+
+def _attached(settings: Settings, log: Log) -> Wheelhouse | None:
+    """Return the wheels that the operator attached to the charm; None where there are none."""
+    attached = settings.wheelhouse
+    if attached is None or not attached.stat().st_size:
+        return None
+
+    def digest() -> str:
+        with attached.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return Wheelhouse(str(attached), with_progress(log, "reading the attached wheelhouse", digest))
+
+
+def _of_wheels(
+    settings: Settings, operation: collections.abc.Callable[..., folders.Json], **arguments: object
+) -> folders.Json:
+    """Ask about a wheelhouse. Raises ParameterError where it cannot be."""
+    try:
+        return folders.call(settings, operation, timeout_s=3600, **arguments)
+    except folders.HangingError:
+        raise
+    except folders.WorkspaceError as e:
+        raise ParameterError("wheelhouse", str(e)) from e
+
+
+def _install_packages(
+    settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log, *, wheels: Wheelhouse | None
+) -> None:
+    with_progress(
+        log,
+        "making a virtual environment",
+        lambda: _run(folders.PYTHON, "-m", "venv", build / "env"),
+    )
+    pip = _pip(build)
+
+    if wheels is not None:
+        opened = with_progress(
+            log,
+            f"opening {wheels.path}",
+            lambda: _of_wheels(settings, archives.open_wheelhouse, path=wheels.path, target=str(build / "wheels")),
+        )
+        log(f"{opened['wheels']} wheels are there; no package index is asked")
+        pip = (*pip, "--no-index", f"--find-links={opened['folder']}", "--only-binary=:all:")
+
+    def install(text: str, *arguments: str | pathlib.Path) -> None:
+        with_progress(log, text, lambda: _run(*pip, *arguments), lambda: _last_step(settings, build / "pip.log"))
+
+    install("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
+    for extra in settings.extras:
+        install(f"installing {_EXTRAS[extra]}", "--require-hashes", "-r", payload / extra / "requirements.txt")
+    index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
+    if wheels is not None:
+        install(f"installing torch {TORCH} for {kind.upper()}", f"torch=={TORCH}" + ("+cpu" if kind == "cpu" else ""))
+        return
+    if kind == "cuda":
+        install(f"installing torch {TORCH} for CUDA", *index, f"torch=={TORCH}")
+        return
+    try:
+        install(f"installing torch {TORCH}+cpu", *index, f"torch=={TORCH}+cpu")
+    except TrainerError as e:
+        if "No matching distribution" not in str(e) and "Could not find a version" not in str(e):
+            raise
+        text = f"installing torch {TORCH}+cpu from PyTorch's own index, as no other offers it"
+        try:
+            install(text, "--no-deps", f"--index-url={CPU_INDEX}", f"torch=={TORCH}+cpu")
+        except TrainerError:
+            raise TrainerError(
+                f"no index offers torch {TORCH}+cpu, PyTorch's own included: set torch-index to one that does, "
+                "or torch-build=cuda for the build that CUDA needs"
+            ) from e
+
+
+def _install_own(
+    settings: Settings,
+    payload: pathlib.Path,
+    build: pathlib.Path,
+    kind: str,
+    *,
+    own: Own,
+    log: Log,
+    wheels: Wheelhouse | None,
+) -> None:
+    """Install a user's requirements beside the locked packages, whose versions stay. Raises ParameterError."""
+    locked = "".join((payload / folder / "requirements.txt").read_text() for folder in ("", *settings.extras))
+    pins = [*re.findall(r"^[A-Za-z0-9._-]+==[^\s;\\]+", locked, re.MULTILINE)]
+    pins.append(f"torch=={TORCH}" + ("+cpu" if kind == "cpu" else ""))
+    (build / "constraints.txt").write_text("\n".join(pins) + "\n")
+    (build / "own.txt").write_text("\n".join(own.requirements) + "\n")
+    index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
+    if wheels is not None:
+        index = ("--no-index", f"--find-links={build / 'wheels'}", "--only-binary=:all:")
+    argv = (*_pip(build), *index, "-r", build / "own.txt", "-c", build / "constraints.txt")
+    try:
+        text = f"installing {len(own.requirements)} requirements of {own.name}"
+        with_progress(log, text, lambda: _run(*argv), lambda: _last_step(settings, build / "pip.log"))
+    except ParameterError:
+        raise
+    except TrainerError as e:
+        raise ParameterError("requirements", str(e)) from e
+
+
+def _pip(build: pathlib.Path) -> tuple[str | pathlib.Path, ...]:
+    """Return the beginning of pip's command line, in the environment that is being made."""
+    python = build / "env" / "bin" / "python"
+    quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", f"--log={build / 'pip.log'}")
+    return (python, "-m", "pip", "install", *quiet)
+
+
+def _finish(settings: Settings, build: pathlib.Path, payload: pathlib.Path) -> folders.Json:
+    return folders.call(settings, archives.finish_environment, timeout_s=600, build=str(build), payload=str(payload))
+
+
+def _check(settings: Settings, build: pathlib.Path) -> str:
+    """Return torch's version as the environment itself tells it, with all that the payload imports."""
+    python = build / "env" / "bin" / "python"
+    more = ", transformers" if settings.transformers else ""
+    code = f"import ddptrain, numpy, torch, torch.distributed.run{more}; print(torch.__version__)"
+    return _run(python, "-c", code, timeout=300).strip()
+
+
+def _key(settings: Settings, build: str, wheelhouse: str = "", requirements: str = "") -> str:
+    """Return what the environment that would be made now is known by."""
+    torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
+    inputs = [_FORMAT, _python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
+    inputs += settings.extras
+    inputs += [f"wheelhouse {wheelhouse}"] if wheelhouse else []
+    inputs += [f"requirements {requirements}"] if requirements else []
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+
+
+def _python_version() -> str:
+    """Return the version of the interpreter that the environment uses, here and on the nodes."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return _run(folders.PYTHON, "-I", "-c", code).strip()
+
+
+def _payload_digest(payload: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    for path in _payload_files(payload):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(payload)}\0{len(data)}\0".encode() + data)
+    return digest.hexdigest()
+
+
+def _payload_files(payload: pathlib.Path) -> list[pathlib.Path]:
+    package = sorted(
+        path for path in (payload / "ddptrain").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
+    locked = [payload / folder / "requirements.txt" for folder in ("", *_EXTRAS)]
+    if not package or not all(path.is_file() for path in locked):
+        raise TrainerError(f"there is no payload in {payload}; install ddp again")
+    return [*package, *locked]
+
+
+def _require_space(folder: pathlib.Path, free: int, needed: int) -> None:
+    if free < needed:
+        raise TrainerError(f"{folder} has {free >> 20} MiB free; the environment needs {needed >> 20}: make room")
+
+
+def _last_step(settings: Settings, path: pathlib.Path) -> str:
+    try:
+        return one_line(folders.call(settings, archives.last_step, timeout_s=3, path=str(path))["step"], 100)
+    except folders.WorkspaceError:
+        return ""
+
+
+def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
+    try:
+        return run(*argv, cwd="/", timeout=timeout).stdout
+    except CommandTimeout as e:
+        if "--no-index" in argv:
+            raise TrainerError(f"{e}; is the filesystem of the wheelhouse slow?") from e
+        raise TrainerError(f"{e}; is the package index reachable from this host?") from e
+    except CommandError as e:
+        if "--no-index" in argv and (missing := re.search(r"No matching distribution found for (\S+)", e.stderr)):
+            what = f"no wheel of {missing[1]} for Python {_python_version()} on {platform.machine()} is in it; add it"
+            raise ParameterError("wheelhouse", what) from e
+        raise TrainerError(f"{_what(argv)}: {_cause(e)}") from e
+
+
+def _cause(e: CommandError) -> str:
+    """Return the command's own reason: pip names it in lines that begin with ERROR."""
+    told = [line.removeprefix("ERROR:").strip() for line in e.stderr.splitlines() if line.startswith("ERROR:")]
+    return "; ".join(dict.fromkeys(told[-2:])) if told else str(e)
+
+
+def _what(argv: tuple[str | pathlib.Path, ...]) -> str:
+    return "pip" if "pip" in argv else "python3 -m venv" if "venv" in argv else pathlib.Path(argv[0]).name

@@ -1,0 +1,1 @@
+"""What a cluster can do: collectives measured, training steps predicted."""

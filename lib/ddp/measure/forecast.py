@@ -1,0 +1,289 @@
+"""plan: what a step will take and how much of it the ranks will wait for each other, before anything is submitted.
+
+t_step = t_compute + what of t_comm does not hide behind the backward pass.
+
+t_comm: gradients of N parameters in fp32 are 4 N bytes; DDP reduces them in buckets. A ring all-reduce of S bytes over
+n ranks moves 2 (n - 1) / n S over each link, so it takes that divided by busbw (nccl-tests, doc/PERFORMANCE.md), and
+busbw is read at the bucket's size from the cluster's own baseline. The backward pass is two thirds of the computation
+(it does twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during it (Li et
+al., VLDB 2020, 3.2.3). On CPUs the transport takes the ranks' own cores, so nothing is counted as hidden.
+
+t_compute: measured where a run of the same model has left its rate (of several ranks: less what the baseline says that
+they spent on communication), else 6 N + 12 L C T FLOP per token (PaLM, appendix B) by the device's usual speed.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+import typing
+
+from ddp.base import Log, Results, Settings, TrainerError
+from ddp.measure import collectives
+from ddp.options import fields, models
+from ddp.runs import run_files
+from ddp.submit import checks, resources
+from ddp.workspace import folders, operations
+from slurm_ddp.slurm import nodes
+
+Json = dict[str, typing.Any]
+BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
+BACKWARD_SHARE = 2 / 3
+GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4 (payload.md 5.1)
+CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of three on servers of 2020 to 2025
+# layers, heads, width; as in the payload's model.SIZES
+SIZES = {
+    "tiny": (4, 4, 128), "small": (6, 6, 384), "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600),
+}  # fmt: skip
+# Dense bf16 peaks in FLOP/s from NVIDIA's data sheets, by what GRES types are named after
+PEAK_FLOPS = {
+    "b200": 2250e12, "gh200": 989.4e12, "h200": 989.4e12, "h100": 989.4e12, "a100": 312e12, "l40s": 362e12,
+    "a40": 149.7e12, "a10": 125e12, "l4": 121e12, "rtx6000": 364.2e12, "4090": 165.2e12, "3090": 71e12,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What every rank does in a step."""
+
+    parameters: int
+    tokens: int  # of one rank and one forward pass
+    accumulate: int
+    flops_per_token: float
+    bucket_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """What a step takes, in seconds."""
+
+    compute_s: float
+    comm_s: float
+    exposed_s: float  # of comm_s, with what overlaps taken off
+    buckets: int
+
+    @property
+    def step_s(self) -> float:
+        """Return what a step takes."""
+        return self.compute_s + self.exposed_s
+
+    @property
+    def efficiency(self) -> float:
+        """Return the share of the time in which ranks compute."""
+        return self.compute_s / self.step_s
+
+    @property
+    def worst_efficiency(self) -> float:
+        """Return the same with nothing hidden."""
+        return self.compute_s / (self.compute_s + self.comm_s)
+
+
+def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
+    """Return the predicted time of a step, tokens per second and efficiency; nothing is submitted."""
+    partitions = checks.partitions()
+    request = resources.training(_as_job(params), partitions)
+    world = request.num_nodes * request.ranks_per_node
+    on_gpu = request.gpus_per_node > 0
+    work = describe_work(settings, params, on_gpu=on_gpu)
+    baselines = collectives.read_baseline(settings)
+    rate, source = _rate(settings, params, work, request, baselines)
+    compute_s = work.tokens * work.accumulate / rate
+    per_step = work.tokens * work.accumulate * world
+    results: Results = {
+        "resources": f"{request.num_nodes} nodes x {request.ranks_per_node} ranks in {request.partition}",
+        "parameters": f"{work.parameters:,}",
+        "gradient-bytes": f"{BYTES_PER_GRADIENT * work.parameters:,}",
+        "tokens-per-step": f"{per_step:,}",
+        "compute": f"{_seconds(compute_s)} a step ({source})",
+    }
+    if world == 1:
+        return results | {
+            "step": _seconds(compute_s),
+            "tokens-per-second": f"{rate:.0f}",
+            "efficiency": "100 %: one rank",
+        }
+    entry, near = _baseline(baselines, request.num_nodes, world, on_gpu=on_gpu)
+    if entry is None:
+        how = settings.typed("benchmark-collectives", nodes=request.num_nodes, partition=params.partition)
+        raise TrainerError(
+            f"there is no baseline for all_reduce over {'several nodes' if request.num_nodes > 1 else 'one node'} on "
+            f"{'GPUs' if on_gpu else 'CPUs'}, so what communication costs is not known; measure it: {how}",
+            results=results,
+        )
+    forecast = predict(work, compute_s, world, entry["points"], overlap=1.0 if on_gpu else 0.0)
+    results |= {
+        "communication": f"{_seconds(forecast.comm_s)} a step in {forecast.buckets} buckets ({near})",
+        "exposed": f"{_seconds(forecast.exposed_s)}" + ("" if on_gpu else ": on CPUs nothing is counted as hidden"),
+        "step": _seconds(forecast.step_s),
+        "tokens-per-second": f"{per_step / forecast.step_s:.0f}",
+        "efficiency": f"{forecast.efficiency:.0%}"
+        + (f" ({forecast.worst_efficiency:.0%} if nothing overlaps)" if on_gpu else ""),
+        "advice": _advice(forecast, work),
+    }
+    return {name: value for name, value in results.items() if value}
+
+
+def predict(work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float) -> Forecast:
+    """Return the forecast; `points` are the baseline's sizes with their busbw, `overlap` the share of it that works."""
+    gradient = BYTES_PER_GRADIENT * work.parameters
+    buckets = max(1, math.ceil(gradient / work.bucket_bytes))
+    last = gradient - (buckets - 1) * work.bucket_bytes
+    full_s = reduce_seconds(work.bucket_bytes, world, points)
+    last_s = reduce_seconds(last, world, points)
+    comm_s = (buckets - 1) * full_s + last_s
+    hideable = overlap * BACKWARD_SHARE * compute_s / work.accumulate * (1 - 1 / buckets)
+    return Forecast(compute_s, comm_s, max(min(last_s, comm_s), comm_s - hideable), buckets)
+
+
+def reduce_seconds(size: int, world: int, points: list[Json]) -> float:
+    """Return what a ring all-reduce of `size` bytes takes over `world` ranks."""
+    return 2 * (world - 1) / world * size / (busbw(size, points) * 1e9)
+
+
+def busbw(size: int, points: list[Json]) -> float:
+    """Return the bus bandwidth in GB/s at a size, between measured ones by the logarithms of both."""
+    known = sorted((int(point["bytes"]), float(point["busbw"])) for point in points if point["busbw"] > 0)
+    if size <= known[0][0]:
+        return known[0][1] * size / known[0][0]  # latency counts there: the time stays the same
+    for (low, slow), (high, fast) in itertools.pairwise(known):
+        if size <= high:
+            share = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
+            return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
+    return known[-1][1]
+
+
+def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Work:
+    """Return the payload's step, with the payload's own defaults where nothing is given."""
+    layers, _, width = SIZES[params.model or ("gpt2" if on_gpu else "tiny")]
+    seq_len = params.seq_len or (1024 if on_gpu else 128)
+    batch = params.batch or (32 if on_gpu else 16)
+    bucket = (25 if on_gpu else 100) << 20
+    if params.parameters is not None:
+        return Work(params.parameters, batch * seq_len, params.grad_accum, 6.0 * params.parameters, bucket)
+    vocab = _vocabulary(settings, params.dataset, on_gpu=on_gpu)
+    # embeddings (tied with the output), positions, per layer 12 C^2 of matrices and 2 norms, a last norm; no biases
+    parameters = vocab * width + seq_len * width + layers * (12 * width * width + 2 * width) + width
+    counted = parameters - seq_len * width
+    return Work(parameters, batch * seq_len, params.grad_accum, 6.0 * counted + 12.0 * layers * width * seq_len, bucket)
+
+
+def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int:
+    if dataset is None:
+        return 50304 if on_gpu else 320  # gpt2's and the byte tokenizer's, padded to 64
+    path = dataset if "/" in dataset else folders.look(settings).datasets.get(dataset, str(settings.datasets / dataset))
+    if "/" in dataset:
+        checks.check_inside(settings, "dataset", path, kinds=("folder",))
+    try:
+        found = folders.call(settings, operations.read_json, path=f"{path}/dataset.json")
+        vocab = int(found["tokenizer"]["vocab"])
+    except (folders.MissingError, KeyError, TypeError, ValueError) as e:
+        raise TrainerError(f"dataset: {path} holds no dataset.json with a vocabulary; prepare-dataset makes one") from e
+    return -(-vocab // 64) * 64
+
+
+def _rate(
+    settings: Settings,
+    params: models.Plan,
+    work: Work,
+    request: resources.Request,
+    baselines: list[Json],
+) -> tuple[float, str]:
+    """Return the tokens per second of one rank that waits for nobody, and where that is from."""
+    if params.tokens_per_second is not None:
+        return float(params.tokens_per_second), "as given"
+    on_gpu = request.gpus_per_node > 0
+    wanted = {
+        "model": params.model or ("gpt2" if on_gpu else "tiny"),
+        "seq_len": params.seq_len or (1024 if on_gpu else 128),
+    }
+    if params.parameters is None:
+        found = folders.call(settings, run_files.measured_rates, timeout_s=60, workspace=str(settings.folder))
+        fitting = [
+            run for run in found["rates"]
+            if all(run.get(key) == value for key, value in wanted.items()) and run["on_gpu"] == on_gpu
+        ]  # fmt: skip
+        if fitting:
+            best = min(fitting, key=lambda run: (run["world_size"], -run["tokens_per_second"]))
+            return _alone(best, work, baselines, on_gpu=on_gpu)
+    if on_gpu:
+        kind = _gpu_kind(request.partition)
+        peak = next((flops for name, flops in PEAK_FLOPS.items() if name in kind), None)
+        if peak is None:
+            raise TrainerError(
+                f"the speed of GPUs of the type {kind or 'unknown'} is not known, and no run of this model told it; "
+                "give tokens-per-second of one GPU"
+            )
+        return (
+            GPU_UTILISATION * peak / work.flops_per_token,
+            f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak",
+        )
+    cores = request.cpus_per_task
+    rate = CPU_FLOPS_PER_CORE * cores / work.flops_per_token
+    return rate, f"estimated within a factor of three: {cores} cores of {CPU_FLOPS_PER_CORE / 1e9:.0f} GFLOP/s"
+
+
+def _alone(run: Json, work: Work, baselines: list[Json], *, on_gpu: bool) -> tuple[float, str]:
+    """Return the rate of a rank of a run that was measured, as if it had waited for nobody."""
+    world, rate = int(run["world_size"]), run["tokens_per_second"] / run["world_size"]
+    told = f"measured by the run {run['run']}"
+    if world == 1:
+        return rate, f"{told}, one rank"
+    entry, _ = _baseline(baselines, int(run.get("nodes") or 1), world, on_gpu=on_gpu)
+    if entry is None or not run.get("batch"):
+        return rate, f"{told}, {world} ranks, so with their communication"
+    tokens = int(run["batch"]) * int(run["seq_len"])
+    same = dataclasses.replace(work, tokens=tokens, accumulate=int(run.get("grad_accum") or 1))
+    step_s = same.tokens * same.accumulate / rate
+    spent = predict(same, step_s, world, entry["points"], overlap=1.0 if on_gpu else 0.0).exposed_s
+    # a baseline that was measured at a worse time than the run must not leave nothing for computing
+    compute_s = max(step_s - spent, step_s / 2)
+    return same.tokens * same.accumulate / compute_s, f"{told}, {world} ranks, less their communication"
+
+
+def _gpu_kind(partition: str) -> str:
+    """Return the type in the GRES of the partition's nodes, such as h200; empty where it has none."""
+    try:
+        for node in nodes.show_all():
+            found = re.match(r"gpu:([A-Za-z][A-Za-z0-9_.-]*):", node.gres or "")
+            if found and partition in node.fields.get("Partitions", "").split(","):
+                return found[1].lower()
+    except nodes.NodeError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    return ""
+
+
+def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> tuple[Json | None, str]:
+    """Return the entry that is nearest to the planned job, and how near that is.
+
+    busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
+    """
+    backend = "nccl" if on_gpu else "gloo"
+    fitting = [
+        entry for entry in entries
+        if entry["collective"] == "all_reduce" and entry["backend"] == backend and entry["points"]
+        and (entry["nodes"] > 1) == (num_nodes > 1)
+    ]  # fmt: skip
+    if not fitting:
+        return None, ""
+    entry = min(fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)))
+    same = entry["world_size"] == world and entry["nodes"] == num_nodes
+    of = f"{entry['world_size']} ranks on {entry['nodes']} nodes, {entry['created']}"
+    return entry, f"baseline of {of}" + ("" if same else "; the nearest there is")
+
+
+def _advice(forecast: Forecast, work: Work) -> str:
+    if forecast.efficiency >= 0.9:
+        return ""
+    wanted = math.ceil(9 * forecast.comm_s / (forecast.compute_s / work.accumulate))
+    return f"grad-accum={max(wanted, work.accumulate + 1)} would bring the efficiency to 90 %: less communication"
+
+
+def _as_job(params: models.Plan) -> fields.SubmitDdp:
+    names = ("partition", "nodes", "gpus_per_node", "cpus_per_task")
+    given = {name.replace("_", "-"): getattr(params, name) for name in names}
+    return fields.parse(fields.SubmitDdp, {name: value for name, value in given.items() if value is not None})
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"

@@ -1,0 +1,67 @@
+"""Options as data: what an action's parameter, a flag of the command line and the reference say of each."""
+
+import dataclasses
+import typing
+
+import pydantic
+
+from ddp.options import fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option of a verb."""
+
+    name: str  # with hyphens
+    kind: typing.Literal["string", "integer", "boolean"]
+    description: str
+    default: str | int | bool | None = None  # None: there is none
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, object]:
+        """Return it as charmcraft.yaml declares a parameter."""
+        declared: dict[str, object] = {"type": self.kind}
+        declared |= {"enum": list(self.choices)} if self.choices else {}
+        for name, value in (("minimum", self.minimum), ("maximum", self.maximum), ("default", self.default)):
+            if value is not None:
+                declared[name] = value
+        return declared | {"description": self.description}
+
+
+_KINDS: dict[type, typing.Literal["string", "integer", "boolean"]] = {str: "string", int: "integer", bool: "boolean"}
+
+
+def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
+    """Return the options of a model, in the order in which it declares them."""
+    return tuple(_option(str(field.alias), field) for field in model.model_fields.values() if not field.exclude)
+
+
+def _option(name: str, field: pydantic.fields.FieldInfo) -> Option:
+    base, marks = _parts(field.annotation)
+    marks = [*field.metadata, *marks]
+    bound = next((mark for mark in marks if isinstance(mark, fields.Bound)), None)
+    one_of = next((mark for mark in marks if isinstance(mark, fields.OneOf)), None)
+    assert field.description, name
+    return Option(
+        name=name,
+        kind=_KINDS[base],
+        description=field.description,
+        default=field.default,
+        minimum=bound.least if bound else None,
+        maximum=bound.most if bound else None,
+        choices=one_of.choices if one_of else (),
+    )
+
+
+def _parts(annotation: typing.Any) -> tuple[type, list[object]]:
+    """Return the type behind `X | None` and `Annotated`, and what it is annotated with."""
+    arguments = typing.get_args(annotation)
+    if not arguments:
+        return annotation, []
+    if hasattr(annotation, "__metadata__"):
+        base, marks = _parts(arguments[0])
+        return base, [*marks, *annotation.__metadata__]
+    (inner,) = (argument for argument in arguments if argument is not type(None))
+    return _parts(inner)

@@ -1,0 +1,274 @@
+"""Parameters of the actions on environments, datasets, runs and the cluster itself."""
+
+import typing
+
+import pydantic
+
+from ddp.options import fields
+from ddp.submit import fabrics
+
+
+class InstallEnvironment(fields.Parsed):
+    """Parameters of install-environment."""
+
+    torch: fields.TorchBuild | None = pydantic.Field(
+        None, description="Which build of torch; default is the option torch-build."
+    )
+    force: fields.Flag = pydantic.Field(False, description="Make it again even if it is there.")
+    wheelhouse: (
+        typing.Annotated[
+            str,
+            fields.STRICT,
+            fields.matches(fields.PATH, 1024, fields.PATH_RULE),
+            fields.checked_path,
+        ]
+        | None
+    ) = pydantic.Field(
+        None,
+        description=(
+            "Where all wheels come from, for clusters that reach no package index: a folder in the workspace, or "
+            "a .tar, .tar.zst or .zip in it, such as /mnt/shared/wheels.tar.zst. Must hold the locked packages "
+            "and torch with all that it needs."
+        ),
+    )
+
+
+class CreateEnvironment(fields.Parsed):
+    """Options of env create."""
+
+    name: fields.Name = pydantic.Field(description="Name that ddp submit --env takes.")
+    requirements: typing.Annotated[
+        str, fields.STRICT, fields.matches(fields.PATH, 1024, fields.PATH_RULE), fields.checked_path
+    ] = pydantic.Field(
+        description="A requirements.txt, or a pyproject.toml, whose packages come beside torch and the payload's."
+    )
+    torch: fields.TorchBuild | None = pydantic.Field(
+        None, description="Which build of torch; default is the cluster's."
+    )
+    force: fields.Flag = pydantic.Field(False, description="Make it again even if it is there.")
+
+
+class ListEnvironments(fields.Parsed):
+    """Options of env list: none."""
+
+
+class OneEnvironment(fields.Parsed):
+    """Options of env show and env remove."""
+
+    name: fields.Name = pydantic.Field(description="Name of the environment.")
+
+
+class PrepareDataset(fields.Resources):
+    """Parameters of prepare-dataset."""
+
+    name: (
+        typing.Annotated[
+            str,
+            fields.STRICT,
+            fields.matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", 56, fields.NAME_RULE),
+        ]
+        | None
+    ) = pydantic.Field(None, description="Name of the dataset; default is made from the source.")
+    source: fields.Source = pydantic.Field(
+        "python-stdlib",
+        description=(
+            "python-stdlib (Python's own source code, which needs no network), or the path of a file or folder in "
+            "the workspace, such as /mnt/shared/raw/openwebtext."
+        ),
+    )
+    tokenizer: typing.Annotated[str, fields.STRICT, fields.among("auto", "byte", "gpt2")] = pydantic.Field(
+        "auto", description="How text becomes tokens; auto is gpt2 where its vocabulary is at hand, else byte."
+    )
+    elements: typing.Annotated[int, fields.STRICT, fields.between(1, 1000)] | None = pydantic.Field(
+        None,
+        description=(
+            "Into how many elements of a Slurm array the work is cut; default is one for each 256 MiB, at most "
+            "64. One element is a single job; with more, a job that verifies the whole waits for all of them."
+        ),
+    )
+    parallel: typing.Annotated[int, fields.STRICT, fields.between(1, 1000)] | None = pydantic.Field(
+        None, description="How many elements may run at once, such as 8; default is all."
+    )
+    wait: fields.Flag = pydantic.Field(True, description="Wait for the job's end.")
+    wait_timeout: fields.Seconds = pydantic.Field(86400, description="How long to wait, in seconds.")
+
+
+class Doctor(fields.Parsed):
+    """Parameters of doctor."""
+
+    partition: fields.Name | None = pydantic.Field(
+        None, description="Slurm partition; default is Slurm's default partition."
+    )
+    nodes: fields.Hosts | None = pydantic.Field(
+        None,
+        description="Which nodes, such as slurmd-[0-3],slurmd-7; default is every node of the partition, at most 64.",
+    )
+    account: fields.Name | None = pydantic.Field(None, description="Slurm account to charge.")
+    qos: fields.Name | None = pydantic.Field(None, description="Slurm quality of service.")
+    reservation: fields.Name | None = pydantic.Field(None, description="Slurm reservation.")
+    collectives: fields.Flag = pydantic.Field(
+        False,
+        description=(
+            "Also measure all_reduce of 16 MiB between the ranks of these nodes, in a second job of about a "
+            "minute that takes their GPUs, and compare it with the baseline of benchmark-collectives; wants an "
+            "installed environment."
+        ),
+    )
+    wait_timeout: typing.Annotated[int, fields.STRICT, fields.between(1, 3600)] = pydantic.Field(
+        60, description="How long to wait for the nodes to be free, in seconds; a core and 1 GiB on each is enough."
+    )
+
+
+class ListRuns(fields.Parsed):
+    """Parameters of list-runs."""
+
+    lines: fields.Lines = pydantic.Field(50, description="At most how many.")
+
+
+class ShowRun(fields.Parsed):
+    """Parameters of show-run."""
+
+    run: fields.Name | None = pydantic.Field(
+        None, description="Name of the run, such as gpt-20261120-184822, or of a sweep, whose runs are then shown."
+    )
+
+
+class CompareRuns(fields.Parsed):
+    """Parameters of compare-runs."""
+
+    runs: (
+        typing.Annotated[
+            str,
+            fields.STRICT,
+            fields.matches(
+                r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}([, ] ?[A-Za-z0-9][A-Za-z0-9._-]{0,63})*",
+                600,
+                "names of runs, separated by commas or blanks",
+            ),
+        ]
+        | None
+    ) = pydantic.Field(
+        None,
+        description=(
+            "Names of two to eight runs, separated by commas, such as night,dawn, or of sweeps; default is the "
+            "two newest with results."
+        ),
+    )
+
+
+_Size = typing.Annotated[
+    str,
+    fields.STRICT,
+    fields.matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes, with K, M or G behind it, such as 64M"),
+]
+_Nodes = typing.Annotated[int, fields.STRICT, fields.between(1, fields.MAX_NODES)]
+_Gpus = typing.Annotated[int, fields.STRICT, fields.between(0, fields.MAX_GPUS)]
+
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "all")
+
+
+class BenchmarkCollectives(fields.Resources):
+    """Parameters of benchmark-collectives."""
+
+    collective: typing.Annotated[str, fields.STRICT, fields.among(*COLLECTIVES)] = pydantic.Field(
+        "all_reduce", description="Which collective; all_reduce is what DDP does in every step."
+    )
+    nodes: _Nodes | None = pydantic.Field(
+        None, description="How many nodes; default is all usable ones of the partition."
+    )
+    gpus_per_node: _Gpus | None = pydantic.Field(
+        None, description="GPUs on each node, one rank each; 0 measures CPUs with gloo; default is all."
+    )
+    constraint: fields.Constraint | None = pydantic.Field(
+        None, description="Features that the nodes must have, joined by & or |."
+    )
+    nodelist: fields.Hosts | None = pydantic.Field(
+        None,
+        description=(
+            "Nodes that must be among those of the job, such as slurmd-[0-3],slurmd-7; without nodes these are "
+            "all of them."
+        ),
+    )
+    exclude: fields.Hosts | None = pydantic.Field(
+        None, description="Nodes that the job must not run on, such as slurmd-5,slurmd-[8-9]."
+    )
+    min_bytes: _Size | None = pydantic.Field(
+        None, description="Smallest size, such as 8M; default is 1K on CPUs and 8M on GPUs."
+    )
+    max_bytes: _Size | None = pydantic.Field(
+        None, description="Largest size, such as 8G; default is 64M on CPUs and 8G on GPUs."
+    )
+    step_factor: typing.Annotated[int, fields.STRICT, fields.between(2, 1024)] | None = pydantic.Field(
+        None, description="Each size is so many times the one before; default is 4 on CPUs and 2 on GPUs."
+    )
+    iters: typing.Annotated[int, fields.STRICT, fields.between(1, 100_000)] | None = pydantic.Field(
+        None, description="Timed calls for each size; default is 10 on CPUs and 50 on GPUs."
+    )
+    warmup_iters: typing.Annotated[int, fields.STRICT, fields.between(0, 100_000)] | None = pydantic.Field(
+        None, description="Calls before those; default is 2 on CPUs and 5 on GPUs."
+    )
+    datatype: (
+        typing.Annotated[
+            str,
+            fields.STRICT,
+            fields.among("float", "double", "half", "bfloat16", "int8", "uint8", "int32", "int64"),
+        ]
+        | None
+    ) = pydantic.Field(None, description="Type of the elements; default is float.")
+    env: fields.Env = pydantic.Field(
+        "", description="Environment variables for the job as NAME=value, separated by blanks, such as NCCL_DEBUG=INFO."
+    )
+    fabric: typing.Annotated[str, fields.STRICT, fields.among(*fabrics.NAMES)] = pydantic.Field(
+        "auto", description="Which network the ranks use, as for submit-ddp."
+    )
+    store: typing.Annotated[str, fields.STRICT, fields.among("auto", "always", "never")] = pydantic.Field(
+        "auto",
+        description=(
+            "Whether the figures become the baseline; auto stores them unless they are more than a tenth slower "
+            "than the stored."
+        ),
+    )
+    wait_timeout: fields.Seconds = pydantic.Field(86400, description="How long to wait for the job's end, in seconds.")
+
+
+class Plan(fields.Parsed):
+    """Parameters of plan."""
+
+    partition: fields.Name | None = pydantic.Field(
+        None, description="Slurm partition; default is Slurm's default partition."
+    )
+    nodes: _Nodes | None = pydantic.Field(
+        None, description="How many nodes; default is all usable ones of the partition."
+    )
+    gpus_per_node: _Gpus | None = pydantic.Field(None, description="GPUs on each node, one rank each; default is all.")
+    cpus_per_task: typing.Annotated[int, fields.STRICT, fields.between(1, fields.MAX_CPUS)] | None = pydantic.Field(
+        None, description="Cores on each node; default is the share that goes with the GPUs, or all."
+    )
+    model: (
+        typing.Annotated[
+            str,
+            fields.STRICT,
+            fields.among("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+        ]
+        | None
+    ) = pydantic.Field(None, description="The payload's model; default is tiny on CPUs and gpt2 on GPUs.")
+    parameters: typing.Annotated[int, fields.STRICT, fields.between(1, 10**13)] | None = pydantic.Field(
+        None, description="Number of parameters of a model of your own, such as 7000000000, in place of model."
+    )
+    seq_len: typing.Annotated[int, fields.STRICT, fields.between(1, 1 << 20)] | None = pydantic.Field(
+        None, description="Tokens of a sequence; default is 128 on CPUs and 1024 on GPUs."
+    )
+    batch: typing.Annotated[int, fields.STRICT, fields.between(1, 1 << 20)] | None = pydantic.Field(
+        None, description="Sequences of a rank and forward pass; default is 16 on CPUs and 32 on GPUs."
+    )
+    grad_accum: typing.Annotated[int, fields.STRICT, fields.between(1, 1 << 20)] = pydantic.Field(
+        1, description="Forward passes of a step; communication happens once in a step."
+    )
+    dataset: fields.Dataset | None = pydantic.Field(
+        None, description="Dataset whose vocabulary counts; default is gpt2's on GPUs and bytes on CPUs."
+    )
+    tokens_per_second: typing.Annotated[int, fields.STRICT, fields.between(1, 10**9)] | None = pydantic.Field(
+        None,
+        description="What one rank alone computes; default is measured by an earlier run of the model, or estimated.",
+    )

@@ -1,0 +1,94 @@
+"""Whether jobs can be submitted from here, and what to type where they cannot."""
+
+import dataclasses
+import shutil
+import typing
+
+from ddp.base import Settings, TrainerError
+from ddp.environment import environments
+from ddp.submit import checks
+from ddp.workspace import folders
+from slurm_ddp import mounts
+from slurm_ddp.slurm import jobs
+
+PROGRAMS = {"zstd": "zstd"}  # what an environment is made with, and the package that has it
+
+
+@dataclasses.dataclass(frozen=True)
+class Readiness:
+    """A unit's status: what stands in the way, or that nothing does (`active`)."""
+
+    level: typing.Literal["blocked", "waiting", "active"]
+    text: str
+
+
+def check(settings: Settings) -> Readiness:
+    """Return whether jobs can be submitted now."""
+    if (missing := silent(settings) or mounted(settings)) is not None:
+        return Readiness("waiting", missing)
+    try:
+        contents = folders.look(settings)
+    except folders.WorkspaceError as e:
+        return Readiness("waiting", str(e))
+    if contents.untrusted:
+        return Readiness("blocked", contents.untrusted)
+    if not contents.is_writable:
+        return Readiness(
+            "blocked", f"{settings.user} cannot write {settings.runs}; chown {settings.user} {settings.runs}"
+        )
+    try:
+        environment = environments.installed(settings, contents)
+    except TrainerError as e:
+        return Readiness("blocked", str(e))
+    if environment is None:  # still active: it can do its work, and does this by itself when it is first asked to
+        which = "no environment of this release" if contents.environments else "no environment yet"
+        return Readiness("active", f"{which}: {settings.typed('install-environment')}, or submit-ddp does it")
+    return Readiness("active", f"ready; environment installed: torch {environment.manifest.torch}")
+
+
+def require(settings: Settings, *, asks_nodes: bool = False) -> None:
+    """Raise TrainerError with what stands in the way of submitting jobs; make this user's folders.
+
+    A list of the nodes that will be asked for is made meanwhile: that of a large cluster takes as long as all else
+    together.
+    """
+    problem = silent(settings)
+    if not problem and asks_nodes:
+        checks.list_ahead()
+    if problem := problem or mounted(settings) or _lacking():
+        raise TrainerError(problem)
+    folders.ensure_folders(settings)
+
+
+def mounted(settings: Settings) -> str | None:
+    """Return why the workspace is not on a filesystem that answers; None when it is. A charm's must be a mount."""
+    mount = mounts.find(settings.workspace)
+    if settings.unit and (mount is None or mount.mountpoint == "/"):
+        what = "integrate shared-filesystem-client:juju-info with this machine's application"
+        return f"no filesystem is mounted at {settings.workspace}; {what}"
+    if mount is None:
+        return None
+    found = mounts.probe(mount.mountpoint, deadline=5.0)
+    return None if found else f"{found.detail}; is the filesystem's server up? see: {_where(settings)}"
+
+
+def silent(settings: Settings) -> str | None:
+    """Return what is missing of Slurm: its client, or its controller's answer."""
+    if not jobs.is_installed():
+        need = "the principal must be sackd" if settings.unit else "install slurm-client, or go to a login node"
+        return f"Slurm's client is not on this host; {need}"
+    try:
+        jobs.ping()
+    except jobs.NotAnsweringError as e:
+        mend = "else: juju integrate sackd slurmctld" if settings.unit else "see: scontrol ping"
+        return f"{e}; is slurmctld up ({_where(settings)})? {mend}"
+    return None
+
+
+def _where(settings: Settings) -> str:
+    return "juju status" if settings.unit else "findmnt"
+
+
+def _lacking() -> str | None:
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    return f"{missing[0]} is not installed on this host; as root: apt install {missing[0]}" if missing else None

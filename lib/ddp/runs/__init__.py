@@ -1,0 +1,1 @@
+"""Runs and their jobs: listed, shown, followed, explained, compared, resumed, cancelled."""

@@ -1,0 +1,73 @@
+"""The code of a script's run: copied into the run's folder when it is submitted, so that later edits change nothing."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+
+from ddp import snapshot
+from ddp.base import ParameterError, Settings
+from ddp.options import fields
+from ddp.workspace import folders
+
+FOLDER = "code"  # in the run's folder; of later submissions of the run: code-2, code-3 ...
+_COPY_S = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The copy, still beside the run's folder, and where it goes."""
+
+    snapshot: snapshot.Snapshot
+    folder: pathlib.Path
+
+    @property
+    def script(self) -> str:
+        """Return the script's path in the run's folder."""
+        return str(self.folder / self.snapshot.script)
+
+    def place(self) -> None:
+        """Move the copy into the run's folder, which is there by now."""
+        self.snapshot.root.rename(self.folder)
+
+    def facts(self) -> dict[str, object]:
+        """Return what job.json says of it."""
+        found = self.snapshot
+        return {
+            "folder": self.folder.name, "script": found.script, "origin": str(found.origin), "files": found.num_files,
+            "bytes": found.size_bytes, "commit": found.commit, "dirty": found.is_dirty, "sha256": found.sha256,
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def kept(settings: Settings, params: fields.Training, run: str) -> collections.abc.Generator[Kept | None]:
+    """Copy the folder of the script and yield the copy; None for what is no script, or is to run from where it lies.
+
+    Raises ParameterError: the code cannot be kept.
+    """
+    if params.workload in ("gpt", "smoke") or not params.snapshot:
+        yield None
+        return
+    partial = settings.runs / f".{FOLDER}-{run}-{os.getpid()}"
+
+    def take() -> folders.Json:
+        others = (settings.runs, settings.datasets, settings.environments)
+        return {"taken": snapshot.take(pathlib.Path(params.workload), partial, leave_out=others)}
+
+    try:
+        taken: snapshot.Snapshot = folders.call(settings, take, timeout_s=_COPY_S)["taken"]
+    except snapshot.SnapshotError as e:
+        raise ParameterError("workload", str(e)) from e
+    try:
+        yield Kept(taken, settings.runs / run / _free_name(settings.runs / run))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # not there any more once it was placed
+
+
+def _free_name(run: pathlib.Path) -> str:
+    number = 1
+    while (run / (name := FOLDER if number == 1 else f"{FOLDER}-{number}")).exists():
+        number += 1
+    return name

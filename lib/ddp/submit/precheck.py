@@ -1,0 +1,54 @@
+"""`args` and a sweep's options, looked at by the payload's own parser before anything is written."""
+
+import collections.abc
+import json
+
+from ddp.base import ParameterError, Settings, TrainerError
+from ddp.submit import tuning
+from ddp.workspace import folders
+from slurm_ddp.run import CommandError, CommandTimeout, run
+
+_LIMIT_S = 30.0
+_COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddptrain import precheck; precheck.main()"
+
+
+def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
+    """Return a run's options as a command line: `true` is a flag, `false` its opposite."""
+    found: list[str] = []
+    for name, value in choice.items():
+        if isinstance(value, bool):
+            found.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            found += [f"--{name}", str(value)]
+    return found
+
+
+def check(
+    settings: Settings, kind: str, run_name: str, args: collections.abc.Sequence[str], choices: tuning.Choices
+) -> list[str]:
+    """Return in words that the payload takes `args`, with each of a sweep's `choices` behind. Raises ParameterError.
+
+    What a script takes is not known. A file that `args` name is read with the submit user's rights.
+    """
+    if kind not in _COMMANDS or not (args or choices):
+        return []
+    command, given = _COMMANDS[kind]
+    if any(word.partition("=")[0] == "--run-dir" for word in args):
+        raise ParameterError("args", "--run-dir is given by the parameter run; write run=...")
+    alone = [*given, *args]
+    lines = [alone, *([*alone, *words(choice)] for choice in choices)]
+    request = json.dumps({"folder": str(settings.runs / run_name), "command": command, "lines": lines})
+    argv = (folders.PYTHON, "-I", "-c", _CODE, str(settings.payload))
+    try:
+        done = run(*argv, stdin=request, cwd="/", timeout=_LIMIT_S)
+    except CommandTimeout as e:
+        raise TrainerError(f"args: {e}; is the filesystem's server up? a file that they name lies there") from e
+    except CommandError as e:
+        raise TrainerError(f"args: the payload could not look at them: {e}") from e
+    first, *others = json.loads(done.stdout)
+    for number, trouble in enumerate(others or [first]):
+        if trouble:
+            is_sweeps = bool(choices) and trouble != first
+            raise ParameterError(f"options of run {number}" if is_sweeps else "args", trouble)
+    return ["args: the payload takes them" + (f", with the options of each of {len(choices)} runs" if choices else "")]

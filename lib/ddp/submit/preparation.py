@@ -1,0 +1,202 @@
+"""prepare-dataset: the job that turns text into a dataset."""
+
+import dataclasses
+import typing
+
+from ddp.base import Log, Results, Settings, TrainerError
+from ddp.environment import environments
+from ddp.options import models
+from ddp.runs import control, run_files
+from ddp.submit import checks, resources, scripts
+from ddp.workspace import folders, operations
+from slurm_ddp.slurm import jobs
+
+DEFAULT_DATASET = "python-stdlib"
+
+
+_PART_BYTES, _ELEMENT_BYTES = 64 << 20, 256 << 20
+_MOST_ELEMENTS = 64  # that it chooses by itself
+_SUBMISSION_S = 600.0  # an environment may be made first
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is to be prepared, and by how many."""
+
+    run: str
+    dataset: str
+    output: str
+    source: str
+    tokenizer: str
+    elements: int
+    parallel: int
+
+    def command(self, *more: str) -> tuple[str, ...]:
+        """Return the payload's command."""
+        given = ("--source", self.source, "--output", self.output, "--tokenizer", self.tokenizer)
+        return ("ddptrain", "prepare", *given, *more)
+
+    def texts(
+        self,
+        settings: Settings,
+        request: resources.Request,
+        params: models.PrepareDataset,
+        environment: environments.Environment,
+    ) -> dict[str, str]:
+        """Return the run's files: with several elements `parts.sbatch`, an array, and `job.sbatch`, which ends it."""
+        check = ("ddptrain", "inspect", "--json", self.output)
+        common: dict[str, typing.Any] = {"run": self.run, "dataset": self.dataset}
+        whole = self.command() if self.elements == 1 else self.command("--finalize")
+        files = scripts.preparation(
+            settings, request, params, environment, **common, commands=(whole, check), follows=self.elements > 1
+        )
+        if self.elements == 1:
+            return files
+        share = scripts.Array(self.elements, self.parallel)
+        parts = scripts.preparation(
+            settings, request, params, environment, **common, commands=(self.command(),), array=share
+        )
+        return parts | files | {"parts.sbatch": parts["job.sbatch"]}
+
+
+def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log) -> Results:
+    """Submit what turns text into a dataset: one job, or an array and a job that ends it. Done parts are kept."""
+    checks.trusted(folders.look(settings))
+    partitions = checks.partitions(params.reservation)
+    name = params.name or _dataset_name(params.source)
+    if params.source != DEFAULT_DATASET:
+        checks.check_inside(settings, "source", params.source, kinds=("file", "folder"))
+    request = resources.preparation(params, partitions)
+    checks.admission(settings, params, resources.choose_partition(request.partition, partitions))
+    run = f"{control.PREPARATION}{name}"
+    control.claim(settings, run)
+    control.refuse_if_active(settings, run)
+    elements = params.elements or _elements(settings, params.source)
+    work = _Work(
+        run=run, dataset=name, output=str(settings.datasets / name), source=params.source, tokenizer=params.tokenizer,
+        elements=elements, parallel=min(params.parallel or elements, elements),
+    )  # fmt: skip
+    for text in _scripts(work.texts(settings, request, params, environments.NOT_INSTALLED)):
+        checks.judge(text)
+    environment = environments.ensure(settings, partitions, log, reservation=params.reservation)
+    texts = work.texts(settings, request, params, environment)
+    again = folders.locate(settings, str(settings.runs / run)).kind != "absent"
+    facts: dict[str, object] = {
+        "kind": "prepare",
+        "dataset": name,
+        "source": params.source,
+        "elements": elements,
+        "environment": environment.manifest.hash,
+    }
+    array = _submit_array(settings, run, texts, again=again) if elements > 1 else None
+    try:
+        submitted = control.submit(
+            settings, run, texts, facts | {"array_job_id": array}, again=again or array is not None
+        )
+    except TrainerError:
+        if array is not None:
+            jobs.cancel(array)
+        raise
+    results = {**submitted.as_results(), "dataset": work.output}
+    if array is not None:
+        results |= {"array-job-id": str(array), "elements": str(elements)}
+    log(f"job {submitted.job_id} prepares the dataset {name}" + (f" with {elements} elements" if array else ""))
+    if not params.wait:
+        return results
+    return results | _follow(settings, submitted, work, array, log=log, timeout_s=params.wait_timeout)
+
+
+def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) -> None:
+    """Make the default dataset; where a job or another action makes it already, wait for that."""
+    run = f"{control.PREPARATION}{DEFAULT_DATASET}"
+    if not settings.claims.wait(run, timeout_s=_SUBMISSION_S):
+        raise TrainerError(f"another action has been about to submit {run} for {_SUBMISSION_S:g} s; try again")
+    try:
+        active = [job for job in jobs.jobs(user=settings.user, name=run) if job.is_active]
+    except jobs.SlurmError as e:
+        raise TrainerError(f"Slurm: {e}") from e
+    if active:
+        settings.claims.drop(run)
+        log(f"job {active[0].job_id} prepares it already")
+        control.follow(
+            settings, control.submitted_as(settings, run, active[0].job_id), log, timeout_s=params.wait_timeout
+        )
+    elif DEFAULT_DATASET not in folders.look(settings).datasets:
+        prepare_dataset(settings, params, log)
+
+
+def _submit_array(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> int:
+    """Submit the array, before the job that waits for all jobs of this name."""
+    workspace = str(settings.folder)
+    folders.call(settings, run_files.create_run, workspace=workspace, run=run, texts=texts, again=again)
+    try:
+        return jobs.submit(str(settings.runs / run / "parts.sbatch"))
+    except jobs.SlurmError as e:
+        raise checks.refused(str(e)) from e
+
+
+def _follow(
+    settings: Settings, submitted: control.Submitted, work: _Work, array: int | None, *, log: Log, timeout_s: float
+) -> Results:
+    """Wait for the end, and describe the dataset. Raises TrainerError that names the input at fault."""
+
+    def told(text: str) -> None:
+        try:
+            done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
+        except folders.WorkspaceError:
+            done = 0
+        log(text + (f", {done} parts done" if done else ""))
+
+    try:
+        results = control.follow(settings, submitted, told, timeout_s=timeout_s)
+    except TrainerError as e:
+        if array is None:
+            raise
+        failed = folders.call(
+            settings, run_files.find_failed_elements, workspace=str(settings.folder), run=work.run, array=array
+        )["failed"]
+        if not failed:
+            raise
+        lines = [f"element {one['element']}: {control.printable(one['line'])}" for one in failed]
+        e.results["failed-elements"] = "\n".join(lines)
+        raise TrainerError(
+            f"job {submitted.job_id}: {lines[0]}; mend it and run the same again", results=e.results
+        ) from e
+    return results | _describe(settings, submitted)
+
+
+def _describe(settings: Settings, submitted: control.Submitted) -> Results:
+    """Return what the dataset is, as the check of every byte found it."""
+    try:
+        found = folders.call(settings, operations.read_json, path=f"{submitted.run_dir}/inspection.json")
+    except folders.WorkspaceError:
+        return {}
+    shards = found.get("shards")
+    names = {"tokenizer": "tokenizer", "vocabulary": "vocabulary", "fingerprint": "fingerprint", "begins": "begins"}
+    results = {name: control.printable(str(found[key]))[:200] for name, key in names.items() if found.get(key)}
+    totals = found.get("totals")
+    if isinstance(totals, dict):
+        results |= {str(split): str(text) for split, text in typing.cast(dict[str, object], totals).items()}
+    if isinstance(shards, list):
+        results["shards"] = str(len(typing.cast(list[object], shards)))
+    return results | {"verified": "every byte" if not found.get("damage") else "damaged"}
+
+
+def _elements(settings: Settings, source: str) -> int:
+    """Return into how many elements of an array the work is worth being cut."""
+    if source == DEFAULT_DATASET:
+        return 1
+    found = folders.call(settings, operations.measure_source, timeout_s=60, path=source, part_bytes=_PART_BYTES)
+    return max(1, min(_MOST_ELEMENTS, found["parts"], -(-found["bytes"] // _ELEMENT_BYTES)))
+
+
+def _scripts(texts: dict[str, str]) -> list[str]:
+    """Return what sbatch is to judge; it cannot judge what waits for others of its name."""
+    return [texts[name] for name in ("parts.sbatch", "job.sbatch") if name in texts]
+
+
+def _dataset_name(source: str) -> str:
+    """Return the dataset's name for a source that was given none."""
+    if source == DEFAULT_DATASET:
+        return source
+    return checks.label(source.rstrip("/"))

@@ -1,0 +1,354 @@
+"""submit-ddp: check everything that can be known, and only then write and submit."""
+
+import dataclasses
+import shlex
+
+from ddp.base import Log, ParameterError, Results, Settings
+from ddp.environment import environments
+from ddp.options import fields, models
+from ddp.runs import control
+from ddp.submit import checks, code, fabrics, manifests, precheck, preparation, resources, scripts, tuning
+from ddp.workspace import folders, tokens
+from slurm_ddp.slurm import jobs
+
+DEFAULT_PROFILED_STEPS = "10-12"  # behind the first ones, which compile and allocate
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What torchrun starts."""
+
+    kind: str  # gpt, smoke or script
+    label: str  # the first part of a new run's name
+    dataset: str | None  # path
+    prepare: bool  # the dataset is the default one and has to be made first
+    run: str
+    is_again: bool  # the run exists and goes on
+    script: str = ""  # the path of what a job of the kind script starts
+
+    def program(self, settings: Settings, params: fields.Training, resume: str) -> scripts.Program:
+        """Return what the ranks run. `resume` is auto, never or a run's name."""
+        args = params.words
+        payload = environments.payload_folder(settings) if params.container_image else ""
+        if self.kind == "script":
+            script = self.script or params.workload
+            return scripts.Program((script, *args), leaves_outcome=False, payload=payload)
+        command = "smoke" if self.kind == "smoke" else "train"
+        start = ("--module", "ddptrain", command, "--run-dir", scripts.RUN_DIR)
+        if self.kind == "smoke":
+            return scripts.Program((*start, *args), leaves_outcome=True, payload=payload)
+        resume = resume if resume in ("auto", "never") else str(settings.runs / resume)
+        more = ("--data", str(self.dataset), "--resume", scripts.RESUME, *_profile_flags(params))
+        return scripts.Program((*start, *more, *args), leaves_outcome=True, resume=resume, payload=payload)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A training that passed every check, and Slurm's own; nothing is written yet."""
+
+    request: resources.Request
+    workload: Workload
+    verdict: str
+    contents: folders.Contents
+    partitions: tuple[jobs.Partition, ...]
+    passed: tuple[str, ...]  # the checks, in words
+
+
+def submit_ddp(settings: Settings, params: fields.SubmitDdp, log: Log) -> Results:
+    """Submit a training; with `wait` follow it to its end, with `dry-run` only show what would be submitted."""
+    checked = check(settings, params, run=params.run, resume=params.resume)
+    workload, request = checked.workload, checked.request
+    if params.dry_run:
+        return dry(settings, params, checked, resume=params.resume)
+    environment = provide(settings, params, checked, log)
+    with code.kept(settings, params, workload.run) as kept:
+        checked = with_code(checked, kept)
+        texts = texts_of(settings, params, checked, environment, resume=params.resume)
+        facts = facts_of(params, checked, environment, kept)
+        token = tokens.is_wanted(settings, params)
+        submitted = control.submit(
+            settings, workload.run, texts, facts, again=workload.is_again, token=token, kept=kept
+        )
+    log(f"job {submitted.job_id}: {workload.run} on {describe(request)}")
+    if not params.wait:
+        return submitted.as_results()
+    return control.follow(settings, submitted, log, timeout_s=params.wait_timeout)
+
+
+def check(
+    settings: Settings,
+    params: fields.Training,
+    *,
+    run: str | None,
+    resume: str = "auto",
+    sweep: scripts.Sweep | None = None,
+    choices: tuning.Choices = (),
+) -> Checked:
+    """Check everything that can be known before anything is written. Raises ParameterError naming what fails."""
+    partitions = checks.partitions(params.reservation)
+    request = resources.training(params, partitions)
+    contents = folders.look(settings)
+    partition = resources.choose_partition(request.partition, partitions)
+    passed = [f"resources: {describe(request)}", *checks.admission(settings, params, partition)]
+    passed += checks.workspace(settings, contents)
+    tuned = tuning.check(settings, params, choices) if params.workload == "gpt" else ()
+    passed += [f"model: {', '.join(tuned)} can be read by {settings.user}"] if tuned else []
+    workload = _workload(settings, params, contents, run=run, resume=resume, tunes=bool(tuned))
+    if workload.kind == "script":
+        passed.append(f"workload: {params.workload} is there and readable by {settings.user}")
+    if workload.dataset:
+        passed.append(f"dataset: {workload.dataset} {'will be prepared first' if workload.prepare else 'is there'}")
+        manifests.check_model(settings, workload.dataset, tuned)
+        origin = workload.run if workload.is_again else resume
+        if origin not in ("auto", "never") and "--resume" not in params.words:
+            manifests.check_origin(settings, workload.dataset, origin, is_same_run=workload.is_again)
+    _check_profile(params, workload.kind, request)
+    passed += precheck.check(settings, workload.kind, workload.run, params.words, choices)
+    if params.environment:
+        if params.container_image:
+            raise ParameterError("environment", "a container brings its own; give environment or container-image")
+        environments.named(settings, contents, params.environment)
+        passed.append(f"environment: {params.environment} is there")
+    if params.container_image and params.container_image.startswith("/"):
+        checks.check_inside(settings, "container-image", params.container_image, kinds=("file",))
+    checked = Checked(request, workload, "", contents, partitions, ())
+    passed += checks.dependency(settings, params.dependency)
+    passed += checks.mail(settings, params.mail_type, params.mail_user)
+    nothing = environments.NOT_INSTALLED
+    draft = texts_of(settings, params, checked, nothing, resume=resume, sweep=sweep, is_draft=True)
+    verdict = checks.judge(draft["job.sbatch"])
+    passed.append(f"Slurm: {verdict}")
+    return dataclasses.replace(checked, verdict=verdict, passed=tuple(passed))
+
+
+def provide(settings: Settings, params: fields.Training, checked: Checked, log: Log) -> environments.Environment:
+    """Return the environment, made now where it is missing, like the default dataset."""
+    if params.container_image:
+        environment = environments.NOT_INSTALLED
+        environments.store_payload(settings)
+    elif params.environment:
+        environment = environments.named(settings, checked.contents, params.environment)
+    else:
+        gpus = checked.request.gpus_per_node > 0
+        environment = environments.ensure(
+            settings, checked.partitions, log, gpus=gpus, contents=checked.contents, reservation=params.reservation
+        )
+        if gpus and environment.manifest.build == "cpu":
+            log("the environment holds torch for CPUs, so this job trains on them; see install-environment torch=cuda")
+    if checked.workload.prepare:
+        log(f"the dataset {preparation.DEFAULT_DATASET} is not there yet")
+        preparation.ensure_default(settings, fields.parse(models.PrepareDataset, _shared(params)), log)
+    return environment
+
+
+def texts_of(
+    settings: Settings,
+    params: fields.Training,
+    checked: Checked,
+    environment: environments.Environment,
+    *,
+    resume: str = "auto",
+    sweep: scripts.Sweep | None = None,
+    is_draft: bool = False,
+) -> dict[str, str]:
+    """Return the run's files by name; a draft is for `sbatch --test-only`."""
+    workload = checked.workload
+    program = workload.program(settings, params, resume)
+    return scripts.training(
+        settings, checked.request, params, environment, run=workload.run, program=program, sweep=sweep,
+        is_draft=is_draft,
+    )  # fmt: skip
+
+
+def with_code(checked: Checked, kept: code.Kept | None) -> Checked:
+    """Return what is submitted where the code was kept: the copy is what starts."""
+    if kept is None:
+        return checked
+    return dataclasses.replace(checked, workload=dataclasses.replace(checked.workload, script=kept.script))
+
+
+def facts_of(
+    params: fields.Training,
+    checked: Checked,
+    environment: environments.Environment,
+    kept: code.Kept | None,
+) -> dict[str, object]:
+    """Return what job.json says of a run beside its job."""
+    return {
+        **({"code": kept.facts()} if kept is not None else {}),
+        "kind": checked.workload.kind,
+        "workload": params.workload,
+        "dataset": checked.workload.dataset,
+        "args": shlex.join(params.words),
+        "ranks_per_node": checked.request.ranks_per_node,
+        "launcher": params.launcher,
+        "fabric": params.fabric,
+        "container": params.container_image,
+        "environment": None if params.container_image else environment.manifest.hash,
+        "torch": None if params.container_image else environment.manifest.torch,
+        "request": dataclasses.asdict(checked.request),
+    }
+
+
+def _workload(
+    settings: Settings,
+    params: fields.Training,
+    contents: folders.Contents,
+    *,
+    run: str | None,
+    resume: str,
+    tunes: bool,
+) -> Workload:
+    """Return what is to run. Raises ParameterError where parameters contradict each other or name what is not there."""
+    kind = params.workload if params.workload in ("gpt", "smoke") else "script"
+    if kind == "script":
+        if params.snapshot:
+            checks.check_script(settings, params.workload)
+        else:
+            checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+    if kind != "gpt":
+        for name, value in (
+            ("dataset", params.dataset),
+            ("resume", resume if resume != "auto" else None),
+        ):
+            if value is not None:
+                raise ParameterError(name, "only the workload gpt has it")
+    _check_resume(settings, resume, is_awaited=params.dependency is not None)
+    dataset, prepare = _dataset(settings, params, contents, tunes=tunes) if kind == "gpt" else (None, False)
+    label = kind if kind != "script" else checks.label(params.workload)
+    if run is None:
+        return Workload(kind, label, dataset, prepare, control.new_name(settings, label), is_again=False)
+    control.claim(settings, run)
+    there = folders.locate(settings, str(settings.runs / run)).kind != "absent"
+    if there and (kind == "smoke" or resume != "auto"):
+        raise ParameterError(
+            "run", f"{run} exists already; choose another name" + (" or resume=auto" if kind == "gpt" else "")
+        )
+    if there:
+        _check_kind(settings, run, kind)
+        control.refuse_if_active(settings, run)
+    return Workload(kind, label, dataset, prepare, run, is_again=there)
+
+
+def _dataset(
+    settings: Settings, params: fields.Training, contents: folders.Contents, *, tunes: bool
+) -> tuple[str, bool]:
+    """Return the dataset's path and whether it must be prepared first."""
+    if tunes:
+        tuning.dataset(settings, params.dataset)
+    wanted = params.dataset or preparation.DEFAULT_DATASET
+    if "/" not in wanted:
+        if wanted in contents.datasets:
+            return contents.datasets[wanted], False
+        if wanted == preparation.DEFAULT_DATASET:
+            return str(settings.datasets / wanted), True
+        known = ", ".join(sorted(contents.datasets)[:10]) or "none yet"
+        how = settings.typed("prepare-dataset", name=wanted, source="...")
+        raise ParameterError(
+            "dataset", f"no dataset {wanted!r} in {settings.datasets}; there are: {known}; make it with: {how}"
+        )
+    if tunes:
+        return wanted, False
+    checks.check_inside(settings, "dataset", wanted, kinds=("folder",))
+    if folders.locate(settings, f"{wanted}/dataset.json").kind != "file":
+        raise ParameterError("dataset", f"{wanted} holds no dataset.json; make a dataset with prepare-dataset")
+    return wanted, False
+
+
+def _check_kind(settings: Settings, run: str, kind: str) -> None:
+    """Raise ParameterError unless a run that exists is of the kind that is to go on."""
+    about = control.about(settings, run)
+    if not about:
+        raise ParameterError("run", f"{settings.runs / run} holds no job.json, so it is no run; choose another name")
+    if (found := about.get("kind")) != kind:
+        what = control.printable(str(found))[:40]
+        raise ParameterError("run", f"{run} is of the kind {what}, which {kind} cannot go on with; choose another name")
+
+
+def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
+    """Raise ParameterError unless this run can be begun from; one whose job is waited for need not have saved yet."""
+    if resume in ("auto", "never"):
+        return
+    if folders.locate(settings, str(settings.runs / resume)).kind != "folder":
+        raise ParameterError(
+            "resume", f"there is no run {resume!r} in {settings.runs}; auto, never or the name of a run"
+        )
+    if (kind := control.about(settings, resume).get("kind")) != "gpt":
+        what = control.printable(str(kind or "unknown"))[:40]
+        text = f"{resume} is of the kind {what}; only a run of the workload gpt can be begun from"
+        raise ParameterError("resume", text)
+    if not is_awaited and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
+        raise ParameterError(
+            "resume", f"{resume} has no checkpoint to begin from; see: {settings.typed('show-run', run=resume)}"
+        )
+
+
+def _profile_flags(params: fields.Training) -> tuple[str, ...]:
+    """Return what the payload must know to record some ranks and steps."""
+    if params.profile is None or (params.profile == "nsys" and params.profile_steps is None):
+        return ()
+    steps = params.profile_steps or DEFAULT_PROFILED_STEPS
+    return ("--profile", params.profile, "--profile-ranks", params.profile_ranks, "--profile-steps", steps)
+
+
+def _check_profile(params: fields.Training, kind: str, request: resources.Request) -> None:
+    if params.profile is None:
+        for name, given in (("profile-ranks", params.profile_ranks != "0"), ("profile-steps", params.profile_steps)):
+            if given:
+                raise ParameterError(name, "is for profile=nsys or profile=torch")
+        return
+    if kind != "gpt" and params.profile == "torch":
+        raise ParameterError("profile", "torch records the workload gpt only; give profile=nsys")
+    if kind != "gpt" and params.profile_steps:
+        raise ParameterError("profile-steps", "only the workload gpt has it; a script starts its own recording")
+    most = request.num_nodes * request.ranks_per_node
+    if beyond := [rank for rank in params.profile_ranks.split(",") if int(rank) >= most]:
+        raise ParameterError("profile-ranks", f"there is no rank {beyond[0]}; the job has {most}, from 0")
+
+
+def dry(
+    settings: Settings,
+    params: fields.Training,
+    checked: Checked,
+    *,
+    resume: str = "auto",
+    sweep: scripts.Sweep | None = None,
+) -> Results:
+    """Return what would be submitted, and every check that it passed."""
+    contents = checked.contents
+    installed = (
+        environments.named(settings, contents, params.environment)
+        if params.environment
+        else environments.installed(settings, contents)
+    )
+    environment = installed or environments.NOT_INSTALLED
+    workload = checked.workload
+    told = installed.archive if installed else "not installed yet: submit-ddp installs it"
+    texts = texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)
+    return {
+        "script": texts["job.sbatch"],
+        "job": texts["program/job.json"],
+        "verdict": checked.verdict,
+        "checks": "\n".join(checked.passed),
+        "run": workload.run,
+        "run-dir": str(settings.runs / workload.run),
+        "resources": describe(checked.request),
+        "environment": f"the container {params.container_image}" if params.container_image else told,
+        "dataset": f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}"
+        if workload.dataset
+        else "none",
+        **fabrics.root_scripts(params.fabric),
+    }
+
+
+def _shared(params: fields.Training) -> dict[str, str]:
+    """Return the parameters that the default dataset's job shares with the training."""
+    names = ("partition", "account", "qos", "reservation")
+    return {name: value for name in names if (value := getattr(params, name)) is not None}
+
+
+def describe(request: resources.Request) -> str:
+    """Return a request in words."""
+    nodes = f"{request.num_nodes} node{'s' if request.num_nodes > 1 else ''} of {request.partition}"
+    gpus = f"{request.gpus_per_node} GPU{'s' if request.gpus_per_node > 1 else ''}, " if request.gpus_per_node else ""
+    return f"{nodes}, each {gpus}{request.cpus_per_task} cores, {request.memory_mb} MiB"

@@ -1,0 +1,60 @@
+"""What an action works on alone while others run beside it on this host: a lock for each run, one for environments.
+
+Held until the action has submitted, or ends; the kernel lets go of the lock of a process that was killed.
+"""
+
+import fcntl
+import os
+import pathlib
+import time
+
+from ddp.workspace import files
+
+FOLDER = pathlib.Path(f"/var/tmp/slurm-ddp-{os.geteuid()}/locks")  # noqa: S108 - owner and mode are checked
+POLL_S = 0.5
+
+
+class Claims:
+    """The names that one action holds; as a context manager, until it ends."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, int] = {}
+
+    def __enter__(self) -> "Claims":
+        """Return this one."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of all names."""
+        self.drop(*self._held)
+
+    def take(self, name: str) -> bool:
+        """Take a name unless another action holds it; return whether this one does."""
+        if name in self._held:
+            return True
+        for folder in (FOLDER.parent, FOLDER):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            files.private(folder)
+        lock = os.open(FOLDER / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._held[name] = lock
+        return True
+
+    def wait(self, name: str, *, timeout_s: float) -> bool:
+        """Take a name, as soon as no other action holds it; return False where one still does after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not self.take(name):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def drop(self, *names: str) -> None:
+        """Let go of names; one that is not held is fine."""
+        for name in names:
+            if (lock := self._held.pop(name, None)) is not None:
+                os.close(lock)

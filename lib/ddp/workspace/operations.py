@@ -1,0 +1,262 @@
+"""What is done on the shared filesystem, each in a call of folders.call: it ends in time, or is given up."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import stat
+import time
+import typing
+
+from ddp.node import ownership
+from ddp.node.explain import Json, opened, read_object, tail
+from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
+
+HF_SUFFIX = ".hf-token"
+MAX_CHECKED_S = 2  # for the files of a dataset: the payload looks at all of them
+
+
+def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
+    """Make these folders of the workspace; `denied` are those that this account may not make or write.
+
+    `untrusted` says, where there are such, which folder others can replace, or have put there.
+    """
+    denied: list[str] = []
+    for name in names:
+        path = pathlib.Path(workspace, name)
+        try:
+            path.mkdir(mode=0o755)
+        except FileExistsError:
+            pass
+        except PermissionError:
+            denied.append(name)
+            continue
+        if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+            denied.append(name)
+    return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
+
+
+def own_folder(path: str) -> Json:
+    """Make a user's folder in `users`, or prove that it is this user's: the name may have been squatted on."""
+    folder = pathlib.Path(path)
+    try:
+        folder.mkdir(mode=0o755)
+    except FileExistsError:
+        pass
+    except FileNotFoundError as e:
+        text = f"{folder.parent} is not there; the trainer makes it, or as root: install -d -m 1777 {folder.parent}"
+        raise RefusedError(text) from e
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        what = f"belongs to uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
+        raise RefusedError(f"{path} is not a folder that only this account can write: it {what}; as root: remove it")
+    return {}
+
+
+def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
+    """Return what the workspace holds: environments' manifests, datasets' names, and whether it can be written.
+
+    And, as make_folders does, which of its folders `names`, or of those above them, others can replace.
+    """
+    top = pathlib.Path(workspace)
+    manifests: list[Json] = []
+    for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
+        try:
+            manifest = read_object(path)
+            if path.with_suffix(".tar.zst").lstat().st_size == manifest["size_bytes"] and path.stem == manifest["hash"]:
+                manifests.append(manifest)
+        except (OSError, ValueError, KeyError):
+            continue  # half-written, damaged or somebody's note: as good as absent
+    datasets = sorted(path.parent.name for path in (top / "datasets").glob("*/dataset.json"))
+    writable = os.access(top / "runs", os.W_OK | os.X_OK)
+    runs = top / "runs"
+    room = os.statvfs(runs if runs.is_dir() else top)
+    files = room.f_favail if room.f_files else 1 << 40  # a filesystem that does not count them
+    free = {"free_bytes": room.f_bavail * room.f_frsize, "free_files": files}
+    return {"environments": manifests, "datasets": datasets[:MAX_LISTED], "writable": writable, **free} | {
+        "untrusted": _untrusted(workspace, names, trusted)
+    }
+
+
+def locate(workspace: str, path: str) -> Json:
+    """Return what `path` is, where it really is, and whether that is in the workspace."""
+    real, top = pathlib.Path(os.path.realpath(path)), pathlib.Path(os.path.realpath(workspace))
+    kind = "absent"
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = real.stat().st_mode
+        kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+    inside = real.is_relative_to(top) and real != top
+    return {"kind": kind, "real": str(real), "inside": inside, "readable": os.access(real, os.R_OK)}
+
+
+def read_lines(path: str, limit: int) -> Json:
+    """Return the lines of a file of at most `limit` bytes."""
+    with opened(pathlib.Path(path)) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise RefusedError(f"{path} has more than {limit} bytes")
+    return {"lines": data.decode(errors="replace").splitlines()}
+
+
+def write(path: str, text: str) -> Json:
+    """Replace a file."""
+    replace(pathlib.Path(path), text)
+    return {}
+
+
+def keep_token(secrets: str, owner: str, run: str, token: str) -> Json:
+    """Write the file with the token for a run; nobody but this account can get at it."""
+    folder = private(pathlib.Path(secrets)) / owner
+    folder.mkdir(mode=0o700, exist_ok=True)
+    replace(private(folder) / f"{run}{HF_SUFFIX}", f"{token}\n", mode=0o600)
+    return {}
+
+
+def drop_token(secrets: str, owner: str, run: str) -> Json:
+    """Remove a run's file with the token."""
+    pathlib.Path(secrets, owner, f"{run}{HF_SUFFIX}").unlink(missing_ok=True)
+    return {}
+
+
+def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> Json:
+    """Make each file of an owner hold the token; remove those of runs that are not active, or all without a token.
+
+    With `active` unknown none of these is removed. A file of the last two minutes stays: its job is being submitted.
+    """
+    counts = {"removed": 0, "replaced": 0}
+    folder = pathlib.Path(secrets, owner)
+    if not folder.is_dir():
+        return counts
+    for path in sorted(private(folder).iterdir()):
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            continue  # none of ours
+        run = path.name.removesuffix(HF_SUFFIX)
+        is_ours = path.name.endswith(HF_SUFFIX) and not path.name.startswith(".")
+        is_gone = not is_ours or (active is not None and run not in active)
+        if not token or (is_gone and time.time() - about.st_mtime > 120):
+            path.unlink()
+            counts["removed"] += 1
+        elif is_ours and tail(path, 65536) != [token]:
+            replace(path, f"{token}\n", mode=0o600)
+            counts["replaced"] += 1
+    return counts
+
+
+def measure_source(path: str, part_bytes: int) -> Json:
+    """Return the bytes below a path and into how many parts they are cut; of a very large folder a part."""
+    total = parts = files = 0
+    began = time.monotonic()
+    top = pathlib.Path(path)
+    found = [top] if top.is_file() else top.rglob("*")
+    for file in found:
+        with contextlib.suppress(OSError):
+            about = file.lstat()
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            packed = file.suffix.lower() in (".tar", ".tgz", ".gz", ".xz", ".bz2")
+            files += 1
+            total += about.st_size
+            parts += 1 if packed else -(-about.st_size // part_bytes)
+        if files >= 200_000 or time.monotonic() - began > 20:
+            break
+    return {"bytes": total, "parts": parts, "files": files}
+
+
+def count_parts(output: str) -> Json:
+    """Return how many parts of a dataset are done."""
+    return {"parts": sum(1 for _ in pathlib.Path(output, "parts").glob("part-*.json"))}
+
+
+def read_json(path: str) -> Json:
+    """Return the object in a file."""
+    try:
+        return read_object(pathlib.Path(path))
+    except ValueError as e:
+        raise RefusedError(f"{path} is not a JSON object: {e}") from e
+
+
+def read_dataset(folder: str) -> Json:
+    """Return what describes a dataset, and its first file that is not there or not whole."""
+    manifest = read_json(f"{folder}/dataset.json")
+    began = time.monotonic()
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # another version's; the payload looks again
+        for shard in [shard for split in manifest["splits"].values() for shard in split]:
+            path, wanted = pathlib.Path(folder, str(shard["file"])), int(shard["bytes"])
+            held = None
+            with contextlib.suppress(FileNotFoundError):
+                held = path.stat().st_size
+            if held != wanted:
+                return {"manifest": manifest, "misfit": {"path": str(path), "bytes": held, "wanted": wanted}}
+            if time.monotonic() - began > MAX_CHECKED_S:
+                break
+    return {"manifest": manifest, "misfit": None}
+
+
+def read_baseline(path: str) -> Json:
+    """Return the entries of a baseline that are whole; none where there is no file."""
+    entries: list[Json] = []
+    with contextlib.suppress(OSError, ValueError):
+        held: typing.Any = read_object(pathlib.Path(path)).get("entries")
+        for entry in _objects(held):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                points = [{"bytes": int(p["bytes"]), "busbw": float(p["busbw"])} for p in entry["points"]]
+                names = ("collective", "backend", "created")
+                numbers = {name: int(entry[name]) for name in ("nodes", "world_size")}
+                if points and min(numbers.values()) > 0:
+                    texts = {name: str(entry[name])[:80] for name in names}
+                    entries.append(texts | numbers | {"points": points, "average_busbw": float(entry["average_busbw"])})
+    return {"entries": entries}
+
+
+def store_baseline(path: str, entries: list[Json]) -> Json:
+    """Put entries into the baseline, each in place of the one of its shape."""
+    file = pathlib.Path(path)
+    known: list[Json] = []
+    with contextlib.suppress(OSError, ValueError):
+        known = _objects(read_object(file).get("entries"))
+
+    def shape(entry: Json) -> list[str]:
+        return [str(entry.get(name)) for name in ("collective", "backend", "nodes", "world_size")]
+
+    fresh = [shape(entry) for entry in entries]
+    kept = [entry for entry in known if shape(entry) not in fresh]
+    replace(file, json.dumps({"format": 1, "entries": [*kept, *entries][-500:]}, indent=1) + "\n")
+    return {}
+
+
+def open_examination(workspace: str, nonce: str) -> Json:
+    """Make the folder in which the nodes prove that they share the workspace; a day-old leftover goes."""
+    runs = pathlib.Path(workspace, "runs")
+    for path in runs.glob(".doctor-*"):
+        if time.time() - path.lstat().st_mtime > 86400:
+            shutil.rmtree(path, ignore_errors=True)
+    folder = runs / f".doctor-{nonce}"
+    folder.mkdir(mode=0o755)
+    return {"folder": str(folder), "nonce": nonce}
+
+
+def close_examination(folder: str) -> Json:
+    """Remove that folder."""
+    if pathlib.Path(folder).name.startswith(".doctor-"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return {}
+
+
+def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:
+    """Return which folder others than these accounts can replace or own, and what to type; else nothing."""
+    for folder in (workspace, *(f"{workspace}/{name}" for name in names)):
+        try:
+            ownership.check_folder(folder, frozenset(trusted))
+        except FileNotFoundError:
+            continue
+        except ownership.UntrustedError as e:
+            return str(e)
+    return ""
+
+
+def _objects(value: object) -> list[Json]:
+    """Return the objects in what should be a list of them."""
+    found = typing.cast(list[object], value) if isinstance(value, list) else []
+    return [typing.cast(Json, entry) for entry in found if isinstance(entry, dict)]

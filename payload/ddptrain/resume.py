@@ -1,0 +1,215 @@
+"""Stop, save and resume, for any training loop: what the job asks of a script, in one module.
+
+A job that must make way creates the file `$STOP_FILE`, or sends SIGTERM or SIGUSR1. The script saves, reports the
+outcome `preempted` and ends; the job is queued again, and the same command continues from its newest complete
+checkpoint in `$RUN_DIR`. docs/howto/resume.md has a whole script. Needs torch when used, not when imported.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false
+import collections.abc
+import contextlib
+import os
+import pathlib
+import re
+import sys
+import time
+import typing
+
+from ddptrain import errors, files, markers, report
+
+if typing.TYPE_CHECKING:
+    from ddptrain import distributed
+
+DONE, PREEMPTED = "done", "preempted"  # outcomes
+RUN_DIR, STOP_FILE, ATTEMPT = "RUN_DIR", "STOP_FILE", "RUN_ATTEMPT_ID"  # what the job sets
+DEFAULT_FOLDER = "run"
+SCRIPT = "script"  # the format of a script's checkpoints: only it knows what the files mean
+TARGET_S = 1.0  # how long a request to stop may go unnoticed
+_AT_MOST = 50  # steps between two agreements: steps may become slower, and the ranks do not know before
+
+
+def folder() -> pathlib.Path:
+    """Return where this run saves: the job's run directory, or outside of a job `run` in the current directory."""
+    return pathlib.Path(os.environ.get(RUN_DIR) or DEFAULT_FOLDER).absolute()
+
+
+def attempt_id() -> str:
+    """Return the name of this attempt at the run, `local` outside of a job."""
+    return os.environ.get(ATTEMPT) or "local"
+
+
+def restarts() -> int:
+    """Return how many times Slurm has queued the job again before this attempt."""
+    found = re.fullmatch(r"\d+\.r(\d+)(?:t\d+)?", attempt_id())
+    return int(found[1] if found else os.environ.get("SLURM_RESTART_COUNT") or 0)
+
+
+class Agreement:
+    """Whether to stop, decided by all ranks at the same step. Any rank's signal counts, and rank 0's look at the file.
+
+    The ranks agree about each TARGET_S, at a step that all of them know; every other step costs one comparison.
+    """
+
+    def __init__(self, world: "distributed.World", *, at_most: int = _AT_MOST) -> None:
+        self._world, self._at_most = world, at_most
+        self._stop_file = pathlib.Path(path) if (path := os.environ.get(STOP_FILE)) else None
+        self._steps, self._interval = 0, 1
+
+    def is_due(self) -> bool:
+        """Count a step, and return whether the ranks agree after it."""
+        self._steps += 1
+        return self._steps >= self._interval
+
+    def reach(self, elapsed_s: float, values: collections.abc.Sequence[float] = ()) -> tuple[bool, list[float]]:
+        """Return whether to stop, and the sums of `values` over the ranks, which cost nothing more. All ranks call it.
+
+        `elapsed_s` is the time of the steps since the last agreement.
+        """
+        wanted = min(self._at_most, max(1, round(TARGET_S * self._steps / max(elapsed_s, 1e-6))))
+        interval = float(wanted) if self._world.is_main else 0.0
+        *sums, stop, interval = self._world.sum([*values, float(self._is_asked()), interval])
+        self._steps, self._interval = 0, int(interval)
+        return stop > 0, sums
+
+    def _is_asked(self) -> bool:
+        if self._world.stop_requested.is_set():
+            return True
+        return self._world.is_main and self._stop_file is not None and self._stop_file.exists()
+
+
+class Run:
+    """This attempt at a run, for a script that connects its ranks itself. Every rank makes one, in its main thread.
+
+    From then on SIGTERM, SIGINT, SIGUSR1 and SIGUSR2 ask the script to stop. `keep` is the number of checkpoints that
+    stay. Raises UserError when the run has checkpoints and none of them is complete.
+    """
+
+    def __init__(self, *, keep: int = 2) -> None:
+        from ddptrain import checkpoint, distributed
+
+        self.folder, self.attempt, self.restarts = folder(), attempt_id(), restarts()
+        self._keep, self._world = keep, distributed.adopted()
+        self.rank, self.size = self._world.rank, self._world.size
+        markers.setup(rank=self.rank)
+        found: checkpoint.Found | None = None
+        with self._world.together():
+            if self._world.is_main:
+                if keep < 2:
+                    raise errors.UserError(f"keep={keep}: must be at least 2, or a crash while saving could leave none")
+                files.need_folder(self.folder, RUN_DIR)
+                checkpoint.remove_leftovers(self.folder)
+                found = checkpoint.newest(self.folder, "move them away to start over")
+        found = self._world.broadcast(found)
+        self.resumed: pathlib.Path | None = found.path if found else None  # the newest complete checkpoint
+        self.step: int = found.step if found else 0  # its step
+        if self.resumed:
+            markers.emit("CKPT", resumed=self.resumed, step=self.step, attempt=self.attempt)
+        self._saved = str(self.resumed) if self.resumed else None
+        self._agreement, self._since = Agreement(self._world), time.perf_counter()
+
+    def should_stop(self) -> bool:
+        """Return whether to save and leave now: the same on every rank. Every rank calls it once after each step."""
+        if not self._agreement.is_due():
+            return False
+        stop, _ = self._agreement.reach(time.perf_counter() - self._since)
+        self._since = time.perf_counter()
+        return stop
+
+    @contextlib.contextmanager
+    def saving(self, step: int, *, epoch: int = 0) -> collections.abc.Iterator[pathlib.Path]:
+        """Yield a folder for this rank's files, `rank-<r>` of a checkpoint that appears whole or not at all.
+
+        Every rank enters and leaves the block, also those that write nothing. Raises on all ranks when one fails.
+        """
+        from ddptrain import checkpoint
+
+        world, name = self._world, checkpoint.name_of(epoch, step, ends_epoch=False)
+        with contextlib.ExitStack() as stack:
+            draft = checkpoint.Draft(self.folder, name, self.attempt)
+            with world.together():
+                if world.is_main:
+                    stack.enter_context(draft)
+            with world.together():
+                own = draft.path / f"rank-{self.rank:04d}"
+                own.mkdir()
+                yield own
+                draft.adopt(own)
+            listed = world.collect(draft.listed)
+            with world.together():
+                if world.is_main:
+                    draft.listed = [entry for entries in listed for entry in entries]
+                    path = draft.commit(self._meta(step, epoch))
+                    checkpoint.settle(self.folder, path, is_best=False, keep=self._keep)
+                    self._saved = str(path)
+                    markers.emit("CKPT", saved=name, step=step)
+        self._since = time.perf_counter()
+
+    def seal(self, path: pathlib.Path, step: int) -> None:
+        """Make a checkpoint in the run's folder count as complete that a library has written. Every rank calls it."""
+        from ddptrain import checkpoint
+
+        self._world.barrier()  # every rank has written
+        with self._world.together():
+            if self._world.is_main:
+                checkpoint.seal(path, self._meta(step, 0))
+                files.replace_link(self.folder / checkpoint.LATEST, path.name)
+                self._saved = str(path)
+                markers.emit("CKPT", saved=path.name, step=step)
+        self._since = time.perf_counter()
+
+    def leave(self, *, step: int, loss: float | None = None) -> typing.NoReturn:
+        """Report the outcome `preempted` and end this process: the job is queued again. Every rank calls it.
+
+        The exit code is 0 as at the end: torchrun makes 1 of any other, and starts the ranks again at once.
+        """
+        self._report(PREEMPTED, step, loss)
+        markers.emit("PREEMPT", "asked to stop: saved", step=step, loss=loss, checkpoint=self._saved)
+        self._world.leave_groups()
+        sys.exit(0)
+
+    def done(self, *, step: int, loss: float | None = None) -> None:
+        """Report the outcome `done`. Every rank calls it, at the very end."""
+        self._report(DONE, step, loss)
+        markers.emit("DONE", step=step, loss=loss, checkpoint=self._saved)
+
+    def _report(self, outcome: str, step: int, loss: float | None) -> None:
+        self._world.barrier()  # no rank has failed
+        if self._world.is_main:
+            report.write_outcome(self.folder, outcome, step=step, loss=loss, checkpoint=self._saved)
+
+    def _meta(self, step: int, epoch: int) -> dict[str, object]:
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        known = {"format": SCRIPT, "world_size": self.size, "attempt": self.attempt, "created": created}
+        return {"step": step, "epoch": epoch, **known}
+
+
+def trainer_callback(run: Run) -> typing.Any:
+    """Return a callback that lets transformers' Trainer stop and save at the end of a step, then leave.
+
+    Its checkpoints count once every rank has written: give the Trainer `output_dir=str(run.folder)`, and
+    `trainer.train(resume_from_checkpoint=...)` the path `run.resumed`.
+    """
+    import transformers  # pyright: ignore[reportMissingImports] - an optional extra
+
+    class Callback(transformers.TrainerCallback):
+        """Asks at each step's end; on_train_end runs when the last checkpoint is complete."""
+
+        is_stopping = False
+
+        def on_train_begin(self, args: typing.Any, *_: object, **__: object) -> None:
+            if args.world_size != run.size:
+                text = f"the Trainer has {args.world_size} of {run.size} ranks"
+                raise errors.UserError(f"{text}; on CPUs give TrainingArguments use_cpu=True")
+
+        def on_step_end(self, _: object, state: typing.Any, control: typing.Any, **__: object) -> None:
+            if run.should_stop() and state.global_step < state.max_steps:
+                self.is_stopping = control.should_save = control.should_training_stop = True
+
+        def on_save(self, args: typing.Any, state: typing.Any, *_: object, **__: object) -> None:
+            run.seal(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}"), state.global_step)
+
+        def on_train_end(self, _: object, state: typing.Any, *__: object, **___: object) -> None:
+            if self.is_stopping:
+                run.leave(step=state.global_step)
+
+    return Callback()

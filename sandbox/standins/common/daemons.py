@@ -1,0 +1,90 @@
+"""What the charms of Slurm's daemons have in common: installation, keys, the controller's databag, the status."""
+
+import collections.abc
+import contextlib
+import logging
+import typing
+
+import ops
+
+from common import charm, service, wire
+from slurm_ddp.run import CommandError
+
+logger = logging.getLogger(__name__)
+
+
+class Daemon(charm.Standin):
+    """A charm that runs one of Slurm's daemons."""
+
+    daemon: typing.ClassVar[service.Service]
+
+    @contextlib.contextmanager
+    def installing(self, event: ops.InstallEvent) -> collections.abc.Generator[None]:
+        """Install the daemon before the block; where that or the block fails, defer the event. Raises `Stop`."""
+        self.unit.status = ops.MaintenanceStatus(f"installing {self.daemon.name}")
+        try:
+            self.daemon.install()
+            yield
+        except CommandError as e:
+            logger.error("%s", e)
+            event.defer()
+            raise charm.Stop(ops.BlockedStatus(f"{self.daemon.name} was not installed: {e}")) from e
+
+    def install(self, event: ops.InstallEvent) -> None:
+        """Install the daemon. Where that fails, defer the event and block. Raises `Stop`."""
+        with self.installing(event):
+            pass
+
+    @charm.refreshes
+    def look(self, _: ops.UpdateStatusEvent) -> None:
+        """Look at the status only: what died is not started."""
+
+    def block_unless_installed(self, event: ops.EventBase) -> None:
+        """Defer the event and block where the daemon is not installed. Raises `Stop`."""
+        charm.block_unless(event, self.daemon.is_installed(), f"{self.daemon.name} is not installed")
+
+    def failed(self, what: str, error: Exception) -> charm.Stop:
+        """Log the error; return what ends the handler with a status that says what the daemon was not."""
+        logger.error("%s", error)
+        text = f"{self.daemon.name} was not {what}; see juju debug-log: {error}"
+        return charm.Stop(ops.BlockedStatus(text[:200]))
+
+    def check(self) -> ops.StatusBase:
+        """Return what keeps the daemon from running."""
+        if not self.daemon.is_installed():
+            return ops.BlockedStatus(f"{self.daemon.name} is not installed")
+        lack = self.lacks_relations()
+        if lack:
+            return ops.BlockedStatus(lack)
+        if not self.daemon.is_active():
+            return ops.WaitingStatus(f"waiting for {self.daemon.name} to start")
+        return ops.ActiveStatus()
+
+    def lacks_relations(self) -> str:
+        """Return what the status says where a relation is missing; empty where none is."""
+        if self.model.relations["slurmctld"]:
+            return ""
+        return f"add a controller: juju integrate {self.app.name}:slurmctld slurmctld"
+
+    def read_controller(self, event: ops.RelationChangedEvent, *keys: str) -> wire.ControllerData | None:
+        """Take the controller's key and return what it published, None before it published anything.
+
+        Where one of `keys` is missing the event is deferred. Raises `Stop`.
+        """
+        if not event.relation.data[event.relation.app]:
+            return None
+        ready = wire.controller_ready(self.model, event.relation.name, *keys)
+        charm.wait_unless(event, ready, "waiting for slurmctld")
+        self.block_unless_installed(event)
+        data = wire.read_controller(self, event.relation)
+        self.daemon.set_auth_key(data.auth_key, data.auth_key_id)
+        return data
+
+    def take_auth_key(self, event: ops.SecretChangedEvent) -> bool:
+        """Take the new revision of the key of auth/slurm; return whether the event is about that. Raises `Stop`."""
+        self.block_unless_installed(event)
+        if event.secret.label != wire.AUTH_LABEL:
+            return False
+        content = event.secret.get_content(refresh=True)
+        self.daemon.set_auth_key(content["key"], content["keyid"])
+        return True

@@ -1,0 +1,266 @@
+"""The manifests of a run: what Kubernetes' own schemas say of them, and what a program finds in its pods."""
+
+import copy
+import pathlib
+import re
+import typing
+
+import hypothesis
+import hypothesis.strategies as st
+import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
+import pydantic
+import pytest
+import yaml
+
+from ddp import kubernetes
+from ddp.node import pod
+
+VERSIONS = ("1.31", "1.33", "1.35")
+RUN: dict[str, typing.Any] = {
+    "name": "night",
+    "image": "nvcr.io/nvidia/pytorch:25.01-py3",
+    "command": ("train.py", "--lr", "1e-3"),
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "ranks_per_node": 4,
+    "cpus_per_task": 16,
+    "memory_mb": 65536,
+    "time_limit_s": 7200,
+    "workspace": "/mnt/shared",
+    "run_dir": "/mnt/shared/users/a/runs/night",
+    "folder": "/mnt/shared/users/a/runs/night/code/exp",
+    "claim": "shared",
+    "token_secret": "hf",
+    "uid": 1000,
+    "max_restarts": 3,
+}
+LEAST = {name: RUN[name] for name in ("name", "image", "command", "memory_mb", "workspace", "run_dir", "claim")}
+FULL = RUN | {
+    "env": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"},
+    "python_path": ("/mnt/shared/payload",),
+    "claim_folder": "ddp/work",
+    "namespace": "training",
+    "gid": 100,
+}
+
+
+def run(**given: typing.Any) -> kubernetes.Run:
+    return kubernetes.Run(**(RUN | given))
+
+
+def parts(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest, kubernetes.Manifest]:
+    """Return Service, ConfigMap and Job as a reader of the YAML has them."""
+    service, program, job = yaml.safe_load_all(kubernetes.render(run))
+    return service, program, job
+
+
+def container(run: kubernetes.Run) -> tuple[kubernetes.Manifest, kubernetes.Manifest]:
+    """Return the pod's specification and its container's."""
+    spec = parts(run)[2]["spec"]["template"]["spec"]
+    return spec, spec["containers"][0]
+
+
+def variables(run: kubernetes.Run) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in container(run)[1]["env"] if "value" in one}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("given", [RUN, LEAST, FULL], ids=["usual", "least", "full"])
+def test_the_schemas_of_kubernetes_take_every_object(given: dict[str, typing.Any], version: str):
+    found = list(yaml.safe_load_all(kubernetes.render(kubernetes.Run(**given))))
+    assert [one["kind"] for one in found] == ["Service", "ConfigMap", "Job"]
+    for one in found:
+        assert kubernetes_validate.validate(one, version, strict=True) == version
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "backofLimit"), 1),
+        (("spec", "template", "spec", "containers", 0, "resource"), {}),
+        (("spec", "completions"), "2"),
+        (("spec", "template", "spec", "containers", 0, "args", 0), 1),
+        (("spec", "template", "spec", "containers", 0, "env", 3, "value"), 2),
+        (("spec", "podFailurePolicy", "rules", 0, "action"), None),
+    ],
+)
+def test_the_schemas_refuse_a_wrong_field(path: tuple[str | int, ...], value: object):
+    job: typing.Any = copy.deepcopy(kubernetes.manifests(run())[2])
+    inner = job
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, "1.31", strict=True)
+
+
+def test_the_pods_find_each_other():
+    service, program, job = parts(run(nodes=16))
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 16, 16)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    found = variables(run(nodes=16))
+    assert found["MASTER_ADDR"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert (found["NNODES"], found["NPROC_PER_NODE"], found["MASTER_PORT"]) == ("16", "4", "29500")
+    assert {one["port"] for one in service["spec"]["ports"]} == {29500, 29501}
+    assert program["data"] == {"pod.py": pathlib.Path(pod.__file__).read_text()}
+    volumes = spec["template"]["spec"]["volumes"]
+    assert {"name": "program", "configMap": {"name": program["metadata"]["name"]}} in volumes
+    assert {one["metadata"]["namespace"] for one in parts(run(namespace="x"))} == {"x"}
+
+
+def test_what_a_pod_may_use():
+    spec, ranks = container(run())
+    assert ranks["resources"]["limits"] == {"cpu": "16", "memory": "65536Mi", "nvidia.com/gpu": "4"}
+    assert ranks["resources"]["requests"] == ranks["resources"]["limits"]  # or the kernel may take a rank's memory
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32768Mi"}} in spec["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in ranks["volumeMounts"]
+    assert "CUDA_VISIBLE_DEVICES" not in variables(run())
+    alone = run(gpus_per_node=0, ranks_per_node=2)
+    assert variables(alone)["CUDA_VISIBLE_DEVICES"] == ""
+    assert variables(alone)["OMP_NUM_THREADS"] == "8"
+    assert "nvidia.com/gpu" not in container(alone)[1]["resources"]["limits"]
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (1000, 1000)
+    assert "runAsUser" not in container(run(uid=None))[0]["securityContext"]
+    assert spec["automountServiceAccountToken"] is False
+
+
+def test_the_workspace_is_the_exported_claim_at_the_same_path():
+    spec, ranks = container(run(claim="volume", claim_folder="ddp"))
+    assert {"name": "workspace", "persistentVolumeClaim": {"claimName": "volume"}} in spec["volumes"]
+    assert {"name": "workspace", "mountPath": "/mnt/shared", "subPath": "ddp"} in ranks["volumeMounts"]
+    assert variables(run())["DDP_FOLDER"] == RUN["folder"]
+    assert variables(run(folder=None))["DDP_FOLDER"] == RUN["run_dir"]
+
+
+def test_the_token_is_a_reference():
+    spec, ranks = container(run())
+    assert variables(run())["HF_TOKEN_PATH"] == "/etc/ddp-token/token"
+    assert {"name": "token", "mountPath": "/etc/ddp-token", "readOnly": True} in ranks["volumeMounts"]
+    secret = next(one["secret"] for one in spec["volumes"] if one["name"] == "token")
+    assert secret == {"secretName": "hf", "items": [{"key": "token", "path": "token"}]}
+    assert "token" not in kubernetes.render(run(token_secret=None)).partition('kind: "Job"')[2]
+
+
+def test_how_it_ends():
+    spec = parts(run())[2]["spec"]
+    assert spec["activeDeadlineSeconds"] == 7200 - 180
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 180
+    assert "activeDeadlineSeconds" not in parts(run(time_limit_s=None))[2]["spec"]
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (3, 0)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    name = spec["template"]["spec"]["containers"][0]["name"]
+    rules = {
+        code: rule["action"]
+        for rule in spec["podFailurePolicy"]["rules"]
+        for code in (rule["onExitCodes"]["values"] if "onExitCodes" in rule else ["disrupted"])
+        if rule.get("onExitCodes", {}).get("containerName", name) == name
+    }
+    assert rules == {78: "FailJob", 75: "Ignore", "disrupted": "Ignore"}
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["night", "gpt-20260101-1200", "a"])
+def test_a_name_that_can_be_is_kept(name: str):
+    assert kubernetes.object_name(name) == name
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.lists(st.text("aB0._-é", min_size=1, max_size=70), min_size=2, max_size=8, unique=True))
+def test_names_are_labels_and_differ(names: list[str]):
+    found = [kubernetes.object_name(name) for name in names]
+    assert all(re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(f"{name}-4095-xxxxx") <= 63 for name in found)
+    assert len(set(found)) == len(names)
+
+
+def test_a_name_cannot_be_made_to_look_like_another_s():
+    assert kubernetes.object_name(kubernetes.object_name("Night")) != kubernetes.object_name("Night")
+
+
+# --- what a user writes ----------------------------------------------------------------------------------------------
+
+
+def expand(text: str, env: dict[str, str]) -> str:
+    """Return what the kubelet makes of a text: third_party/forked/golang/expansion/expand.go of Kubernetes."""
+    return re.sub(
+        r"\$(?:\$|\(([^)]*)\))",
+        lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]),
+        text,
+    )
+
+
+# By YAML 1.1, 1.2 or Go's parser some of these are numbers, booleans, null, dates or sexagesimals when they are bare.
+ODD = (
+    "1e-3", "1e3", "0o17", "017", "0x1f", "1_000", "1:30", "no", "Yes", "on", "y", "null", "~", "", " a ", "- a", "a: b",
+    "#", "&a", "*a", "!t", "|", ">", "%", "@", "`", "{a}", "[a]", "2026-01-01", ".inf", "=", "<<", "\t", "a\nb\n\nc\n",
+    "\u2028", "\x85", "é", "😀", "\x1b[31m", "'", '"', "\\n", "$HOME", "$(HOME)", "$$(HOME)", "$$$", "$", "$(", "${A}",
+)  # fmt: skip
+
+
+def test_words_and_variables_arrive_as_they_are_written():
+    odd = run(command=("train.py", *ODD), env={f"V{number}": text for number, text in enumerate(ODD)})
+    ranks, env = container(odd)[1], {"HOME": "/expanded", "A": "expanded"}
+    assert [expand(word, env) for word in ranks["args"]] == ["train.py", *ODD]
+    found = variables(odd)
+    assert [expand(found[f"V{number}"], env) for number in range(len(ODD))] == list(ODD)
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=30))
+def test_any_text_arrives(text: str):
+    _, ranks = container(run(command=("train.py", text)))
+    assert expand(ranks["args"][1], {"": "x", "HOME": "x"}) == text
+
+
+def test_every_text_is_quoted_so_that_no_parser_takes_it_for_a_number():
+    odd = run(**(FULL | {"command": ("train.py", *ODD)}))
+    nodes = [node for document in yaml.compose_all(kubernetes.render(odd)) for node in values(document)]
+    bare = {node.value for node in nodes if node.style is None}
+    assert all(re.fullmatch(r"[0-9]+|true|false", text) for text in bare)
+    assert sum(node.style in {'"', "|", "'"} for node in nodes) > 60
+
+
+def values(node: yaml.Node) -> list[yaml.ScalarNode]:
+    """Return the scalars that are no keys."""
+    if isinstance(node, yaml.ScalarNode):
+        return [node]
+    inner = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+    return [scalar for one in inner for scalar in values(one)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("image", "/images/torch.sqsh", "an image in a registry"),
+        ("image", "Ubuntu 24", "an image's name"),
+        ("workspace", "relative", "an absolute path"),
+        ("workspace", "/mnt/../etc", "an absolute path"),
+        ("run_dir", "/home/a/run", "does not lie in the workspace"),
+        ("folder", "/mnt/sharedelsewhere", "does not lie in the workspace"),
+        ("claim", "My_Claim", "as Kubernetes names"),
+        ("claim_folder", "../other", "relative path"),
+        ("namespace", "a.b", "with no hyphen"),
+        ("nodes", 0, "greater than or equal to 1"),
+        ("uid", 0, "greater than or equal to 1"),  # never as root
+        ("env", {"MASTER_ADDR": "x"}, "is set by the job itself"),
+        ("env", {"STOP_FILE": "x"}, "is set by the job itself"),
+        ("env", {"HF_TOKEN": "hf_x"}, "for others to read; give token_secret"),
+        ("env", {"A-B": "x"}, "a variable's name"),
+        ("command", ("train.py", "a\0b"), "zero byte"),
+        ("command", ("train.py", "\udcff"), "not UTF-8"),
+        ("command", (), "at least 1 item"),
+        ("memry", 1, "Extra inputs"),
+    ],
+)
+def test_what_cannot_be_is_refused(field: str, value: object, said: str):
+    with pytest.raises(pydantic.ValidationError, match=re.escape(said)):
+        run(**{field: value})
+
+
+def test_an_image_as_enroot_writes_it():
+    assert run(image="nvcr.io#nvidia/pytorch:25.01-py3").image == RUN["image"]

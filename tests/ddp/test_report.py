@@ -1,0 +1,439 @@
+"""The report, looked at in a real browser, and what it makes of damaged and hostile runs."""
+
+import collections.abc
+import dataclasses
+import datetime
+import json
+import math
+import os
+import pathlib
+import re
+import time
+import typing
+
+import browser
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from ddp import report
+from ddp.report import charts, facts
+
+MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.UTC)
+MakeRun = collections.abc.Callable[..., pathlib.Path]
+LOSS, THROUGHPUT = "figure.chart[data-chart='0']", "figure.chart[data-chart='1']"
+# In every place where a run's text may land; each would leave a trace, were it taken for more than text.
+HOSTILE = (
+    "<script>window.hacked=1</script>", '"><img src=x onerror="window.hacked=1">', "</script><script>window.hacked=1</script>",
+    "</style><script>window.hacked=1</script>", "{{ 7*7 }}{% for x in y %}", "'-alert(1)-'", "<!--", "\u202eevil\x1b[31m\x00",
+    "&lt;b&gt;", "https://example.org/x.js", "\ud800",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[browser.Browser]:
+    opened = browser.Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+def write(folder: pathlib.Path, *runs: pathlib.Path) -> pathlib.Path:
+    path = folder / "report.html"
+    path.write_text(report.page([report.read_run(run) for run in runs], made=MADE), encoding="utf-8")
+    return path
+
+
+def show(tab: browser.Browser, path: pathlib.Path, **size: int) -> None:
+    """Open the page; it must neither complain nor fetch."""
+    tab.media()
+    tab.open(path, **size)
+    assert tab.complaints == []
+    assert [url for url in tab.fetched if not url.startswith("data:")] == [path.as_uri()]
+
+
+def drawn(
+    tab: browser.Browser, figure: str, curve: str, run: int = 0, scale: str = "linear"
+) -> list[tuple[float, float]]:
+    """Return the points of a curve as the browser holds them, turned back into steps and values."""
+    found: dict[str, typing.Any] = tab.evaluate(f"""(() => {{
+        const picture = document.querySelector("{figure} svg[role=img]");
+        const path = picture.querySelector("g.{scale} path[data-run='{run}'][data-curve='{curve}']");
+        return {{d: path.getAttribute("d"), shown: getComputedStyle(path.closest("g.{scale}")).display, ...picture.dataset}};
+    }})()""")
+    assert found["shown"] == "inline"
+    pixels = [tuple(map(float, pair.split())) for pair in found["d"].removeprefix("M").split("L")]
+    left, right, top, bottom = (float(found[name]) for name in ("left", "right", "top", "bottom"))
+    x_low, x_high, y_low, y_high = (float(found[name]) for name in ("xLow", "xHigh", "yLow", "yHigh"))
+    return [
+        (
+            x_low + (x - left) / (right - left) * (x_high - x_low),
+            y_low + (bottom - y) / (bottom - top) * (y_high - y_low),
+        )
+        for x, y in pixels
+    ]
+
+
+def on_screen(tab: browser.Browser, figure: str, x: float, y: float) -> tuple[float, float]:
+    """Return where a point of a chart's own coordinates is in the window, into which it is scrolled."""
+    tab.evaluate(f"""document.querySelector("{figure}").scrollIntoView()""")
+    found = tab.evaluate(f"""(() => {{
+        const picture = document.querySelector("{figure} svg[role=img]");
+        const place = new DOMPoint({x}, {y}).matrixTransform(picture.getScreenCTM());
+        return [place.x, place.y];
+    }})()""")
+    return found[0], found[1]
+
+
+def known(folder: pathlib.Path, kind: str, key: str) -> list[tuple[int, float]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r[key]) for r in records if r["kind"] == kind and key in r]
+
+
+@pytest.mark.parametrize(
+    ("figure", "curve", "kind"), [(0, "loss", "step"), (0, "val_loss", "eval"), (1, "tokens_per_second", "step"),
+                                  (2, "lr", "step"), (3, "memory_mib", "step"), (4, "grad_norm", "step")],
+)  # fmt: skip
+def test_the_browser_draws_what_the_payload_measured(
+    tab: browser.Browser, recorded: pathlib.Path, *, figure: int, curve: str, kind: str
+):
+    show(tab, write(recorded.parent, recorded))
+    points, expected = drawn(tab, f"figure.chart[data-chart='{figure}']", curve), known(recorded, kind, curve)
+    assert len(points) == len(expected) > 2
+    values = [value for _, value in expected]
+    tolerance = (max(values) - min(values)) * 0.002  # a tenth of a pixel, of some 250
+    for (step, value), (true_step, true_value) in zip(points, expected, strict=True):
+        assert step == pytest.approx(true_step, abs=0.02)
+        assert value == pytest.approx(true_value, abs=tolerance)
+
+
+def test_the_curve_is_to_be_seen(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
+    show(tab, write(tmp_path, recorded))
+    pixels = tab.evaluate(f"""document.querySelector("{LOSS} g.linear path[data-curve='loss']").getAttribute("d")""")
+    places = [tuple(map(float, pair.split())) for pair in pixels.removeprefix("M").split("L")]
+    seen: list[tuple[int, int, int]] = []
+    for scheme, paper in (("light", (255, 255, 255)), ("dark", (20, 24, 29))):
+        tab.media(scheme=scheme)
+        color = tuple(
+            tab.evaluate(
+                f"""getComputedStyle(document.querySelector("{LOSS} g.c0 path")).stroke.match(/\\d+/g).map(Number)"""
+            )
+        )
+        left, top = on_screen(tab, LOSS, 0, 0)
+        scale = (on_screen(tab, LOSS, 100, 0)[0] - left) / 100
+        picture = tab.screenshot()
+        assert picture.at(3, 3) == paper
+        for x, y in places[1:-1:5]:
+            near = [
+                picture.at(round(left + x * scale) + dx, round(top + y * scale) + dy)
+                for dx in (-1, 0, 1)
+                for dy in (-1, 0, 1)
+            ]
+            assert min(math.dist(one, color) for one in near) < 0.5 * math.dist(color, paper), (scheme, x, y)
+        x, y = places[0][0] + 3, charts.HEIGHT - charts.BOTTOM - 4  # below the curve, beside the grid
+        assert picture.at(round(left + x * scale), round(top + y * scale)) == paper
+        seen.append(color)
+    assert len(set(seen)) == 2  # each scheme has colors of its own
+
+
+def test_the_pointer_reads_the_values(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
+    show(tab, write(tmp_path, recorded))
+    losses, evals = dict(known(recorded, "step", "loss")), dict(known(recorded, "eval", "val_loss"))
+    right = charts.WIDTH - charts.RIGHT
+    for step in (1, 20, 37, 60):
+        tab.point_at(*on_screen(tab, LOSS, charts.LEFT + (step - 1) / 59 * (right - charts.LEFT), 100))
+        text = tab.evaluate(f"""document.querySelector("{LOSS} .readout").textContent""")
+        expected = f"step {step}: training {losses[step]:.5g}"
+        if step >= min(evals):  # before the first evaluation there is nothing to tell
+            nearest = min(evals, key=lambda one, step=step: abs(one - step))
+            expected += f", evaluation {evals[nearest]:.5g}" + ("" if nearest == step else f" (step {nearest})")
+        assert text == expected
+    tab.point_at(1, 1)
+    assert tab.evaluate(f"""document.querySelector("{LOSS} .readout").textContent""") == ""
+    assert tab.complaints == []
+
+
+def test_a_click_makes_the_scale_logarithmic(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
+    show(tab, write(tmp_path, recorded))
+    tab.evaluate(f"""document.querySelector("{LOSS}").scrollIntoView()""")
+    before = [value for _, value in drawn(tab, LOSS, "loss")]
+    at = tab.evaluate(f"""(() => {{const r = document.querySelector("{LOSS} label.scale").getBoundingClientRect();
+                                  return [r.x + r.width / 2, r.y + r.height / 2]}})()""")
+    tab.click(*at)
+    assert tab.evaluate(f"""getComputedStyle(document.querySelector("{LOSS} g.linear")).display""") == "none"
+    losses = [value for _, value in known(recorded, "step", "loss")]
+    chart = charts.make([report.read_run(recorded)])[0]
+    assert chart.y_log is not None
+    low, high = math.log10(chart.y_log.low), math.log10(chart.y_log.high)
+    heights = [
+        (value - chart.y.low) / (chart.y.high - chart.y.low) for _, value in drawn(tab, LOSS, "loss", scale="log")
+    ]
+    assert [10 ** (low + height * (high - low)) for height in heights] == pytest.approx(losses, rel=0.002)
+    assert max(abs(a - b) for a, b in zip(before, losses, strict=True)) < 0.02
+    tab.click(*at)
+    assert drawn(tab, LOSS, "loss")
+
+
+def test_on_paper_it_is_light_and_has_no_switches(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path):
+    show(tab, write(tmp_path, recorded))
+    tab.media(scheme="dark", medium="print")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('label.scale')).display") == "none"
+    printed = browser.base64.b64decode(tab.call("Page.printToPDF", printBackground=True)["data"])
+    assert printed.startswith(b"%PDF")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 6
+
+
+@pytest.mark.parametrize("width", [360, 1400])
+def test_it_fits_its_window(tab: browser.Browser, recorded: pathlib.Path, tmp_path: pathlib.Path, width: int):
+    show(tab, write(tmp_path, recorded, recorded), width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_runs_stand_side_by_side_with_what_differs_marked(
+    tab: browser.Browser, recorded: pathlib.Path, make_run: MakeRun, tmp_path: pathlib.Path
+):
+    config = json.loads((recorded / "config.json").read_text())
+    other = make_run("other", **{
+        "config.json": json.dumps({**config, "lr": 0.01}),
+        "metrics.jsonl": "".join(json.dumps({"kind": "step", "step": s, "loss": 6 - s / 50}) + "\n" for s in range(1, 101)),
+        "summary.json": json.dumps({"workload": "gpt", "state": "done", "last_loss": 4.0, "best_loss": 3.0}),
+    })  # fmt: skip
+    show(tab, write(tmp_path, recorded, other))
+    assert [value for _, value in drawn(tab, LOSS, "loss", run=1)] == pytest.approx(
+        [6 - s / 50 for s in range(1, 101)], abs=0.01
+    )
+    assert len(drawn(tab, LOSS, "loss", run=0)) == 60
+    rows: list[list[str]] = tab.evaluate(
+        "[...document.querySelectorAll('tr.differs')].map((r) => [...r.cells].map((c) => c.textContent))"
+    )
+    assert ["lr\u2260", "0.003", "0.01"] in rows
+    assert not any(row[0].startswith("width") for row in rows)
+    best: list[str] = tab.evaluate(
+        "[...document.querySelectorAll('td.best')].map((c) => c.closest('tr').cells[0].textContent + c.textContent)"
+    )
+    assert "last_loss3.16144\u2605" in best
+    assert "best_loss3\u2605" in best
+
+
+def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_path: pathlib.Path):
+    texts = {f"{word}{number}": word for number, word in enumerate(HOSTILE)}
+    lines = "\n".join(HOSTILE)
+    records = [{"kind": "step", "step": step, "loss": 1.0, **dict.fromkeys(HOSTILE, step)} for step in (1, 2, 3)]
+    folder = make_run("<img src=x onerror=alert(1)>\"'&", **{
+        "job.json": json.dumps({"kind": HOSTILE[0], "submitted": HOSTILE[1], "job_id": 5, "request": texts, **texts}),
+        "config.json": json.dumps({**texts, "nested": {HOSTILE[2]: {HOSTILE[3]: HOSTILE[0]}}}),
+        "summary.json": json.dumps({"ranks": [{"host": word, "device": word} for word in HOSTILE], **texts}),
+        "metrics.jsonl": "".join(json.dumps(record) + "\n" for record in records),
+        "logs/5.out": lines.replace("\ud800", ""),
+        "control/5.hosts": "<b>a</b> b",
+        "control/5.failures": "".join("\t".join([word] * 5) + "\n" for word in HOSTILE[:8]),
+        "control/5.r0.outcome": json.dumps({"outcome": HOSTILE[0], "error": HOSTILE[1], "step": HOSTILE[2]}),
+    })  # fmt: skip
+    (folder / "control" / "5.<script>window.hacked=1<").with_suffix(".outcome").write_text("{}")
+    path = write(tmp_path, folder, folder)
+    show(tab, path)  # without a complaint: the page's policy would tell of a script that it stopped
+    assert tab.evaluate("window.hacked") is None
+    assert tab.evaluate("document.querySelectorAll('img, iframe, object, embed').length") == 0
+    assert tab.evaluate("document.querySelectorAll('script').length") == 2
+    assert (
+        tab.evaluate(
+            "[...document.querySelectorAll('*')].filter((e) => e.getAttributeNames().some((n) => n.startsWith('on'))).length"
+        )
+        == 0
+    )
+    assert HOSTILE[0] in tab.evaluate("document.body.innerText")
+    assert len(drawn(tab, LOSS, "loss")) == 3
+    assert "\x1b" not in (text := path.read_text()) and "\u202e" not in text
+
+
+def test_nothing_comes_from_elsewhere(recorded: pathlib.Path):
+    html = report.page([report.read_run(recorded)], made=MADE)
+    assert not re.search(r"""(?:src|href|action|poster|data)\s*=\s*["']?\s*(?:https?:|//|file:)""", html)
+    assert not re.search(r"url\(|@import|<link(?! rel=\"icon\" href=\"data:,\")|<iframe|fetch\(|XMLHttpRequest", html)
+    assert "default-src 'none'" in html
+
+
+def test_the_recorded_run_is_told_whole(recorded: pathlib.Path):
+    run = report.read_run(recorded)
+    assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", "8", "COMPLETED", "")
+    assert run.notes == ()
+    assert [(a.name, a.outcome, a.step) for a in run.attempts] == [("7.r0", "failed", ""), ("8.r0", "done", "60")]
+    failed, done = run.attempts
+    assert failed.why.startswith("the loss is nan, the gradients' norm nan at step 2")
+    assert failed.began is not None and failed.ended is not None and done.began is not None and done.ended is not None
+    assert (failed.ended - failed.began).total_seconds() == 11
+    assert (done.ended - done.began).total_seconds() == 19
+    assert [(f.attempt, f.fault, f.node) for f in run.failures] == [("7.r0", "mistake", "-")]
+    assert dict(run.cluster) == {
+        "nodes": "2: slurmd-0, slurmd-1", "ranks": "2", "devices": "2 x cpu", "GPUs per node": "0", "CPUs per task": "2",
+        "partition": "slurmd", "backend": "gloo", "torch": "2.13.0+cpu", "CUDA": "none", "Python": "3.11.2",
+        "launcher": "torchrun", "fabric": "auto", "environment": "5c9e7d1f0a3b",
+    }  # fmt: skip
+    assert run.figures["last_loss"] == pytest.approx(3.16144, abs=1e-5)
+    assert (run.settings["lr"], run.settings["width"], run.settings["time_limit"]) == ("0.003", "32", "1:00:00")
+    assert "run_dir" not in run.settings
+    assert run.log[-1].endswith("elapsed_s=12.9492")
+    html = report.page([run], made=MADE)
+    for text in ("2026-11-23 17:01:10", "11.0 s", "mistake", "lower --lr", "2: slurmd-0, slurmd-1", "COMPLETED"):
+        assert text in html, text
+
+
+def test_a_failed_last_attempt_is_the_runs_state(recorded: pathlib.Path):
+    for path in recorded.glob("*/8.*"):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run = report.read_run(recorded)
+    assert (run.state, run.why.split(";")[0]) == ("FAILED", "the loss is nan, the gradients' norm nan at step 2")
+
+
+def test_an_attempt_without_an_outcome_makes_the_state_unknown(recorded: pathlib.Path):
+    (recorded / "control" / "8.r0.outcome").unlink()
+    run = report.read_run(recorded)
+    assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 has left no outcome: it is running, or it was killed")
+
+
+def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
+    folder = make_run()
+    for number, name in enumerate(("12.r0", "12.r0t1", "12.r1", "12.r10", "12.r10t2")):
+        path = folder / "control" / f"{name}.outcome"
+        path.write_text('{"outcome": "preempted", "step": 5}')
+        os.utime(path, (1000 + number // 2, 1000 + number // 2))
+    run = report.read_run(folder)
+    assert [attempt.name for attempt in run.attempts] == ["12.r0", "12.r0t1", "12.r1", "12.r10", "12.r10t2"]
+    assert (run.state, run.why) == ("PREEMPTED", "saved at step 5")
+
+
+def test_an_empty_folder_and_none_at_all_make_a_page(make_run: MakeRun, tmp_path: pathlib.Path):
+    runs = [report.read_run(make_run()), report.read_run(tmp_path / "absent")]
+    assert [(run.state, run.why) for run in runs] == [("UNKNOWN", "it has left no outcome")] * 2
+    assert "measured nothing yet" in report.page(runs, made=MADE)
+    assert "No runs" in report.page([], made=MADE)
+
+
+def test_damaged_files_are_named(make_run: MakeRun):
+    folder = make_run(**{
+        "job.json": "{", "config.json": "[1]", "summary.json": b"\xff\xfe\x00", "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
+    })  # fmt: skip
+    run = report.read_run(folder)
+    assert [note.split(" ")[0] for note in run.notes] == ["job.json", "config.json", "summary.json", "metrics.jsonl:"]
+    assert run.series["loss"].points(5) == [(1, 2.5)]
+    assert "config.json cannot be read: not a JSON object" in report.page([run], made=MADE)
+
+
+def test_not_a_number_is_told_and_breaks_nothing(tab: browser.Browser, make_run: MakeRun, tmp_path: pathlib.Path):
+    losses = ("5.0", "4.0", "NaN", "3.0", "NaN", "-Infinity")
+    lines = [
+        f'{{"kind": "step", "step": {step}, "loss": {loss}, "lr": Infinity}}\n' for step, loss in enumerate(losses, 1)
+    ]
+    folder = make_run(**{
+        "metrics.jsonl": "".join(lines), "summary.json": '{"last_loss": NaN, "best_loss": Infinity, "steps": 6, "mfu": -Infinity}',
+    })  # fmt: skip
+    show(tab, write(tmp_path, folder, folder))
+    assert [round(value, 2) for _, value in drawn(tab, LOSS, "loss")] == [5.0, 4.0, 3.0]
+    assert "not a finite number from step 5 on" in tab.evaluate(f'document.querySelector("{LOSS} .legend").textContent')
+    assert not re.search("NaN|Infinity", tab.evaluate("document.getElementById('data').textContent"))
+    assert not re.search(
+        "nan|inf", tab.evaluate("[...document.querySelectorAll('svg')].map((s) => s.outerHTML).join()")
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8,
+)  # fmt: skip
+NUMBERS = (
+    st.floats()
+    | st.integers(-(10**400), 10**400)
+    | st.sampled_from([0.0, 5e-324, 1e-310, 1e299, -1e299, 1e16, 1e16 + 2])
+)
+RECORDS = st.lists(
+    st.fixed_dictionaries(
+        {"step": NUMBERS | st.integers(0, 50), "loss": NUMBERS},
+        optional={"kind": st.sampled_from(["step", "eval"]), "val_loss": NUMBERS, "time": NUMBERS, "lr": JSON},
+    ),
+    max_size=12,
+)  # fmt: skip
+KEYS = {
+    "job_id": JSON,
+    "request": JSON,
+    "choice": JSON,
+    "ranks": JSON,
+    "state": JSON,
+    "outcome": JSON,
+    "nodes": JSON,
+    "elapsed_s": NUMBERS,
+}
+
+
+@hypothesis.settings(
+    max_examples=150, deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(
+    objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4), records=RECORDS,
+    noise=st.binary(max_size=40),
+)  # fmt: skip
+def test_whatever_the_files_hold_there_is_a_page(
+    make_run: MakeRun, objects: list[object], records: list[object], noise: bytes
+):
+    names = ("job.json", "config.json", "summary.json", "control/5.r0.outcome")
+    texts: dict[str, str | bytes] = {name: json.dumps(value) for name, value in zip(names, objects, strict=True)}
+    texts["metrics.jsonl"] = "".join(json.dumps(record) + "\n" for record in records).encode() + noise
+    texts |= {"control/5.failures": noise, "control/5.hosts": noise, "logs/5.out": noise}
+    run = report.read_run(make_run(**texts))
+    html = report.page([run, run], made=MADE)
+    html.encode()
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
+    assert data is not None
+    json.loads(data[1], parse_constant=pytest.fail)
+    assert not re.search(r'(?:d|x1|cx|y|data-x-low)="[^"]*(?:nan|inf)', html)
+
+
+def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_path: pathlib.Path):
+    folder = make_run()
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(1, 1_000_001):
+            loss = 9.25 if step == 765_432 else 0.0625 if step == 123_457 else 1.5 + 3 / (1 + step / 1e5)
+            file.write(
+                f'{{"kind": "step", "step": {step}, "epoch": 1, "loss": {loss}, "lr": 0.0003, "grad_norm": 1.5,'
+                f' "tokens": {step * 1024}, "tokens_per_second": {1e5 + step % 997}, "time": {1.7e9 + step}}}\n'
+            )
+    began = time.process_time()
+    run = report.read_run(folder)
+    html = report.page([run], made=MADE)
+    took = time.process_time() - began
+    assert took < 40, f"{took:.1f} s"
+    assert len(html) < 1_000_000
+    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    points = dict(zip(data["charts"][0]["curves"][0]["steps"], data["charts"][0]["curves"][0]["values"], strict=True))
+    assert (points[765_432], points[123_457]) == (9.25, 0.0625)
+    assert (min(points), max(points)) == (1, 1_000_000)
+
+
+def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
+    run = report.read_run(recorded)
+    series = charts.curves.Series()
+    for step in range(50_000):
+        series.add(step, math.sin(step))
+    many = [
+        dataclasses.replace(run, name=f"run-{number}", series=dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series))
+        for number in range(64)
+    ]  # fmt: skip
+    html = report.page(many, made=MADE)
+    assert len(html) < 6_000_000
+    assert "run-63" in html
+
+
+def test_axes_have_readable_ticks():
+    assert [charts.number_text(value) for value in (0, 0.003, 2.5, 1500, 15000, 2.5e6, 1e-9, 3e9, -2e4, 1e20)] == [
+        "0", "0.003", "2.5", "1500", "15k", "2.5M", "1e-09", "3G", "-20k", "1e+20",
+    ]  # fmt: skip
+    for low, high in ((0.0, 1.0), (1.0, 60.0), (4.26, 5.71), (1e-9, 1e-3), (-3.0, 5e5), (1e16, 1e16 + 4)):
+        for is_log in (False, True) if low > 0 and high / low > 1.2 else (False,):
+            ticks = charts._ticks(charts.Axis(low, high, is_log, 0, 100))
+            assert 2 <= len(ticks) <= 24, (low, high, is_log)
+            assert all(-0.1 <= tick.at <= 100.1 for tick in ticks)
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: pathlib.Path):
+    runs = [facts.RunFacts(name="same", folder=f"/runs/{number}/same") for number in (1, 2)]
+    html = report.page(runs, made=MADE)
+    assert "/runs/1/same, /runs/2/same" in html

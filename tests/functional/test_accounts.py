@@ -1,0 +1,135 @@
+"""What a second account of the cluster can do to the first one's folders: nothing."""
+
+import time
+import typing
+
+import pytest
+
+from functional.conftest import Cluster, eventually
+from functional.storage_faults import APP, HOSTS, MP, PROXY, client_of, told
+
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+
+WHO, UID = "mallory", "2099"
+FOLDERS = ("environments", "runs", "baselines", "datasets")
+# Each line is tried by itself; what succeeds is printed
+ATTACKS = """
+mv {mp}/{name} {mp}/stolen
+mv {mp}/{name} {mine}/stolen
+mv -T {mine}/{name} {mp}/{name}
+rmdir {mp}/{name}
+rm -rf {mp}/{name}
+ln -sfnT {mine}/{name} {mp}/{name}
+ln -sn {mine}/{name} {mp}/{name}/planted
+touch {mp}/{name}/planted
+mkdir {mp}/{name}/planted
+chmod 777 {mp}/{name}
+chown {who} {mp}/{name}
+mount --bind {mine}/{name} {mp}/{name}
+"""
+
+
+@pytest.fixture
+def mallory(cluster: Cluster) -> typing.Iterator[Cluster]:
+    """Return the cluster with a second account on every host, which has a folder of its own on the volume."""
+    for host in HOSTS:
+        cluster.on(host, "useradd", "--create-home", "--uid", UID, WHO)
+    cluster.on("sackd/0", "install", "-d", "-o", WHO, f"{MP}/{WHO}")
+    yield cluster
+    cluster.on("sackd/0", "rm", "-rf", f"{MP}/{WHO}")
+    for host in HOSTS:
+        cluster.ctl("exec", host, "--", "userdel", "--force", "--remove", WHO)
+
+
+def as_mallory(cluster: Cluster, host: str, script: str) -> str:
+    return cluster.on(host, "runuser", "-u", WHO, "--", "sh", "-c", script)
+
+
+def mode(cluster: Cluster, path: str = MP, host: str = "sackd/0") -> str:
+    return cluster.on(host, "stat", "-c", "%a %u", path)
+
+
+def test_a_second_account_replaces_nothing_in_the_volumes_root(mallory: Cluster):
+    paths = [f"{MP}/{name}" for name in FOLDERS]
+    before = mallory.on("sackd/0", "stat", "-c", "%i %u %a %n", *paths)
+    made = "\n".join(f"mkdir -p {MP}/{WHO}/{name}" for name in FOLDERS)
+    as_mallory(mallory, "sackd/0", made)
+    for host in ("sackd/0", "slurmd/0"):
+        assert mode(mallory, host=host) == "1777 0"
+        tried = [
+            line.format(mp=MP, mine=f"{MP}/{WHO}", name=name, who=WHO)
+            for name in FOLDERS
+            for line in ATTACKS.strip().splitlines()
+        ]
+        script = "\n".join(f"{line} 2>/dev/null </dev/null && echo 'succeeded: {line}'" for line in tried)
+        assert as_mallory(mallory, host, f"{script}\n:") == ""
+    assert mallory.on("sackd/0", "stat", "-c", "%i %u %a %n", *paths) == before
+    assert mallory.on("sackd/0", "find", *paths, "-user", WHO) == ""
+    as_mallory(mallory, "slurmd/0", f"mkdir {MP}/of-its-own && rmdir {MP}/of-its-own")  # which it may
+
+
+def test_a_name_that_was_taken_first_is_neither_used_nor_handed_over(mallory: Cluster):
+    fresh = f"{MP}/fresh"
+    mallory.on("sackd/0", "install", "-d", "-m", "1777", fresh)
+    as_mallory(mallory, "slurmd/0", f"mkdir -m 777 {fresh}/environments && mkdir -m 777 {fresh}/theirs")
+    try:
+        mallory.ok("config", "trainer", f"workspace={fresh}")
+        taken = (
+            f"{fresh}/environments belongs to uid {UID} (mode 0777), which is none of the trusted 0, 1000: "
+            f"chown root {fresh}/environments, or remove it"
+        )
+        assert told(mallory, "trainer/0") | {"since": ""} == {"current": "blocked", "message": taken, "since": ""}
+        assert mallory.ctl("run", "trainer/0", "submit-ddp", "workload=smoke").error == f"submit-ddp: {taken}"
+        mallory.on("sackd/0", "rm", "-rf", f"{fresh}/environments")
+        as_mallory(mallory, "slurmd/0", f"ln -s {fresh}/theirs {fresh}/environments")
+        answer = mallory.ctl("run", "trainer/0", "submit-ddp", "workload=smoke")
+        assert answer.error.startswith(f"submit-ddp: {fresh}/environments is a symbolic link")
+        assert mallory.on("sackd/0", "ls", f"{fresh}/theirs") == ""
+        mallory.on("sackd/0", "rm", f"{fresh}/environments")
+        assert mallory.action("submit-ddp", "workload=smoke", "dry-run=true")["script"]
+    finally:
+        mallory.ok("config", "trainer", f"workspace={MP}")
+        mallory.on("sackd/0", "rm", "-rf", fresh)
+    assert told(mallory, "trainer/0")["current"] == "active"
+
+
+def test_nothing_is_submitted_while_a_folder_of_the_workspace_is_open(cluster: Cluster):
+    folder = f"{MP}/environments"
+    was = cluster.on("sackd/0", "stat", "-c", "%a", folder)
+    cluster.on("sackd/0", "chmod", "777", folder)
+    try:
+        answer = cluster.ctl("run", "trainer/0", "submit-ddp", "workload=smoke")
+        assert answer.error == (
+            f"submit-ddp: {folder} has mode 0777 without the sticky bit, so any account can replace what is in it: "
+            f"chmod +t {folder}"
+        )
+    finally:
+        cluster.on("sackd/0", "chmod", was, folder)
+
+
+def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(cluster: Cluster):
+    said = "the root had mode 0777, so others could replace what is in it: it has 1777 now"
+    since = time.strftime("@%s")
+    cluster.on("sackd/0", "chmod", "777", MP)
+
+    def repaired() -> None:
+        assert mode(cluster) == "1777 0"
+
+    eventually(repaired)  # by whichever host's keeper writes next
+    keepers = f"mount-keeper-{APP}*"
+    logs = [cluster.on(host, "journalctl", "--since", since, "-o", "cat", "-u", keepers) for host in HOSTS]
+    assert 1 <= sum(text.count(f"{MP}: {said}") for text in logs) <= len(HOSTS)
+    cluster.on("sackd/0", "chmod", "755", MP)
+    try:
+        for unit in (client_of(cluster, "slurmd/0"), f"{PROXY}/0", "trainer/0"):
+            cluster.ok("update-status", "--once", unit)
+            assert told(cluster, unit)["current"] == "active"
+        assert mode(cluster) == "755 0"
+    finally:
+        cluster.on("sackd/0", "chmod", "1777", MP)
+
+
+def test_the_proxy_needs_no_mount_to_make_the_root_so(cluster: Cluster):
+    logged = cluster.ok("debug-log", "--replay", "--include", PROXY)
+    assert "/ had mode 0777, so others could replace what is in it: it has 1777 now" in logged
+    assert "fuse" not in cluster.on(f"{PROXY}/0", "cat", "/proc/self/mountinfo")

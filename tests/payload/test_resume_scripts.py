@@ -1,0 +1,266 @@
+"""The scripts of docs/howto/resume.md, under torchrun: stopped, torn and resumed, they end as without a break."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import collections.abc
+import functools
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import typing
+
+import conftest
+import pytest
+import ranks
+
+from ddptrain import checkpoint, errors, resume
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", (conftest.ROOT / "docs/howto/resume.md").read_text(), re.M | re.S)
+SCRIPTS = {"plain": BLOCKS[0], "trainer": BLOCKS[1]}
+STEPS = {"plain": 200, "trainer": 60}
+SAVE_EVERY = {"plain": 50, "trainer": 20}
+KINDS = pytest.mark.parametrize("kind", SCRIPTS)
+
+
+class Job:
+    """Attempts at one run of a script of the page, on two ranks under the real torchrun."""
+
+    def __init__(self, kind: str, folder: pathlib.Path) -> None:
+        self.kind, self.script, self.run_dir = kind, folder / "train.py", folder / "run"
+        self.stop_file = folder / "stop"
+        self.script.write_text(SCRIPTS[kind])
+
+    def start(self, attempt: str, **env: str) -> ranks.Result:
+        """Run the script to its end, `DO=` with an accident."""
+        self.stop_file.unlink(missing_ok=True)
+        job: dict[str, typing.Any] = {
+            "RUN_DIR": str(self.run_dir),
+            "RUN_ATTEMPT_ID": attempt,
+            "STOP_FILE": str(self.stop_file),
+        }
+        return conftest.torchrun(
+            2, self.script, accident="accident_script", **{"DO": "nothing", "AT": "0", "CUDA_VISIBLE_DEVICES": "", **job, **env}
+        )  # fmt: skip
+
+    def finish(self, attempt: str) -> ranks.Result:
+        """Run the script, which must be done at its end."""
+        result = self.start(attempt)
+        assert result.returncode == 0, result.output
+        assert self.outcome(attempt)["outcome"] == "done"
+        assert self.outcome(attempt)["step"] == STEPS[self.kind]
+        return result
+
+    def outcome(self, attempt: str) -> dict:
+        return json.loads((self.run_dir / "control" / f"{attempt}.outcome").read_text())
+
+    def ending(self) -> list[dict]:
+        """Return the files of the last checkpoint: names, sizes and CRC-32s of weights and moments."""
+        found = checkpoint.verify((self.run_dir / "latest").resolve())
+        assert found.step == STEPS[self.kind]
+        listed = json.loads((found.path / checkpoint.MANIFEST).read_text())["files"]
+        return [entry for entry in listed if not entry["file"].endswith(("trainer_state.json", "training_args.bin"))]
+
+    def losses(self) -> object:
+        """Return the last loss of the plain script; of the Trainer those of all steps."""
+        if self.kind == "plain":
+            return self.outcome(max(path.stem for path in (self.run_dir / "control").glob("*.outcome")))["loss"]
+        state = json.loads((self.run_dir / "latest" / "trainer_state.json").read_text())
+        return [(entry["step"], entry["loss"]) for entry in state["log_history"] if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Callable[[str], Job]:
+    """Return a script's run without a break, made when it is first asked for."""
+
+    @functools.cache
+    def made(kind: str) -> Job:
+        job = Job(kind, tmp_path_factory.mktemp(kind))
+        job.finish("1.r0")
+        return job
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "do", "rank"),
+    [("plain", "stop", "0"), ("plain", "USR1", "1"), ("plain", "TERM", "0"), ("trainer", "stop", "0")],
+)
+def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
+    kind: str, do: str, rank: str, whole: collections.abc.Callable[[str], Job], tmp_path: pathlib.Path
+):
+    job = Job(kind, tmp_path)
+    stopped = job.start("7.r0", DO=do, AT="5", AT_RANK=rank)
+    assert stopped.returncode == 0, stopped.output
+    told = job.outcome("7.r0")
+    assert told["outcome"] == "preempted"
+    assert 5 <= told["step"] < STEPS[kind]
+    assert checkpoint.verify(pathlib.Path(told["checkpoint"])).step == told["step"]
+
+    result = job.finish("7.r1")
+
+    (resumed,) = [line for line in result.marked("CKPT") if "resumed" in line]
+    assert int(resumed["step"]) == told["step"]
+    assert job.losses() == whole(kind).losses()
+    assert job.ending() == whole(kind).ending()
+
+
+@KINDS
+def test_killed_while_it_saves_it_resumes_from_the_checkpoint_before(
+    kind: str, whole: collections.abc.Callable[[str], Job], tmp_path: pathlib.Path
+):
+    job = Job(kind, tmp_path)
+    assert job.start("7.r0", DO="torn", AT="2").returncode != 0
+    torn = [path for path in job.run_dir.iterdir() if path.is_dir() and str(2 * SAVE_EVERY[kind]) in path.name]
+    assert torn, "the kill came before the second checkpoint was written"
+
+    result = job.finish("7.r0t1")
+
+    (resumed,) = [line for line in result.marked("CKPT") if "resumed" in line]
+    assert int(resumed["step"]) == SAVE_EVERY[kind]
+    assert job.losses() == whole(kind).losses()
+    assert job.ending() == whole(kind).ending()
+    assert not list(job.run_dir.glob("*.tmp-*"))
+
+
+def test_a_checkpoint_cut_short_is_skipped_and_without_a_complete_one_nothing_starts(tmp_path: pathlib.Path):
+    job = Job("plain", tmp_path)
+    job.finish("7.r0")
+    newest, before = sorted(job.run_dir.glob("epoch-*"), reverse=True)
+    state = newest / "rank-0000" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+
+    result = job.finish("7.r1")
+    (resumed,) = [line for line in result.marked("CKPT") if "resumed" in line]
+    assert int(resumed["step"]) == checkpoint.verify(before).step == STEPS["plain"] - SAVE_EVERY["plain"]
+
+    for manifest in job.run_dir.glob("epoch-*/manifest.json"):
+        manifest.unlink()
+    refused = job.start("7.r2")
+    assert refused.returncode != 0
+    assert "is no checkpoint: it has no manifest.json); move them away to start over" in refused.output
+
+
+def test_a_rank_that_fails_while_it_saves_leaves_no_checkpoint_and_none_waiting(tmp_path: pathlib.Path):
+    job = Job("plain", tmp_path)
+    changed = SCRIPTS["plain"].replace(
+        "            if run.rank == 0:", "            assert run.rank == 0\n            if 1:"
+    )
+    assert changed != SCRIPTS["plain"]
+    job.script.write_text(changed)
+    result = job.start("7.r0")
+    assert result.returncode != 0
+    assert "AssertionError" in result.output
+    assert not list(job.run_dir.glob("epoch-*"))
+    assert not (job.run_dir / "control").exists(), "an outcome of a script that failed"
+
+
+def test_ranks_that_are_not_connected_are_refused(tmp_path: pathlib.Path):
+    job = Job("plain", tmp_path)
+    job.script.write_text("from ddptrain import resume\nresume.Run()\n")
+    result = job.start("7.r0")
+    assert result.returncode != 0
+    assert "call torch.distributed.init_process_group before" in result.output
+
+
+STUCK = """
+import os, signal, threading, time
+import torch
+from torch import distributed as dist
+from ddptrain import distributed, resume
+distributed.STUCK_S = 1.0
+dist.init_process_group("gloo")
+run = resume.Run()
+if run.rank == 1:
+    time.sleep(600)
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+dist.all_reduce(torch.zeros(1))
+"""
+
+
+def test_a_rank_that_waits_for_a_stuck_one_ends_when_it_is_asked_to(tmp_path: pathlib.Path):
+    """Python's handler does not run there, and without one of its own the signal would have ended it."""
+    job = Job("plain", tmp_path)
+    job.script.write_text(STUCK)
+    result = conftest.torchrun(
+        2, job.script, accident="accident_script", flags=("--shutdown-timeout=1",), DO="", AT="0"
+    )
+    assert result.returncode != 0
+    assert "rank 0 leaves: asked to end while it waits" in result.output
+
+
+def test_outside_of_a_job_one_process_saves_below_the_current_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in (resume.RUN_DIR, resume.ATTEMPT, resume.STOP_FILE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    code = """
+from ddptrain import resume
+run = resume.Run()
+print(run.step, run.resumed, run.attempt, run.restarts)
+for step in range(run.step + 1, 4):
+    assert not run.should_stop()
+    with run.saving(step) as folder:
+        (folder / "notes").mkdir()
+        (folder / "notes" / "step").write_text(str(step))
+run.done(step=3)
+"""
+    for expected in ("0 None", f"3 {tmp_path}/run/epoch-0000-step-000003"):
+        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        assert f"{expected} local 0" in out
+    assert (tmp_path / "run" / "latest" / "rank-0000" / "notes" / "step").read_text() == "3"
+    assert len(list((tmp_path / "run").glob("epoch-*"))) == 2
+    command = [sys.executable, "-m", "ddptrain", "inspect"]
+    for path in ("run", "run/latest"):
+        done = subprocess.run([*command, path], check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "verified: whole"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("attempt", "count", "expected"), [("12.r0", "9", 0), ("12.r3t2", "9", 3), ("", "4", 4), ("", "", 0)]
+)
+def test_the_number_of_restarts(attempt: str, count: str, expected: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(resume.ATTEMPT, attempt)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+    assert resume.restarts() == expected
+
+
+def test_it_is_imported_without_torch(tmp_path: pathlib.Path):
+    code = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from ddptrain import resume; print(resume.folder())"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "run")
+
+
+class _Alone:
+    """A world of one rank."""
+
+    size, is_main = 1, True
+
+    def __init__(self) -> None:
+        self.stop_requested = threading.Event()
+        self.sums = 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        self.sums += 1
+        return values
+
+
+def test_quick_steps_agree_seldom_and_slow_ones_each_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(resume.STOP_FILE, raising=False)
+    for step_s, agreements in ((0.001, 3), (0.1, 11), (3.0, 101)):
+        world = _Alone()
+        agreement, since = resume.Agreement(world), 0  # pyright: ignore[reportArgumentType]
+        for step in range(1, 102):
+            if agreement.is_due():
+                assert agreement.reach((step - since) * step_s, [5.0]) == (False, [5.0])
+                since = step
+        assert world.sums == agreements
+
+
+def test_keep_must_leave_one_when_a_save_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(resume.RUN_DIR, str(tmp_path))
+    code = "from ddptrain import resume; resume.Run(keep=1)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert f"{errors.__name__}.SharedError: keep=1: must be at least 2" in done.stderr

@@ -1,0 +1,98 @@
+"""The program as the charm installs and asks it: real files, a real process under another account."""
+
+import os
+import pathlib
+import pwd
+import subprocess
+import sys
+import typing
+
+import pytest
+import yaml
+
+import program
+
+REPOSITORY = pathlib.Path(__file__).parents[3]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs for everybody, and becomes others")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[pathlib.Path]:
+    """The program below a folder that everybody can reach, from a folder laid out as the packed charm is."""
+    top = pathlib.Path("/var/tmp") / tmp_path_factory.mktemp("program").name
+    charm = top / "charm"
+    (charm / "lib").mkdir(parents=True)
+    top.chmod(0o755)
+    for source, target in (("lib/ddp", "lib/ddp"), ("lib/slurm_ddp", "lib/slurm_ddp"), ("payload", "payload")):
+        (charm / target).symlink_to(REPOSITORY / source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "COMMAND", top / "bin" / "ddp")
+        patch.setattr(program, "LIBRARY", top / "lib")
+        patch.setattr(program, "CONFIG", top / "slurm-ddp.toml")
+        patch.setattr(program, "PYTHON", os.path.realpath(sys.executable))  # of no virtual environment
+        assert program.install(charm)
+        assert not program.install(charm), "it is there"
+        yield top
+        program.remove()
+        assert sorted(path.name for path in top.iterdir()) == ["bin", "charm"]
+    subprocess.run(["rm", "-r", str(top)], check=True)
+
+
+def as_nobody(*argv: str | pathlib.Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, user="nobody", env={"PATH": "/usr/bin:/bin", **env}, cwd="/"
+    )
+
+
+@needs_root
+def test_everybody_can_run_it_and_nobody_can_change_it(installed: pathlib.Path):
+    done = as_nobody(program.COMMAND, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "submit" in done.stdout
+    for path in (installed / "lib").rglob("*"):
+        about = path.lstat()
+        assert about.st_uid == 0, path
+        assert not about.st_mode & 0o022, path
+    assert list((installed / "lib").rglob("*.pyc")), "compiled once, not with each start"
+
+
+@needs_root
+def test_the_charm_asks_it_as_the_submit_user(installed: pathlib.Path, tmp_path: pathlib.Path):
+    lines: list[str] = []
+    config = {"workspace": str(installed / "shared"), "account": "nobody", "unit": "trainer/0"}
+    (installed / "shared").mkdir()
+    os.chown(installed / "shared", pwd.getpwnam("nobody").pw_uid, -1)
+    try:
+        found = program.ask("nobody", {"do": "make-folders", "config": config, "unit": "trainer/0"}, lines.append)
+        assert found == program.Answer({"denied": []})
+        assert {path.owner() for path in (installed / "shared").iterdir()} == {"nobody"}
+        wrong = program.ask("nobody", {"do": "check", "config": {"workspace": "x"}, "unit": ""}, lines.append)
+        assert wrong.error.startswith("workspace: 'x' is not allowed")
+    finally:
+        subprocess.run(["rm", "-r", str(installed / "shared")], check=True)
+
+
+@needs_root
+def test_a_program_that_breaks_is_reported_in_its_own_words(
+    installed: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken = installed / "broken"
+    for text, words in (
+        ("#!/bin/sh\necho oh no >&2\nexit 3\n", "oh no"),
+        ("#!/bin/sh\nexec sleep 60\n", "exit status -9"),
+    ):
+        broken.write_text(text)
+        broken.chmod(0o755)
+        monkeypatch.setattr(program, "COMMAND", broken)
+        with pytest.raises(program.ProgramError, match=words):
+            program.ask("nobody", {"do": "check"}, print, timeout_s=0.5)
+    broken.unlink()
+    with pytest.raises(program.ProgramError, match="No such file"):
+        program.ask("nobody", {"do": "check"}, print)
+
+
+def test_the_program_brings_what_it_needs_and_nothing_else():
+    declared = yaml.safe_load((REPOSITORY / "charms/ddp-trainer/charmcraft.yaml").read_text())
+    assert declared["name"] == "ddp-trainer"
+    assert {"click", "jinja2", "pydantic", "rich", "pydantic-core", "markupsafe"} <= set(program._needed())
+    assert "ops" not in program._needed()
