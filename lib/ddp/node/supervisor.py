@@ -105,6 +105,11 @@ class Supervisor:
         except (_FatalError, network.NetworkError, storage.GoneError) as e:
             spool.write(f"[FATAL] {self.host}: {e}")
             code = FATAL
+        except Exception:  # a mistake of ours: only this process brings what it prints to the log
+            import traceback
+
+            traceback.print_exc()
+            code = 1
         self._forget_token()
         is_stuck = bool(self.output.forwarder and self.output.forwarder.trouble)
         self.output.close(LAST_FLUSH_S if is_stuck or self.is_cancelled else spool.FLUSH_S)
