@@ -3,6 +3,7 @@
 import argparse
 import collections.abc
 import gc
+import json
 import os
 import pathlib
 import re
@@ -46,6 +47,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
             time.sleep(_GRACE_S)
         code = 2
     except errors.PeerError as e:
+        _record(e, f"rank {_rank()} leaves: {e}")
         print(f"rank {_rank()} leaves: {e}", file=sys.stderr, flush=True)
         code = 1
     except errors.UserError as e:
@@ -232,6 +234,7 @@ def _tell(e: Exception, args: argparse.Namespace) -> None:
     else:
         traceback.print_exception(e)
         text, retry = _explain(e, name, getattr(args, "timeout_minutes", None)), True
+    _record(e, text)
     markers.fatal(text)
     run_dir: pathlib.Path | None = _run_dir(args)
     from ddptrain import report
@@ -245,6 +248,25 @@ def _tell(e: Exception, args: argparse.Namespace) -> None:
             report.write_failure(run_dir, workload, text[:500], world_size=_rank_count())
     except OSError:
         markers.warn("ENV", "the outcome file and summary.json could not be written")
+
+
+def _record(e: Exception, text: str) -> None:
+    """Write this rank's error file for the launcher, as `record` of torch.distributed.elastic does.
+
+    Not by that decorator: it imports torch, which a mistake in the options need not wait for, and it takes no
+    exception that ends in an exit code. The format is error_handler.py's, since torch 1.9. A bug has its stack in it.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    is_bug = not isinstance(e, errors.UserError | errors.PeerError | OSError)
+    stack = "".join(traceback.format_exception(e)) if is_bug else ""
+    about = {"py_callstack": f"{stack}[FATAL] {text}\n", "timestamp": str(int(time.time()))}
+    try:
+        with pathlib.Path(path).open("w", encoding="utf-8") as file:
+            json.dump({"message": {"message": text, "extraInfo": about}}, file)
+    except OSError:
+        markers.warn("ENV", "the error file could not be written")
 
 
 def _run_dir(args: argparse.Namespace) -> pathlib.Path | None:

@@ -5,6 +5,8 @@ import json
 import pathlib
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import typing
 
@@ -197,3 +199,44 @@ def test_connections_that_all_nodes_lost_are_the_networks_fault(node: Node):
     ((_, kind, host, said),) = failures(node)
     assert (kind, host) == ("network", "-")
     assert said.startswith("the nodes lost their connections, and no rank failed by itself: ")
+
+
+def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):
+    node.add("srun", "exit 0")
+    given = files(node)
+    given["program/ddp/node/network.py"] += "\n\ndef is_free(port: int) -> bool:\n    raise KeyError('a bug')\n"
+    code, output = node.run(given)
+    assert code == 1
+    assert output.endswith("KeyError: 'a bug'\n")
+
+
+PREPARE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from ddp.node import environment, prepare
+environment.use = lambda wanted, host: (os.environ["NOTES"] + "/python", os.open("/dev/null", os.O_RDONLY))
+os._exit(prepare.main(sys.argv[1] + "/prepare.json"))
+"""
+
+
+@pytest.mark.parametrize(("fails", "elements"), [("", 0), ("prepare", 0), ("inspect", 0), ("", 4)])
+def test_a_preparation_runs_its_commands_in_turn(node: Node, fails: str, elements: int):
+    made = spec.Environment("/none/x.tar.zst", str(node.cache), "x", 1, "3.11", (), "")
+    commands = (("ddptrain", "prepare", "--to", "$(id) x"), *([] if elements else [("ddptrain", "inspect", "--json")]))
+    job = spec.PrepareSpec(str(node.run_dir), str(node.cache), made, commands, elements)
+    node.write({**program(make(node.run_dir)), "program/prepare.json": spec.dump(job)})
+    python = node.notes / "python"
+    python.write_text(f'#!/bin/sh\nshift; echo "$@"; case "$2" in "{fails or "-"}") exit 3 ;; esac\n')
+    python.chmod(0o755)
+    log = node.run_dir / "logs" / "12.out"
+    argv = [sys.executable, "-I", "-S", "-B", "-c", PREPARE, str(node.run_dir / "program")]
+    with log.open("ab") as output:
+        env = node.env(SLURM_ARRAY_TASK_ID="2")
+        done = subprocess.run(argv, env=env, stdout=output, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == (3 if fails else 0)
+    task = " --task 2/4" if elements else ""
+    assert log.read_text() == f"ddptrain prepare --to $(id) x{task}\n"
+    found = node.run_dir / "inspection.json"
+    assert found.exists() == (not fails and not elements)
+    if found.exists():
+        assert found.read_text() == "ddptrain inspect --json\n"

@@ -257,8 +257,8 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
         drills.on("slurmctld/0", "systemctl", "stop", "slurmctld")
         try:
             (node,) = set(re.findall(r"host=(\S+)", log_of(drills, job)))
-            script = f"[j]ob0*{job['job-id']}/slurm_script"
-            drills.on(node.replace("-", "/"), "pkill", "-USR1", "-f", script)
+            program = f"[/]usr/bin/python3 .*{job['run-dir']}/program job job.json"
+            drills.on(node.replace("-", "/"), "pkill", "-USR1", "-f", program)
             until(drills, job, "[REQUEUE] Slurm does not answer")
         finally:
             drills.on("slurmctld/0", "systemctl", "start", "slurmctld")

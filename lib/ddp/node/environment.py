@@ -6,12 +6,8 @@ A job holds a shared lock on the environment it uses, for as long as it runs; un
 import collections.abc
 import contextlib
 import fcntl
-import hashlib
 import os
-import pwd
-import shutil
 import subprocess
-import tempfile
 import time
 
 from ddp.node import ownership, spec, spool
@@ -55,6 +51,8 @@ def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
 
 
 def _account() -> str:
+    import pwd
+
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -102,6 +100,9 @@ def _acquire(lock: int, kind: int, complaint: str) -> None:
 
 
 def _unpack(wanted: spec.Environment, name: str, home: str, marker: str, host: str) -> None:
+    import shutil
+    import tempfile
+
     began = time.monotonic()
     cache = wanted.cache
     try:
@@ -147,6 +148,8 @@ def _open(wanted: spec.Environment) -> int:
 
 
 def _digest(archive: int, path: str) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     os.lseek(archive, 0, os.SEEK_SET)
     try:
@@ -159,6 +162,8 @@ def _digest(archive: int, path: str) -> str:
 
 def _extract(archive: int, folder: str) -> bool:
     """Unpack the open archive into a folder, and return whether that succeeded."""
+    import shutil
+
     os.lseek(archive, 0, os.SEEK_SET)
     tar = ["tar", "-x", "-C", folder]
     with subprocess.Popen(tar, stdin=subprocess.PIPE) as unpacker:
@@ -182,6 +187,8 @@ def _extract(archive: int, folder: str) -> bool:
 
 def _remove_old(cache: str, but: str) -> None:
     """Remove environments that no job has used for long and that none holds now."""
+    import shutil
+
     for entry in os.listdir(cache):
         name = entry.removesuffix(".complete")
         if name in (entry, but):

@@ -7,7 +7,6 @@ this node's disk to the run's folder. What it needs of the shared filesystem for
 import collections.abc
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -82,6 +81,8 @@ class Node:
     def _python(self) -> str:
         """Return the interpreter for the ranks."""
         if self.job.container is not None:
+            import shutil
+
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
                 raise _FatalError(f"{self.job.container.image} has no python3; take an image with torch in it")
@@ -139,13 +140,16 @@ class Node:
         return logs
 
     def _end_logs(self) -> None:
+        import shutil
+
         if self.forwarder is not None and self.forwarder.close():
             for path in self._spools:
                 shutil.rmtree(path, ignore_errors=True)
-            attempt = self._spools[0].partition("/node-")[0]
-            with contextlib.suppress(OSError):  # as far as they are empty now
-                for path in (attempt, os.path.dirname(attempt), os.path.dirname(os.path.dirname(attempt))):
-                    os.rmdir(path)
+                above = os.path.dirname(path)
+                with contextlib.suppress(OSError):  # as far up as they are empty now, the job's folder included
+                    while os.path.basename(above) != "jobs":
+                        os.rmdir(above)
+                        above = os.path.dirname(above)
 
     def _start_agent(self, python: str, words: list[str], logs: str) -> None:
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
@@ -216,6 +220,8 @@ def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], pyth
     rank = env.get("RANK") or env["SLURM_PROCID"]
     if profile is None or profile.kind != "nsys" or rank not in profile.ranks.split(","):
         return [python, *words]
+    import shutil
+
     nsys = shutil.which("nsys")
     if nsys is None:
         why = "profile=nsys needs Nsight Systems, and nsys is not on this node's PATH"

@@ -16,17 +16,16 @@ def main(spec_path: str) -> int:
     host, job_id = env["SLURMD_NODENAME"], env["SLURM_JOB_ID"]
     output = spool.Output(job.cache, job_id, lambda text: spool.write(f"[ENV] {host}: {text}"))
     env |= {"RUN_DIR": job.run_dir, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
+    code = 0
     try:
         env["PY"], lock = environment.use(job.environment, host)
-    except environment.UnusableError as e:
+        for command in job.commands:
+            code = _run(job, command, env, lock)
+            if code:
+                break
+    except (environment.UnusableError, OSError) as e:
         spool.write(f"[FATAL] {host}: {e}")
-        output.close()
-        return FATAL
-    code = 0
-    for command in job.commands:
-        code = _run(job, command, env, lock)
-        if code:
-            break
+        code = FATAL
     output.close()
     return code
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -106,6 +105,11 @@ class Supervisor:
         except (_FatalError, network.NetworkError, storage.GoneError) as e:
             spool.write(f"[FATAL] {self.host}: {e}")
             code = FATAL
+        except Exception:  # a mistake of ours: only this process brings what it prints to the log
+            import traceback
+
+            traceback.print_exc()
+            code = 1
         self._forget_token()
         is_stuck = bool(self.output.forwarder and self.output.forwarder.trouble)
         self.output.close(LAST_FLUSH_S if is_stuck or self.is_cancelled else spool.FLUSH_S)
@@ -235,7 +239,7 @@ class Supervisor:
                 f"head={env['HEAD_IP']}:{port} ranks_per_node={self.job.ranks_per_node} launcher={self.job.launcher}"
             )
             process = subprocess.Popen([*self._srun(), *options, *launch, *words], env=env, cwd="/")
-            _preload()
+            self._preload()
             code = process.wait()
             self.code = code if code >= 0 else 128 - code
             break
@@ -245,6 +249,13 @@ class Supervisor:
         found = re.search(r'"outcome": *"([a-z]*)"', self.storage.do(lambda: _text(outcome, missing="")))
         self.outcome = found[1] if found else ""
         spool.write(f"[RESULT] rc={self.code} outcome={self.outcome or 'none'}")
+
+    def _preload(self) -> None:
+        """Do while the ranks start what is not needed before: import what explains failures, and tidy up."""
+        from ddp.node import explain
+
+        assert explain
+        spool.remove_old(self.job.cache)
 
     def _settle(self) -> None:
         """Wait until the shared filesystem has all that was printed, where something went wrong."""
@@ -278,6 +289,8 @@ class Supervisor:
             options = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
             options += [f"--container-workdir={self.run_dir}", f"--container-env={container.variables}"]
             return options, launch
+        import shutil
+
         tool = shutil.which("apptainer") or shutil.which("singularity")
         if tool is None:
             why = "container-image needs pyxis in Slurm, or apptainer on the nodes, and neither is there"
@@ -464,13 +477,6 @@ class Supervisor:
             self.storage.do(lambda: _write(path, text, append=append))
 
 
-def _preload() -> None:
-    """Import what only failures need while the ranks start: later the filesystem may be gone."""
-    from ddp.node import explain
-
-    assert explain
-
-
 def _told(*argv: str) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's commands; what is missing or hangs has failed."""
     try:
@@ -522,5 +528,4 @@ def main(spec_path: str) -> int:
     job = spec.load(spec.JobSpec, spec_path)
     supervisor = Supervisor(job, spec_path, dict(os.environ))
     os.chdir("/")  # the folder that Slurm chose is on the shared filesystem
-    spool.remove_old(job.cache)
     return supervisor.run()

@@ -512,7 +512,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluste
 def test_a_dry_run_names_the_environment_that_is_there(ready: Trainer):
     results = ready.run("submit-ddp", dry_run=True)
     assert results["environment"].endswith(".tar.zst")
-    assert results["environment"] in results["script"]
+    assert json.loads(results["job"])["environment"]["archive"] == results["environment"]
 
 
 def test_a_run_is_continued_by_its_name(ready: Trainer, cluster: Cluster):
