@@ -331,7 +331,7 @@ def test_a_folder_of_somebody_else_blocks(trainer: Trainer, monkeypatch: pytest.
     def denied(*_: object) -> None:
         raise PermissionError(1, "/mnt/shared/runs belongs to uid 33")
 
-    monkeypatch.setattr(operations, "make_folders", lambda **_: {"denied": ["runs"]})
+    monkeypatch.setattr(operations, "make_folders", lambda **_: {"denied": ["runs"], "untrusted": ""})
     monkeypatch.setattr(host_module, "hand_over", denied)
     out = trainer.event("update_status")
     place = trainer.workspace / "runs"
@@ -480,7 +480,12 @@ def test_a_script_of_the_users(ready: Trainer, cluster: Cluster):
     results = ready.run("submit-ddp", workload=str(script), args="--lr 3e-4 a=b", env="FOO=bar", nodes=1)
     assert results["run"].startswith("my_train-")
     job = cluster.job(40).training()
-    assert cluster.job(40).commands() == [f"{script} --lr 3e-4 a=b"]
+    assert cluster.job(40).commands() == [f"{results['run-dir']}/code/my_train.py --lr 3e-4 a=b"]
+    assert (pathlib.Path(results["run-dir"]) / "code" / "my_train.py").read_text() == "print('x')\n"
+    script.write_text("print('y')\n")
+    again = ready.run("submit-ddp", workload=str(script), snapshot=False, nodes=1)
+    assert cluster.job(41).commands() == [str(script)]
+    assert not (pathlib.Path(again["run-dir"]) / "code").exists()
     assert ("FOO", "bar") in job.variables
     assert not job.leaves_outcome, "such a script need not leave an outcome"
 
@@ -491,7 +496,9 @@ def test_a_script_in_a_container_finds_the_payload(ready: Trainer, cluster: Clus
     script.write_text("print('x')\n")
     ready.run("submit-ddp", workload=str(script), container_image="hf/pytorch:1", nodes=1)
     (payload,) = (ready.workspace / "environments").glob("payload-*")
-    assert f"export CONTAINER=hf/pytorch:1 PAYLOAD={payload}\n" in cluster.job(40).text
+    container = cluster.job(40).training().container
+    assert container is not None
+    assert (container.image, container.payload) == ("hf/pytorch:1", str(payload))
 
 
 def test_a_dry_run_shows_everything_and_changes_nothing(trainer: Trainer, cluster: Cluster):

@@ -314,7 +314,7 @@ def test_a_partitions_setting_is_replaced_however_it_is_written(tmp_path: pathli
 
 def test_every_remedy_that_changes_slurm_is_one_of_those():
     """None is written where the test above would not see it; GPUDirect-TCPXO's lines are looked at below."""
-    source = pathlib.Path(cluster_rules.__file__).parent
+    source = pathlib.Path(cluster_rules.__file__).parents[1]
     naming = {
         path.name
         for path in source.rglob("*")

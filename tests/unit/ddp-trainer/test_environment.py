@@ -198,7 +198,7 @@ def test_a_charm_without_payload_says_how_to_get_one(settings: Settings, pip: Pi
     (settings.payload / "requirements.txt").unlink()
     with pytest.raises(TrainerError) as caught:
         install(settings)
-    assert str(caught.value) == f"this charm carries no payload in {settings.payload}; pack it with: make pack"
+    assert str(caught.value) == f"there is no payload in {settings.payload}; install ddp again"
 
 
 def test_a_full_disk_is_told_before_anything_is_downloaded(

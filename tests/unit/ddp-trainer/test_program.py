@@ -64,7 +64,7 @@ def test_the_charm_asks_it_as_the_submit_user(installed: pathlib.Path, tmp_path:
     os.chown(installed / "shared", pwd.getpwnam("nobody").pw_uid, -1)
     try:
         found = program.ask("nobody", {"do": "make-folders", "config": config, "unit": "trainer/0"}, lines.append)
-        assert found == program.Answer({"denied": []})
+        assert found == program.Answer({"denied": [], "untrusted": ""})
         assert {path.owner() for path in (installed / "shared").iterdir()} == {"nobody"}
         wrong = program.ask("nobody", {"do": "check", "config": {"workspace": "x"}, "unit": ""}, lines.append)
         assert wrong.error.startswith("workspace: 'x' is not allowed")
