@@ -85,8 +85,8 @@ class Kubelet:
         _, program, job = yaml.safe_load_all(kubernetes.render(run))
         spec = job["spec"]["template"]["spec"]["containers"][0]
         for name, text in program["data"].items():
-            fast = text.replace("_LOST_S = 10.0", "_LOST_S = 1.0").replace("_FAILED_S = 30.0", "_FAILED_S = 2.0")
-            assert fast.count("S = 1.0") == fast.count("S = 2.0") == 1
+            fast = text.replace("_LOST_S = 10.0", "_LOST_S = 4.0").replace("_FAILED_S = 30.0", "_FAILED_S = 2.0")
+            assert fast.count("S = 4.0") == fast.count("S = 2.0") == 1
             (self.folder / name).write_text(fast)
         fields = {
             "metadata.labels['batch.kubernetes.io/controller-uid']": "8f0c",
@@ -262,7 +262,7 @@ def test_a_lost_pod_0_ends_the_attempt(kubelet: Kubelet):
 
 def test_pods_that_do_not_come_are_named(kubelet: Kubelet):
     plan = run(kubelet, "plain", nodes=3)
-    pods = [kubelet.start(plan, index, DDP_JOIN_S="2") for index in (0, 2)]
+    pods = [kubelet.start(plan, index, DDP_JOIN_S="8") for index in (0, 2)]
     texts = [pod.communicate(timeout=30)[0] for pod in pods]
     assert "waiting for pods with index 1; see: kubectl get pods" in texts[0]
     assert f"waiting for 127.0.0.1:{kubelet.port + 1}" in texts[1]
