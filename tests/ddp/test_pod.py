@@ -262,7 +262,7 @@ def test_a_lost_pod_0_ends_the_attempt(kubelet: Kubelet):
 
 def test_pods_that_do_not_come_are_named(kubelet: Kubelet):
     plan = run(kubelet, "plain", nodes=3)
-    pods = [kubelet.start(plan, index, DDP_JOIN_S="8") for index in (0, 2)]
+    pods = [kubelet.start(plan, index, DDP_JOIN_S=limit) for index, limit in ((0, "4"), (2, "12"))]
     texts = [pod.communicate(timeout=30)[0] for pod in pods]
     assert "waiting for pods with index 1; see: kubectl get pods" in texts[0]
     assert f"waiting for 127.0.0.1:{kubelet.port + 1}" in texts[1]
