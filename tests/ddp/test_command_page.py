@@ -1,0 +1,47 @@
+"""What the command line says of itself: its reference page, its help, and what a shell completes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from scripts import actions
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def ddp(*argv: str, **env: str) -> str:
+    given = {**os.environ, "PYTHONPATH": str(REPOSITORY / "lib"), **env}
+    done = subprocess.run([sys.executable, "-m", "ddp", *argv], capture_output=True, text=True, env=given, check=True)
+    return done.stdout
+
+
+def test_the_page_is_up_to_date():
+    assert actions.PAGE.read_text() == actions.page(), "run tox -e reference"
+
+
+def test_a_required_option_is_shown_as_required():
+    shown = ddp("env", "create", "--help")
+    assert "[required]" in shown
+    assert "default: " not in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("ddp su", "submit"),
+        ("ddp env cr", "create"),
+        ("ddp submit --laun", "--launcher"),
+        ("ddp bench --store n", "never"),
+    ],
+)
+def test_bash_completes(typed: str, completed: str):
+    found = ddp(_DDP_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1))
+    assert found == f"plain,{completed}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell: str):
+    assert "_DDP_COMPLETE" in ddp(_DDP_COMPLETE=f"{shell}_source")
