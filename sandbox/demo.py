@@ -19,6 +19,9 @@ Try next:
   ./sandboxctl run trainer/0 submit-ddp workload=smoke nodes=2 wait=true
   ./sandboxctl run trainer/0 list-jobs
   ./sandboxctl run trainer/0 job-log job-id={job}
+  ./sandboxctl ssh sackd/0 ddp runs                     ddp is there for every account; ddp --help lists it all
+  ./sandboxctl ssh sackd/0 ddp show                     the newest run: settings, metrics, the loss curve
+  ./sandboxctl ssh sackd/0 ddp submit -N 2 --wait smoke
   ./sandboxctl exec sackd/0 -- sinfo -N -o '%N %T %G'
   ./sandboxctl reboot slurmd/0                          mounts and GPUs come back by themselves
   ./sandboxctl ssh sackd/0                              a shell on the login node

@@ -202,7 +202,8 @@ def _flag(option: declared.Option) -> click.Option:
         return click.Option([f"--{option.name}"], type=click.Choice(option.choices), help=shown)
     kind = click.INT if option.kind == "integer" else click.STRING
     aliases = [f"--{option.name}", *_SHORT.get(option.name, ())]
-    return click.Option(aliases, type=kind, help=shown, metavar="N" if option.kind == "integer" else "TEXT")
+    metavar = "N" if option.kind == "integer" else "TEXT"
+    return click.Option(aliases, type=kind, help=shown, metavar=metavar, required=option.is_required)
 
 
 _SHORT = {"nodes": ("-N",), "partition": ("-p",), "time-limit": ("-t",), "lines": ("-n",)}

@@ -80,8 +80,8 @@ def silent(settings: Settings) -> str | None:
     try:
         jobs.ping()
     except jobs.NotAnsweringError as e:
-        mend = "else: juju integrate sackd slurmctld" if settings.unit else "see: scontrol ping"
-        return f"{e}; is slurmctld up ({_where(settings)})? {mend}"
+        hint = " (juju status)? else: juju integrate sackd slurmctld" if settings.unit else "? see: scontrol ping"
+        return f"{e}; is slurmctld up{hint}"
     return None
 
 

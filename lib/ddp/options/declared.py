@@ -19,6 +19,7 @@ class Option:
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[str, ...] = ()
+    is_required: bool = False
 
     def schema(self) -> dict[str, object]:
         """Return it as charmcraft.yaml declares a parameter."""
@@ -48,10 +49,11 @@ def _option(name: str, field: pydantic.fields.FieldInfo) -> Option:
         name=name,
         kind=_KINDS[base],
         description=field.description,
-        default=field.default,
+        default=None if field.is_required() else field.default,
         minimum=bound.least if bound else None,
         maximum=bound.most if bound else None,
         choices=one_of.choices if one_of else (),
+        is_required=field.is_required(),
     )
 
 

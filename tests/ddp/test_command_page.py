@@ -1,0 +1,92 @@
+"""What is said of the command line: its reference page, its help, what a shell completes, what the documents type."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from ddp import cli
+from scripts import actions
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def ddp(*argv: str, **env: str) -> str:
+    given = {**os.environ, "PYTHONPATH": str(REPOSITORY / "lib"), **env}
+    done = subprocess.run([sys.executable, "-m", "ddp", *argv], capture_output=True, text=True, env=given, check=True)
+    return done.stdout
+
+
+def test_the_page_is_up_to_date():
+    assert actions.PAGE.read_text() == actions.page(), "run tox -e reference"
+
+
+def test_a_required_option_is_shown_as_required():
+    shown = ddp("env", "create", "--help")
+    assert "[required]" in shown
+    assert "default: " not in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("ddp su", "submit"),
+        ("ddp env cr", "create"),
+        ("ddp submit --laun", "--launcher"),
+        ("ddp bench --store n", "never"),
+    ],
+)
+def test_bash_completes(typed: str, completed: str):
+    found = ddp(_DDP_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD=str(len(typed.split()) - 1))
+    assert found == f"plain,{completed}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell: str):
+    assert "_DDP_COMPLETE" in ddp(_DDP_COMPLETE=f"{shell}_source")
+
+
+def typed() -> list[str]:
+    """Return every `ddp` command that README, docs, the charm's README and the demo's last words show."""
+    found: list[str] = []
+    pages = [
+        REPOSITORY / "README.md",
+        *(REPOSITORY / "docs").rglob("*.md"),
+        REPOSITORY / "charms/ddp-trainer/README.md",
+    ]
+    for page in pages:
+        for block in re.findall(r"^```shell\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            found += re.findall(r"^(?:./sandboxctl ssh \S+ )?(ddp .*)$", block, re.MULTILINE)
+            found += re.findall(r"\$\((ddp [^)]*)\)", block)
+    found += re.findall(r"ssh sackd/0 (ddp .*?)(?:   .*)?$", (REPOSITORY / "sandbox/demo.py").read_text(), re.MULTILINE)
+    return found
+
+
+@pytest.mark.parametrize("line", typed())
+def test_what_the_documents_type_is_taken(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(cli, "_guarded", lambda *_, **__: cli.OK)  # parsed, and nothing done
+    words = shlex.split(re.split(r"[|>;]", line)[0], comments=True)
+    assert cli.program.main(words[1:], prog_name="ddp", standalone_mode=False) in (cli.OK, None)
+
+
+def test_the_documents_type_a_lot():
+    commands = {line.split()[1] for line in typed()}
+    assert {
+        "submit",
+        "sweep",
+        "prepare",
+        "watch",
+        "log",
+        "list",
+        "runs",
+        "compare",
+        "report",
+        "env",
+        "render",
+    } <= commands
