@@ -50,7 +50,6 @@ _PATHS = (
 )  # a relative one is below the folder where it is typed
 _WORKLOADS = ("gpt", "smoke", "python-stdlib")
 _NUMBERED = ("show-job", "job-log", "resume-now", "cancel-job")  # take a job's id in place of a run's name
-_CONFIG = tuple(str(field.alias) for field in config.Config.model_fields.values() if field.alias != "unit")
 
 
 @dataclasses.dataclass(frozen=True)

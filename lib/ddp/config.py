@@ -18,7 +18,7 @@ DEFAULT_WORKSPACE = "slurm-ddp"  # in the user's home, which clusters without a 
 
 
 class Config(fields.Parsed):
-    """What a configuration file may say; the variable of `torch-index` is DDP_TORCH_INDEX, its flag --torch-index."""
+    """What a configuration file may say; the variable of `torch-index` is DDP_TORCH_INDEX."""
 
     workspace: fields.Folder | None = None
     account: fields.Account = ""  # whose environments and datasets everybody uses
