@@ -175,15 +175,7 @@ def _command(verb: verbs.Verb) -> click.Command:
 
 def _argument(verb: verbs.Verb, option: declared.Option) -> click.Argument:
     name = option.name.replace("-", "_")
-    metavar = {
-        "workload": "[gpt|smoke|SCRIPT]",
-        "run": "[RUN]",
-        "runs": "[RUN]...",
-        "source": "[SOURCE]",
-        "name": "NAME",
-    }[option.name]
-    if verb.action in _NUMBERED:
-        metavar = "[RUN|JOB]"
+    metavar = "[RUN|JOB]" if verb.action in _NUMBERED else _METAVARS[option.name]
     nargs = -1 if option.name == "runs" else 1
     return click.Argument([name], required=False, nargs=nargs, metavar=metavar, type=click.STRING)
 
