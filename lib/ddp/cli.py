@@ -13,7 +13,7 @@ import click
 
 import ddp
 from ddp import config, verbs
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError
+from ddp.base import Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import declared, fields
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -50,6 +50,7 @@ _PATHS = (
 )  # a relative one is below the folder where it is typed
 _WORKLOADS = ("gpt", "smoke", "python-stdlib")
 _NUMBERED = ("show-job", "job-log", "resume-now", "cancel-job")  # take a job's id in place of a run's name
+_DEFAULTS = {"follow-timeout": 86400}  # of a user's command, which Ctrl-C ends; an action keeps its unit busy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +122,14 @@ def main() -> typing.NoReturn:
         code = FAILED
     except click.UsageError as e:
         where = e.ctx.command_path if e.ctx is not None else "ddp"
-        click.echo(f"{where}: {e.format_message().rstrip('.')}; see: {where} --help", err=True)
+        what = "name a command" if isinstance(e, click.exceptions.NoArgsIsHelpError) else e.format_message()
+        click.echo(f"{where}: {one_line(what).rstrip('.')}; see: {where} --help", err=True)
         code = USAGE
     except click.ClickException as e:
-        click.echo(f"ddp: {e.format_message()}", err=True)
+        click.echo(f"ddp: {one_line(e.format_message())}", err=True)
         code = FAILED
-    except BrokenPipeError:  # what reads it, such as head, has enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as e:  # click's: a word is completed, or what reads the output, such as head, has enough
+        code = e.code if "_DDP_COMPLETE" in os.environ and isinstance(e.code, int) else OK
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,7 +151,7 @@ def _command(verb: verbs.Verb) -> click.Command:
     """Return the command of a verb, with a flag for each option."""
     parameters: list[click.Parameter] = []
     bare = _BARE.get(verb.action)
-    for option in declared.options(verb.params):
+    for option in _options(verb):
         if option.name == bare:
             parameters.append(_argument(verb, option))
         else:
@@ -173,6 +174,13 @@ def _command(verb: verbs.Verb) -> click.Command:
     )
 
 
+def _options(verb: verbs.Verb) -> tuple[declared.Option, ...]:
+    return tuple(
+        dataclasses.replace(option, default=_DEFAULTS.get(option.name, option.default))
+        for option in declared.options(verb.params)
+    )
+
+
 def _argument(verb: verbs.Verb, option: declared.Option) -> click.Argument:
     name = option.name.replace("-", "_")
     metavar = "[RUN|JOB]" if verb.action in _NUMBERED else _METAVARS[option.name]
@@ -188,16 +196,19 @@ def _flag(option: declared.Option) -> click.Option:
         shown = f"{shown.rstrip('.')}.  [default: {default}]"
     if option.kind == "boolean":
         name = f"--{option.name}/--no-{option.name}" if option.default else f"--{option.name}"
-        return click.Option([name], is_flag=True, default=None, help=shown)
+        return click.Option([name, *_SHORT.get(option.name, ())], is_flag=True, default=None, help=shown)
     if option.choices:
         return click.Option([f"--{option.name}"], type=click.Choice(option.choices), help=shown)
     kind = click.INT if option.kind == "integer" else click.STRING
     aliases = [f"--{option.name}", *_SHORT.get(option.name, ())]
     metavar = "N" if option.kind == "integer" else "TEXT"
-    return click.Option(aliases, type=kind, help=shown, metavar=metavar, required=option.is_required)
+    many = option.name == "env"
+    return click.Option(
+        aliases, type=kind, help=shown, metavar=metavar, multiple=many, required=option.is_required and not many
+    )
 
 
-_SHORT = {"nodes": ("-N",), "partition": ("-p",), "time-limit": ("-t",), "lines": ("-n",)}
+_SHORT = {"nodes": ("-N",), "partition": ("-p",), "time-limit": ("-t",), "lines": ("-n",), "follow": ("-f",)}
 
 
 def perform(
@@ -213,11 +224,15 @@ def _parsed(
     verb: verbs.Verb, given: collections.abc.Mapping[str, object], arguments: tuple[str, ...] = ()
 ) -> fields.Parsed:
     """Return a verb's options. Raises click.UsageError."""
+    given = _environment_of(verb, given)
     values = {
         name.replace("_", "-"): " ".join(typing.cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
         for name, value in given.items()
         if value is not None and value != ()
     }
+    for option in _options(verb):
+        if option.name in _DEFAULTS:
+            values.setdefault(option.name, option.default)
     try:
         params = fields.parse(verb.params, _resolved(verb, values))
     except ParameterError as e:
@@ -265,11 +280,9 @@ def _resolved(verb: verbs.Verb, values: dict[str, object]) -> dict[str, object]:
     found = dict(values)
     for name in _PATHS:
         text = found.get(name)
-        if isinstance(text, str) and text not in _WORKLOADS and not text.startswith("/"):
-            found[name] = str(pathlib.Path.cwd() / text)
-    env = found.get("env")
-    if "environment" in verb.params.model_fields and isinstance(env, str) and env and "=" not in env:
-        found["environment"] = found.pop("env")  # --env NAME is an environment, --env NAME=value a variable
+        if isinstance(text, str) and text and text not in _WORKLOADS and not text.startswith("/"):
+            path = pathlib.Path.cwd() / text
+            found[name] = str(path.resolve() if ".." in path.parts else path)
     if verb.action in _NUMBERED and isinstance(run := found.get("run"), str):
         number, _, element = run.partition("_")
         if number.isdecimal() and (element.isdecimal() or not element):
@@ -277,6 +290,20 @@ def _resolved(verb: verbs.Verb, values: dict[str, object]) -> dict[str, object]:
             found["job-id"] = int(number)
             found |= {"element": int(element)} if element else {}
     return found
+
+
+def _environment_of(
+    verb: verbs.Verb, given: collections.abc.Mapping[str, object]
+) -> collections.abc.Mapping[str, object]:
+    """Return the flags where `--env NAME` is an environment; `--env NAME=value` stays a variable."""
+    env = given.get("env")
+    if "environment" not in verb.params.model_fields or not isinstance(env, tuple):
+        return given
+    words = typing.cast("tuple[str, ...]", env)
+    names = [word for word in words if word and "=" not in word]
+    if len(names) != 1:
+        return given
+    return {**given, "environment": names[0], "env": tuple(word for word in words if word != names[0])}
 
 
 def _as_flag(verb: verbs.Verb, e: ParameterError) -> str:

@@ -34,7 +34,7 @@ def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
     """Return the settings in force. Raises ParameterError naming the file or variable, the option and the remedy."""
     given: dict[str, object] = {}
     sources: dict[str, str] = {}
-    home = pathlib.Path(os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir)
+    home = pathlib.Path(os.environ.get("HOME") or _account().pw_dir)
     for path in (SYSTEM, home / USER):
         for name, value in _read(path).items():
             given[name], sources[name] = value, str(path)
@@ -53,8 +53,8 @@ def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
 
 
 def settings(config: Config) -> Settings:
-    """Return what this process works with, under its own account. Raises ParameterError for root."""
-    about = pwd.getpwuid(os.geteuid())
+    """Return what this process works with, under its own account. Raises ParameterError: the account has no name."""
+    about = _account()
     home = pathlib.Path(about.pw_dir)
     return Settings(
         unit=config.unit,
@@ -78,6 +78,14 @@ def payload() -> pathlib.Path:
     here = pathlib.Path(__file__).resolve()
     inside = here.with_name("payload")
     return inside if inside.is_dir() else here.parents[2] / "payload"
+
+
+def _account() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(os.geteuid())
+    except KeyError:
+        hint = f"is the directory of accounts (LDAP, sssd) up? see: getent passwd {os.geteuid()}"
+        raise ParameterError("account", f"this host knows none with the uid {os.geteuid()}; {hint}") from None
 
 
 def _typed(name: str, text: str) -> object:

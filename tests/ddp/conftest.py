@@ -3,10 +3,25 @@
 import collections.abc
 import os
 import pathlib
+import pwd
 import shutil
+import sys
 
 import pytest
 
+from ddp.base import Settings
+from ddp.environment import environments
+from ddp.runs import control
+from ddp.submit import checks
+from ddp.workspace import locks
+from slurm_ddp import run
+from slurm_ddp.slurm import access, jobs, nodes
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "unit" / "ddp-trainer"))  # the doubles
+from cluster import Cluster
+from pip_double import ZSTD, Pip
+
+PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
 
 
@@ -37,3 +52,55 @@ def make_run(tmp_path: pathlib.Path) -> collections.abc.Callable[..., pathlib.Pa
         return folder
 
     return make
+
+
+@pytest.fixture
+def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Return the folder on the shared filesystem."""
+    folder = tmp_path / "shared"
+    for name in ("runs", "datasets", "environments", "baselines"):
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Return what a user's command works with; the payload is small, and claims lie in a folder of the test's."""
+    payload = tmp_path / "payload"
+    (payload / "ddptrain").mkdir(parents=True)
+    (payload / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
+    for name in ("config", "errors", "files", "markers", "precheck", "smoke_options"):
+        shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", payload / "ddptrain" / f"{name}.py")
+    for folder, locked in (("", "numpy==2.0"), ("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):
+        (payload / folder).mkdir(exist_ok=True)
+        (payload / folder / "requirements.txt").write_text(f"{locked} --hash=sha256:0\n")
+    monkeypatch.setattr(locks, "FOLDER", tmp_path / "private" / "locks")
+    monkeypatch.setattr(checks, "_listing", None)
+    about = pwd.getpwuid(os.geteuid())
+    return Settings("", workspace, about.pw_name, about.pw_uid, about.pw_gid, payload, "auto", "", is_action=False)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Replace Slurm's commands by the double."""
+    double = Cluster(pwd.getpwuid(os.geteuid()).pw_name)
+    for module in (jobs, nodes, access):
+        monkeypatch.setattr(module, "run", double.run)
+    monkeypatch.setattr(jobs, "is_installed", lambda: True)
+    monkeypatch.setattr(control, "pause", lambda _: None)
+    return double
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
+    """Replace what makes an environment; the archive is stored for real, uncompressed."""
+    double = Pip()
+    monkeypatch.setattr(environments, "run", double.run)
+    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "zstd").write_text(ZSTD)
+    (commands / "zstd").chmod(0o700)
+    monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    return double

@@ -71,13 +71,14 @@ def read(path: pathlib.Path) -> tuple[str, ...]:
     Raises ParameterError where the file cannot be read, names none, or names files beside it.
     """
     try:
-        data = path.read_bytes()[: MAX_BYTES + 1]
-        text = data.decode()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ParameterError("requirements", f"{path} has more than {MAX_BYTES} bytes")
+        text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
         raise ParameterError("requirements", f"{path} cannot be read: {reason}") from e
-    if len(data) > MAX_BYTES:
-        raise ParameterError("requirements", f"{path} has more than {MAX_BYTES} bytes")
     lines = _of_project(path, text) if path.name == "pyproject.toml" else _of_list(path, text)
     if not lines:
         raise ParameterError("requirements", f"{path} names no package")
@@ -86,17 +87,21 @@ def read(path: pathlib.Path) -> tuple[str, ...]:
 
 def _of_project(path: pathlib.Path, text: str) -> tuple[str, ...]:
     try:
-        project: typing.Any = tomllib.loads(text).get("project", {})
-        return tuple(str(line) for line in project.get("dependencies", []))
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError) as e:
+        project: object = tomllib.loads(text).get("project", {})
+    except tomllib.TOMLDecodeError as e:
         raise ParameterError("requirements", f"{path}: {e}") from e
+    found = typing.cast("dict[str, object]", project) if isinstance(project, dict) else {"dependencies": None}
+    wanted = found.get("dependencies", [])
+    if not isinstance(wanted, list) or not all(isinstance(line, str) for line in typing.cast("list[object]", wanted)):
+        raise ParameterError("requirements", f"{path}: project.dependencies is no list of texts")
+    return _of_list(path, "\n".join(typing.cast("list[str]", wanted)))
 
 
 def _of_list(path: pathlib.Path, text: str) -> tuple[str, ...]:
     lines: list[str] = []
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         wanted = re.sub(r"(^|\s)#.*", "", line).strip()
-        if re.match(r"-(r|c|e|-requirement|-constraint|-editable)\b|\.{0,2}/|file:", wanted):
+        if re.match(r"-[rce]|--(requirement|constraint|editable)\b|\.{0,2}/|\.(\[|$)|file:", wanted):
             text = f"{path}: {wanted.split()[0]} is not taken; write the packages themselves into one file"
             raise ParameterError("requirements", text)
         if wanted:

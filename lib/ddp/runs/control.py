@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import datetime
 import json
+import re
 import time
 import typing
 
@@ -22,6 +23,7 @@ _CANCEL_S = 60.0
 # launch batch job"), and the job has failed then.
 _APART_S = 2.0
 _ENDED_WELL = "COMPLETED"
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 OUTCOMES = {"done": _ENDED_WELL, "preempted": "PREEMPTED", "failed": "FAILED", "cancelled": "CANCELLED"}
 PREPARATION = "prepare-"  # begins the names of the runs that make datasets
@@ -169,6 +171,8 @@ def submit(
         job_id = jobs.submit(str(script))
     except (jobs.SlurmError, folders.WorkspaceError) as e:
         tokens.drop(settings, run)
+        if kept is not None:
+            kept.remove()
         if not again:
             folders.call(settings, run_files.remove_run, workspace=str(settings.folder), run=run)
         if isinstance(e, folders.WorkspaceError):
@@ -303,6 +307,8 @@ def _explain(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
     if state in ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"):
         return results, text
     found, words = _failure(settings, submitted, known)
+    if not record.get("container"):
+        words += _remedy(settings, found.get("failure", "").rpartition("\n")[2])
     if not record:
         words += f"; {submitted.run_dir}/job.json is gone or damaged, and what the run said may be, too"
     return results | found, text + words
@@ -338,6 +344,18 @@ def _failure(settings: Settings, submitted: Submitted, known: jobs.Job | None) -
         results["failure"] = "\n".join(lines)
         words += f": {one_line(lines[-1], 300)}"
     return results, words
+
+
+def _remedy(settings: Settings, line: str) -> str:
+    """Return what to type where a module is missing, or nothing."""
+    if not (found := _MISSING_MODULE.search(line)):
+        return ""
+    create = "ddp env create NAME --requirements requirements.txt"
+    submit = "environment=NAME ..." if settings.is_action else "--env NAME ..."
+    user = f"as {settings.user}, " if settings.is_action else ""
+    name = found[1].partition(".")[0][:60]
+    again = f"{settings.typed('submit-ddp')} {submit}"
+    return f"; {user}with {name} in requirements.txt: {create}, then: {again}"
 
 
 def _absent(settings: Settings, failure: folders.Json) -> tuple[Results, str]:

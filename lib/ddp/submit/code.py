@@ -32,6 +32,10 @@ class Kept:
         """Move the copy into the run's folder, which is there by now."""
         self.snapshot.root.rename(self.folder)
 
+    def remove(self) -> None:
+        """Remove the copy from the run's folder: its submission failed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def facts(self) -> dict[str, object]:
         """Return what job.json says of it."""
         found = self.snapshot

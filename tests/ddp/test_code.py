@@ -1,0 +1,127 @@
+"""The code of a script's run: the copy that starts, whatever is edited afterwards."""
+
+import json
+import pathlib
+import typing
+
+import pytest
+from cluster import Cluster, Job
+from pip_double import Pip
+
+from ddp import verbs
+from ddp.base import ParameterError, Settings, TrainerError
+from ddp.options import fields
+
+
+@pytest.fixture
+def project(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A script with a module beside it, in no repository."""
+    folder = tmp_path / "project"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "train.py").write_text("import lib.model\n")
+    (folder / "lib" / "model.py").write_text("SIZE = 1\n")
+    (folder / "lib" / "notes.txt").write_text("secret\n")
+    (folder / ".ddpignore").write_text("notes.txt\n")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    return folder
+
+
+def submit(settings: Settings, script: pathlib.Path, verb: str = "submit-ddp", **more: typing.Any) -> dict[str, str]:
+    model = verbs.ALL[verb].params
+    params = fields.parse(model, {"workload": str(script), "nodes": 1, **more})
+    with settings.claims:
+        return verbs.ALL[verb].do(settings, params, lambda _: None)
+
+
+def contents(folder: pathlib.Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_copy_is_in_the_run_and_is_what_starts(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
+):
+    found = submit(settings, project / "train.py", run="night")
+    code = settings.runs / "night" / "code"
+    assert contents(code) == {
+        "train.py": "import lib.model\n", "lib/model.py": "SIZE = 1\n", ".ddpignore": "notes.txt\n"
+    }  # fmt: skip
+    assert cluster.job(40).commands() == [f"{code}/train.py"]
+    facts = json.loads((settings.runs / "night" / "job.json").read_text())["code"]
+    assert (facts["folder"], facts["script"], facts["origin"]) == ("code", "train.py", str(project))
+    assert found["run"] == "night"
+    assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
+
+
+def test_what_is_edited_later_changes_no_run(settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path):
+    submit(settings, project / "train.py", run="night")
+    code = settings.runs / "night" / "code"
+    before = contents(code)
+    (project / "lib" / "model.py").write_text("SIZE = 2\n")
+    (project / "train.py").unlink()
+    assert contents(code) == before
+    assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in code.rglob("*.py")), "copies, not links"
+
+
+def test_a_later_submission_of_a_run_has_a_copy_of_its_own(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
+):
+    for number, name in ((1, "code"), (2, "code-2"), (3, "code-3")):
+        (project / "lib" / "model.py").write_text(f"SIZE = {number}\n")
+        cluster.states = [("COMPLETED", 0)]
+        submit(settings, project / "train.py", run="night")
+        assert cluster.jobs[-1].commands() == [f"{settings.runs}/night/{name}/train.py"]
+    for number, name in ((1, "code"), (2, "code-2"), (3, "code-3")):
+        assert (settings.runs / "night" / name / "lib" / "model.py").read_text() == f"SIZE = {number}\n"
+
+
+@pytest.mark.parametrize("verb", ["submit-ddp", "submit-sweep"])
+def test_a_submission_that_slurm_refuses_leaves_nothing(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path, verb: str
+):
+    cluster.submit_refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
+    with pytest.raises(TrainerError, match="permission denied"):
+        submit(settings, project / "train.py", verb, **({} if verb == "submit-ddp" else {"grid": "lr=1,2"}))
+    assert list(settings.runs.iterdir()) == []
+
+
+def test_a_run_that_goes_on_keeps_its_code_when_a_later_submission_fails(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
+):
+    cluster.states = [("COMPLETED", 0)]
+    submit(settings, project / "train.py", run="night")
+    cluster.submit_refusal = "sbatch: error: Batch job submission failed: Access/permission denied"
+    with pytest.raises(TrainerError, match="permission denied"):
+        submit(settings, project / "train.py", run="night")
+    assert sorted(path.name for path in (settings.runs / "night").glob("code*")) == ["code"]
+    assert [path.name for path in settings.runs.iterdir()] == ["night"]
+
+
+def test_a_folder_that_cannot_be_kept_is_refused_before_anything_is_written(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
+):
+    with (project / "weights.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ParameterError, match=r"^workload: .*\.ddpignore"):
+        submit(settings, project / "train.py")
+    assert list(settings.runs.iterdir()) == []
+    assert not cluster.jobs
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_nothing_is_copied_where_no_copy_starts(
+    settings: Settings, cluster: Cluster, pip: Pip, workspace: pathlib.Path, is_script: bool
+):
+    (workspace / "train.py").write_text("")
+    what: dict[str, typing.Any] = {"snapshot": False} if is_script else {"workload": "smoke"}
+    submit(settings, workspace / "train.py", run="night", **what)
+    assert not list((settings.runs / "night").glob("code*"))
+    assert "code" not in json.loads((settings.runs / "night" / "job.json").read_text())
+
+
+def test_the_copy_of_a_sweep_is_one_for_all_its_runs(
+    settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path
+):
+    submit(settings, project / "train.py", "submit-sweep", name="s", grid="lr=1,2")
+    job: Job = cluster.job(40)
+    assert job.training().command[0].text == f"{settings.runs}/s/code/train.py"
+    assert not list(settings.runs.glob("s-*/code"))

@@ -1,0 +1,63 @@
+"""Why a job failed, as its user reads it."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from cluster import Cluster, Job
+from pip_double import Pip
+
+from ddp import verbs
+from ddp.base import Settings, TrainerError
+from ddp.options import fields
+
+MISSING = "ModuleNotFoundError: No module named 'einops.layers'"
+REMEDY = "with einops in requirements.txt: ddp env create NAME --requirements requirements.txt, then: "
+
+
+@pytest.fixture
+def script(workspace: pathlib.Path) -> pathlib.Path:
+    path = workspace / "train.py"
+    path.write_text("import einops\n")
+    return path
+
+
+def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line: str, **more: object) -> str:
+    """Return what is said of a job whose log ends with this line."""
+
+    def leave(job: Job) -> None:
+        log = job.script.parent / "logs" / f"{job.job_id}.out"
+        log.write_text(f'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n{last_line}\n')
+
+    cluster.submitted, cluster.states = leave, [("FAILED", 256)]
+    given = {"workload": str(script), "run": "night", "nodes": 1, "snapshot": False, "wait": True, **more}
+    params = fields.parse(fields.SubmitDdp, given)
+    with settings.claims, pytest.raises(TrainerError) as caught:
+        verbs.ALL["submit-ddp"].do(settings, params, lambda _: None)
+    shown = verbs.ALL["show-job"].do(settings, fields.parse(fields.ShowJob, {"run": "night"}), lambda _: None)
+    assert shown["reason"] == str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_module_is_answered_with_what_to_type(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path
+):
+    line = fails(settings, cluster, script, MISSING)
+    assert line == f"job 40 FAILED, exit code 1: {MISSING}; {REMEDY}ddp submit --env NAME ..."
+
+
+def test_an_operator_types_it_as_the_submit_user(settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path):
+    line = fails(dataclasses.replace(settings, unit="trainer/0", is_action=True), cluster, script, MISSING)
+    assert line.endswith(f"; as {settings.user}, {REMEDY}juju run trainer/0 submit-ddp environment=NAME ...")
+
+
+@pytest.mark.parametrize("last_line", ["ValueError: x", "ImportError: cannot import name 'a' from 'b'"])
+def test_other_failures_need_no_environment(
+    settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path, last_line: str
+):
+    assert fails(settings, cluster, script, last_line) == f"job 40 FAILED, exit code 1: {last_line}"
+
+
+def test_a_container_brings_its_own(settings: Settings, cluster: Cluster, pip: Pip, script: pathlib.Path):
+    line = fails(settings, cluster, script, MISSING, **{"container-image": "hf/pytorch:1"})
+    assert line == f"job 40 FAILED, exit code 1: {MISSING}"

@@ -1,0 +1,67 @@
+"""A double of venv and pip, and of zstd, which makes what they would make."""
+
+import pathlib
+
+from slurm_ddp.run import CommandError, Completed
+
+ZSTD = """#!/bin/sh
+# like zstd as far as it is called here, without compressing anything
+while [ $# -gt 0 ]; do
+  case $1 in
+    -o) out=$2; shift ;;
+    -q | -d | -c | -f | -T0 | -3) ;;
+    *) echo "zstd: $1 is not known" >&2; exit 2 ;;
+  esac
+  shift
+done
+if [ -n "$out" ]; then cat > "$out"; else cat; fi
+"""
+
+
+class Pip:
+    """Stands in for venv and pip: makes what they would make, and records what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.cpu_wheel = True  # whether the machine's own indexes have torch's build for CPUs
+        self.pytorch_answers = True
+        self.failure = ""
+
+    def run(
+        self,
+        *argv: str | pathlib.Path,
+        timeout: float,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Completed:
+        """Stand in for slurm_ddp.run.run."""
+        assert timeout > 0
+        assert cwd == "/"
+        call = tuple(str(word) for word in argv)
+        if call[:3] == ("/usr/bin/python3", "-I", "-c"):
+            return Completed(0, "3.12\n", "")
+        self.calls.append(call)
+        if call[:3] == ("/usr/bin/python3", "-m", "venv"):
+            home = pathlib.Path(call[3])
+            (home / "lib" / "python3.12" / "site-packages" / "torch" / "test").mkdir(parents=True)
+            (home / "lib" / "python3.12" / "site-packages" / "torch" / "test" / "big").write_text("x")
+            (home / "lib" / "python3.12" / "site-packages" / "networkx" / "tests").mkdir(parents=True)
+            (home / "lib" / "python3.12" / "site-packages" / "torch" / "bin").mkdir()
+            for name in ("test_api", "torch_shm_manager"):
+                (home / "lib" / "python3.12" / "site-packages" / "torch" / "bin" / name).write_text("x")
+            (home / "bin").mkdir()
+            (home / "bin" / "python").symlink_to("/usr/bin/python3")
+            return Completed(0, "", "")
+        if call[1:4] == ("-m", "pip", "install"):
+            assert "--no-input" in call
+            if self.failure:
+                raise CommandError("python exited 1", returncode=1, stderr=self.failure)
+            elsewhere = self.pytorch_answers and any(word.startswith("--index-url=") for word in call)
+            if not self.cpu_wheel and not elsewhere and call[-1].endswith("+cpu"):
+                said = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
+                raise CommandError("python exited 1", returncode=1, stderr=said)
+            return Completed(0, "", "")
+        if call[1] == "-c" and "import ddptrain" in call[2]:
+            torch = [word for asked in self.calls for word in asked if word.startswith("torch==")][-1]
+            return Completed(0, torch.removeprefix("torch==") + "\n", "")
+        raise AssertionError(f"{call} is not known")
