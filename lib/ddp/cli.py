@@ -197,7 +197,7 @@ def _flag(option: declared.Option) -> click.Option:
         shown = f"{shown.rstrip('.')}.  [default: {default}]"
     if option.kind == "boolean":
         name = f"--{option.name}/--no-{option.name}" if option.default else f"--{option.name}"
-        return click.Option([name], is_flag=True, default=None, help=shown)
+        return click.Option([name, *_SHORT.get(option.name, ())], is_flag=True, default=None, help=shown)
     if option.choices:
         return click.Option([f"--{option.name}"], type=click.Choice(option.choices), help=shown)
     kind = click.INT if option.kind == "integer" else click.STRING
@@ -205,7 +205,7 @@ def _flag(option: declared.Option) -> click.Option:
     return click.Option(aliases, type=kind, help=shown, metavar="N" if option.kind == "integer" else "TEXT")
 
 
-_SHORT = {"nodes": ("-N",), "partition": ("-p",), "time-limit": ("-t",), "lines": ("-n",)}
+_SHORT = {"nodes": ("-N",), "partition": ("-p",), "time-limit": ("-t",), "lines": ("-n",), "follow": ("-f",)}
 
 
 def perform(
