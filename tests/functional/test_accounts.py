@@ -5,6 +5,7 @@ import typing
 
 import pytest
 
+from functional.accounts import account
 from functional.conftest import Cluster, eventually
 from functional.storage_faults import APP, HOSTS, MP, PROXY, client_of, told
 
@@ -32,13 +33,10 @@ mount --bind {mine}/{name} {mp}/{name}
 @pytest.fixture
 def mallory(cluster: Cluster) -> typing.Iterator[Cluster]:
     """Return the cluster with a second account on every host, which has a folder of its own on the volume."""
-    for host in HOSTS:
-        cluster.on(host, "useradd", "--create-home", "--uid", UID, WHO)
-    cluster.on("sackd/0", "install", "-d", "-o", WHO, f"{MP}/{WHO}")
-    yield cluster
-    cluster.on("sackd/0", "rm", "-rf", f"{MP}/{WHO}")
-    for host in HOSTS:
-        cluster.ctl("exec", host, "--", "userdel", "--force", "--remove", WHO)
+    with account(cluster, WHO, UID, HOSTS):
+        cluster.on("sackd/0", "install", "-d", "-o", WHO, f"{MP}/{WHO}")
+        yield cluster
+        cluster.on("sackd/0", "rm", "-rf", f"{MP}/{WHO}")
 
 
 def as_mallory(cluster: Cluster, host: str, script: str) -> str:

@@ -63,8 +63,9 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
     manifests: list[Json] = []
     for path in sorted((top / "environments").glob("*.json"))[:MAX_LISTED]:
         try:
-            manifest = read_object(path)
-            if path.with_suffix(".tar.zst").lstat().st_size == manifest["size_bytes"] and path.stem == manifest["hash"]:
+            manifest, archive = read_object(path), path.with_suffix(".tar.zst").lstat()
+            is_trusted = {archive.st_uid, path.lstat().st_uid} <= set(trusted)  # else a node would refuse it
+            if is_trusted and archive.st_size == manifest["size_bytes"] and path.stem == manifest["hash"]:
                 manifests.append(manifest)
         except (OSError, ValueError, KeyError):
             continue  # half-written, damaged or somebody's note: as good as absent

@@ -1,0 +1,276 @@
+"""What people of the cluster do with `ddp` on the login host, each under an account of their own, and to each other."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import json
+import re
+import typing
+
+import pytest
+
+from functional.accounts import HOSTS, LOGIN, account
+from functional.conftest import Answer, Cluster, Json
+from functional.storage_faults import MP
+
+pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+
+SMALL = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
+ONE = "--nodes 1 --gpus-per-node 0 --cpus-per-task 1 --memory 1G --launcher srun"  # seconds, without torch's agents
+RUN = "first"
+TRAIN = """
+import os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from beside import WORD
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+total = torch.tensor([float(rank + 1)])
+dist.all_reduce(total)
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+loss = model(torch.full((2, 4), float(rank))).pow(2).mean()
+loss.backward()
+spread = [torch.zeros_like(model.module.weight.grad) for _ in range(world)]
+dist.all_gather(spread, model.module.weight.grad)
+same = all(torch.equal(spread[0], other) for other in spread)
+print(f"rank={rank} of={world} uid={os.getuid()} sum={total.item():g} same={same} {WORD} argv={sys.argv[1:]}", flush=True)
+dist.destroy_process_group()
+"""
+# Submits and waits behind a job that is held, and edits the code before that one is let go
+EDITED_WHILE_IT_WAITS = f"""
+set -e
+blocker=$(sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true)
+ddp submit --json --wait --run {RUN} --dependency afterany:$blocker {SMALL} train.py a 'b c' --flag=1 >.result.json &
+waiter=$!
+tries=0
+until squeue --noheader --name {RUN} | grep -q Dependency; do
+    tries=$((tries + 1)); test $tries -lt 600; sleep 0.2
+done
+echo 'raise SystemExit("edited")' >train.py
+echo 'WORD = "edited"' >beside.py
+scontrol release $blocker
+wait $waiter
+cat .result.json
+"""
+USES_A_PACKAGE = "import iniconfig, os; print('package', iniconfig.__name__, 'uid', os.getuid(), flush=True)\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    """Somebody with an account on every host, at the login host."""
+
+    cluster: Cluster
+    name: str
+    uid: str
+
+    @property
+    def folder(self) -> str:
+        """The folder in the workspace that is this person's."""
+        return f"{MP}/users/{self.name}"
+
+    def tries(self, script: str, timeout: float = 600) -> Answer:
+        """Run a shell script as this person, in the home folder, with the environment of a login."""
+        return self.cluster.ctl("exec", LOGIN, "--", "runuser", "-l", self.name, "-c", script, timeout=timeout)
+
+    def does(self, script: str, timeout: float = 600) -> str:
+        answer = self.tries(script, timeout)
+        assert answer.code == 0, f"{script}: {answer.out[-2000:]} {answer.err[-3000:]}"
+        return answer.out.strip()
+
+    def json(self, script: str) -> Json:
+        return json.loads(self.does(script))
+
+    def refused(self, script: str) -> str:
+        """Return the one line in which `ddp` says what stands in the way."""
+        answer = self.tries(script)
+        assert answer.code == 1, f"{script}: {answer.code} {answer.out} {answer.err}"
+        lines = [line for line in answer.err.splitlines() if line.startswith("ddp: ")]
+        assert len(lines) == 1, answer.err
+        return lines[0].removeprefix("ddp: ")
+
+    def writes(self, name: str, text: str) -> None:
+        self.does(f"cat >{name} <<'END'\n{text}\nEND")
+
+
+@contextlib.contextmanager
+def person(cluster: Cluster, name: str, uid: str) -> collections.abc.Generator[Person]:
+    """Make an account, and remove it with everything that it left on the volume and on the hosts' disks."""
+    with account(cluster, name, uid):
+        try:
+            yield Person(cluster, name, uid)
+        finally:
+            cluster.ctl("exec", LOGIN, "--", "scancel", "--user", name)
+            cluster.ctl("exec", LOGIN, "--", "rm", "-rf", f"{MP}/users/{name}")
+            for host in HOSTS:
+                cluster.ctl("exec", host, "--", "rm", "-rf", f"/var/tmp/slurm-ddp-{uid}")
+
+
+@pytest.fixture(scope="module")
+def alice(cluster: Cluster) -> typing.Iterator[Person]:
+    cluster.action("install-environment", timeout=1500)
+    with person(cluster, "alice", "2001") as one:
+        yield one
+
+
+@pytest.fixture
+def bob(alice: Person) -> typing.Iterator[Person]:
+    with person(alice.cluster, "bob", "2002") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def trained(alice: Person) -> Json:
+    """What `ddp submit --wait` said of a run whose code was edited while it waited."""
+    alice.writes("train.py", TRAIN)
+    alice.writes("beside.py", 'WORD = "kept"')
+    return alice.json(EDITED_WHILE_IT_WAITS)
+
+
+def test_a_person_trains_under_her_own_account(alice: Person, trained: Json):
+    assert (trained["state"], trained["run-dir"]) == ("COMPLETED", f"{alice.folder}/runs/{RUN}")
+    said = alice.does(f"cat {trained['log']}")
+    assert sorted(re.findall(r"rank=.*", said)) == [
+        f"rank={rank} of=2 uid=2001 sum=3 same=True kept argv=['a', 'b c', '--flag=1']" for rank in (0, 1)
+    ]
+    assert set(re.findall(r"\[ENV\] node=(\S+)", said)) == {"slurmd-0", "slurmd-1"}
+    others = alice.cluster.on(LOGIN, "find", alice.folder, "-not", "-user", "alice")
+    assert others == ""
+
+
+def test_what_she_edits_while_the_job_waits_does_not_change_it(alice: Person, trained: Json):
+    code = f"{trained['run-dir']}/code"
+    assert alice.does(f"cat {code}/train.py") == TRAIN.strip()
+    assert alice.does(f"ls -A -I __pycache__ {code}").split() == ["beside.py", "train.py"]  # nothing hidden of a home's
+    assert alice.does("cat beside.py") == 'WORD = "edited"'  # which the job did not see
+
+
+def test_she_looks_at_her_run(alice: Person, trained: Json):
+    number = trained["job-id"]
+    assert alice.json("ddp log --json --lines 1000")["text"].count("argv=['a', 'b c', '--flag=1']") == 2
+    followed = alice.tries(f"ddp log -f {number}")
+    assert (followed.code, followed.err.count("uid=2001")) == (0, 2)
+    assert alice.json(f"ddp show {RUN} --json")["state"] == "COMPLETED"
+    assert alice.json("ddp runs --json")["count"] == "1"
+    assert re.search(rf"(?m)^{RUN} +script +COMPLETED +{number} ", alice.does("ddp runs"))
+    seen = alice.tries("ddp watch", timeout=60)  # by itself: the run has ended
+    assert (seen.code, "COMPLETED" in seen.out) == (0, True)
+
+
+def is_in(words: str, table: str) -> bool:
+    return re.search(rf"(?m)\b{words}\b", table) is not None
+
+
+def test_she_sees_everybodys_jobs_and_ends_none_of_them(alice: Person, trained: Json):
+    theirs = alice.cluster.on(
+        LOGIN, "runuser", "-u", "ubuntu", "--", "sh", "-c", "cd /tmp && sbatch --parsable --hold -J theirs --wrap true"
+    )
+    try:
+        own, everybodys = alice.does("ddp list"), alice.does("ddp list --all")
+        assert (is_in(theirs, own), is_in(trained["job-id"], own)) == (False, True)
+        assert is_in(f"{theirs} .*ubuntu", everybodys)
+        assert is_in(f"{trained['job-id']} .*alice", everybodys)
+        assert is_in(theirs, alice.json("ddp --json list --all")["jobs"])
+        assert alice.refused(f"ddp cancel {theirs}")
+        assert alice.cluster.on(LOGIN, "squeue", "-h", "-j", theirs, "-o", "%T") == "PENDING"
+    finally:
+        alice.cluster.on(LOGIN, "scancel", theirs)
+
+
+def test_her_report_is_one_page_that_needs_nothing_else(alice: Person, trained: Json):
+    assert alice.json(f"ddp --json report {trained['run']} -o ~/r.html 2>&1")["report"] == "/home/alice/r.html"
+    page = alice.does("cat r.html")
+    assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
+    assert RUN in page
+    assert not re.search(r"""(?:src|href|action|poster|data)\s*=\s*["']?\s*(?:https?:|//|file:)""", page)
+
+
+def test_an_environment_of_her_own_has_her_package(alice: Person):
+    alice.does("mkdir -p own && echo iniconfig >own/requirements.txt")
+    alice.writes("own/uses.py", USES_A_PACKAGE)
+    alice.does("ddp env create mine --torch cpu --requirements own/requirements.txt", timeout=1200)
+    assert re.search(r"(?m)^mine .* alice ", alice.does("ddp env list"))
+    done = alice.json(f"cd own && ddp submit --json --wait --env mine {ONE} uses.py")
+    assert done["state"] == "COMPLETED"
+    assert "package iniconfig uid 2001" in alice.does(f"cat {done['log']}")
+    without = alice.tries(f"cd own && ddp submit --json --wait {ONE} uses.py")
+    assert without.code == 1
+    assert "ModuleNotFoundError: No module named 'iniconfig'" in json.loads(without.out)["error"]
+
+
+def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
+    bob.does("ddp list")  # makes nothing of alice's, and the folder that is bob's
+    folders = [f"{MP}/{name}" for name in ("environments", "runs", "baselines", "datasets", "users")]
+    folders += [bob.folder, f"{bob.folder}/runs", f"{bob.folder}/environments"]
+    before = alice.cluster.on(LOGIN, "stat", "-c", "%i %u %a %n", *folders)
+    mine = f"{alice.folder}/attack"
+    tried = [
+        line.format(at=at, mine=mine)
+        for at in folders
+        for line in (
+            "mv {at} {at}-stolen",
+            "mv {at} {mine}/stolen",
+            "mkdir -p {mine}/own; mv -T {mine}/own {at}",
+            "rmdir {at}",
+            "ln -sfnT {mine} {at}",
+            "chmod 777 {at}",
+            *(() if at == f"{MP}/users" else ("rm -rf {at}", "touch {at}/planted", "ln -s {mine} {at}/planted")),
+        )
+    ]
+    script = "\n".join(f"({line}) 2>/dev/null </dev/null && echo 'succeeded: {line}'" for line in tried)
+    assert alice.does(f"mkdir -p {mine}\n{script}\n:") == ""
+    assert alice.cluster.on(LOGIN, "stat", "-c", "%i %u %a %n", *folders) == before
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        ("mkdir -m 777 {at}", "belongs to uid 2001, mode 777"),
+        ("ln -sT {own} {at}", "belongs to uid 2001, mode 777"),
+        ("touch {at}", "belongs to uid 2001, mode 644"),
+    ],
+)
+def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person, made: str, what: str):
+    alice.does(made.format(at=bob.folder, own=alice.folder))
+    told = f"{bob.folder} is not a folder that only this account can write: it {what}; as root: remove it"
+    bob.writes("uses.py", USES_A_PACKAGE)
+    for asked in (f"submit {ONE} uses.py", "runs"):
+        assert bob.refused(f"ddp {asked}") == told
+    alice.cluster.on(LOGIN, "rm", "-rf", bob.folder)
+    assert bob.json("ddp runs --json")["count"] == "0"
+
+
+def test_a_cache_that_another_made_first_is_refused(alice: Person, bob: Person):
+    cache = "/var/tmp/slurm-ddp-2002"
+    alice.does(f"mkdir -m 777 {cache} {cache}/locks")
+    bob.writes("uses.py", USES_A_PACKAGE)
+    said = bob.refused(f"ddp submit {ONE} uses.py")
+    assert said == f"{cache} is not a folder of this account (uid 2002); as root: remove it"
+
+
+def test_an_archive_that_another_put_there_is_not_used(alice: Person, bob: Person):
+    """An administrator opened the trainer's folder to all, with the sticky bit: alice offers what bob would take."""
+    shared, planted = f"{MP}/environments", "0123456789abcdef"
+    mode = alice.cluster.on(LOGIN, "stat", "-c", "%a", shared)
+    alice.cluster.on(LOGIN, "chmod", "1777", shared)
+    try:
+        alice.writes(
+            "plant.py",
+            "import glob, hashlib, json\n"
+            f"path = max(glob.glob('{shared}/*.json'), key=lambda path: json.load(open(path))['created'])\n"
+            f"open('{shared}/{planted}.tar.zst', 'wb').write(b'x')\n"
+            "data = {'sha256': hashlib.sha256(b'x').hexdigest(), 'size_bytes': 1, 'created': '2099-01-01T00:00:00Z'}\n"
+            f"data = json.load(open(path)) | data | {{'hash': '{planted}'}}\n"
+            f"json.dump(data, open('{shared}/{planted}.json', 'w'))\n",
+        )
+        alice.does("python3 plant.py")
+        bob.writes("hello.py", "print('ran')")
+        blocker = bob.does("sbatch --parsable --hold --nodes 1 --mem 100 --output /dev/null --wrap true")
+        job = bob.json(f"ddp submit --json --dependency afterany:{blocker} {ONE} hello.py")
+        wanted = json.loads(bob.does(f"cat {job['run-dir']}/program/job.json"))["environment"]
+        assert (wanted["archive"].startswith(f"{shared}/"), planted in wanted["archive"]) == (True, False)
+        assert planted not in bob.does("ddp env list")
+    finally:
+        alice.cluster.on(LOGIN, "chmod", mode, shared)
+        alice.cluster.on(LOGIN, "sh", "-c", f"rm -f {shared}/{planted}.*")
