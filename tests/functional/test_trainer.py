@@ -346,7 +346,8 @@ def test_a_full_filesystem_is_told_before_and_during_a_job(drills: Cluster):
     shown = drills.action("show-job", f"job-id={job['job-id']}")
     assert shown["failure"].endswith("OSError: [Errno 28] No space left on device")
     runs = "/mnt/shared/runs"
-    drills.on("sackd/0", "mount", "-t", "tmpfs", "-o", "size=16m,mode=777", "tmpfs", runs)
+    owner = drills.on("sackd/0", "id", "-u", "ubuntu").strip()
+    drills.on("sackd/0", "mount", "-t", "tmpfs", "-o", f"size=16m,mode=755,uid={owner}", "tmpfs", runs)
     try:
         answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=1 1")
         left = drills.on("sackd/0", "ls", runs)

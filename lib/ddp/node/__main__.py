@@ -7,18 +7,27 @@ import sys
 def main() -> int:
     """Run the part that the command line names; each imports only what it needs, for it delays every job."""
     part, name, *words = sys.argv[1:]
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    folder = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(folder, name)
     if part == "job":
         from ddp.node import supervisor
 
+        _look_only_here(folder)
         return supervisor.main(path)
     if part == "prepare":
         from ddp.node import prepare
 
+        _look_only_here(folder)
         return prepare.main(path)
     from ddp.node import node
 
+    _look_only_here(folder)
     return node.main_rank(path, words) if part == "rank" else node.main(path, words)
+
+
+def _look_only_here(folder: str) -> None:
+    """Import from this host's disk alone from now on: the filesystem that the program lies on may go away."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
 
 
 if __name__ == "__main__":
