@@ -65,6 +65,7 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     wanted = request["do"]
     if wanted == "make-folders":
         place = str(settings.workspace)
+        folders.call(settings, operations.make_users, workspace=place)
         trusted = folders.trusted(settings)
         return folders.call(settings, operations.make_folders, workspace=place, names=folders.FOLDERS, trusted=trusted)
     if wanted == "sync-tokens":

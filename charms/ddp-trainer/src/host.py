@@ -8,14 +8,13 @@ import shutil
 
 import program
 from ddp import config as configuration
-from ddp.base import ParameterError
+from ddp.base import USERS, ParameterError
 from ddp.options import fields
 from slurm_ddp import apt, mounts
 from slurm_ddp.run import CommandError
 
 PACKAGES = ("python3-venv", "zstd")
 WHEELHOUSE = pathlib.Path("/var/lib/ddp-trainer/wheelhouse")  # a copy of the resource that every account can read
-USERS = "users"
 _ANSWER_S = 120.0  # for a request that neither waits nor installs
 
 

@@ -139,7 +139,10 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         for line in process.stdout:
-            said: Json = json.loads(line)
+            try:
+                said: Json = json.loads(line)
+            except ValueError:
+                raise ProgramError(f"ddp printed {line[:200]!a}, which is not JSON") from None
             if "log" in said:
                 log(str(said["log"]))
             else:

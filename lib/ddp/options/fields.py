@@ -108,6 +108,34 @@ def _check_steps(value: str) -> str:
     return value
 
 
+# sbatch(1), by the long option: what has an option of its own here, and what the job sets and relies on
+_SBATCH_OWN = {
+    "partition": "partition", "time": "time-limit", "account": "account", "qos": "qos", "reservation": "reservation",
+    "nodes": "nodes", "gpus-per-node": "gpus-per-node", "cpus-per-task": "cpus-per-task", "mem": "memory",
+    "constraint": "constraint", "nodelist": "nodelist", "exclude": "exclude", "exclusive": "exclusive",
+    "dependency": "dependency", "mail-type": "mail-type", "mail-user": "mail-user",
+}  # fmt: skip
+_SBATCH_KEPT = (
+    "array", "batch", "bb", "bbf", "chdir", "clusters", "container", "cores-per-socket", "cpus-per-gpu", "error",
+    "export", "export-file", "extra-node-info", "get-user-env", "gid", "gpus", "gpus-per-socket", "gpus-per-task",
+    "gres", "hold", "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "mem-per-cpu", "mem-per-gpu", "mincpus",
+    "no-kill", "no-requeue", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
+    "open-mode", "output", "overcommit", "parsable", "propagate", "quiet", "requeue", "signal", "test-only",
+    "tres-per-task", "uid", "use-min-nodes", "verbose", "version", "wait", "wait-all-nodes", "wrap",
+)  # fmt: skip
+
+
+def _check_sbatch(value: str) -> str:
+    for word in value.split():
+        name = word.partition("=")[0].removeprefix("--")
+        # sbatch takes what an option's name begins with for the option
+        if own := next((ours for theirs, ours in _SBATCH_OWN.items() if theirs.startswith(name)), None):
+            raise ValueError(f"--{name} has an option of its own; give {own}")
+        if kept := next((theirs for theirs in _SBATCH_KEPT if theirs.startswith(name)), None):
+            raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
+    return value
+
+
 def _check_env(value: str) -> str:
     names: set[str] = set()
     for word in value.split():
@@ -190,6 +218,14 @@ MailUser = typing.Annotated[
     str,
     STRICT,
     matches(r"[A-Za-z0-9][A-Za-z0-9._+-]*(@[A-Za-z0-9][A-Za-z0-9.-]*)?", 254, "one address, such as me@example.com"),
+]
+_SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[A-Za-z0-9._:,@%/+-]{1,200})?"
+_SBATCH_RULE = "sbatch's own long options, separated by blanks, such as --nice=100 --switches=1"
+Sbatch = typing.Annotated[
+    str,
+    STRICT,
+    matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE),
+    pydantic.AfterValidator(_check_sbatch),
 ]
 Flag = typing.Annotated[bool, STRICT]
 Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
@@ -325,6 +361,11 @@ class Training(Resources):
         description=(
             "Address for mail-type, such as me@example.com; default is submit-user, whom slurmctld's host must know."
         ),
+    )
+    sbatch: Sbatch = pydantic.Field(
+        "",
+        description="Options of sbatch that have none of their own here, such as --nice=100 --switches=1@60; what the "
+        "job relies on is refused.",
     )
     args: Words = pydantic.Field(
         "",

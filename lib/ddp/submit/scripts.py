@@ -79,6 +79,8 @@ def training(
         directives.append(("exclusive", ""))
     if params.dependency and not is_draft:  # sbatch --test-only finds no time for what waits for others
         directives += [("dependency", params.dependency), ("kill-on-invalid-dep", "yes")]
+    words = (word.removeprefix("--").partition("=") for word in params.sbatch.split())
+    directives += [(name, value) for name, _, value in words]
     by_rank = params.launcher == "srun"
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)

@@ -9,6 +9,7 @@ import stat
 import time
 import typing
 
+from ddp.base import USERS
 from ddp.node import ownership
 from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import MAX_LISTED, RefusedError, private, replace
@@ -35,6 +36,18 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             denied.append(name)
     return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
+
+
+def make_users(workspace: str) -> Json:
+    """Make the folder in which every user makes one, where the workspace is this account's; in root's, root does."""
+    if pathlib.Path(workspace).lstat().st_uid == os.geteuid():
+        users = pathlib.Path(workspace, USERS)
+        with contextlib.suppress(FileExistsError):
+            users.mkdir()
+        about = users.lstat()
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o7777 != 0o1777:
+            users.chmod(0o1777)
+    return {}
 
 
 def own_folder(path: str) -> Json:

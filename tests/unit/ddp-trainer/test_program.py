@@ -79,6 +79,7 @@ def test_a_program_that_breaks_is_reported_in_its_own_words(
     broken = installed / "broken"
     for text, words in (
         ("#!/bin/sh\necho oh no >&2\nexit 3\n", "oh no"),
+        ("#!/bin/sh\necho hello\n", "printed 'hello"),
         ("#!/bin/sh\nexec sleep 60\n", "exit status -9"),
     ):
         broken.write_text(text)

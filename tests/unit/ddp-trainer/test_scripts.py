@@ -16,7 +16,7 @@ import typing
 import pytest
 
 from batch_host import Node
-from ddp.base import Settings
+from ddp.base import ParameterError, Settings
 from ddp.environment.environments import Environment
 from ddp.node import network, spec
 from ddp.options import fields
@@ -58,6 +58,35 @@ def test_the_job_asks_for_what_was_planned(settings: Settings):
 def test_what_is_not_wanted_is_not_asked_for(settings: Settings):
     script = texts(settings, resources.Request("main", 1, 0, 4, 8000, None, 180))["job.sbatch"]
     assert not [line for line in directives(script) if line.startswith(("gpus", "time", "account"))]
+
+
+def test_what_has_no_option_of_its_own_reaches_sbatch_as_it_is(settings: Settings):
+    script = texts(settings, sbatch="--nice=100 --spread-job --switches=1@60")["job.sbatch"]
+    assert {"nice=100", "spread-job", "switches=1@60"} <= set(directives(script))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("--output=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
+        ("--outp=/x", "sbatch: --output is set by the job itself, which relies on it; omit it"),
+        ("--nice=1 --wrap=id", "sbatch: --wrap is set by the job itself, which relies on it; omit it"),
+        ("--time=5", "sbatch: --time has an option of its own; give time-limit"),
+        ("--mem=5", "sbatch: --mem has an option of its own; give memory"),
+        (
+            "-t5",
+            "sbatch: '-t5' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 --switches=1",
+        ),
+        (
+            "nice=100",
+            "sbatch: 'nice=100' is not allowed; sbatch's own long options, separated by blanks, such as --nice=100 --switches=1",
+        ),
+    ],
+)
+def test_what_would_break_the_job_is_refused(given: str, line: str):
+    with pytest.raises(ParameterError) as caught:
+        fields.parse(fields.SubmitDdp, {"sbatch": given})
+    assert str(caught.value) == line
 
 
 def test_directives_come_before_the_first_command(settings: Settings):

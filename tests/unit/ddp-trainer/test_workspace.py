@@ -63,6 +63,16 @@ def test_the_folders_are_made_once(settings: Settings):
     assert set(before) == {"runs", "datasets", "environments", "baselines"}
 
 
+def test_in_a_workspace_of_the_trainers_own_it_makes_the_users_folder(settings: Settings):
+    for _ in range(2):
+        ask(settings, "make_users", workspace=str(settings.workspace))
+        assert stat.S_IMODE((settings.workspace / "users").stat().st_mode) == 0o1777
+    (settings.workspace / "users").rmdir()
+    os.chown(settings.workspace, 33, 33)
+    ask(settings, "make_users", workspace=str(settings.workspace))
+    assert not (settings.workspace / "users").exists(), "root makes it in root's"
+
+
 def test_a_filesystem_that_hangs_is_given_up(settings: Settings):
     gate = threading.Event()
 
