@@ -6,16 +6,13 @@ import dataclasses
 import os
 import pathlib
 import pwd
-import select
 import signal
 import subprocess
-import tempfile
-import time
 import typing
 import urllib.parse
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SLURM_CONF")
 _REAP_S = 2.0  # how long a killed child may take to die; one in uninterruptible sleep is abandoned
 
 
@@ -43,9 +40,15 @@ class Completed:
 
 
 def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a small environment for a child: none of the hook's JUJU_* variables, proxies kept, plus `extra`."""
-    env = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root"}
-    env |= {name: os.environ[name] for name in _PROXIES if name in os.environ}
+    """Return a small environment for a child: none of the hook's JUJU_* variables, plus `extra`.
+
+    Proxies are kept, and where Slurm's configuration lies; the home is this account's.
+    """
+    home = "/"
+    with contextlib.suppress(KeyError):
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    env = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": home}
+    env |= {name: os.environ[name] for name in _KEPT if name in os.environ}
     return env | dict(extra or {})
 
 
@@ -118,89 +121,6 @@ def run(
         message = f"{name} exited {process.returncode}" + (f": {said}" if said else "")
         raise CommandError(message, returncode=process.returncode, stdout=stdout, stderr=stderr)
     return Completed(process.returncode, stdout, stderr)
-
-
-class Dialogue:
-    """A command that answers each line with one line, kept from one request to the next. Close it."""
-
-    def __init__(self, *argv: str | pathlib.Path, user: str | None = None, cwd: str | pathlib.Path = "/") -> None:
-        """Start the command in a clean environment, as `user`. Raises CommandError."""
-        self._name = pathlib.Path(argv[0]).name
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this; a pipe that nobody reads would fill
-        try:
-            self._process = subprocess.Popen(
-                [str(word) for word in argv],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                bufsize=0,
-                cwd=cwd,
-                start_new_session=True,
-                **_identity(user, None),
-            )
-        except OSError as e:
-            self._said.close()
-            raise CommandError(f"{self._name}: {e.strerror or e}") from e
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the command has ended."""
-        return self._process.poll() is not None
-
-    def ask(self, line: str, *, timeout: float) -> str:
-        """Return the answer to a line. Where there is none the command is over.
-
-        Raises:
-            CommandError: it ended without an answer.
-            CommandTimeout: it did not answer in time and was killed.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        left, answer, end = memoryview(f"{line}\n".encode()), bytearray(), time.monotonic() + timeout
-        os.set_blocking(stdin.fileno(), False)
-        poll = select.poll()
-        poll.register(stdin, select.POLLOUT)
-        poll.register(stdout, select.POLLIN)
-        while (wait_s := end - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(wait_s * 1000):
-                if descriptor == stdin.fileno():
-                    try:
-                        left = left[os.write(descriptor, left) :]
-                    except BrokenPipeError:
-                        left = left[:0]  # the end of its output tells the same
-                    if not left:
-                        poll.unregister(stdin)
-                    continue
-                block = os.read(descriptor, 1 << 16)
-                answer += block
-                if answer.endswith(b"\n"):
-                    return answer.decode(errors="replace")
-                if not block:
-                    raise CommandError(self._last_words())
-        self.close(patience=0)
-        raise CommandTimeout(f"{self._name}: no answer within {timeout:g} s")
-
-    def close(self, *, patience: float = _REAP_S) -> None:
-        """End the command; one that does not end by itself is killed, one that cannot die is left behind."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_REAP_S)
-        self._said.close()
-
-    def _last_words(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_S)
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
-        said = last_line(self._said.read().decode(errors="replace"))
-        return f"{self._name} ended without an answer" + (f": {said}" if said else "")
 
 
 def _identity(user: str | None, env: collections.abc.Mapping[str, str] | None) -> dict[str, typing.Any]:

@@ -1,0 +1,34 @@
+"""The environment in which commands run."""
+
+import os
+import pathlib
+import pwd
+import subprocess
+import sys
+
+import pytest
+
+from slurm_ddp import run
+
+CODE = "import os; print(sorted(os.environ), os.getcwd(), os.environ['HOME'])"
+
+
+def test_nothing_of_this_process_is_inherited(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    monkeypatch.setenv("JUJU_SECRET", "x")
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")
+    monkeypatch.setenv("http_proxy", "http://proxy")
+    monkeypatch.setenv("HOME", "/somewhere")
+    found = run.run(sys.executable, "-I", "-c", CODE, cwd=tmp_path).stdout
+    assert "JUJU" not in found
+    assert "'SLURM_CONF'" in found
+    assert "'http_proxy'" in found
+    assert found.split()[-2:] == [os.path.realpath(tmp_path), pwd.getpwuid(os.geteuid()).pw_dir]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another account")
+def test_the_home_is_this_accounts_own():
+    code = "import os; from slurm_ddp import run; os.setuid(65534); print(run.clean_env()['HOME'])"
+    lib = pathlib.Path(run.__file__).parents[1]
+    argv = [os.path.realpath(sys.executable), "-B", "-c", code]
+    done = subprocess.run(argv, env={"PYTHONPATH": str(lib)}, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == pwd.getpwuid(65534).pw_dir, done.stderr
