@@ -17,7 +17,10 @@ from ddp.workspace import locks
 from slurm_ddp import run
 from slurm_ddp.slurm import access, jobs, nodes
 
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "unit" / "ddp-trainer"))  # the doubles
+sys.path += [
+    str(pathlib.Path(__file__).parents[1] / "unit" / "ddp-trainer"),  # the doubles
+    str(pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"),  # installs the program
+]
 from cluster import Cluster
 from pip_double import ZSTD, Pip
 

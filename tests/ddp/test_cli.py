@@ -11,6 +11,7 @@ import sys
 import typing
 
 import click
+import everybody
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -25,6 +26,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NOBODY = pwd.getpwnam("nobody").pw_uid
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes others")
 Asked = list[fields.Parsed]
+Process = collections.abc.Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +39,19 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def process(*words: str, **how: typing.Any) -> "subprocess.CompletedProcess[str]":
+@pytest.fixture(scope="module")
+def process() -> collections.abc.Iterator[Process]:
     """Run the program as its users do, as an ordinary account, with standard output and error apart."""
-    if os.geteuid() == 0 and "user" not in how:
-        how["user"] = "nobody"
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "lib"), "HOME": "/nonexistent",
-           "PYTHONDONTWRITEBYTECODE": "1", **how.pop("env", {})}  # fmt: skip
-    argv = [sys.executable, "-m", "ddp", *words]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", env=env, **how)
+    with everybody.installed("ddp-program") as top:
+
+        def run(*words: str, **how: typing.Any) -> "subprocess.CompletedProcess[str]":
+            if os.geteuid() == 0 and "user" not in how:
+                how["user"] = "nobody"
+            env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **how.pop("env", {})}
+            argv = [top / "bin" / "ddp", *words]
+            return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/", env=env, **how)
+
+        yield run
 
 
 @pytest.fixture
@@ -318,14 +325,14 @@ def test_a_log_is_followed_until_its_end(asked: Asked):
 
 @needs_root
 @pytest.mark.parametrize("words", [("list",), ("submit", "gpt"), ("render",), ("watch",), ("report",)])
-def test_root_is_refused(words: tuple[str, ...]):
+def test_root_is_refused(process: Process, words: tuple[str, ...]):
     done = process(*words, user="root")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert "jobs never run as root; log in as an ordinary account: su - NAME" in done.stderr
 
 
-def test_the_process_fails_with_one_line_where_slurm_is_missing_or_silent():
+def test_the_process_fails_with_one_line_where_slurm_is_missing_or_silent(process: Process):
     done = process("--workspace", "/var/tmp/nowhere", "list", "--json")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
@@ -335,13 +342,13 @@ def test_the_process_fails_with_one_line_where_slurm_is_missing_or_silent():
 
 
 @pytest.mark.parametrize("words", [("--help",), ("list", "--help"), ("nope",), ("--version",)])
-def test_there_is_no_colour_without_a_terminal(words: tuple[str, ...]):
+def test_there_is_no_colour_without_a_terminal(process: Process, words: tuple[str, ...]):
     done = process(*words, env={"TERM": "xterm-256color", "COLORTERM": "truecolor"})
     assert "\x1b" not in done.stdout + done.stderr
     assert done.returncode == (2 if words == ("nope",) else 0)
 
 
-def test_a_configuration_that_cannot_be_is_usage():
+def test_a_configuration_that_cannot_be_is_usage(process: Process):
     done = process("list", env={"DDP_TENSORBOARD": "perhaps"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ddp list: $DDP_TENSORBOARD: tensorboard: 'perhaps' is not allowed; true or false")
@@ -362,7 +369,7 @@ def test_a_reader_that_has_enough_is_no_failure(words: str):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_words_are_completed():
+def test_words_are_completed(process: Process):
     done = process(env={"_DDP_COMPLETE": "bash_complete", "COMP_WORDS": "ddp sub", "COMP_CWORD": "1"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "plain,submit\n", "")
 
@@ -399,7 +406,7 @@ def test_the_charm_asks_for_what_there_is_not(workspace: pathlib.Path):
 
 
 @needs_root
-def test_a_users_command_runs_whole_as_that_user(tmp_path: pathlib.Path):
+def test_a_users_command_runs_whole_as_that_user(process: Process):
     place = pathlib.Path("/var/tmp") / f"ddp-cli-{os.getpid()}"
     place.mkdir(mode=0o1777)
     place.chmod(0o1777)

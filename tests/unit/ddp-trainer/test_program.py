@@ -4,9 +4,9 @@ import os
 import pathlib
 import pwd
 import subprocess
-import sys
 import typing
 
+import everybody
 import pytest
 import yaml
 
@@ -18,24 +18,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs fo
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> typing.Iterator[pathlib.Path]:
-    """The program below a folder that everybody can reach, from a folder laid out as the packed charm is."""
-    top = pathlib.Path("/var/tmp") / tmp_path_factory.mktemp("program").name
-    charm = top / "charm"
-    (charm / "lib").mkdir(parents=True)
-    top.chmod(0o755)
-    for source, target in (("lib/ddp", "lib/ddp"), ("lib/slurm_ddp", "lib/slurm_ddp"), ("payload", "payload")):
-        (charm / target).symlink_to(REPOSITORY / source)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "COMMAND", top / "bin" / "ddp")
-        patch.setattr(program, "LIBRARY", top / "lib")
-        patch.setattr(program, "CONFIG", top / "slurm-ddp.toml")
-        patch.setattr(program, "PYTHON", os.path.realpath(sys.executable))  # of no virtual environment
-        assert program.install(charm)
-        assert not program.install(charm), "it is there"
+    """The program below a folder that everybody can reach."""
+    with everybody.installed(tmp_path_factory.mktemp("program").name) as top:
         yield top
-        program.remove()
-        assert sorted(path.name for path in top.iterdir()) == ["bin", "charm"]
-    subprocess.run(["rm", "-r", str(top)], check=True)
 
 
 def as_nobody(*argv: str | pathlib.Path, **env: str) -> "subprocess.CompletedProcess[str]":
