@@ -1,39 +1,18 @@
 """Read the files of a run directory. None of them is trusted: any may be absent, cut short, huge, a link or a pipe."""
 
 import contextlib
-import errno
-import io
-import json
 import os
 import pathlib
 import re
-import stat
 import typing
 
-Json = dict[str, typing.Any]
-MAX_JSON_BYTES = 4 * 1024 * 1024
+from ddp.node.explain import Json, opened, read_object
+
+__all__ = [
+    "Json", "as_list", "as_object", "attempt_order", "head", "names", "number", "opened", "printable", "read_object",
+    "tail", "written",
+]  # fmt: skip
 _ATTEMPT = re.compile(r"(.*?)\.r(\d+)(?:t(\d+))?")
-
-
-def opened(path: pathlib.Path) -> io.BufferedReader:
-    """Open a regular file; never a pipe, which would block, and never the target of a link. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
-
-
-def read_object(path: pathlib.Path) -> Json:
-    """Return the JSON object in a file. Raises OSError, and ValueError where the file holds anything else."""
-    with opened(path) as file:
-        try:
-            value: object = json.loads(file.read(MAX_JSON_BYTES))
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return typing.cast(Json, value)
 
 
 def head(path: pathlib.Path, limit_bytes: int) -> str:
