@@ -371,6 +371,9 @@ KEYS = {
     objects=st.lists(st.fixed_dictionaries({}, optional=KEYS) | JSON, min_size=4, max_size=4), records=RECORDS,
     noise=st.binary(max_size=40),
 )  # fmt: skip
+@hypothesis.example(
+    objects=[{}, {}, {}, {}], records=[{"step": 0.0, "loss": 0.0}, {"step": 5e-324, "loss": 5e-324}], noise=b""
+)
 def test_whatever_the_files_hold_there_is_a_page(
     make_run: MakeRun, objects: list[object], records: list[object], noise: bytes
 ):

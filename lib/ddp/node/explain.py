@@ -416,7 +416,7 @@ def read_object(path: pathlib.Path) -> Json:
         except RecursionError:
             raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("not an object")
+        raise ValueError("not a JSON object")
     return typing.cast(Json, value)
 
 

@@ -25,6 +25,7 @@ _KNOWN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Gradient norm", "", ("grad_norm",)),
 )
 _LABELS = {"val_loss": "evaluation", "loss": "training"}
+_NOTHING = 1e-290  # of a range: parts of a smaller one cannot be told apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _dots(x: Axis, y: Axis, points: collections.abc.Sequence[curves.Point]) -> t
 
 def _span(low: float, high: float, least: float) -> tuple[float, float]:
     """Return a range that is not empty; around huge numbers `least` would vanish in the rounding."""
-    if high > low:
+    if high - low > _NOTHING:
         return low, high
     half = max(least, abs(low) * 1e-3)
     return low - half, high + half
