@@ -64,7 +64,7 @@ def test_a_shard_is_llm_cs(tmp_path: pathlib.Path):
 
 
 def test_a_dataset_is_known_by_what_its_manifest_says(tmp_path: pathlib.Path):
-    """The trainer reckons the same from dataset.json (trainer_dataset.py), where the shards are not opened."""
+    """The trainer reckons the same from dataset.json (ddp/submit/manifests.py), where the shards are not opened."""
     dataset = make_dataset(tmp_path, [3000, 2000])
     first, second, val = (shard.crc32 for split in shards.SPLITS for shard in dataset.splits[split])
     assert dataset.fingerprint == f"{zlib.crc32(f'0 train {first} train {second} val {val}'.encode()):08x}"

@@ -61,7 +61,7 @@ def capacity(facts: Facts, name: str) -> jobs.Capacity:
 
 
 def threads(node: jobs.Capacity) -> int:
-    """Return the threads of each rank of a job that takes the whole node, as node.sh sets OMP_NUM_THREADS."""
+    """Return the threads of each rank of a job that takes the whole node, as ddp.node.node sets OMP_NUM_THREADS."""
     return max(1, node.cpus // (node.gpus or 1))
 
 

@@ -58,7 +58,7 @@ _RAN_OUT = re.compile(
 )  # of a task, by its number: a node's, or under srun a rank's
 _NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
-_COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.sh and what it starts, before any rank
+_COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
 _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent, all of whose ranks had ended well
 _OF_LAUNCHER = (
     b"[ENV] job=", b"[ENV] node=", b"[FATAL] ", b"srun: error: ", b"failed (exitcode: ", b"Error waiting on exit ",
@@ -334,7 +334,7 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
             return {"rank": task * per_node, "node": task, "lines": [words]}
         if is_first and (found := _TASK_EXITED.match(line)):
             task, number = int(found[1]), int(found[2]) - 128
-            if number in _KILLERS.values() and number not in but_by:  # no other had failed, so node.sh did not do it
+            if number in _KILLERS.values() and number not in but_by:  # no other had failed, so node.py did not do it
                 words = _signal_text(number, names)
                 if is_rank:
                     return {"rank": task, "node": task // per_node, "lines": [words]}
