@@ -52,6 +52,21 @@ def test_the_copy_is_in_the_run_and_is_what_starts(
     assert [path.name for path in settings.runs.iterdir()] == ["night"], "nothing half-made stays"
 
 
+def test_of_a_script_in_the_workspace_itself_it_alone_is_kept(
+    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
+):
+    """Everybody's folders lie beside it."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(settings.workspace.parent))
+    (settings.workspace / "alone.py").write_text("print(1)\n")
+    (settings.workspace / "users" / "bob").mkdir(parents=True)
+    (settings.workspace / "users" / "bob" / "large").write_text("x")
+    (settings.workspace / "other.py").write_text("print(2)\n")
+    submit(settings, settings.workspace / "alone.py", run="night")
+    code = settings.runs / "night" / "code"
+    assert contents(code) == {"alone.py": "print(1)\n"}
+    assert [path.name for path in code.iterdir()] == ["alone.py"]
+
+
 def test_what_is_edited_later_changes_no_run(settings: Settings, cluster: Cluster, pip: Pip, project: pathlib.Path):
     submit(settings, project / "train.py", run="night")
     code = settings.runs / "night" / "code"

@@ -57,8 +57,9 @@ def kept(settings: Settings, params: fields.Training, run: str) -> collections.a
     partial = settings.runs / f".{FOLDER}-{run}-{os.getpid()}"
 
     def take() -> folders.Json:
-        others = (settings.runs, settings.datasets, settings.environments)
-        return {"taken": snapshot.take(pathlib.Path(params.workload), partial, leave_out=others)}
+        script = pathlib.Path(params.workload)
+        others = [settings.runs, settings.datasets, settings.environments, *_beside(settings, script)]
+        return {"taken": snapshot.take(script, partial, leave_out=others)}
 
     try:
         taken: snapshot.Snapshot = folders.call(settings, take, timeout_s=_COPY_S)["taken"]
@@ -68,6 +69,17 @@ def kept(settings: Settings, params: fields.Training, run: str) -> collections.a
         yield Kept(taken, settings.runs / run / _free_name(settings.runs / run))
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # not there any more once it was placed
+
+
+def _beside(settings: Settings, script: pathlib.Path) -> list[pathlib.Path]:
+    """Return what lies beside a script in the workspace itself, which is no project's folder: it alone is kept."""
+    try:
+        script = script.resolve(strict=True)
+        if script.parent in [folder.resolve() for folder in settings.folders] or os.path.ismount(script.parent):
+            return [path for path in script.parent.iterdir() if path != script]
+    except OSError:
+        return []  # what is wrong with the script is reported when it is copied
+    return []
 
 
 def _free_name(run: pathlib.Path) -> str:
