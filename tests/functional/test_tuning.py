@@ -18,7 +18,7 @@ HOME = "/mnt/shared/tuning"
 SCRIPT = """
 import json, pathlib, sys
 import tokenizers, torch, transformers
-home = pathlib.Path(__file__).parent
+home = pathlib.Path("/mnt/shared/tuning")
 if len(sys.argv) > 1:
     core = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], local_files_only=True)
     words = transformers.AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
