@@ -243,6 +243,8 @@ def joined(
         _end_watch(world)
         dist.destroy_process_group()
     finally:
+        if world.size == 1 and dist.is_initialized():  # after a failure too: there is no peer that could hold it up
+            dist.destroy_process_group()
         if before:
             signal.set_wakeup_fd(arrived)
         for number, handler in before.items():

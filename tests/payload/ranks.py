@@ -58,8 +58,8 @@ class Result:
         return [dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)) for line in lines]
 
     def fatal(self) -> list[str]:
-        """Return the texts of the [FATAL] lines."""
-        return [line.split("[FATAL] ", 1)[1] for line in self.output.splitlines() if "[FATAL] " in line]
+        """Return the texts of the [FATAL] lines; torchrun's own summary, which quotes the error file, is none."""
+        return [line.split(":[FATAL] ", 1)[1] for line in self.output.splitlines() if ":[FATAL] " in line]
 
 
 _LIMIT_S = 200.0  # for a run on a busy machine
