@@ -34,7 +34,15 @@ UNIT = (
     "integration-standin",
     "payload",
 )
-ALL = ("kernel", "lint", "docs", "pack", "storage", *UNIT, "functional")  # the longest first among those that share the machine
+ALL = (
+    "kernel",
+    "lint",
+    "docs",
+    "pack",
+    "storage",
+    *UNIT,
+    "functional",
+)  # the longest first among those that share the machine
 ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
 # Groups of scripts/setup.sh
 PACKAGES = {
