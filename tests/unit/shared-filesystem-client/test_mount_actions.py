@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 import typing
 
 import pytest
@@ -234,3 +235,36 @@ def test_sizes_of_the_cache(text: str, mib: int | None):
     else:
         juicefs_kind.check(juicefs_kind.Tuning(cache=text))
         assert juicefs_kind._cache_mib(juicefs_kind.Tuning(cache=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("folders", "gib"),
+    [
+        (["/nvme0"], 300),  # three quarters of a disk that the system does not lie on
+        (["/nvme0/a", "/nvme0/b"], 300),  # together, however many folders share it
+        (["/nvme0", "/nvme1"], 600),  # each folder gets the same part, so that of the smaller disk
+        (["/nvme0/a", "/nvme0/b", "/nvme1"], 450),
+        (["/", "/nvme1"], 30),  # 15 % of the system's disk
+    ],
+)
+def test_the_cache_over_several_disks(folders: list[str], gib: int, monkeypatch: pytest.MonkeyPatch):
+    disks = {"/nvme0": (100, 400), "/nvme1": (101, 1000), "/": (pathlib.Path("/").stat().st_dev, 100)}  # st_dev, GiB
+
+    @dataclasses.dataclass(frozen=True)
+    class Place:
+        disk: str
+
+        def stat(self) -> types.SimpleNamespace:
+            return types.SimpleNamespace(st_dev=disks[self.disk][0])
+
+    def statvfs(place: Place) -> types.SimpleNamespace:
+        return types.SimpleNamespace(f_blocks=disks[place.disk][1] * 1024, f_frsize=1 << 20)
+
+    monkeypatch.setattr(
+        juicefs_kind,
+        "_existing",
+        lambda path: Place(next(d for d in ("/nvme0", "/nvme1", "/") if str(path).startswith(d))),
+    )
+    monkeypatch.setattr(juicefs_kind.os, "statvfs", statvfs)
+    total = juicefs_kind._cache_mib(juicefs_kind.Tuning(), tuple(map(pathlib.Path, folders)))  # pyright: ignore[reportPrivateUsage]
+    assert total == gib * 1024
