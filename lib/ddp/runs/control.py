@@ -11,7 +11,7 @@ import typing
 from ddp import remedies
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import fields
-from ddp.runs import drawing, run_files
+from ddp.runs import drawing, run_files, written
 from ddp.submit import checks, code
 from ddp.workspace import folders, operations, tokens
 from slurm_ddp.slurm import jobs
@@ -154,14 +154,15 @@ def submit(
 ) -> Submitted:
     """Write a run's files and hand its script to Slurm, both as the submit user; `token`: with that file.
 
-    Raises TrainerError.
+    The job.json of a run that is there is replaced when Slurm has taken the job, and not before. Raises TrainerError.
     """
     folder = settings.runs / run
     record = {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
     if again:  # so that the summary of an earlier job is not taken for this one's
         record["summary_before"] = _read(settings, run, None)["summary_written"]
-    texts = {**texts, "job.json": _dump(record)}
-    folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts=texts, again=again)
+    else:
+        texts = {**texts, "job.json": _dump(record)}
+    files = written.write(settings, run, texts, again=again)
     script = folder / "job.sbatch"
     if kept is not None:
         kept.place()
@@ -173,8 +174,7 @@ def submit(
         tokens.drop(settings, run)
         if kept is not None:
             kept.remove()
-        if not again:
-            folders.call(settings, run_files.remove_run, workspace=str(settings.folder), run=run)
+        files.undo()
         if isinstance(e, folders.WorkspaceError):
             raise
         raise checks.refused(str(e)) from e
