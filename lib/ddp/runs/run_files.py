@@ -196,6 +196,13 @@ def read_run(workspace: str, run: str, job_id: int | None) -> Json:
     return answer
 
 
+def read_config(workspace: str, run: str) -> Json:
+    """Return the settings that the payload noted; nothing where it noted none."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_object(pathlib.Path(workspace, "runs", run, "config.json"))
+    return {}
+
+
 def read_log(
     workspace: str, run: str, job_id: int, *, lines: int, rank: int | None, element: int | None = None
 ) -> Json:

@@ -17,16 +17,16 @@ class Written:
 
     def undo(self) -> None:
         """Remove a run that is new; give one that was there its former files."""
-        place: dict[str, object] = {"workspace": str(self.settings.folder), "run": self.run}
+        workspace = str(self.settings.folder)
         if self.former is None:
-            folders.call(self.settings, run_files.remove_run, **place)
+            folders.call(self.settings, run_files.remove_run, workspace=workspace, run=self.run)
         else:
-            folders.call(self.settings, run_files.restore_run, **place, former=self.former)
+            former = self.former
+            folders.call(self.settings, run_files.restore_run, workspace=workspace, run=self.run, former=former)
 
 
 def write(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> Written:
     """Write a run's files by name. Raises WorkspaceError where the folder is there, unless `again`."""
-    place: dict[str, object] = {"workspace": str(settings.folder), "run": run}
-    return Written(
-        settings, run, folders.call(settings, run_files.create_run, **place, texts=texts, again=again)["former"]
-    )
+    workspace = str(settings.folder)
+    made = folders.call(settings, run_files.create_run, workspace=workspace, run=run, texts=texts, again=again)
+    return Written(settings, run, made["former"])

@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+from ddp import tables
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import models
@@ -146,7 +147,11 @@ def _follow(
             done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
         except folders.WorkspaceError:
             done = 0
-        log(text + (f", {done} parts done" if done else ""))
+        words = f"{done} parts done"
+        if not done:
+            log(text)
+        else:
+            log(text.adding(words) if isinstance(text, tables.Step) else f"{text}, {words}")
 
     try:
         results = control.follow(settings, submitted, told, timeout_s=timeout_s)
