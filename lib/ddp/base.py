@@ -7,6 +7,7 @@ import pathlib
 import time
 import typing
 
+from ddp import tables
 from ddp.workspace.locks import Claims
 
 Log = collections.abc.Callable[[str], None]
@@ -166,7 +167,7 @@ def with_progress(
     detail: collections.abc.Callable[[], str] = lambda: "",
 ) -> T:
     """Return `work()`, done in a thread, while telling every few seconds that it goes on."""
-    log(text)
+    log(tables.Step(text, text))
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
@@ -177,4 +178,5 @@ def with_progress(
                 if future.done():
                     raise
                 words = detail()
-                log(f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else ""))
+                line = f"{text}: {time.monotonic() - began:.0f} s" + (f", {words}" if words else "")
+                log(tables.Step(line, text, words))

@@ -3,7 +3,6 @@
 import collections.abc
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import sys
@@ -12,7 +11,7 @@ import typing
 import click
 
 import ddp
-from ddp import config, verbs
+from ddp import config, screen, verbs
 from ddp.base import ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import declared, fields
 
@@ -59,38 +58,6 @@ class Session:
 
     flags: dict[str, object]
     is_json: bool
-
-
-class Screen:
-    """What a person or a program reads: results on standard output, progress on standard error."""
-
-    def __init__(self, *, is_json: bool) -> None:
-        self._is_json = is_json
-
-    def log(self, text: str) -> None:
-        """Write a line of progress."""
-        click.echo(text, err=True)
-
-    def show(self, results: Results) -> None:
-        """Write the results: JSON for programs; short ones in a table, long ones below their names."""
-        if self._is_json:
-            click.echo(json.dumps(results, indent=1))
-            return
-        width = max((len(name) for name, value in results.items() if "\n" not in value), default=0)
-        for name, value in results.items():
-            label = click.style(name, bold=True)
-            if "\n" in value or len(value) > 400:
-                click.echo(f"{label}:\n{value.rstrip()}")
-            else:
-                click.echo(f"{label}{' ' * (width - len(name))}  {value}")
-
-    def fail(self, error: str, results: Results) -> None:
-        """Write why it failed, on one line of standard error, behind what is known all the same."""
-        if self._is_json:
-            click.echo(json.dumps({**results, "error": error}, indent=1))
-        elif results:
-            self.show(results)
-        click.echo(f"{click.style('ddp:', fg='red', bold=True)} {error}", err=True)
 
 
 @click.group(context_settings=_CONTEXT)
@@ -158,14 +125,13 @@ def _command(verb: verbs.Verb) -> click.Command:
             parameters.append(_flag(option))
     if verb.action in _TAKES_ARGUMENTS:
         parameters.append(click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]..."))
-    parameters.append(click.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object."))
+    parameters.append(_json_flag())
 
     @click.pass_context
     def run(context: click.Context, /, **given: object) -> None:
-        session = typing.cast(Session, context.obj)
-        is_json = bool(given.pop("is_json")) or session.is_json
+        session = _session(context, is_json=bool(given.pop("is_json")))
         arguments = typing.cast("tuple[str, ...]", given.pop("arguments", ()))
-        context.exit(perform(dataclasses.replace(session, is_json=is_json), verb, given, arguments))
+        context.exit(perform(session, verb, given, arguments))
 
     takes_rest = verb.action in _TAKES_ARGUMENTS
     context = {**_CONTEXT, "allow_interspersed_args": not takes_rest}
@@ -216,8 +182,7 @@ def perform(
 ) -> int:
     """Do what a verb does with flags as they were parsed; return the exit status."""
     params = _parsed(verb, given, arguments)
-    log = Screen(is_json=session.is_json).log
-    return _guarded(session, lambda settings: verb.do_when_ready(settings, params, log), verb=verb)
+    return _guarded(session, lambda settings, to: verb.do_when_ready(settings, params, to.log), verb=verb)
 
 
 def _parsed(
@@ -242,7 +207,7 @@ def _parsed(
 
 def _guarded(
     session: Session,
-    work: collections.abc.Callable[[Settings], Results | None],
+    work: collections.abc.Callable[[Settings, screen.Screen], Results | None],
     *,
     verb: verbs.Verb | None = None,
 ) -> int:
@@ -250,20 +215,22 @@ def _guarded(
     from ddp.workspace import files  # noqa: PLC0415 - `ddp --help` is there at once
     from slurm_ddp import run  # noqa: PLC0415
 
-    screen = Screen(is_json=session.is_json)
+    to = screen.Screen(is_json=session.is_json)
     settings = settings_of(session)
     try:
-        results = work(settings)
+        results = work(settings, to)
     except ParameterError as e:
-        screen.fail(_as_flag(verb, e) if verb is not None else str(e), e.results)
+        to.fail(_as_flag(verb, e) if verb is not None else str(e), e.results)
     except TrainerError as e:
-        screen.fail(str(e), e.results)
+        to.fail(str(e), e.results)
     except (files.RefusedError, run.CommandError) as e:
-        screen.fail(str(e), {})
+        to.fail(str(e), {})
     else:
         if results is not None:
-            screen.show(results)
+            to.show(results)
         return OK
+    finally:
+        to.close()
     return FAILED
 
 
@@ -304,19 +271,28 @@ def _as_flag(verb: verbs.Verb, e: ParameterError) -> str:
     return f"--{e}" if e.name in known and e.name != _BARE.get(verb.action) else str(e)
 
 
+def _json_flag() -> click.Option:
+    return click.Option(["--json", "is_json"], is_flag=True, help="Write results as one JSON object.")
+
+
+def _session(context: click.Context, *, is_json: bool) -> Session:
+    session = typing.cast(Session, context.obj)
+    return dataclasses.replace(session, is_json=is_json or session.is_json)
+
+
 def _watch_command() -> click.Command:
     @click.command("watch", context_settings=_CONTEXT)
     @click.argument("run", required=False, metavar="[RUN|JOB]")
+    @click.option("--json", "is_json", is_flag=True, help="Write each change as a line of JSON.")
     @click.pass_context
-    def run_it(context: click.Context, run: str | None) -> None:
+    def run_it(context: click.Context, run: str | None, *, is_json: bool) -> None:
         """Show a run as it goes on: state, step, loss, throughput, memory, time left. Ctrl-C leaves it alone."""
-        import rich.console  # noqa: PLC0415
-
         from ddp import people  # noqa: PLC0415
 
-        session = typing.cast(Session, context.obj)
+        session = _session(context, is_json=is_json)
         named = _named(run)
-        context.exit(_guarded(session, lambda settings: people.show_live(settings, named, rich.console.Console())))
+        console = None if session.is_json else screen.console(sys.stdout)
+        context.exit(_guarded(session, lambda settings, _: people.show_live(settings, named, console)))
 
     return run_it
 
@@ -326,23 +302,24 @@ def _report_command() -> click.Command:
     @click.argument("runs", nargs=-1, metavar="[RUN]...")
     @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=pathlib.Path), help="Where to write it.")
     @click.pass_context
-    def run_it(context: click.Context, runs: tuple[str, ...], output: pathlib.Path | None) -> None:
+    def run_it(context: click.Context, runs: tuple[str, ...], output: pathlib.Path | None, *, is_json: bool) -> None:
         """Write one HTML page about runs, side by side: curves, settings, attempts, failures, the cluster.
 
         Needs nothing but itself to be looked at, so it can be mailed. Without a run it is about the newest.
         """
         from ddp import people  # noqa: PLC0415
 
-        session = typing.cast(Session, context.obj)
-        context.exit(_guarded(session, lambda settings: people.write_report(settings, runs, output)))
+        session = _session(context, is_json=is_json)
+        context.exit(_guarded(session, lambda settings, _: people.write_report(settings, runs, output)))
 
+    run_it.params.append(_json_flag())
     return run_it
 
 
 def _render_command() -> click.Command:
     """Return the command that writes what `submit` would hand over, with submit's options."""
     submit = _command(verbs.ALL["submit-ddp"])
-    dropped = {"wait", "wait_timeout", "dry_run", "is_json"}
+    dropped = {"wait", "wait_timeout", "dry_run"}
     parameters = [parameter for parameter in submit.params if parameter.name not in dropped]
     parameters += [
         click.Option(["--kubernetes"], is_flag=True, help="As Kubernetes manifests: a Job, its Service and ConfigMap."),
@@ -354,31 +331,34 @@ def _render_command() -> click.Command:
     def run_it(
         context: click.Context,
         /,
+        *,
         kubernetes: bool,
         claim: str,
         namespace: str,
         arguments: tuple[str, ...],
+        is_json: bool,
         **given: object,
     ) -> None:
         from ddp import people  # noqa: PLC0415
 
-        session = typing.cast(Session, context.obj)
         params = typing.cast(fields.SubmitDdp, _parsed(verbs.ALL["submit-ddp"], given, arguments))
 
-        def write(settings: Settings) -> None:
+        def write(settings: Settings, to: screen.Screen) -> None:
             if kubernetes:
-                click.echo(people.render_kubernetes(settings, params, claim=claim, namespace=namespace), nl=False)
+                found = people.render_kubernetes(settings, params, to.log, claim=claim, namespace=namespace)
             else:
-                click.echo(people.render(settings, params), nl=False)
+                found = people.render(settings, params)
+            to.show_text(found, "manifests" if kubernetes else "script")
 
-        context.exit(_guarded(session, write, verb=verbs.ALL["submit-ddp"]))
+        context.exit(_guarded(_session(context, is_json=is_json), write, verb=verbs.ALL["submit-ddp"]))
 
     return click.Command(
         "render",
         context_settings={**_CONTEXT, "allow_interspersed_args": False},
         callback=run_it,
         params=parameters,
-        help="Write what submit would hand to Slurm, or a run as Kubernetes manifests. Submits nothing.",
+        help="Write what submit would hand to Slurm, or a run as Kubernetes manifests, whose code is kept in the "
+        "workspace as submit keeps it. Submits nothing.",
     )
 
 

@@ -1,7 +1,10 @@
 """What only people use: a live view of a run, a report of runs as a page, and a run as files for others to submit."""
 
 import collections.abc
+import contextlib
+import dataclasses
 import datetime
+import json
 import pathlib
 import typing
 
@@ -9,10 +12,11 @@ import pydantic
 import rich.console
 
 from ddp import kubernetes, report, watch
-from ddp.base import ParameterError, Results, Settings
+from ddp.base import Log, ParameterError, Results, Settings
+from ddp.environment import environments
 from ddp.options import fields
-from ddp.runs import control
-from ddp.submit import scripts, training
+from ddp.runs import control, run_files
+from ddp.submit import checks, code, scripts, training
 from ddp.workspace import files, folders
 from slurm_ddp.slurm import jobs
 
@@ -20,8 +24,11 @@ _READ_S = 60.0
 _MOST_RUNS = 16  # on a page that a person still reads
 
 
-def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Console) -> None:
-    """Show how a run stands, again and again, until it has ended or the user presses Ctrl-C. Raises TrainerError."""
+def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Console | None) -> None:
+    """Show how a run stands, again and again, until it has ended or the user presses Ctrl-C. Raises TrainerError.
+
+    Without a console, write each change as a line of JSON on standard output.
+    """
     submitted = control.find(settings, named)
     memory = watch.Memory()
 
@@ -39,7 +46,18 @@ def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Co
         )
         return typing.cast(watch.Frame, found["frame"])
 
-    watch.watch(read, console)
+    if console is not None:
+        watch.watch(read, console)
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        watch.changes(read, lambda now: print(json.dumps(_facts(now)), flush=True))
+
+
+def _facts(now: watch.Frame) -> dict[str, object]:
+    """Return a frame for programs; without the curve and the log, which have files and verbs of their own."""
+    found = {name: value for name, value in dataclasses.asdict(now).items() if name not in ("losses", "log")}
+    found |= {"now": now.now.isoformat(), "failures": [str(failure.reason) for failure in now.failures]}
+    return {name.replace("_", "-"): value for name, value in found.items()}
 
 
 def _view(known: jobs.Job) -> watch.JobView:
@@ -72,30 +90,55 @@ def write_report(settings: Settings, runs: collections.abc.Sequence[str], output
     return {"report": str(target), "runs": ", ".join(names)}
 
 
-def render(settings: Settings, params: fields.SubmitDdp) -> str:
-    """Return the script that would be submitted. Raises TrainerError."""
+def render(settings: Settings, params: fields.SubmitDdp) -> Results:
+    """Return what would be submitted, `script` and all beside it. Raises TrainerError."""
     checked = training.check(settings, params, run=params.run, resume=params.resume)
-    return training.dry(settings, params, checked, resume=params.resume)["script"]
+    return training.dry(settings, params, checked, resume=params.resume)
 
 
-def render_kubernetes(settings: Settings, params: fields.SubmitDdp, *, claim: str, namespace: str) -> str:
-    """Return the run as Kubernetes manifests. Raises ParameterError for what they cannot say.
+def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *, claim: str, namespace: str) -> Results:
+    """Return the run as Kubernetes `manifests`; the code and the payload that they name are put into the workspace.
 
-    Slurm is not asked: the resources are those of the options.
+    Slurm is not asked: the resources are those of the options. Raises ParameterError for what the manifests cannot say.
     """
     if params.container_image is None:
         raise ParameterError("container-image", "must be given: pods have no other environment")
+    kind = params.workload if params.workload in ("gpt", "smoke") else "script"
+    if kind == "script" and not params.snapshot:
+        checks.check_inside(settings, "workload", params.workload, kinds=("file",))
+    folders.ensure_folders(settings)
+    run = params.run or control.new_name(settings, "run")
+    with code.kept(settings, params, run, log) as kept:
+        text = _manifests(settings, params, kind, run, kept, claim=claim, namespace=namespace)
+        environments.store_payload(settings)
+        if kept is not None:
+            folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts={}, again=True)
+            kept.place()
+    where = {"code": str(kept.folder)} if kept is not None else {}
+    return {"manifests": text, "run": run, "run-dir": str(settings.runs / run), **where}
+
+
+def _manifests(
+    settings: Settings,
+    params: fields.SubmitDdp,
+    kind: str,
+    run: str,
+    kept: code.Kept | None,
+    *,
+    claim: str,
+    namespace: str,
+) -> str:
     nodes = params.nodes or 1
     gpus = params.gpus_per_node or 0
-    run = params.run or control.new_name(settings, "run")
     folder = settings.runs / run
     workload = training.Workload(
-        kind=params.workload if params.workload in ("gpt", "smoke") else "script",
+        kind=kind,
         label="run",
         dataset=str(settings.datasets / (params.dataset or "python-stdlib")),
         prepare=False,
         run=run,
         is_again=False,
+        script=kept.script if kept is not None else "",
     )
     program = workload.program(settings, params, params.resume)
     named = {scripts.RUN_DIR: str(folder), scripts.RESUME: program.resume}
@@ -103,7 +146,7 @@ def render_kubernetes(settings: Settings, params: fields.SubmitDdp, *, claim: st
     try:
         wanted = kubernetes.Run(
             name=run,
-            image=params.container_image,
+            image=params.container_image or "",
             command=tuple(word if isinstance(word, str) else named[word] for word in program.command),
             env=dict(fields.variables(params.env)),
             nodes=nodes,

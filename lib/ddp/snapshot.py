@@ -94,6 +94,7 @@ def take(
     limit_bytes: int = LIMIT_BYTES,
     limit_files: int = LIMIT_FILES,
     leave_out: collections.abc.Iterable[pathlib.Path] = (),
+    copied: collections.abc.Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Snapshot:
     """Copy the folder of `script` to `destination`, which appears whole or not at all.
 
@@ -103,6 +104,7 @@ def take(
         limit_bytes: how large the files may be in sum.
         limit_files: how many files and folders there may be.
         leave_out: further folders that are not code, such as the workspace's runs and datasets.
+        copied: is called with how many files are copied, and how many there are, as often as that changes.
 
     Raises:
         SnapshotError: the script or a file cannot be read, git fails, a limit is passed, or `destination` is there.
@@ -124,7 +126,7 @@ def take(
     except OSError as e:
         raise SnapshotError(f"{destination.parent}: {_reason(e)}; the code of the run is kept there") from e
     try:
-        kept = _copy(tree.root, survey, partial, limit_bytes=limit_bytes)
+        kept = _copy(tree.root, survey, partial, limit_bytes=limit_bytes, copied=copied)
         name = script.relative_to(tree.root).as_posix()
         if name not in kept.digests:
             raise SnapshotError(f"{script} was removed or replaced while it was copied; submit again")
@@ -469,7 +471,14 @@ class _File:
     is_unreadable: bool = False
 
 
-def _copy(root: pathlib.Path, survey: dict[str, os.stat_result], target: pathlib.Path, *, limit_bytes: int) -> _Kept:
+def _copy(
+    root: pathlib.Path,
+    survey: dict[str, os.stat_result],
+    target: pathlib.Path,
+    *,
+    limit_bytes: int,
+    copied: collections.abc.Callable[[int, int], None],
+) -> _Kept:
     """Copy what was found. Raises SnapshotError for unreadable files, OSError where `target` cannot be written."""
     kept = _Kept()
     folders = {name for name, about in survey.items() if stat.S_ISDIR(about.st_mode)}
@@ -486,7 +495,8 @@ def _copy(root: pathlib.Path, survey: dict[str, os.stat_result], target: pathlib
         return _copy_file(root / name, target / name)
 
     with concurrent.futures.ThreadPoolExecutor(_COPIES) as pool:
-        for name, file in zip(regular, pool.map(copy, regular), strict=True):
+        for number, (name, file) in enumerate(zip(regular, pool.map(copy, regular), strict=True), 1):
+            copied(number, len(regular))
             if file.is_unreadable:
                 unreadable.append(name)
             if file.is_changed:

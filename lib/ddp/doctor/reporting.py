@@ -3,6 +3,7 @@
 import collections.abc
 import re
 
+from ddp import tables
 from ddp.base import Results, Settings
 from ddp.doctor import cluster_rules
 from ddp.doctor.node_facts import Facts, Finding, as_dict, capacity, clock_offsets, threads
@@ -104,8 +105,7 @@ def _compute(facts: Facts) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return tables.Table(rows)
 
 
 def _number(value: object, form: str, unit: str = "") -> str:

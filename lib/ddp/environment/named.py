@@ -5,6 +5,7 @@ import re
 import tomllib
 import typing
 
+from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import archives, environments
 from ddp.options import models
@@ -31,9 +32,7 @@ def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Results
         size = f"{manifest.size_bytes >> 20} MiB"
         cells = [manifest.name or "-", manifest.hash, manifest.torch, manifest.python, size, owner, manifest.created]
         rows.append(cells)
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return {"count": str(len(rows) - 1), "environments": "\n".join(lines)}
+    return {"count": str(len(rows) - 1), "environments": tables.Table(rows)}
 
 
 def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:

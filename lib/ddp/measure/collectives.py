@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 
+from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import fields, models
@@ -171,7 +172,7 @@ def _conclude(settings: Settings, submitted: control.Submitted, store: str, log:
         settings.claims.wait(BASELINE, timeout_s=60)  # the file is read, and written with these entries
         folders.call(settings, operations.store_baseline, path=baseline_path(settings), entries=kept)
         settings.claims.drop(BASELINE)
-    table = _printed(settings, submitted)
+    table = tables.Table(_rows(fresh), _printed(settings, submitted))
     average = ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh)
     return {
         "table": table,
@@ -181,6 +182,16 @@ def _conclude(settings: Settings, submitted: control.Submitted, store: str, log:
         "baseline": baseline_path(settings),
         "plot": f"{submitted.run_dir}/collectives.png",
     }
+
+
+def _rows(fresh: list[Json]) -> list[list[str]]:
+    """Return a row for each size that was measured."""
+    rows = [["COLLECTIVE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s"]]
+    for entry in fresh:
+        for point in entry["points"]:
+            figures = (f"{point[name]:.4g}" for name in ("time_us", "algbw", "busbw"))
+            rows.append([str(entry["collective"]), f"{point['bytes']:,}", *figures])
+    return rows
 
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:

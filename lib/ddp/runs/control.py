@@ -8,10 +8,10 @@ import re
 import time
 import typing
 
-from ddp import remedies
+from ddp import remedies, tables
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import fields
-from ddp.runs import drawing, run_files
+from ddp.runs import drawing, run_files, written
 from ddp.submit import checks, code
 from ddp.workspace import folders, operations, tokens
 from slurm_ddp.slurm import jobs
@@ -154,14 +154,15 @@ def submit(
 ) -> Submitted:
     """Write a run's files and hand its script to Slurm, both as the submit user; `token`: with that file.
 
-    Raises TrainerError.
+    The job.json of a run that is there is replaced when Slurm has taken the job, and not before. Raises TrainerError.
     """
     folder = settings.runs / run
     record = {"format": 1, "job_id": None, "run": run, "submitted": now().strftime("%Y-%m-%dT%H:%M:%SZ"), **facts}
     if again:  # so that the summary of an earlier job is not taken for this one's
         record["summary_before"] = _read(settings, run, None)["summary_written"]
-    texts = {**texts, "job.json": _dump(record)}
-    folders.call(settings, run_files.create_run, workspace=str(settings.folder), run=run, texts=texts, again=again)
+    else:
+        texts = {**texts, "job.json": _dump(record)}
+    files = written.write(settings, run, texts, again=again)
     script = folder / "job.sbatch"
     if kept is not None:
         kept.place()
@@ -173,8 +174,7 @@ def submit(
         tokens.drop(settings, run)
         if kept is not None:
             kept.remove()
-        if not again:
-            folders.call(settings, run_files.remove_run, workspace=str(settings.folder), run=run)
+        files.undo()
         if isinstance(e, folders.WorkspaceError):
             raise
         raise checks.refused(str(e)) from e
@@ -216,7 +216,8 @@ def follow(settings: Settings, submitted: Submitted, log: Log, *, timeout_s: flo
         waits.note()
         if text != told or time.monotonic() - told_last >= REPORT_S:
             told, told_last = text, time.monotonic()
-            log(text + (_progress(settings, submitted.run) if known and known.state == "RUNNING" else ""))
+            is_running = known is not None and known.state == "RUNNING"
+            log(_progress(settings, submitted.run, text) if is_running else tables.Step(text, text))
         if time.monotonic() >= deadline:
             hint = settings.typed("job-log", job_id=submitted.job_id)
             results = {**submitted.as_results(), "state": known.state if known else "UNKNOWN"}
@@ -408,11 +409,7 @@ def table(settings: Settings, lines: int, *, everybody: bool = False) -> Results
 
 def aligned(rows: collections.abc.Sequence[collections.abc.Sequence[str]]) -> str:
     """Return rows of printable cells as a table; the first one is its head."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return tables.Table([[printable(cell) for cell in row] for row in rows])
 
 
 def read_log(settings: Settings, submitted: Submitted, *, rank: int | None, lines: int) -> Results:
@@ -724,16 +721,21 @@ def _read(settings: Settings, run: str, job_id: int | None, *, timeout_s: float 
     )
 
 
-def _progress(settings: Settings, run: str) -> str:
-    """Return how far a run is, from its metrics."""
+def _progress(settings: Settings, run: str, text: str) -> tables.Step:
+    """Return a line of how far a run is, from its metrics."""
+    began = tables.Step(text, text)
     try:
         told = _read(settings, run, None, timeout_s=3)
+        config = folders.call(settings, run_files.read_config, timeout_s=3, workspace=str(settings.folder), run=run)
     except folders.WorkspaceError:
-        return ""
+        return began
     metric = _dict(told["metric"])
-    step, loss = metric.get("step"), metric.get("loss")
-    text = f", step {step}" if isinstance(step, int) else ""
-    return text + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
+    step, loss, steps = metric.get("step"), metric.get("loss"), config.get("steps")
+    if not isinstance(step, int):
+        return began
+    words = f"step {step}" + (f", loss {loss:.4f}" if isinstance(loss, int | float) else "")
+    total = steps if isinstance(steps, int) and steps > 0 else None
+    return tables.Step(f"{text}, {words}", text, words, done=step, total=total)
 
 
 def _figure(value: object) -> str:

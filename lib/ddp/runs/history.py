@@ -7,6 +7,7 @@ import json
 import math
 import typing
 
+from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import fields, models
 from ddp.runs import control, drawing, run_files
@@ -377,8 +378,7 @@ def _points(found: object) -> list[tuple[int, float]]:
 
 
 def _table(rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return tables.Table(rows)
 
 
 def _cell(value: object) -> str:

@@ -26,22 +26,40 @@ from ddp.node.explain import (
 from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 
 RUN_FILES = {
-    "logs", "control", "job.sbatch", "job.json", "program", "sweep.jsonl", "args", "code",
+    "logs", "control", "job.sbatch", "parts.sbatch", "job.json", "program", "sweep.jsonl", "args", "code",
 }  # fmt: skip
 _WRITERS = 8
 
 
 def create_run(workspace: str, run: str, texts: dict[str, str], again: bool) -> Json:
-    """Make a run's folder with its files. An existing run is refused unless `again`."""
+    """Make a run's folder with its files. An existing run is refused unless `again`.
+
+    `former` is what it held of these files, by name, None for what was not there; None where the folder is new.
+    """
     folder = pathlib.Path(workspace, "runs", run)
+    former: dict[str, str | None] | None = None
     try:
         folder.mkdir(mode=0o755)
     except FileExistsError:
         if not again:
             raise RefusedError(f"{folder} exists already") from None
+        former = dict.fromkeys(texts)
+        for name in texts:
+            with contextlib.suppress(FileNotFoundError):
+                former[name] = (folder / name).read_text(errors="replace")
     for name in ("logs", "control"):
         (folder / name).mkdir(mode=0o755, exist_ok=True)
     _write_all(folder, texts)
+    return {"former": former}
+
+
+def restore_run(workspace: str, run: str, former: dict[str, str | None]) -> Json:
+    """Put a run's files back as they were before `create_run`."""
+    folder = pathlib.Path(workspace, "runs", run)
+    _write_all(folder, {name: text for name, text in former.items() if text is not None})
+    for name, text in former.items():
+        if text is None:
+            (folder / name).unlink(missing_ok=True)
     return {}
 
 
@@ -180,6 +198,13 @@ def read_run(workspace: str, run: str, job_id: int | None) -> Json:
                     answer["metric"] = metric
                     break
     return answer
+
+
+def read_config(workspace: str, run: str) -> Json:
+    """Return the settings that the payload noted; nothing where it noted none."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_object(pathlib.Path(workspace, "runs", run, "config.json"))
+    return {}
 
 
 def read_log(

@@ -6,14 +6,16 @@ import dataclasses
 import os
 import pathlib
 import shutil
+import time
 
-from ddp import snapshot
-from ddp.base import ParameterError, Settings
+from ddp import snapshot, tables
+from ddp.base import Log, ParameterError, Settings
 from ddp.options import fields
 from ddp.workspace import folders
 
 FOLDER = "code"  # in the run's folder; of later submissions of the run: code-2, code-3 ...
 _COPY_S = 600.0
+_TELL_S = 1.0  # between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def kept(settings: Settings, params: fields.Training, run: str) -> collections.abc.Generator[Kept | None]:
+def kept(settings: Settings, params: fields.Training, run: str, log: Log) -> collections.abc.Generator[Kept | None]:
     """Copy the folder of the script and yield the copy; None for what is no script, or is to run from where it lies.
 
     Raises ParameterError: the code cannot be kept.
@@ -59,7 +61,7 @@ def kept(settings: Settings, params: fields.Training, run: str) -> collections.a
     def take() -> folders.Json:
         script = pathlib.Path(params.workload)
         others = [settings.runs, settings.datasets, settings.environments, *_beside(settings, script)]
-        return {"taken": snapshot.take(script, partial, leave_out=others)}
+        return {"taken": snapshot.take(script, partial, leave_out=others, copied=_told(script, log))}
 
     try:
         taken: snapshot.Snapshot = folders.call(settings, take, timeout_s=_COPY_S)["taken"]
@@ -69,6 +71,20 @@ def kept(settings: Settings, params: fields.Training, run: str) -> collections.a
         yield Kept(taken, settings.runs / run / _free_name(settings.runs / run))
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # not there any more once it was placed
+
+
+def _told(script: pathlib.Path, log: Log) -> collections.abc.Callable[[int, int], None]:
+    """Return what reports how far the copy is, where that takes longer than a moment."""
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _TELL_S:
+            told = time.monotonic()
+            text, words = f"keeping the folder of {script.name}", f"{done} of {total} files"
+            log(tables.Step(f"{text}: {words}", text, words, done=done, total=total))
+
+    return tell
 
 
 def _beside(settings: Settings, script: pathlib.Path) -> list[pathlib.Path]:

@@ -3,10 +3,11 @@
 import dataclasses
 import typing
 
+from ddp import tables
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import models
-from ddp.runs import control, run_files
+from ddp.runs import control, run_files, written
 from ddp.submit import checks, resources, scripts
 from ddp.workspace import folders, operations
 from slurm_ddp.slurm import jobs
@@ -88,14 +89,15 @@ def prepare_dataset(settings: Settings, params: models.PrepareDataset, log: Log)
         "elements": elements,
         "environment": environment.manifest.hash,
     }
-    array = _submit_array(settings, run, texts, again=again) if elements > 1 else None
+    array, files = _submit_array(settings, run, texts, again=again) if elements > 1 else (None, None)
     try:
         submitted = control.submit(
             settings, run, texts, facts | {"array_job_id": array}, again=again or array is not None
         )
     except TrainerError:
-        if array is not None:
+        if array is not None and files is not None:
             jobs.cancel(array)
+            files.undo()
         raise
     results = {**submitted.as_results(), "dataset": work.output}
     if array is not None:
@@ -125,13 +127,13 @@ def ensure_default(settings: Settings, params: models.PrepareDataset, log: Log) 
         prepare_dataset(settings, params, log)
 
 
-def _submit_array(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> int:
-    """Submit the array, before the job that waits for all jobs of this name."""
-    workspace = str(settings.folder)
-    folders.call(settings, run_files.create_run, workspace=workspace, run=run, texts=texts, again=again)
+def _submit_array(settings: Settings, run: str, texts: dict[str, str], *, again: bool) -> tuple[int, written.Written]:
+    """Submit the array, before the job that waits for all jobs of this name. Raises TrainerError."""
+    files = written.write(settings, run, texts, again=again)
     try:
-        return jobs.submit(str(settings.runs / run / "parts.sbatch"))
+        return jobs.submit(str(settings.runs / run / "parts.sbatch")), files
     except jobs.SlurmError as e:
+        files.undo()
         raise checks.refused(str(e)) from e
 
 
@@ -145,7 +147,11 @@ def _follow(
             done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
         except folders.WorkspaceError:
             done = 0
-        log(text + (f", {done} parts done" if done else ""))
+        words = f"{done} parts done"
+        if not done:
+            log(text)
+        else:
+            log(text.adding(words) if isinstance(text, tables.Step) else f"{text}, {words}")
 
     try:
         results = control.follow(settings, submitted, told, timeout_s=timeout_s)

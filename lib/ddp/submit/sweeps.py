@@ -8,6 +8,7 @@ import re
 import time
 import typing
 
+from ddp import tables
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, shown
 from ddp.options import fields
 from ddp.runs import control, run_files
@@ -37,7 +38,7 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     if params.dry_run:
         return training.dry(settings, params, checked, sweep=sweep) | {"runs": _listing(name, lines)}
     environment = training.provide(settings, params, checked, log)
-    with code.kept(settings, params, name) as kept:
+    with code.kept(settings, params, name, log) as kept:
         checked = training.with_code(checked, kept)
         facts = training.facts_of(params, checked, environment, kept)
         stamp = control.now().strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -162,7 +163,8 @@ def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeou
         waits.note()
         if shown_now["states"] != told or time.monotonic() - told_last > REPORT_S:
             told, told_last = shown_now["states"], time.monotonic()
-            log(f"sweep {name}: {told}")
+            ended = sum(row["state"] not in jobs.ACTIVE for row in rows)
+            log(tables.Step(f"sweep {name}: {told}", f"sweep {name}", told, done=ended, total=len(rows)))
         if time.monotonic() - began > timeout_s:
             raise TrainerError(
                 f"no end after {timeout_s:g} s: {told}; it goes on, see: {settings.typed('show-job', run=name)}",
@@ -228,7 +230,8 @@ def _parse(number: int, line: str) -> Choice:
 
 
 def _listing(name: str, lines: list[str]) -> str:
-    return "\n".join(f"{name}-{number} {line}" for number, line in enumerate(lines))
+    rows = [("RUN", "OPTIONS"), *((f"{name}-{number}", line) for number, line in enumerate(lines))]
+    return tables.Table(rows, "\n".join(" ".join(row) for row in rows[1:]))
 
 
 def _dump(record: dict[str, object]) -> str:

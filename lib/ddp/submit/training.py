@@ -61,7 +61,7 @@ def submit_ddp(settings: Settings, params: fields.SubmitDdp, log: Log) -> Result
     if params.dry_run:
         return dry(settings, params, checked, resume=params.resume)
     environment = provide(settings, params, checked, log)
-    with code.kept(settings, params, workload.run) as kept:
+    with code.kept(settings, params, workload.run, log) as kept:
         checked = with_code(checked, kept)
         texts = texts_of(settings, params, checked, environment, resume=params.resume)
         facts = facts_of(params, checked, environment, kept)

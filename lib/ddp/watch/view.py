@@ -10,13 +10,13 @@ import rich.progress_bar
 import rich.table
 import rich.text
 
+from ddp import screen
 from ddp.report import charts
 from ddp.watch import braille, frame
 
 _CURVE_ROWS = 8
 _LEAST_WIDTH, _MOST_WIDTH = 40, 160
 _SHOWN_FAILURES = 3
-_COLORS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "PREEMPTED": "yellow", "FAILED": "red"}
 
 
 def watch(
@@ -46,13 +46,25 @@ def _show(read: collections.abc.Callable[[], frame.Frame], console: rich.console
 
 
 def _print(read: collections.abc.Callable[[], frame.Frame], console: rich.console.Console, every_s: float) -> None:
+    def write(now: frame.Frame) -> None:
+        console.print(f"{now.now:%H:%M:%S} {line(now)}", markup=False, highlight=False, soft_wrap=True)
+
+    changes(read, write, every_s=every_s)
+
+
+def changes(
+    read: collections.abc.Callable[[], frame.Frame],
+    write: collections.abc.Callable[[frame.Frame], None],
+    *,
+    every_s: float = 2.0,
+) -> None:
+    """Call `write` with each frame that differs in what `line` says, until the run has ended."""
     before = ""
     while True:
         now = read()
         text = line(now)
         if text != before:
-            stamp = now.now.strftime("%H:%M:%S")
-            console.print(f"{stamp} {text}", markup=False, highlight=False, soft_wrap=True)
+            write(now)
             before = text
         if now.has_ended:
             return
@@ -91,7 +103,7 @@ def render(now: frame.Frame, width: int, height: int = 40) -> rich.console.Rende
 
 
 def _head(now: frame.Frame) -> rich.text.Text:
-    text = rich.text.Text(now.state, style=f"bold {_COLORS.get(now.state, 'magenta')}", overflow="ellipsis")
+    text = rich.text.Text(now.state, style=f"bold {screen.STATES.get(now.state, 'magenta')}", overflow="ellipsis")
     text.no_wrap = True
     parts = [now.why, f"job {now.job_id}" if now.job_id else "", now.nodes]
     parts.append(f"restarts {now.attempts - 1}" if now.attempts > 1 else "")

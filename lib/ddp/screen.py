@@ -1,0 +1,210 @@
+"""What a command writes: results on standard output, progress on standard error.
+
+On a terminal tables, bars and colours, as wide as it is; elsewhere plain text, the same for every reader; with --json
+one object. NO_COLOR (https://no-color.org) leaves out colours; a terminal that is `dumb` is none.
+"""
+
+import collections.abc
+import json
+import os
+import re
+import sys
+import typing
+
+import click
+
+from ddp import tables
+from ddp.base import Results
+
+if typing.TYPE_CHECKING:  # imported where there is a terminal: what is piped starts without it
+    import rich.console
+    import rich.table
+    import rich.text
+
+    from ddp import bars
+
+STATES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "PREEMPTED": "yellow", "FAILED": "red"}
+_WORDS = STATES | {
+    "COMPLETING": "cyan", "CONFIGURING": "yellow", "CANCELLED": "yellow", "TIMEOUT": "red", "OUT_OF_MEMORY": "red",
+    "NODE_FAIL": "red", "ERROR": "red", "WARNING": "yellow", "NOTE": "cyan", "warning": "yellow", "ok": "green",
+}  # fmt: skip
+_LONG = 400  # a value of so many characters is written below its name
+_LEAST_CELL = 24  # the width to which a column of long texts may be folded
+_GAP, _TABLE_GAP = 2, 3  # cells between columns
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( \*)?|-|")
+
+
+def is_terminal(stream: typing.TextIO) -> bool:
+    """Return whether somebody looks at what is written there."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def console(stream: typing.TextIO) -> "rich.console.Console":
+    """Return what draws on a stream; without a terminal it writes no colours, whatever FORCE_COLOR says."""
+    import rich.console  # noqa: PLC0415
+
+    shown = is_terminal(stream)
+    width = None
+    if shown and not os.environ.get("COLUMNS", "").isdecimal():
+        width = os.get_terminal_size(stream.fileno()).columns or None
+    return rich.console.Console(
+        file=stream, force_terminal=shown, width=width, highlight=False, markup=False, emoji=False
+    )
+
+
+class Screen:
+    """Where a command's results and its progress go."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._bars: bars.Bars | None = None
+
+    def log(self, text: str) -> None:
+        """Write a line of progress; of a task that goes on, move its bar on a terminal."""
+        if isinstance(text, tables.Step) and is_terminal(sys.stderr):
+            from ddp import bars  # noqa: PLC0415
+
+            self._bars = self._bars or bars.Bars(console(sys.stderr))
+            self._bars.move(text)
+            return
+        self.close()
+        click.echo(text, err=True)
+
+    def close(self) -> None:
+        """Take the bar away; the terminal is then as it was."""
+        if self._bars is not None:
+            self._bars.close()
+            self._bars = None
+
+    def show(self, results: Results) -> None:
+        """Write the results."""
+        self.close()
+        if self._is_json:
+            click.echo(json.dumps(results, indent=1))
+        elif is_terminal(sys.stdout):
+            _draw(results, console(sys.stdout))
+        else:
+            _write(results)
+
+    def show_text(self, results: Results, name: str) -> None:
+        """Write one of the results as it is, for a file or another program; as JSON all of them."""
+        self.close()
+        click.echo(json.dumps(results, indent=1) if self._is_json else results[name].removesuffix("\n"))
+
+    def fail(self, error: str, results: Results) -> None:
+        """Write why it failed, on one line of standard error, behind what is known all the same."""
+        self.close()
+        if self._is_json:
+            click.echo(json.dumps({**results, "error": error}, indent=1))
+        elif results:
+            self.show(results)
+        if is_terminal(sys.stderr):
+            import rich.text  # noqa: PLC0415
+
+            console(sys.stderr).print(rich.text.Text.assemble(("ddp:", "bold red"), f" {error}"), soft_wrap=True)
+        else:
+            click.echo(f"ddp: {error}", err=True)
+
+
+def _is_long(value: str) -> bool:
+    return "\n" in value or len(value) > _LONG
+
+
+def _write(results: Results) -> None:
+    """Write plain text: short results in two columns, long ones below their names."""
+    width = max((len(name) for name, value in results.items() if "\n" not in value), default=0)
+    for name, value in results.items():
+        click.echo(f"{name}:\n{value.rstrip()}" if _is_long(value) else f"{name.ljust(width)}  {value}")
+
+
+def _draw(results: Results, to: "rich.console.Console") -> None:
+    """Draw results on a terminal."""
+    import rich.text  # noqa: PLC0415
+
+    width = max((len(name) for name, value in results.items() if not _is_long(value)), default=0)
+    was_block = False
+    for at, (name, value) in enumerate(results.items()):
+        is_block = isinstance(value, tables.Table) or _is_long(value)
+        if at and (is_block or was_block):
+            to.print()
+        was_block = is_block
+        if is_block:
+            to.print(rich.text.Text(name, style="bold cyan"))
+        if isinstance(value, tables.Table):
+            for number, table in enumerate(_tables(value.rows, to.width)):
+                if number:
+                    to.print()
+                to.print(table)
+        elif _is_long(value):
+            for line in value.rstrip().split("\n"):
+                to.print(_styled(line), soft_wrap=True)
+        else:
+            to.print(_pair(name, value, width, to.width), soft_wrap=True)
+
+
+def _pair(name: str, value: str, width: int, columns: int) -> "rich.text.Text":
+    """Return a line of a name and its value, whose further lines are indented; a word such as a path stays whole."""
+    import rich.text  # noqa: PLC0415
+
+    room = columns - width - _GAP
+    lines = [""]
+    for word in value.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    text = rich.text.Text(name.ljust(width + _GAP), style="bold cyan")
+    blanks = "\n" + " " * (width + _GAP)
+    return rich.text.Text.assemble(text, _styled(blanks.join(lines)))
+
+
+def _styled(text: str) -> "rich.text.Text":
+    """Return a text whose first word, where it is a state or a verdict, has its colour."""
+    import rich.text  # noqa: PLC0415
+
+    found = rich.text.Text(text)
+    word = re.match(r"\w+", text)
+    if word and (style := _WORDS.get(word[0])):
+        found.stylize(f"bold {style}", 0, word.end())
+    return found
+
+
+def _tables(rows: tables.Rows, columns: int) -> "collections.abc.Iterator[rich.table.Table]":
+    """Yield rows as a table; one that is too wide is cut into several, each with the first column."""
+    natural = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    least = [min(width, _LEAST_CELL) for width in natural]
+    group: list[int] = []
+    for at in range(len(natural)):
+        if len(group) > 1 and sum(least[one] + _TABLE_GAP for one in (*group, at)) > columns + _TABLE_GAP:
+            yield _table(rows, group)
+            group = [0]
+        group.append(at)
+    yield _table(rows, group)
+
+
+def _table(rows: tables.Rows, group: collections.abc.Sequence[int]) -> "rich.table.Table":
+    import rich.box  # noqa: PLC0415
+    import rich.table  # noqa: PLC0415
+    import rich.text  # noqa: PLC0415
+
+    head, *body = rows
+    table = rich.table.Table(
+        box=rich.box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1)
+    )
+    for at in group:
+        is_number = all(_NUMBER.fullmatch(row[at]) for row in body)
+        long = max((len(row[at]) for row in rows), default=0) > _LEAST_CELL
+        table.add_column(
+            rich.text.Text(head[at]), justify="right" if is_number else "left", overflow="fold", no_wrap=not long,
+            min_width=min(_LEAST_CELL, max(len(row[at]) for row in rows)),
+        )  # fmt: skip
+    for row in body:
+        table.add_row(*(_cell(row[at]) for at in group))
+    return table
+
+
+def _cell(value: str) -> "rich.text.Text":
+    import rich.text  # noqa: PLC0415
+
+    style = _WORDS.get(value, "bold green" if value.endswith(" *") else "")  # the best of its kind
+    return rich.text.Text(value, style=style)

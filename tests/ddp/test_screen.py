@@ -1,0 +1,430 @@
+"""What a terminal shows, what a pipe reads and what programs get: a real pseudo-terminal, and every verb."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+import typing
+
+import click
+import pytest
+import rich.cells
+import test_cli
+from cluster import Cluster
+from pip_double import Pip
+
+from ddp import base, cli, readiness, screen, tables, verbs
+from ddp.base import Log, Results, Settings, TrainerError
+from ddp.options import fields
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOURS = re.compile(r"\x1b\[(?:\d+;)*(?:3|9|4|10)[0-8](?:;\d+)*m")
+BOXES = re.compile("[\u2500-\u257f\u2800-\u28ff]")
+
+NODES = tables.Table(
+    [["NODE", *(f"COLUMN-{number}" for number in range(16)), "VERDICT"],
+     *([f"slurmd-{node}", *["0.25"] * 16, verdict] for node, verdict in enumerate(("ok", "warning", "ERROR")))]
+)  # fmt: skip
+RESULTS: Results = {
+    "verdict": "1 finding would break a run",
+    "nodes": NODES,
+    "jobs": tables.Table(
+        [("JOB-ID", "RUN", "STATE", "LOSS"), ("40", "night", "COMPLETED", "1.25 *"), ("41", "[bold]x", "FAILED", "-")]
+    ),
+    "findings": "ERROR slurmd-2: /mnt/shared is not mounted\n    -> mount /mnt/shared\nnote",
+    "run-dir": "/mnt/shared/users/somebody/runs/" + "a-very-long-name-" * 8,
+    "advice": "words " * 30,
+    "empty": tables.Table([["NAME", "HASH"]]),
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "COLORTERM", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@dataclasses.dataclass
+class Terminal:
+    """A pseudo-terminal and what was written on it."""
+
+    descriptor: int  # of the side that programs have
+    written: bytearray = dataclasses.field(default_factory=bytearray)
+
+    @property
+    def text(self) -> str:
+        return self.written.decode()
+
+    def plain(self) -> str:
+        """Return it without escapes and with plain ends of lines."""
+        return ESCAPES.sub("", self.text).replace("\r\n", "\n")
+
+
+@contextlib.contextmanager
+def terminal(columns: int = 100) -> collections.abc.Generator[Terminal]:
+    """Open a pseudo-terminal of this width; what is written on it is complete when the block is left."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    made = Terminal(theirs)
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # EIO: nobody has the other side open any more
+            while data := os.read(ours, 65536):
+                made.written.extend(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield made
+    finally:
+        os.close(theirs)
+        reader.join(10)
+        os.close(ours)
+
+
+def drawn(results: Results, columns: int = 100) -> Terminal:
+    with (
+        terminal(columns) as made,
+        os.fdopen(os.dup(made.descriptor), "w") as out,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "stdout", out)
+        screen.Screen(is_json=False).show(results)
+    return made
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """Every verb returns the same results, after a line of progress."""
+
+    def do(verb: verbs.Verb, settings: Settings, params: fields.Parsed, log: Log) -> Results:
+        log(tables.Step("working: 3 of 4", "working", "3 of 4", done=3, total=4))
+        return RESULTS
+
+    monkeypatch.setattr(verbs.Verb, "do", do)
+    monkeypatch.setattr(readiness, "require", lambda *_, **__: None)
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
+
+
+def type_on(columns: int, *words: str) -> "tuple[Terminal, int]":
+    """Run the program in this process with a pseudo-terminal for output and errors."""
+    ended: list[int] = []
+
+    def leave(code: int) -> typing.NoReturn:
+        ended.append(code)
+        raise SystemExit(code)
+
+    with (
+        terminal(columns) as made,
+        os.fdopen(os.dup(made.descriptor), "w") as out,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in ("stdout", "stderr"):
+            patch.setattr(sys, name, out)
+        patch.setattr(sys, "argv", ["ddp", *words])
+        patch.setattr(os, "_exit", leave)
+        with contextlib.suppress(SystemExit):
+            cli.main()
+        out.flush()
+    return made, ended[0]
+
+
+GIVEN = {  # what a verb does not do without
+    "create-environment": ("mine", "--requirements", "requirements.txt"),
+    "show-environment": ("mine",),
+    "remove-environment": ("mine",),
+}
+EVERY = pytest.mark.parametrize("verb", verbs.ALL.values(), ids=lambda verb: verb.action)
+
+
+@EVERY
+def test_every_verb_has_tables_on_a_terminal(answers: None, verb: verbs.Verb):
+    made, code = type_on(100, *verb.words, *GIVEN.get(verb.action, ()))
+    assert code == 0, made.text
+    assert BOXES.search(made.text)
+    assert COLOURS.search(made.text)
+    assert re.search(r"(?m)^ *40 +night +COMPLETED +1\.25 \* *$", made.plain())
+
+
+@EVERY
+def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.MonkeyPatch, verb: verbs.Verb):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, out, err = test_cli.typed(*verb.words, *GIVEN.get(verb.action, ()))
+    assert (code, err) == (0, "working: 3 of 4\n")
+    assert "\x1b" not in out
+    assert not BOXES.search(out)
+    assert (
+        "\njobs:\nJOB-ID  RUN      STATE      LOSS\n40      night    COMPLETED  1.25 *\n41      [bold]x  FAILED     -\n"
+        in out
+    )
+    assert re.search(rf"(?m)^advice +{RESULTS['advice']}$", out), "in one line, however long"
+
+
+@EVERY
+@pytest.mark.parametrize("is_before", [True, False])
+def test_every_verb_has_json(answers: None, verb: verbs.Verb, is_before: bool):
+    words = (*verb.words, *GIVEN.get(verb.action, ()))
+    code, out, _ = test_cli.typed(*(("--json", *words) if is_before else (*words, "--json")))
+    assert code == 0
+    assert json.loads(out) == RESULTS
+
+
+@EVERY
+def test_every_verb_has_json_on_a_terminal(answers: None, verb: verbs.Verb):
+    """Where somebody looks at what a program would get."""
+    made, code = type_on(60, *verb.words, *GIVEN.get(verb.action, ()), "--json")
+    assert code == 0
+    assert json.loads(made.plain()[made.plain().index("{") :]) == RESULTS
+
+
+def test_every_command_takes_json():
+    for words, command in test_cli.COMMANDS.items():
+        flags = [flag for parameter in command.params if isinstance(parameter, click.Option) for flag in parameter.opts]
+        assert "--json" in flags, words
+
+
+def test_a_live_view_for_programs_is_a_line_for_each_change(
+    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    for words in (("watch", "night", "--json"), ("--json", "watch", "40")):
+        cluster.job(40).states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+        code, out, err = test_cli.typed(*words)
+        assert (code, err) == (0, "")
+        frames = [json.loads(line) for line in out.splitlines()]
+        assert [(one["run"], one["state"], one["has-ended"]) for one in frames] == [
+            ("night", "PENDING", False), ("night", "RUNNING", False), ("night", "COMPLETED", True)
+        ]  # fmt: skip
+
+
+def test_a_live_view_is_drawn_on_a_terminal_only(
+    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    cluster.job(40).states = [("COMPLETED", 0)]
+    _, out, _ = test_cli.typed("watch", "night")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d night, COMPLETED\n", out)
+    assert BOXES.search(type_on(80, "watch", "night")[0].text)
+
+
+@pytest.mark.parametrize("words", [("report", "night", "--json"), ("--json", "report", "night")])
+def test_a_report_for_programs(
+    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+):
+    monkeypatch.setattr(cli, "settings_of", lambda _: settings)
+    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    code, out, err = test_cli.typed(*words)
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"report": f"{settings.runs}/night/report.html", "runs": "night"}
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 132, 250])
+def test_tables_are_no_wider_than_the_terminal(columns: int):
+    made = drawn({name: value for name, value in RESULTS.items() if name != "findings"}, columns)
+    long = [line for line in made.plain().split("\n") if rich.cells.cell_len(line) > columns]
+    assert all("/mnt/shared/users" in line for line in long), "a path stays whole, for copying"
+    heads = re.findall(r"(?m)^ *NODE .*$", made.plain())
+    assert len(heads) == 1 if columns == 250 else len(heads) > 1
+    for number in range(16):
+        assert re.search(rf"COLUMN-{number}\b", made.plain()), "no column is lost"
+    assert "VERDICT" in made.plain()
+
+
+def test_what_is_written_is_not_obeyed():
+    """A run may be called as a style is."""
+    assert "[bold]x" in drawn(RESULTS).plain()
+
+
+def test_states_and_the_best_are_coloured():
+    text = drawn(RESULTS).text
+    assert "\x1b[32mCOMPLETED" in text
+    assert "\x1b[31mFAILED" in text
+    assert "\x1b[1;32m1.25 *" in text
+    assert "\x1b[1;31mERROR\x1b[0m slurmd-2" in text
+
+
+def test_an_empty_table_has_its_head():
+    assert re.search(r"NAME +HASH", drawn(RESULTS).plain())
+
+
+def test_no_color_leaves_the_tables(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    made = drawn(RESULTS)
+    assert not COLOURS.search(made.text)
+    assert BOXES.search(made.text)
+
+
+def test_a_dumb_terminal_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "dumb")
+    made = drawn(RESULTS)
+    assert "\x1b" not in made.text
+    assert not BOXES.search(made.text)
+
+
+def test_a_failure_is_one_red_line(answers: None, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> typing.NoReturn:
+        raise TrainerError("Slurm refuses the job: " + "a long reason " * 20, results={"job-id": "40"})
+
+    monkeypatch.setattr(verbs.Verb, "do", fail)
+    made, code = type_on(60, "submit")
+    assert code == 1
+    assert "\x1b[1;31mddp:\x1b[0m Slurm refuses the job: " in made.text
+    assert made.plain().count("\n") == 2, "the terminal folds it; what is copied is one line"
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_what_takes_long_has_a_bar(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(base, "REPORT_S", 0.3)
+    with terminal(90) as made, os.fdopen(os.dup(made.descriptor), "w") as out:
+        monkeypatch.setattr(sys, "stderr", out)
+        shown = screen.Screen(is_json=False)
+        base.with_progress(shown.log, "installing torch", lambda: time.sleep(0.8), lambda: "200 MB")
+        shown.log("job 40: night on 2 nodes")
+        shown.log(tables.Step("job 40 RUNNING, step 30", "job 40 RUNNING", "step 30", done=30, total=60))
+        time.sleep(0.3)
+        shown.close()
+    frames = made.text
+    assert re.search(r"installing torch .*\u2501.*200 MB", frames), "a bar, and how far it is"
+    half = re.search(r"job 40 RUNNING[^\n]*?((?:\u2501|\u2578)+)", ESCAPES.sub("", frames))
+    assert half
+    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in made.plain().split("\n")]
+    kept = [line for line in lines if line and not BOXES.search(line)]
+    assert kept == ["installing torch  1 s, 200 MB", "job 40: night on 2 nodes", "job 40 RUNNING  0 s, step 30"]
+    assert frames.count("\x1b[?25l") == frames.count("\x1b[?25h"), "the cursor is there again"
+
+
+def test_without_a_terminal_progress_is_lines(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(base, "REPORT_S", 0.1)
+    monkeypatch.setattr(sys, "stderr", out := io.StringIO())
+    base.with_progress(screen.Screen(is_json=False).log, "installing torch", lambda: time.sleep(0.25), lambda: "200 MB")
+    assert out.getvalue() == "installing torch\ninstalling torch: 0 s, 200 MB\ninstalling torch: 0 s, 200 MB\n"
+
+
+def test_waiting_for_a_job_moves_a_bar(settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ddp.runs.control.REPORT_S", 0.0)
+    cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+
+    def started(job: typing.Any) -> None:
+        (job.script.parent / "config.json").write_text('{"steps": 400}')
+        (job.script.parent / "metrics.jsonl").write_text('{"step": 100, "loss": 2.5}\n')
+
+    cluster.submitted = started
+    lines: list[str] = []
+    verb = verbs.ALL["submit-ddp"]
+    with settings.claims:
+        verb.do(settings, fields.parse(verb.params, {"workload": "smoke", "run": "night", "wait": True}), lines.append)
+    found = [line for line in lines if isinstance(line, tables.Step) and line.total]
+    assert [(str(one), one.done, one.total) for one in found][:1] == [
+        ("job 40 RUNNING, step 100, loss 2.5000", 100, 400)
+    ]
+
+
+def test_keeping_a_large_folder_has_a_bar(
+    settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.setattr("ddp.submit.code._TELL_S", 0.0)
+    (tmp_path / "project").mkdir()
+    for number in range(20):
+        (tmp_path / "project" / f"part-{number}.py").write_text("x = 1\n")
+    lines: list[str] = []
+    verb = verbs.ALL["submit-ddp"]
+    with settings.claims:
+        verb.do(
+            settings, fields.parse(verb.params, {"workload": str(tmp_path / "project" / "part-7.py")}), lines.append
+        )
+    found = [line for line in lines if isinstance(line, tables.Step) and line.task == "keeping the folder of part-7.py"]
+    assert [(one.done, one.total) for one in found] == [(number, 20) for number in range(1, 21)]
+    assert "keeping the folder of part-7.py: 20 of 20 files" in found
+
+
+# --- the real process ------------------------------------------------------------------------------------------------
+
+
+def start(made: Terminal, *words: str, **env: str) -> "subprocess.Popen[bytes]":
+    given = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "TERM": "xterm-256color", **env}
+    given["PYTHONPATH"] = str(REPOSITORY / "lib")
+    argv = [
+        sys.executable,
+        "-B",
+        "-c",
+        "import os, sys; os.geteuid() or os.setuid(65534); from ddp import cli; cli.main()",
+    ]
+    out = made.descriptor
+    return subprocess.Popen([*argv, *words], cwd="/", env=given, stdin=out, stdout=out, stderr=out)
+
+
+def test_the_process_on_a_terminal_and_in_a_pipe():
+    """`ddp doctor` where Slurm is missing: a line that a terminal colours, and a pipe does not."""
+    with terminal(80) as made:
+        assert start(made, "--workspace", "/var/tmp", "doctor").wait(60) == 1
+    assert made.text.startswith("\x1b[1;31mddp:\x1b[0m ")
+    with terminal(80) as made:
+        assert start(made, "--workspace", "/var/tmp", "doctor", NO_COLOR="1").wait(60) == 1
+    assert not COLOURS.search(made.text)
+
+
+def test_bash_completes_at_its_prompt(tmp_path: pathlib.Path):
+    """An interactive bash with readline, as a user has it, after the line that the documents give."""
+    (command := tmp_path / "ddp").write_text(
+        f'#!/bin/sh\nPYTHONPATH={REPOSITORY}/lib exec {sys.executable} -B -m ddp "$@"\n'
+    )
+    command.chmod(0o755)
+    (line,) = re.findall(
+        r"^echo '(eval .*bash_source.*)' >> ~/.bashrc$", (REPOSITORY / "docs/howto/ddp.md").read_text(), re.M
+    )
+    (tmp_path / "bashrc").write_text(f"PS1='> '\nbind 'set bell-style none'\n{line}\n")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TERM": "dumb", "HOME": str(tmp_path)}
+    ours, theirs = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--noprofile", "--rcfile", str(tmp_path / "bashrc"), "-i"],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True, cwd=tmp_path,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = ""
+
+    def expect(text: str) -> None:
+        nonlocal seen
+        until = time.monotonic() + 60
+        while text not in seen:
+            assert time.monotonic() < until, seen
+            seen += os.read(ours, 4096).decode()
+        seen = seen.partition(text)[2]
+
+    try:
+        expect("> ")
+        for typed, completed in (
+            ("ddp su\t", "ddp submit "),
+            ("ddp env cr\t", "ddp env create "),
+            ("ddp submit --laun\t", "ddp submit --launcher "),
+            ("ddp bench --store ne\t", "ddp bench --store never "),
+        ):
+            os.write(ours, typed.encode())
+            expect(completed)
+            os.write(ours, b"\x15")  # readline: kill the line
+    finally:
+        shell.send_signal(signal.SIGKILL)
+        shell.wait()
+        os.close(ours)
