@@ -18,7 +18,7 @@ from ddp.doctor import cluster_rules, hardware, node_rules, reporting
 from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_few, leading_number
 from ddp.environment import archives, environments
 from ddp.measure import sampling
-from ddp.options import models
+from ddp.options import declared, models
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
 from slurm_ddp import mounts
@@ -132,8 +132,7 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
         "--mem=1024M", "--time=6", "--chdir=/",
         f"--immediate={params.wait_timeout}", "--job-name=trainer-doctor", "--propagate=NONE", "--wait=60",
     ]  # fmt: skip
-    given = {"account": params.account, "qos": params.qos, "reservation": params.reservation}
-    options += [f"--{name}={value}" for name, value in given.items() if value]
+    options += [f"--{name}={value}" if value else f"--{name}" for name, value in declared.directives(params)]
     return [*options, f"--gpus-per-node={gpus}"] if gpus else options
 
 
