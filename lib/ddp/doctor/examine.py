@@ -67,6 +67,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                     for manifest in contents.environments[:4]
                     if environments.is_current(settings, manifest)
                 ],
+                "imports": environments.IMPORTS.read_text(),
             }  # fmt: skip
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
@@ -139,11 +140,12 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
 def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> tuple[dict[str, Json], str]:
     """Return each node's report, and what srun said where some gave none."""
     hosts = list(spec["hosts"])
-    argv = ("/usr/bin/python3", "-I", "-c", _PROBE.read_text(), json.dumps(spec))
+    # Sent, as what lies on this host need not lie on the nodes; nor in the workspace, which is what is looked at.
+    argv, program = (folders.PYTHON, "-I", "-", json.dumps(spec)), _PROBE.read_text()
     text, trouble = with_progress(
         log,
         f"examining {len(hosts)} node{'s' if len(hosts) > 1 else ''}: {first_few(hosts)}",
-        lambda: jobs.run_everywhere(*argv, options=options, timeout_s=_STEP_S + patience_s),
+        lambda: jobs.run_everywhere(*argv, options=options, stdin=program, timeout_s=_STEP_S + patience_s),
     )
     return read_reports(text), trouble
 
