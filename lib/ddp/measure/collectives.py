@@ -5,7 +5,7 @@ import typing
 
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError
 from ddp.environment import environments
-from ddp.options import declared, fields, models
+from ddp.options import fields, models
 from ddp.runs import control, run_files
 from ddp.submit import checks, resources, scripts
 from ddp.workspace import folders, operations
@@ -212,5 +212,9 @@ def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
 
 def _as_job(params: models.BenchmarkCollectives) -> fields.SubmitDdp:
     """Return the parameters that say where to run, as those of a training."""
-    place = declared.shared(params, fields.SubmitDdp)
-    return fields.parse(fields.SubmitDdp, {**place, "env": params.env, "fabric": params.fabric})
+    names = (
+        "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "constraint", "nodelist",
+        "exclude", "env", "fabric",
+    )  # fmt: skip
+    given = {name.replace("_", "-"): getattr(params, name) for name in names}
+    return fields.parse(fields.SubmitDdp, {name: value for name, value in given.items() if value is not None})

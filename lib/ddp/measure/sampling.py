@@ -9,7 +9,7 @@ import typing
 
 from ddp.base import Log, Settings, TrainerError
 from ddp.measure import collectives, forecast
-from ddp.options import declared, fields, models
+from ddp.options import fields, models
 from ddp.runs import control
 from slurm_ddp.slurm import jobs
 
@@ -42,12 +42,14 @@ def take(
     gpus: int,
 ) -> Sample:
     """Run the job on these nodes, with so many GPUs on each, and return what it measured; it is not stored."""
-    given = declared.shared(params, models.BenchmarkCollectives) | {
-        "partition": partition, "nodelist": ",".join(hosts), "gpus-per-node": gpus, "min-bytes": "16M",
-        "max-bytes": "16M", "env": _SAY, "time-limit": "10", "store": "never",
-        "wait-timeout": params.wait_timeout + _JOB_S,
+    given = {
+        "partition": partition, "nodelist": ",".join(hosts), "gpus-per-node": gpus, "account": params.account,
+        "qos": params.qos, "reservation": params.reservation, "min-bytes": "16M", "max-bytes": "16M", "env": _SAY,
+        "time-limit": "10", "store": "never", "wait-timeout": params.wait_timeout + _JOB_S,
     }  # fmt: skip
-    asked = fields.parse(models.BenchmarkCollectives, given)
+    asked = fields.parse(
+        models.BenchmarkCollectives, {name: value for name, value in given.items() if value is not None}
+    )
     began = time.monotonic()
     try:
         submitted, _ = collectives.measure(settings, asked, log)
