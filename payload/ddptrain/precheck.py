@@ -36,3 +36,7 @@ def main() -> None:
     with contextlib.suppress(OSError):  # the run's folder, where its ranks start; a new run has none yet
         os.chdir(request["folder"])
     print(json.dumps([check(request["command"], words) for words in request["lines"]]))
+
+
+if __name__ == "__main__":
+    main()

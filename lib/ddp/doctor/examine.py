@@ -18,7 +18,7 @@ from ddp.doctor import cluster_rules, hardware, node_rules, reporting
 from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_few, leading_number
 from ddp.environment import archives, environments
 from ddp.measure import sampling
-from ddp.options import models
+from ddp.options import declared, models
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
 from slurm_ddp import mounts
@@ -67,6 +67,7 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
                     for manifest in contents.environments[:4]
                     if environments.is_current(settings, manifest)
                 ],
+                "imports": environments.IMPORTS.read_text(),
             }  # fmt: skip
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
@@ -132,19 +133,19 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
         "--mem=1024M", "--time=6", "--chdir=/",
         f"--immediate={params.wait_timeout}", "--job-name=trainer-doctor", "--propagate=NONE", "--wait=60",
     ]  # fmt: skip
-    given = {"account": params.account, "qos": params.qos, "reservation": params.reservation}
-    options += [f"--{name}={value}" for name, value in given.items() if value]
+    options += [f"--{name}={value}" if value else f"--{name}" for name, value in declared.directives(params)]
     return [*options, f"--gpus-per-node={gpus}"] if gpus else options
 
 
 def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> tuple[dict[str, Json], str]:
     """Return each node's report, and what srun said where some gave none."""
     hosts = list(spec["hosts"])
-    argv = ("/usr/bin/python3", "-I", "-c", _PROBE.read_text(), json.dumps(spec))
+    # Sent, as what lies on this host need not lie on the nodes; nor in the workspace, which is what is looked at.
+    argv, program = (folders.PYTHON, "-I", "-", json.dumps(spec)), _PROBE.read_text()
     text, trouble = with_progress(
         log,
         f"examining {len(hosts)} node{'s' if len(hosts) > 1 else ''}: {first_few(hosts)}",
-        lambda: jobs.run_everywhere(*argv, options=options, timeout_s=_STEP_S + patience_s),
+        lambda: jobs.run_everywhere(*argv, options=options, stdin=program, timeout_s=_STEP_S + patience_s),
     )
     return read_reports(text), trouble
 

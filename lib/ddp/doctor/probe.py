@@ -1,4 +1,4 @@
-"""What `doctor` runs on each node, all nodes at once: `python3 -I -c TEXT JSON`; its answer is JSON in lines.
+"""What `doctor` runs on each node, all nodes at once: it is sent to `python3 -I - JSON`; its answer is JSON in lines.
 
 Only the standard library, and nothing that may hang is done by this process itself: the filesystem is touched by a
 child that is left behind when it gives no answer, commands have deadlines, and a peer is waited for only so long.
@@ -105,9 +105,10 @@ def disk(cache: str) -> Json:
         return {"error": f"{there}: {e.strerror}"}
 
 
-def environments(cache: str, wanted: list[Json]) -> list[Json]:
+def environments(cache: str, wanted: list[Json], program: str) -> list[Json]:
     """Return for each stored environment whether it is unpacked here, and what importing torch from it takes.
 
+    `program` is ddp/environment/imports.py, which an environment's own Python gets.
     The newest of those that are unpacked is tried twice: with its files dropped from this node's memory, and again.
     """
     found: list[Json] = []
@@ -126,31 +127,22 @@ def environments(cache: str, wanted: list[Json]) -> list[Json]:
             if not any(other["unpacked"] for other in found):
                 one["kept"] = _within(functools.partial(forget, home), FORGET_S)
                 if one["kept"] is not None and one["kept"] < COLD:
-                    cold = _imported(home, deadline)
+                    cold = _imported(home, program, deadline)
                     one |= {"cold_s": cold["seconds"]} if "seconds" in cold else cold
             if "error" not in one:
-                one |= _imported(home, deadline)
+                one |= _imported(home, program, deadline)
         found.append(one)
     return found
 
 
-def _imported(home: pathlib.Path, deadline: float) -> Json:
+def _imported(home: pathlib.Path, program: str, deadline: float) -> Json:
     """Return how many seconds importing torch takes, and what is in it; one that has no end is told as an error."""
-    code = (
-        "import time; t = time.perf_counter(); import torch; s = time.perf_counter() - t\n"
-        "import json, numpy, platform; n = None\n"
-        "c = torch.cuda.is_available()\n"
-        "if c: n = '.'.join(map(str, torch.cuda.nccl.version()))\n"
-        "print(json.dumps({'seconds': s, 'torch': torch.__version__, 'cuda': torch.version.cuda, 'nccl': n,"
-        " 'devices': torch.cuda.device_count() if c else 0, 'numpy': numpy.__version__,"
-        " 'python': platform.python_version()}))"
-    )
     limit_s = min(IMPORT_S, deadline - time.monotonic())
     if limit_s <= 0:
         return {}  # those before took all the time; they are told as slow
     try:
-        argv = [str(home / "bin" / "python"), "-c", code]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+        argv = [str(home / "bin" / "python"), "-"]
+        done = subprocess.run(argv, input=program, capture_output=True, text=True, timeout=limit_s, check=False)
         if done.returncode == 0:
             return json.loads(done.stdout.splitlines()[-1])
         return {"error": (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]}
@@ -607,7 +599,8 @@ def examine(spec: Json) -> Json:
         "node": node, "uid": os.getuid(), "time": began, "versions": versions(), "limits": limits(),
         "processors": processors(), "gpus": gpus(), "infiniband": infiniband(), "disk": disk(spec["cache"]),
         "filesystem": dict(filesystem.facts), "network": meeting.told(), "scratch": tempfile.gettempdir(),
-        "environments": environments(spec["cache"], spec["environments"]), "tracking": reach(spec.get("tracking")),
+        "environments": environments(spec["cache"], spec["environments"], spec["imports"]),
+        "tracking": reach(spec.get("tracking")),
     }  # fmt: skip
     filesystem.close()
     return answer

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import stat
 import subprocess
@@ -127,9 +126,7 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
     os.close(descriptor)
     partial = pathlib.Path(name)
     try:
-        environment = shlex.quote(str(pathlib.Path(build, "env")))
-        script = f"tar -C {environment} --sort=name -cf - . | zstd -q -T0 -3 -f -o {shlex.quote(name)}"
-        argv = ["/bin/bash", "-o", "pipefail", "-c", script]
+        argv = ["tar", "-C", str(pathlib.Path(build, "env")), "--sort=name", "-I", "zstd -q -T0 -3", "-cf", name, "."]
         done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=3600)
         if done.returncode != 0:
             raise RefusedError(f"archiving the environment failed: {' '.join(done.stderr.split())[-300:]}")

@@ -32,18 +32,9 @@ _PIP_TIMEOUT_S = 5400.0
 _CLAIM = "environments"
 _BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
 _STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
+_DRIVER = pathlib.Path(__file__).with_name("driver.py")
+IMPORTS = pathlib.Path(__file__).with_name("imports.py")
 _BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
-_DRIVER = """
-import ctypes
-try:
-    cuda = ctypes.CDLL("libcuda.so.1")
-    version, count = ctypes.c_int(), ctypes.c_int()
-    failed = cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(version))
-    failed = failed or cuda.cuDeviceGetCount(ctypes.byref(count))
-    print("driver", version.value if count.value and not failed else 0)
-except OSError:
-    print("driver", 0)
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,12 +253,12 @@ def choose_build(
         "--gpus-per-node=1", "--time=2", "--immediate=60", "--chdir=/", "--job-name=trainer-driver",
         *([f"--reservation={reservation}"] if reservation else []),
     )  # fmt: skip
-    argv = ("/usr/bin/python3", "-I", "-c", _DRIVER)
+    program = _DRIVER.read_text()  # sent: what lies on this host need not lie on the node
     try:
         answer = with_progress(
             log,
             f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver",
-            lambda: jobs.run_step(*argv, options=options, timeout_s=150),
+            lambda: jobs.run_step(folders.PYTHON, "-I", "-", options=options, stdin=program, timeout_s=150),
         )
     except jobs.SlurmError as e:
         if remedies.NO_CREDENTIAL in str(e):
@@ -492,9 +483,8 @@ def _finish(settings: Settings, build: pathlib.Path, payload: pathlib.Path) -> f
 def _check(settings: Settings, build: pathlib.Path) -> str:
     """Return torch's version as the environment itself tells it, with all that the payload imports."""
     python = build / "env" / "bin" / "python"
-    more = ", transformers" if settings.transformers else ""
-    code = f"import ddptrain, numpy, torch, torch.distributed.run{more}; print(torch.__version__)"
-    return _run(python, "-c", code, timeout=300).strip()
+    names = ["ddptrain", "torch.distributed.run", *(["transformers"] if settings.transformers else [])]
+    return json.loads(_run(python, "-I", IMPORTS, *names, timeout=300))["torch"]
 
 
 def _key(settings: Settings, build: str, wheelhouse: str = "", requirements: str = "") -> str:
@@ -509,8 +499,8 @@ def _key(settings: Settings, build: str, wheelhouse: str = "", requirements: str
 
 def _python_version() -> str:
     """Return the version of the interpreter that the environment uses, here and on the nodes."""
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return _run(folders.PYTHON, "-I", "-c", code).strip()
+    version = _run(folders.PYTHON, "-V").split()[-1]  # Python 3.12.3
+    return ".".join(version.split(".")[:2])
 
 
 def _payload_digest(payload: pathlib.Path) -> str:

@@ -207,21 +207,21 @@ class _Line:
         self._socket.close()
 
 
-class _Group:
+class _Group(typing.Protocol):
     """The pods of an attempt, as one of them sees them."""
 
-    attempt = ""
+    attempt: str
 
     def poll(self) -> list[str]:
         """Return the pods without which the ranks cannot go on, in words."""
-        return []
+        ...
 
     def conclude(self, code: int, outcome: _Outcome, done: pathlib.Path) -> int:
         """Return the exit code of all pods, from that of this pod's ranks and what the program left."""
-        raise NotImplementedError
+        ...
 
 
-class _Head(_Group):
+class _Head:
     """Pod 0: knows all others."""
 
     def __init__(self, pod: Settings, stopping: _Stopping) -> None:
@@ -297,11 +297,12 @@ class _Head(_Group):
         return verdict
 
 
-class _Member(_Group):
+class _Member:
     """Any other pod: knows pod 0."""
 
     def __init__(self, pod: Settings, done: pathlib.Path, stopping: _Stopping) -> None:
         clock = _Clock(pod.join_s)
+        self.attempt = ""
         self._stopping = stopping
         self._verdict: int | None = None
         while True:

@@ -27,7 +27,7 @@ EXPLAINING_S = 120.0
 NODE_BACK_S = 600.0
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
 PYTHON = "/usr/bin/python3"
-# Starts the program on a node, once the shared filesystem is there. In a container, the image's own interpreter.
+# Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
 _START = """\
 n=0
 until [ -r "$1/__main__.py" ]; do
@@ -105,7 +105,7 @@ class Supervisor:
         except (_FatalError, network.NetworkError, storage.GoneError) as e:
             spool.write(f"[FATAL] {self.host}: {e}")
             code = FATAL
-        except Exception:  # a mistake of ours: only this process brings what it prints to the log
+        except Exception:  # a bug: print it while this process still copies its output to the log
             import traceback
 
             traceback.print_exc()

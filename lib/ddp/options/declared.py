@@ -39,6 +39,27 @@ def options(model: type[fields.Parsed]) -> tuple[Option, ...]:
     return tuple(_option(str(field.alias), field) for field in model.model_fields.values() if not field.exclude)
 
 
+def directives(params: fields.Parsed, *, is_judged: bool = False) -> list[tuple[str, str]]:
+    """Return the options of sbatch(1) that are given as they are, with their values; a flag has none.
+
+    With `is_judged` they are for `sbatch --test-only`.
+    """
+    found: list[tuple[str, str]] = []
+    for name, directive in fields.directives(type(params)).items():
+        value = getattr(params, name)
+        is_given = value is not None and value is not False and value != ""
+        if is_given and not directive.is_computed and (directive.is_judged or not is_judged):
+            found += [(directive.name, "" if value is True else str(value)), *directive.more]
+    return found
+
+
+def shared(params: fields.Parsed, model: type[fields.Parsed]) -> dict[str, object]:
+    """Return what is given of the options that ask Slurm for a place and that `model` has, too, by their names."""
+    names = fields.directives(type(params)).keys() & fields.directives(model).keys()
+    given = {str(model.model_fields[name].alias): getattr(params, name) for name in sorted(names)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _option(name: str, field: pydantic.fields.FieldInfo) -> Option:
     base, marks = _parts(field.annotation)
     marks = [*field.metadata, *marks]

@@ -57,6 +57,16 @@ class OneOf(pydantic.AfterValidator):
     choices: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Directive:
+    """The option of sbatch(1) that an option sets, with the same value unless that is worked out."""
+
+    name: str
+    is_computed: bool = False  # `ddp.submit.resources` works the value out, also where the option is not given
+    more: tuple[tuple[str, str], ...] = ()  # what goes with it
+    is_judged: bool = True  # also by sbatch --test-only
+
+
 def between(least: int, most: int) -> pydantic.AfterValidator:
     """Hold a whole number between two bounds."""
 
@@ -107,14 +117,8 @@ def _check_steps(value: str) -> str:
     return value
 
 
-# sbatch(1), by the long option: what has an option of its own here, and what the job sets and relies on
-_SBATCH_OWN = {
-    "partition": "partition", "time": "time-limit", "account": "account", "qos": "qos", "reservation": "reservation",
-    "nodes": "nodes", "gpus-per-node": "gpus-per-node", "cpus-per-task": "cpus-per-task", "mem": "memory",
-    "constraint": "constraint", "nodelist": "nodelist", "exclude": "exclude", "exclusive": "exclusive",
-    "dependency": "dependency", "mail-type": "mail-type", "mail-user": "mail-user",
-}  # fmt: skip
-_SBATCH_KEPT = (
+# sbatch(1), by the long option: what the job sets and relies on
+SBATCH_KEPT = (
     "array", "batch", "bb", "bbf", "chdir", "clusters", "container", "cores-per-socket", "cpus-per-gpu", "error",
     "export", "export-file", "extra-node-info", "get-user-env", "gid", "gpus", "gpus-per-socket", "gpus-per-task",
     "gres", "hold", "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "mem-per-cpu", "mem-per-gpu", "mincpus",
@@ -122,17 +126,6 @@ _SBATCH_KEPT = (
     "open-mode", "output", "overcommit", "parsable", "propagate", "quiet", "requeue", "signal", "test-only",
     "tres-per-task", "uid", "use-min-nodes", "verbose", "version", "wait", "wait-all-nodes", "wrap",
 )  # fmt: skip
-
-
-def _check_sbatch(value: str) -> str:
-    for word in value.split():
-        name = word.partition("=")[0].removeprefix("--")
-        # sbatch takes what an option's name begins with for the option
-        if own := next((ours for theirs, ours in _SBATCH_OWN.items() if theirs.startswith(name)), None):
-            raise ValueError(f"--{name} has an option of its own; give {own}")
-        if kept := next((theirs for theirs in _SBATCH_KEPT if theirs.startswith(name)), None):
-            raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
-    return value
 
 
 def _check_env(value: str) -> str:
@@ -220,12 +213,7 @@ MailUser = typing.Annotated[
 ]
 _SBATCH_WORD = r"--[a-z][a-z0-9-]{1,40}(=[A-Za-z0-9._:,@%/+-]{1,200})?"
 _SBATCH_RULE = "sbatch's own long options, separated by blanks, such as --nice=100 --switches=1"
-Sbatch = typing.Annotated[
-    str,
-    STRICT,
-    matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE),
-    pydantic.AfterValidator(_check_sbatch),
-]
+Sbatch = typing.Annotated[str, STRICT, matches(rf"({_SBATCH_WORD}( {_SBATCH_WORD})*)?", 1024, _SBATCH_RULE)]
 Flag = typing.Annotated[bool, STRICT]
 Lines = typing.Annotated[int, STRICT, between(1, MAX_LINES)]
 Seconds = typing.Annotated[int, STRICT, between(1, 30 * 86400)]
@@ -247,6 +235,12 @@ class Parsed(pydantic.BaseModel):
         alias_generator=lambda name: name.replace("_", "-"),
         defer_build=True,  # until it is used: a command uses two or three of all models
     )
+
+
+def directives(model: type[Parsed]) -> dict[str, Directive]:
+    """Return what the options of a model set of sbatch, by attribute, in the order in which it declares them."""
+    marks = ((name, mark) for name, field in model.model_fields.items() for mark in field.metadata)
+    return {name: mark for name, mark in marks if isinstance(mark, Directive)}
 
 
 Folder = typing.Annotated[
@@ -287,20 +281,61 @@ class Config(Parsed):
     )
 
 
+# Options that several verbs have, with what each sets of sbatch: a Slurm option is one such declaration.
+Partition = typing.Annotated[
+    Name | None,
+    Directive("partition", is_computed=True),
+    pydantic.Field(description="Slurm partition; default is Slurm's default partition."),
+]
+SlurmAccount = typing.Annotated[
+    Name | None, Directive("account"), pydantic.Field(description="Slurm account to charge.")
+]
+Qos = typing.Annotated[Name | None, Directive("qos"), pydantic.Field(description="Slurm quality of service.")]
+Reservation = typing.Annotated[Name | None, Directive("reservation"), pydantic.Field(description="Slurm reservation.")]
+Nodes = typing.Annotated[
+    typing.Annotated[int, STRICT, between(1, MAX_NODES)] | None,
+    Directive("nodes", is_computed=True),
+    pydantic.Field(description="How many nodes; default is all usable ones of the partition."),
+]
+GPUS = Directive("gpus-per-node", is_computed=True)
+Gpus = typing.Annotated[int, STRICT, between(0, MAX_GPUS)]
+CPUS = Directive("cpus-per-task", is_computed=True)
+Cpus = typing.Annotated[int, STRICT, between(1, MAX_CPUS)]
+Constrained = typing.Annotated[
+    Constraint | None,
+    Directive("constraint"),
+    pydantic.Field(description="Features that the nodes must have, joined by & or |."),
+]
+Nodelist = typing.Annotated[
+    Hosts | None,
+    Directive("nodelist"),
+    pydantic.Field(
+        description="Nodes that must be among those of the job, such as slurmd-[0-3],slurmd-7; without nodes these are "
+        "all of them."
+    ),
+]
+Exclude = typing.Annotated[
+    Hosts | None,
+    Directive("exclude"),
+    pydantic.Field(description="Nodes that the job must not run on, such as slurmd-5,slurmd-[8-9]."),
+]
+Wait = typing.Annotated[Seconds, pydantic.Field(description="How long to wait, in seconds.")]
+
+
 class Resources(Parsed):
     """The parameters with which an action asks Slurm for a place to run."""
 
-    partition: Name | None = pydantic.Field(None, description="Slurm partition; default is Slurm's default partition.")
-    time_limit: Time | None = pydantic.Field(
+    partition: Partition = None
+    time_limit: typing.Annotated[Time | None, Directive("time", is_computed=True)] = pydantic.Field(
         None,
         description=(
             "Slurm time limit, as minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-HH:MM:SS, at most the partition's; "
             "UNLIMITED or INFINITE where the partition has none. Default is the partition's."
         ),
     )
-    account: Name | None = pydantic.Field(None, description="Slurm account to charge.")
-    qos: Name | None = pydantic.Field(None, description="Slurm quality of service.")
-    reservation: Name | None = pydantic.Field(None, description="Slurm reservation.")
+    account: SlurmAccount = None
+    qos: Qos = None
+    reservation: Reservation = None
 
 
 class Training(Resources):
@@ -312,39 +347,30 @@ class Training(Resources):
             "gpt (a language model), smoke (a test of a few seconds), or the path of a Python script in the workspace."
         ),
     )
-    nodes: typing.Annotated[int, STRICT, between(1, MAX_NODES)] | None = pydantic.Field(
-        None, description="How many nodes; default is all usable ones of the partition."
-    )
-    gpus_per_node: typing.Annotated[int, STRICT, between(0, MAX_GPUS)] | None = pydantic.Field(
+    nodes: Nodes = None
+    gpus_per_node: typing.Annotated[Gpus | None, GPUS] = pydantic.Field(
         None,
         description="GPUs on each node, one rank each; 0 trains on CPUs with one rank for each node; default is all.",
     )
-    cpus_per_task: typing.Annotated[int, STRICT, between(1, MAX_CPUS)] | None = pydantic.Field(
+    cpus_per_task: typing.Annotated[Cpus | None, CPUS] = pydantic.Field(
         None,
         description="Cores on each node, shared by its ranks; default is the share that goes with the GPUs, or all.",
     )
-    memory: Memory | None = pydantic.Field(
+    memory: typing.Annotated[Memory | None, Directive("mem", is_computed=True)] = pydantic.Field(
         None, description="Memory on each node, such as 8G; default is the share that goes with the cores and GPUs."
     )
-    constraint: Constraint | None = pydantic.Field(
-        None, description="Features that the nodes must have, joined by & or |."
-    )
-    nodelist: Hosts | None = pydantic.Field(
-        None,
-        description=(
-            "Nodes that must be among those of the job, such as slurmd-[0-3],slurmd-7; without nodes these are "
-            "all of them."
-        ),
-    )
-    exclude: Hosts | None = pydantic.Field(
-        None, description="Nodes that the job must not run on, such as slurmd-5,slurmd-[8-9]."
-    )
-    exclusive: Flag = pydantic.Field(
+    constraint: Constrained = None
+    nodelist: Nodelist = None
+    exclude: Exclude = None
+    exclusive: typing.Annotated[Flag, Directive("exclusive")] = pydantic.Field(
         False,
         description="Share the nodes with no other job; cores and memory are then the whole nodes' unless they are "
         "given.",
     )
-    dependency: Dependency | None = pydantic.Field(
+    dependency: typing.Annotated[
+        Dependency | None,
+        Directive("dependency", more=(("kill-on-invalid-dep", "yes"),), is_judged=False),  # it finds no time for such
+    ] = pydantic.Field(
         None,
         description=(
             "Wait for other jobs: afterok:40 (it ended well), afternotok:40, afterany:40 (it ended), after:40 (it "
@@ -352,7 +378,7 @@ class Training(Resources):
             "that can no longer come true, Slurm cancels the job."
         ),
     )
-    mail_type: MailType | None = pydantic.Field(
+    mail_type: typing.Annotated[MailType | None, Directive("mail-type")] = pydantic.Field(
         None,
         description=(
             "When slurmctld writes a mail, such as END,FAIL: BEGIN, END, FAIL, REQUEUE, ALL, TIME_LIMIT, "
@@ -360,7 +386,7 @@ class Training(Resources):
             "sweep)."
         ),
     )
-    mail_user: MailUser | None = pydantic.Field(
+    mail_user: typing.Annotated[MailUser | None, Directive("mail-user")] = pydantic.Field(
         None,
         description=(
             "Address for mail-type, such as me@example.com; default is submit-user, whom slurmctld's host must know."
@@ -444,6 +470,19 @@ class Training(Resources):
     )
     arguments: tuple[str, ...] = pydantic.Field((), exclude=True)  # of the command line, behind the workload
 
+    @pydantic.field_validator("sbatch")
+    @classmethod
+    def _check_sbatch(cls, value: str) -> str:
+        own = {directive.name: cls.model_fields[name].alias for name, directive in directives(cls).items()}
+        for word in value.split():
+            name = word.partition("=")[0].removeprefix("--")
+            # sbatch takes what an option's name begins with for the option
+            if ours := next((ours for theirs, ours in own.items() if theirs.startswith(name)), None):
+                raise ValueError(f"--{name} has an option of its own; give {ours}")
+            if kept := next((theirs for theirs in SBATCH_KEPT if theirs.startswith(name)), None):
+                raise ValueError(f"--{kept} is set by the job itself, which relies on it; omit it")
+        return value
+
     @property
     def words(self) -> tuple[str, ...]:
         """Return the arguments of the workload, as they are."""
@@ -471,7 +510,7 @@ class SubmitDdp(Training):
         description="Return the script, the checks that it passed and Slurm's verdict on it; write and submit nothing.",
     )
     wait: Flag = pydantic.Field(False, description="Wait for the job's end and return its result.")
-    wait_timeout: Seconds = pydantic.Field(86400, description="How long to wait, in seconds.")
+    wait_timeout: Wait = 86400
 
 
 class SubmitSweep(Training):
@@ -501,7 +540,7 @@ class SubmitSweep(Training):
         False, description="Return the script, Slurm's verdict on it and the runs; write and submit nothing."
     )
     wait: Flag = pydantic.Field(False, description="Wait for the end of all runs and return their table, and the best.")
-    wait_timeout: Seconds = pydantic.Field(86400, description="How long to wait, in seconds.")
+    wait_timeout: Wait = 86400
 
 
 class ListJobs(Parsed):

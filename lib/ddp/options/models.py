@@ -90,22 +90,20 @@ class PrepareDataset(fields.Resources):
         None, description="How many elements may run at once, such as 8; default is all."
     )
     wait: fields.Flag = pydantic.Field(True, description="Wait for the job's end.")
-    wait_timeout: fields.Seconds = pydantic.Field(86400, description="How long to wait, in seconds.")
+    wait_timeout: fields.Wait = 86400
 
 
 class Doctor(fields.Parsed):
     """Parameters of doctor."""
 
-    partition: fields.Name | None = pydantic.Field(
-        None, description="Slurm partition; default is Slurm's default partition."
-    )
+    partition: fields.Partition = None
     nodes: fields.Hosts | None = pydantic.Field(
         None,
         description="Which nodes, such as slurmd-[0-3],slurmd-7; default is every node of the partition, at most 64.",
     )
-    account: fields.Name | None = pydantic.Field(None, description="Slurm account to charge.")
-    qos: fields.Name | None = pydantic.Field(None, description="Slurm quality of service.")
-    reservation: fields.Name | None = pydantic.Field(None, description="Slurm reservation.")
+    account: fields.SlurmAccount = None
+    qos: fields.Qos = None
+    reservation: fields.Reservation = None
     collectives: fields.Flag = pydantic.Field(
         False,
         description=(
@@ -161,8 +159,6 @@ _Size = typing.Annotated[
     fields.STRICT,
     fields.matches(r"[1-9][0-9]{0,11}[KMG]?", 13, "a number of bytes, with K, M or G behind it, such as 64M"),
 ]
-_Nodes = typing.Annotated[int, fields.STRICT, fields.between(1, fields.MAX_NODES)]
-_Gpus = typing.Annotated[int, fields.STRICT, fields.between(0, fields.MAX_GPUS)]
 
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall", "sendrecv", "all")
@@ -174,25 +170,13 @@ class BenchmarkCollectives(fields.Resources):
     collective: typing.Annotated[str, fields.STRICT, fields.among(*COLLECTIVES)] = pydantic.Field(
         "all_reduce", description="Which collective; all_reduce is what DDP does in every step."
     )
-    nodes: _Nodes | None = pydantic.Field(
-        None, description="How many nodes; default is all usable ones of the partition."
-    )
-    gpus_per_node: _Gpus | None = pydantic.Field(
+    nodes: fields.Nodes = None
+    gpus_per_node: typing.Annotated[fields.Gpus | None, fields.GPUS] = pydantic.Field(
         None, description="GPUs on each node, one rank each; 0 measures CPUs with gloo; default is all."
     )
-    constraint: fields.Constraint | None = pydantic.Field(
-        None, description="Features that the nodes must have, joined by & or |."
-    )
-    nodelist: fields.Hosts | None = pydantic.Field(
-        None,
-        description=(
-            "Nodes that must be among those of the job, such as slurmd-[0-3],slurmd-7; without nodes these are "
-            "all of them."
-        ),
-    )
-    exclude: fields.Hosts | None = pydantic.Field(
-        None, description="Nodes that the job must not run on, such as slurmd-5,slurmd-[8-9]."
-    )
+    constraint: fields.Constrained = None
+    nodelist: fields.Nodelist = None
+    exclude: fields.Exclude = None
     min_bytes: _Size | None = pydantic.Field(
         None, description="Smallest size, such as 8M; default is 1K on CPUs and 8M on GPUs."
     )
@@ -235,14 +219,12 @@ class BenchmarkCollectives(fields.Resources):
 class Plan(fields.Parsed):
     """Parameters of plan."""
 
-    partition: fields.Name | None = pydantic.Field(
-        None, description="Slurm partition; default is Slurm's default partition."
+    partition: fields.Partition = None
+    nodes: fields.Nodes = None
+    gpus_per_node: fields.Gpus | None = pydantic.Field(
+        None, description="GPUs on each node, one rank each; default is all."
     )
-    nodes: _Nodes | None = pydantic.Field(
-        None, description="How many nodes; default is all usable ones of the partition."
-    )
-    gpus_per_node: _Gpus | None = pydantic.Field(None, description="GPUs on each node, one rank each; default is all.")
-    cpus_per_task: typing.Annotated[int, fields.STRICT, fields.between(1, fields.MAX_CPUS)] | None = pydantic.Field(
+    cpus_per_task: fields.Cpus | None = pydantic.Field(
         None, description="Cores on each node; default is the share that goes with the GPUs, or all."
     )
     model: (

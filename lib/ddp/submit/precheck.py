@@ -10,7 +10,6 @@ from slurm_ddp.run import CommandError, CommandTimeout, run
 
 _LIMIT_S = 30.0
 _COMMANDS = {"gpt": ("train", ("--run-dir", "run", "--data", "data")), "smoke": ("smoke", ("--run-dir", "run"))}
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from ddptrain import precheck; precheck.main()"
 
 
 def words(choice: collections.abc.Mapping[str, object]) -> list[str]:
@@ -39,9 +38,9 @@ def check(
     alone = [*given, *args]
     lines = [alone, *([*alone, *words(choice)] for choice in choices)]
     request = json.dumps({"folder": str(settings.runs / run_name), "command": command, "lines": lines})
-    argv = (folders.PYTHON, "-I", "-c", _CODE, str(settings.payload))
+    argv = (folders.PYTHON, "-s", "-m", "ddptrain.precheck")
     try:
-        done = run(*argv, stdin=request, cwd="/", timeout=_LIMIT_S)
+        done = run(*argv, stdin=request, cwd=settings.payload, timeout=_LIMIT_S)
     except CommandTimeout as e:
         raise TrainerError(f"args: {e}; is the filesystem's server up? a file that they name lies there") from e
     except CommandError as e:

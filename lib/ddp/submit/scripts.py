@@ -12,7 +12,7 @@ import ddp.node
 from ddp.base import Settings
 from ddp.environment.environments import Environment
 from ddp.node import spec
-from ddp.options import fields, models
+from ddp.options import declared, fields, models
 from ddp.submit import fabrics
 from ddp.submit.resources import Request
 from ddp.workspace import folders, tokens
@@ -70,28 +70,29 @@ def training(
     is_draft: bool = False,
 ) -> dict[str, str]:
     """Return the files of a training run, or of a sweep of them, by name; a draft is for `sbatch --test-only`."""
-    given = {
-        "constraint": params.constraint, "nodelist": params.nodelist, "exclude": params.exclude,
-        "mail-type": params.mail_type, "mail-user": params.mail_user,
-    }  # fmt: skip
-    directives = [*_directives(params), *((name, value) for name, value in given.items() if value)]
-    if params.exclusive:
-        directives.append(("exclusive", ""))
-    if params.dependency and not is_draft:  # sbatch --test-only finds no time for what waits for others
-        directives += [("dependency", params.dependency), ("kill-on-invalid-dep", "yes")]
-    words = (word.removeprefix("--").partition("=") for word in params.sbatch.split())
-    directives += [(name, value) for name, _, value in words]
     by_rank = params.launcher == "srun"
     from_env = fields.variables(params.env)
     has_token = tokens.is_wanted(settings, params)
     token = ((tokens.VARIABLE, tokens.path(settings, run)),) if has_token else ()
     variables = (*_tracking(settings, {name for name, _ in from_env}), *token, *from_env)
     has_window = program.leaves_outcome and params.profile_steps is not None
-    common = _common(settings, request, run) | {
-        "tasks_per_node": request.ranks_per_node if by_rank else 1,
-        "cpus_per_task": max(1, request.cpus_per_task // request.ranks_per_node) if by_rank else request.cpus_per_task,
-    }
-    script = _render("job.sbatch.j2", **common, directives=directives, sweep=sweep, spec="job.json")
+    folder = str(settings.runs / run)
+    given = declared.directives(params, is_judged=is_draft)
+    given += [(name, value) for name, _, value in (word[2:].partition("=") for word in params.sbatch.split())]
+    about = [f"Written by the trainer for run {run}. Submitting it again by hand continues the run:"]
+    about.append(f"  sbatch {folder}/job.sbatch")
+    if sweep is not None:
+        about = [
+            f"Written by the trainer for sweep {run}: one task of the array for each line of {folder}/sweep.jsonl."
+        ]
+    directives = _directives(
+        request, run, folder, given,
+        output=f"{folder}{'-%a' if sweep else ''}/logs/%j.out",
+        tasks_per_node=request.ranks_per_node if by_rank else 1,
+        array=f"0-{sweep.last}%{sweep.parallel}" if sweep else None,
+        signal=f"B:USR1@{request.lead_s}",
+    )  # fmt: skip
+    script = _script(folder, "job job.json", about, directives)
     names = ["PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *(name for name, _ in variables)]
     image = params.container_image
     job = spec.JobSpec(
@@ -139,11 +140,15 @@ def preparation(
     With `follows` it waits until all earlier jobs of its name have ended.
     """
     name = "parts" if array else "job"
-    common = _common(settings, request, run)
-    directives = _directives(params)
-    script = _render(
-        "prepare.sbatch.j2", **common, directives=directives, dataset=dataset, array=array, follows=follows, spec=name
-    )
+    folder = str(settings.runs / run)
+    directives = _directives(
+        request, run, folder, declared.directives(params),
+        output=f"{folder}/logs/{'%A_%a' if array else '%j'}.out",
+        array=f"0-{array.elements - 1}%{array.parallel}" if array else None,
+        dependency="singleton" if follows else None,
+    )  # fmt: skip
+    about = [f"Written by the trainer: prepares the dataset {dataset}."]
+    script = _script(folder, f"prepare {name}.json", about, directives)
     job = spec.PrepareSpec(
         run_dir=str(settings.runs / run),
         cache=str(settings.node_cache),
@@ -181,31 +186,51 @@ def _environment(settings: Settings, environment: Environment) -> spec.Environme
     )
 
 
-def _common(settings: Settings, request: Request, run: str) -> dict[str, object]:
-    return {
-        "run": run,
-        "run_dir": str(settings.runs / run),
-        "job_dir": str(settings.runs / run),
-        "partition": request.partition,
-        "num_nodes": request.num_nodes,
-        "gpus_per_node": request.gpus_per_node,
-        "ranks_per_node": request.ranks_per_node,
-        "cpus_per_task": request.cpus_per_task,
-        "memory_mb": request.memory_mb,
-        "time_limit": request.time_limit,
-        "lead_s": request.lead_s,
-    }
+def _directives(
+    request: Request,
+    run: str,
+    folder: str,
+    given: list[tuple[str, str]],
+    *,
+    output: str,
+    tasks_per_node: int = 1,
+    array: str | None = None,
+    dependency: str | None = None,
+    signal: str | None = None,
+) -> list[tuple[str, str]]:
+    """Return what a job asks of sbatch: what is worked out for it, what options have `given`, what it relies on.
+
+    Memory is named, or the job would take the whole node's. GPUs are asked for by node: Slurm would bind those asked
+    for by task, and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the
+    first one's. The login host's limits are not taken over: it locks too little memory for RDMA. The signal goes to the
+    batch script alone, which is the program from then on and asks the ranks to save.
+    """
+    table = (
+        ("job-name", run),
+        ("partition", request.partition),
+        ("array", array),
+        ("nodes", request.num_nodes),
+        ("ntasks-per-node", tasks_per_node),
+        ("cpus-per-task", max(1, request.cpus_per_task // tasks_per_node)),
+        ("mem", f"{request.memory_mb}M"),
+        ("gpus-per-node", request.gpus_per_node or None),
+        ("time", request.time_limit),
+        *given,
+        ("chdir", folder),
+        ("output", output),
+        ("dependency", dependency),
+        ("open-mode", "append"),
+        ("requeue", ""),
+        ("propagate", "NONE"),
+        ("signal", signal),
+    )
+    return [(name, str(value)) for name, value in table if value is not None]
 
 
 def _tracking(settings: Settings, given: set[str]) -> list[tuple[str, str]]:
     """Return the variables that tell the payload where to track; what the user gives in `env` counts."""
     wanted = {"MLFLOW_TRACKING_URI": settings.mlflow_uri, "DDPTRAIN_TENSORBOARD": "1" if settings.tensorboard else ""}
     return [(name, value) for name, value in wanted.items() if value and name not in given]
-
-
-def _directives(params: fields.Resources) -> list[tuple[str, str]]:
-    given = {"account": params.account, "qos": params.qos, "reservation": params.reservation}
-    return [(name, value) for name, value in given.items() if value]
 
 
 @functools.cache
@@ -221,8 +246,9 @@ def _engine() -> jinja2.Environment:
     return engine
 
 
-def _render(name: str, **values: object) -> str:
-    return _engine().get_template(name).render(values)
+def _script(folder: str, command: str, about: list[str], directives: list[tuple[str, str]]) -> str:
+    values = {"program": f"{folder}/program", "command": command, "about": about, "directives": directives}
+    return _engine().get_template("job.sbatch.j2").render(values)
 
 
 def _word(word: Word) -> spec.Word:

@@ -5,7 +5,7 @@ import shlex
 
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
-from ddp.options import fields, models
+from ddp.options import declared, fields, models
 from ddp.runs import control
 from ddp.submit import checks, code, fabrics, manifests, precheck, preparation, resources, scripts, tuning
 from ddp.workspace import folders, tokens
@@ -341,10 +341,10 @@ def dry(
     }
 
 
-def _shared(params: fields.Training) -> dict[str, str]:
-    """Return the parameters that the default dataset's job shares with the training."""
-    names = ("partition", "account", "qos", "reservation")
-    return {name: value for name in names if (value := getattr(params, name)) is not None}
+def _shared(params: fields.Training) -> dict[str, object]:
+    """Return the parameters that the default dataset's job shares with the training: not how long it takes."""
+    shared = declared.shared(params, models.PrepareDataset)
+    return {name: value for name, value in shared.items() if name != "time-limit"}
 
 
 def describe(request: resources.Request) -> str:

@@ -257,20 +257,32 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
     return names
 
 
-def run_step(*argv: str, options: collections.abc.Sequence[str], timeout_s: float, user: str | None = None) -> str:
+def run_step(
+    *argv: str,
+    options: collections.abc.Sequence[str],
+    timeout_s: float,
+    user: str | None = None,
+    stdin: str | None = None,
+) -> str:
     """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
-    return ask(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s)
+    return ask(_SRUN, "--quiet", *options, *argv, user=user, stdin=stdin, timeout=timeout_s)
 
 
 def run_everywhere(
-    *argv: str, options: collections.abc.Sequence[str], timeout_s: float, user: str | None = None
+    *argv: str,
+    options: collections.abc.Sequence[str],
+    timeout_s: float,
+    user: str | None = None,
+    stdin: str | None = None,
 ) -> tuple[str, str]:
     """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
 
-    For commands whose answer counts also where one of the nodes gives none. Raises NotAnsweringError.
+    For commands whose answer counts also where one of the nodes gives none. Every task gets `stdin` (srun(1), --input).
+    Raises NotAnsweringError.
     """
     try:
-        done = run(_SRUN, "--quiet", *options, *argv, user=user, timeout=timeout_s, cwd="/", check=False)
+        argv = (_SRUN, "--quiet", *options, *argv)
+        done = run(*argv, user=user, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:

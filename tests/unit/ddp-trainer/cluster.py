@@ -288,8 +288,12 @@ class Cluster:
         assert arguments
         return Completed(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy")
 
-    def _srun(self, arguments: tuple[str, ...], _: str | None) -> Completed:
+    def _srun(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
         assert arguments[0] == "--quiet"
+        at = arguments.index("/usr/bin/python3")  # a program of the package, sent to the node
+        assert arguments[at + 1 : at + 3] == ("-I", "-")
+        compile(stdin or "", "srun", "exec")
+        assert stdin
         if "--job-name=trainer-doctor" in arguments:
             return self.examination(arguments)
         assert "--gpus-per-node=1" in arguments

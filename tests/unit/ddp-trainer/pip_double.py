@@ -1,5 +1,6 @@
 """A double of venv and pip, and of zstd, which makes what they would make."""
 
+import json
 import pathlib
 
 from slurm_ddp.run import CommandError, Completed
@@ -38,8 +39,8 @@ class Pip:
         assert timeout > 0
         assert cwd == "/"
         call = tuple(str(word) for word in argv)
-        if call[:3] == ("/usr/bin/python3", "-I", "-c"):
-            return Completed(0, "3.12\n", "")
+        if call == ("/usr/bin/python3", "-V"):
+            return Completed(0, "Python 3.12.3\n", "")
         self.calls.append(call)
         if call[:3] == ("/usr/bin/python3", "-m", "venv"):
             home = pathlib.Path(call[3])
@@ -61,7 +62,8 @@ class Pip:
                 said = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
                 raise CommandError("python exited 1", returncode=1, stderr=said)
             return Completed(0, "", "")
-        if call[1] == "-c" and "import ddptrain" in call[2]:
+        if call[1] == "-I" and call[3:5] == ("ddptrain", "torch.distributed.run"):
+            assert pathlib.Path(call[2]).is_file()
             torch = [word for asked in self.calls for word in asked if word.startswith("torch==")][-1]
-            return Completed(0, torch.removeprefix("torch==") + "\n", "")
+            return Completed(0, json.dumps({"torch": torch.removeprefix("torch==")}) + "\n", "")
         raise AssertionError(f"{call} is not known")

@@ -23,6 +23,7 @@ from test_collectives import leave, measured
 from ddp import remedies
 from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
+from ddp.environment import environments
 from ddp.measure import sampling
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
@@ -533,16 +534,14 @@ def run_probe(
     folder.mkdir(exist_ok=True)
     spec = {
         "hosts": hosts, "workspace": str(tmp_path), "folder": str(folder), "nonce": "n0nce", "cache": str(tmp_path / "cache"),
-        "port": 21000 + os.getpid() % 5000, "environments": [], **more,
+        "port": 21000 + os.getpid() % 5000, "environments": [], "imports": "", **more,
     }  # fmt: skip
-    text = pathlib.Path(probe.__file__).read_text()
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-I", "-c", text, json.dumps(spec)],
-            env={**os.environ, "SLURMD_NODENAME": name}, stdout=subprocess.PIPE, text=True,
-        )
-        for name in started
-    ]  # fmt: skip
+    running: list[subprocess.Popen[str]] = []
+    for name in started:
+        with pathlib.Path(probe.__file__).open() as program:
+            argv = [sys.executable, "-W", "error", "-I", "-", json.dumps(spec)]
+            env = {**os.environ, "SLURMD_NODENAME": name}
+            running.append(subprocess.Popen(argv, env=env, stdin=program, stdout=subprocess.PIPE, text=True))
     told = "".join(process.communicate(timeout=200)[0] for process in running)
     assert all(len(line) < 1000 for line in told.splitlines()), "srun mixes longer lines"
     return examine.read_reports(told)
@@ -683,7 +682,8 @@ def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]
         python = cache / "aa" / "bin" / "python"
         python.write_text(PYTHON.format(more=more, count=tmp_path / "count"))
         python.chmod(0o755)
-        return probe.environments(str(cache), [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}])
+        wanted = [{"hash": "aa", "sha256": "s"}, {"hash": "bb", "sha256": "s"}]
+        return probe.environments(str(cache), wanted, environments.IMPORTS.read_text())
 
     return ask
 

@@ -1,0 +1,169 @@
+"""The programs that another Python runs, on a node or here: files of the package, run here for real."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+import typing
+
+import pytest
+from cluster import Cluster, Machine
+
+import ddp
+from ddp.base import ParameterError, Settings, TrainerError
+from ddp.doctor import examine
+from ddp.environment import environments
+from ddp.options import fields, models
+from ddp.submit import checks, precheck
+from ddp.workspace import folders
+from slurm_ddp import mounts
+from slurm_ddp.run import Completed
+from slurm_ddp.slurm import jobs
+
+PACKAGE = pathlib.Path(ddp.__file__).parent
+CUDA = """\
+int cuInit(unsigned flags) { return flags; }
+int cuDriverGetVersion(int *version) { *version = 13010; return 0; }
+int cuDeviceGetCount(int *count) { *count = %d; return 0; }
+"""
+TORCH = """\
+import types
+__version__ = "2.13.0+cpu"
+version = types.SimpleNamespace(cuda=None)
+cuda = types.SimpleNamespace(is_available=lambda: False)
+"""
+
+
+class Node(Cluster):
+    """A cluster of one node, which is this machine: what srun would start there is started, with nothing of ours."""
+
+    def __init__(self, user: str) -> None:
+        super().__init__(user)
+        self.machines = [Machine("n1", gres="gpu:a100:1")]
+        self.env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
+
+    def _srun(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
+        argv = arguments[arguments.index("/usr/bin/python3") :]
+        assert stdin is not None
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, cwd="/", env=self.env)
+        return Completed(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Replace the double's srun by one that starts what it is asked to."""
+    there = Node(cluster.user)
+    for name in ("machines", "_srun"):
+        monkeypatch.setattr(cluster, name, getattr(there, name))
+    return there
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        (CUDA % 1, "cuda: the driver supports CUDA 13.1"),
+        (CUDA % 0, "cpu: n1 has no CUDA driver"),
+        ("int none;", "cpu: n1 has no CUDA driver"),
+        ("", "cpu: n1 has no CUDA driver"),
+    ],
+    ids=["a GPU", "no GPU for the step", "another library", "no driver"],
+)
+def test_a_node_is_asked_for_its_driver(
+    settings: Settings, node: Node, tmp_path: pathlib.Path, source: str, answer: str
+):
+    if source:
+        (tmp_path / "cuda.c").write_text(source)
+        library = tmp_path / "libcuda.so.1"
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "cuda.c"], check=True)
+        node.env["LD_LIBRARY_PATH"] = str(tmp_path)
+    choice = environments.choose_build(settings, checks.partitions(), lambda _: None)
+    assert f"{choice.build}: {choice.why}" == answer
+
+
+def test_a_node_is_examined(settings: Settings, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    monkeypatch.setattr(Settings, "node_cache", property(lambda _: tmp_path / "cache"))
+    monkeypatch.setattr(mounts, "find", lambda _: None)
+    facts = examine.gather(settings, fields.parse(models.Doctor, {}), jobs.partitions(), lambda _: None)
+    assert facts.trouble == ""
+    about = facts.reports["n1"]
+    assert about["versions"]["python"].startswith("3.")
+    assert about["filesystem"]["write_mb_s"] > 0, "the workspace's folder for it was there"
+    assert node.env["SLURMD_NODENAME"] == about["node"]
+
+
+@pytest.fixture
+def build(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Make a folder with an environment that has a torch which imports nothing."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
+    (site / "torch" / "distributed").mkdir(parents=True)
+    files = {"torch/__init__.py": TORCH, "torch/distributed/__init__.py": "", "torch/distributed/run.py": "",
+             "numpy.py": "__version__ = '2.3.1'", "ddptrain.py": ""}  # fmt: skip
+    for name, text in files.items():
+        (site / name).write_text(text)
+    return tmp_path
+
+
+def test_a_new_environment_says_which_torch_it_has(settings: Settings, build: pathlib.Path):
+    assert environments._check(settings, build) == "2.13.0+cpu"
+    (site,) = (build / "env").glob("lib/python3.*/site-packages")
+    (site / "torch" / "distributed" / "run.py").write_text("import no_such_module")
+    with pytest.raises(TrainerError, match=r"No module named 'no_such_module'$"):
+        environments._check(settings, build)
+
+
+def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
+    with environments.IMPORTS.open() as program:
+        done = subprocess.run(
+            [build / "env" / "bin" / "python", "-"], stdin=program, capture_output=True, text=True, check=True, cwd="/"
+        )
+    told: dict[str, typing.Any] = json.loads(done.stdout)
+    assert told.pop("seconds") >= 0
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert told == {
+        "torch": "2.13.0+cpu",
+        "numpy": "2.3.1",
+        "python": version,
+        "cuda": None,
+        "nccl": None,
+        "devices": 0,
+    }
+
+
+def test_the_version_of_the_nodes_python_is_that_of_the_interpreter():
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([folders.PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    assert environments._python_version() == done.stdout.strip()
+
+
+def test_the_payload_looks_at_arguments(settings: Settings, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """In a process of its own, which takes no module from where the command was typed."""
+    (tmp_path / "json.py").write_text("raise SystemExit('taken from here')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert precheck.check(settings, "smoke", "night", ["--epochs", "1"], ())
+    with pytest.raises(ParameterError, match=r"^args: --classes 1: must be at least 2"):
+        precheck.check(settings, "smoke", "night", ["--classes", "1"], ())
+
+
+def test_no_text_of_python_is_executed():
+    """`-c` is for what is no Python: a shell that finds the interpreter or reads a vendor's file, zstd, git and pip."""
+    first: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for found in ast.walk(ast.parse(path.read_text())):
+            words: list[ast.expr] = []
+            if isinstance(found, ast.List | ast.Tuple):
+                words = found.elts
+            elif isinstance(found, ast.Call):
+                words = found.args
+            texts = [word.value for word in words if isinstance(word, ast.Constant)]
+            if "-c" in texts:
+                first.setdefault(str(texts[0]), set()).add(str(path.relative_to(PACKAGE)))
+    assert first == {
+        "sh": {"node/supervisor.py"},
+        "bash": {"node/network.py"},
+        "zstd": {"node/environment.py", "environment/archives.py"},
+        "git": {"snapshot.py"},
+        "-r": {"environment/environments.py"},
+    }
