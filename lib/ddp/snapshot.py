@@ -76,14 +76,6 @@ class Snapshot:
         """The kept script."""
         return self.root / self.script
 
-    def counterpart(self, path: pathlib.Path) -> pathlib.Path | None:
-        """Map a path of the copied folder to the snapshot; None if it is not in it."""
-        try:
-            found = self.root / path.resolve().relative_to(self.origin)
-        except ValueError:
-            return None
-        return found if found.exists() else None
-
 
 def take(
     script: pathlib.Path,

@@ -38,7 +38,6 @@ class Series:
         self._steps = array.array("d")
         self._values = array.array("d")
         self.lost: float | None = None  # the first of the last steps whose value is not finite
-        self.num_lost = 0
         self._latest = -math.inf
 
     def __len__(self) -> int:
@@ -55,7 +54,6 @@ class Series:
             self._rewind(step)
         self._latest = step
         if not -_LARGEST < value < _LARGEST:  # NaN too
-            self.num_lost += 1
             self.lost = step if self.lost is None else self.lost
             return
         self.lost = None
@@ -115,10 +113,8 @@ class Metrics:
         self.series: dict[str, Series] = {}
         self._adders: dict[str, collections.abc.Callable[[float, float], None] | None] = dict.fromkeys(_NOT_CURVES)
         self.last: files.Json = {}  # the last record of a step
-        self.records = 0
         self.bad_lines = 0
         self.recent: collections.deque[tuple[float, float]] = collections.deque(maxlen=_RECENT)  # time, step
-        self.began: float | None = None  # the first time in the file
         self._is_skipping = False  # within a line that is too long to be a record
 
     @property
@@ -170,7 +166,6 @@ class Metrics:
             if record is None or step is None or not abs(step) < _LARGEST_STEP:
                 self.bad_lines += 1
                 continue
-            self.records += 1
             self._add(step, record)
 
     def _add(self, step: float, record: files.Json) -> None:
@@ -187,7 +182,6 @@ class Metrics:
         self.last = record
         time = _real(record.get("time"))
         if time is not None and 0 < time < _LARGEST:
-            self.began = time if self.began is None else self.began
             if self.recent and self.recent[-1][1] >= step:
                 self.recent.clear()
             self.recent.append((time, step))

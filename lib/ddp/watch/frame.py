@@ -50,7 +50,6 @@ class Frame:
     memory_mib: float | None
     gpu_percent: float | None
     lr: float | None
-    grad_norm: float | None
     elapsed_s: float | None
     left_s: float | None  # to the last step, at the rate of the last steps
     limit_left_s: float | None  # to Slurm's time limit
@@ -121,7 +120,6 @@ def gather(
         memory_mib=_last(metrics, "memory_mib"),
         gpu_percent=_last(metrics, "gpu_percent"),
         lr=_last(metrics, "lr"),
-        grad_norm=_last(metrics, "grad_norm"),
         elapsed_s=None if elapsed_s is None else max(0.0, elapsed_s),
         left_s=None if has_ended else _left(metrics, memory, now, step, steps),
         limit_left_s=None if limit_s is None or elapsed_s is None else max(0.0, limit_s - elapsed_s),

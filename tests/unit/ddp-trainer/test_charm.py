@@ -456,7 +456,7 @@ def test_a_name_is_not_looked_for_without_end(ready: Trainer, cluster: Cluster, 
     runs = ready.workspace / "runs"
     for name in (stem, *(f"{stem}-{number}" for number in range(2, 100))):
         (runs / name).mkdir()
-    line = f"{runs} holds too many runs of this second; try again"
+    line = f"{runs} holds 99 runs of this second; try again"
     assert ready.fails("submit-ddp", workload="smoke") == line
     assert not cluster.changes
     (runs / f"{stem}-99").rmdir()
@@ -971,7 +971,7 @@ def test_a_failed_job_is_shown_with_its_reason(ready: Trainer, cluster: Cluster)
     shown = ready.run("show-job")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
     assert shown["failure"] == "[FATAL] slurmd-0: no"
-    assert ready.fails("show-job", run="no").endswith("/runs; see: juju run trainer/0 list-runs")
+    assert ready.fails("show-job", run="no").endswith("/runs has no run no with a job; see: juju run trainer/0 list-runs")
 
 
 def test_a_failed_job_whose_folder_was_changed_by_hand_says_so(ready: Trainer, cluster: Cluster):
