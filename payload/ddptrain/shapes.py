@@ -74,5 +74,6 @@ def flops_per_token(shape: Shape, parameters: int) -> float:
 
 def peak_flops(gpu: str) -> float | None:
     """Return a GPU's dense bf16 peak in FLOP/s by its name or GRES type; None if it is not known."""
-    name = f" {gpu.replace('-', ' ').replace('_', ' ').lower()} "
+    words = gpu.lower().replace("-", " ").replace("_", " ").replace("rtx", "rtx ").split()  # a GRES type may be rtx4090
+    name = f" {' '.join(words)} "
     return next((peak for part, peak in _PEAK_FLOPS if f" {part.lower()} " in name and " laptop " not in name), None)

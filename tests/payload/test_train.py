@@ -573,11 +573,11 @@ def test_two_ranks_on_one_gpu_are_told_so(gpus: tuple[str | None, ...], shared: 
 
 
 @pytest.mark.parametrize(
-    ("name", "tflops"),
+    ("name", "tflops"),  # as CUDA names it, or a GRES type
     [("NVIDIA H200", 989.4), ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA H100 PCIe", 756.5), ("NVIDIA GH200 480GB", 989.4),
      ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10", 125), ("NVIDIA A10G", 70), ("NVIDIA L4", 121), ("NVIDIA L40", 181.05),
      ("NVIDIA L40S", 362), ("NVIDIA RTX A4000", None), ("NVIDIA GeForce RTX 4090", 165.2),
-     ("NVIDIA GeForce RTX 4090 Laptop GPU", None)],
+     ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("nvidia_h100_80gb_hbm3", 989.4), ("rtx4090", 165.2), ("quadro_rtx_6000", None)],
 )  # fmt: skip
 def test_the_peak_that_mfu_is_measured_against(name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)

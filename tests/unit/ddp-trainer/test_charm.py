@@ -971,7 +971,9 @@ def test_a_failed_job_is_shown_with_its_reason(ready: Trainer, cluster: Cluster)
     shown = ready.run("show-job")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
     assert shown["failure"] == "[FATAL] slurmd-0: no"
-    assert ready.fails("show-job", run="no").endswith("/runs has no run no with a job; see: juju run trainer/0 list-runs")
+    assert ready.fails("show-job", run="no").endswith(
+        "/runs has no run no with a job; see: juju run trainer/0 list-runs"
+    )
 
 
 def test_a_failed_job_whose_folder_was_changed_by_hand_says_so(ready: Trainer, cluster: Cluster):
