@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from bench import row
-from ddptrain import checkpoint, engine, model
+from ddptrain import checkpoint, engine, model, shapes
 
 SAVES = 3
 
@@ -20,7 +20,7 @@ SAVES = 3
 def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure torch.save, torch's distributed checkpoint and ours, three saves each, the first one cold."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    core = model.GPT(model.Shape(12, 12, 768, 1024, 50304))
+    core = model.GPT(shapes.Shape(12, 12, 768, 1024, 50304))
     optimizer = torch.optim.AdamW(core.parameters(), fused=True)
     engine.fill_optimizer(optimizer)
     state = {"model": core.state_dict(), "optimizer": optimizer.state_dict()}

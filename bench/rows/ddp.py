@@ -12,7 +12,7 @@ import torch
 from torch.nn import parallel
 
 from bench import row
-from ddptrain import config, distributed, engine, model
+from ddptrain import config, distributed, engine, model, shapes
 
 STEPS, TURNS, BATCH, SEQ_LEN = 3, 5, 4, 128
 
@@ -56,7 +56,7 @@ def _rank(rank: int, port: int, box: typing.Any) -> None:
     tokens = torch.randint(300, (BATCH, SEQ_LEN + 1))
     with distributed.joined("cpu") as world:
         settings = config.complete(config.Config(model="small", precision="fp32"), "cpu", {})
-        shape = model.Shape(6, 6, 384, SEQ_LEN, 320)
+        shape = shapes.Shape(6, 6, 384, SEQ_LEN, 320)
         pairs = []
         for mine in (True, False):
             core = model.GPT(shape)

@@ -7,7 +7,7 @@ import torch
 
 from bench import data, row
 from bench.peers import nanogpt
-from ddptrain import config, distributed, hardware, model, planning, reader, sampler, train
+from ddptrain import config, distributed, hardware, model, planning, reader, sampler, shapes, train
 
 CASES = (  # layers, heads, width, seq_len, batch, vocab, steps per turn, turns, goal
     ("4 layers 128 wide, T 64 B 12, V 320", 4, 4, 128, 64, 12, 320, 15, 9, 1.3),
@@ -26,8 +26,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
                 seq_len=seq_len, batch=batch),
                 "cpu", {},
             )  # fmt: skip
-            shape = model.Shape(layers, heads, width, seq_len, vocab)
-            kind = model.Kind({"kind": "gpt"}, model.count(shape), lambda shape=shape: model.GPT(shape))
+            shape = shapes.Shape(layers, heads, width, seq_len, vocab)
+            kind = model.Kind({"kind": "gpt"}, shapes.count(shape), lambda shape=shape: model.GPT(shape))
             fp32_s, bf16_s = hardware.trial(kind.build, batch, seq_len, vocab, world.device)
             bf16 = hardware.may_gain_by_bf16(world.device) and hardware.prefers_bf16(fp32_s, bf16_s)
             settings = train.dataclasses.replace(settings, precision="bf16" if bf16 else "fp32")

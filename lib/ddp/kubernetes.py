@@ -1,8 +1,8 @@
 """A run as Kubernetes manifests: an indexed Job, a headless Service for its pods, a ConfigMap with their program.
 
 For Kubernetes 1.31 and newer (a Job's podFailurePolicy is stable from there on, backoffLimitPerIndex is on by default).
-The workspace is the claim that `export-kubernetes` of juicefs-server-proxy makes: code, data and run lie there as on
-Slurm's nodes, at the same paths. What a pod does is in `ddp.node.pod`; its exit codes are those of the Job's policy.
+The workspace is the claim that `export-kubernetes` of juicefs-server-proxy makes: it holds code, data and run at the
+same paths as on Slurm's nodes. The pods run `ddp.node.pod`; the Job's policy uses its exit codes.
 """
 
 import collections.abc
@@ -16,7 +16,7 @@ import yaml
 
 from ddp.node import pod
 
-PORT = 29500  # torchrun's own default; the pods meet at the next one
+PORT = 29500  # torchrun's default; the rendezvous of the pods uses the next one
 MAX_NAME = 52  # a pod is called NAME-INDEX-xxxxx, and a label has 63 characters at most
 TOKEN_VARIABLE = "HF_TOKEN_PATH"  # noqa: S105 - names a file; huggingface_hub, constants.py
 
@@ -46,7 +46,7 @@ def _image(value: str) -> str:
         raise ValueError(
             f"{value[:60]!a} is not allowed; an image in a registry, such as nvcr.io/nvidia/pytorch:25.01-py3"
         )
-    return value.replace("#", "/", 1)  # how enroot writes it
+    return value.replace("#", "/", 1)  # enroot's notation
 
 
 def _text(value: str) -> str:
@@ -73,7 +73,7 @@ _Variable = typing.Annotated[str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "a variabl
 
 
 class Run(pydantic.BaseModel):
-    """A run: what the ranks do, where, and with what."""
+    """A run: its command, resources and folders."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
@@ -93,10 +93,10 @@ class Run(pydantic.BaseModel):
     cpus_per_task: _Count = 1  # for each node: its ranks share them
     memory_mb: typing.Annotated[int, pydantic.Field(ge=256)]  # for each node
     time_limit_s: typing.Annotated[int, pydantic.Field(ge=60)] | None = None
-    lead_s: _Count = 180  # to save in, before the limit and when a pod is evicted
+    lead_s: _Count = 180  # for saving, before the limit and when a pod is evicted
     workspace: _Path  # the filesystem's mountpoint on Slurm's nodes
     run_dir: _Path
-    folder: _Path | None = None  # where the program starts: in the snapshot; by default the run's directory
+    folder: _Path | None = None  # the working directory, in the snapshot; by default the run's directory
     python_path: tuple[_Path, ...] = ()  # the payload's folder
     claim: _DnsName
     claim_folder: str = ""  # the workspace's folder in the claim's volume; by default its root
@@ -125,10 +125,10 @@ class Run(pydantic.BaseModel):
 
 
 def object_name(run: str) -> str:
-    """Return the name of a run's objects: a DNS label of at most 52 characters, another for every other run's name.
+    """Derive the name of a run's objects: a DNS label of at most 52 characters, unique to the run's name.
 
-    A Service's name begins with a letter (RFC 1035). What has to be altered ends in a digest of the run's name, and so
-    does a name that looks as if it had one.
+    A Service's name begins with a letter (RFC 1035). An altered name ends in a digest of the run's name, and so does a
+    name that already looks like one.
     """
     name = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if name == run and len(name) <= MAX_NAME and name[0].isalpha() and not re.search(r"-[0-9a-f]{8}\Z", name):
@@ -139,7 +139,7 @@ def object_name(run: str) -> str:
 
 
 def manifests(run: Run) -> tuple[Manifest, ...]:
-    """Return the Service, the ConfigMap and the Job, in the order in which they are to be made."""
+    """Build the Service, the ConfigMap and the Job, in the order in which to create them."""
     name = object_name(run.name)
     labels = {
         "app.kubernetes.io/name": "ddp",
@@ -158,7 +158,7 @@ def manifests(run: Run) -> tuple[Manifest, ...]:
         "metadata": metadata,
         "spec": {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,  # the ranks meet before anything is ready
+            "publishNotReadyAddresses": True,  # the rendezvous precedes readiness
             "selector": {"app.kubernetes.io/instance": name},
             "ports": [{"name": "torchrun", "port": PORT}, {"name": "pods", "port": PORT + 1}],
         },
@@ -180,7 +180,7 @@ def manifests(run: Run) -> tuple[Manifest, ...]:
             # The pods fail together, so each index counts the restarts; the first that has none left fails the Job.
             "backoffLimitPerIndex": run.max_restarts,
             "maxFailedIndexes": 0,
-            "podReplacementPolicy": "Failed",  # not before the old one has ended
+            "podReplacementPolicy": "Failed",  # not before the old pod has ended
             "podFailurePolicy": {
                 "rules": [
                     {"action": "FailJob", "onExitCodes": _exits(pod.MISTAKE)},
@@ -196,7 +196,7 @@ def manifests(run: Run) -> tuple[Manifest, ...]:
 
 
 def render(run: Run) -> str:
-    """Return the manifests as YAML, with every value quoted: 1e-3, no and 08 stay texts for every parser."""
+    """Dump the manifests as YAML with every value quoted: 1e-3, no and 08 stay strings for every parser."""
     return yaml.dump_all(
         manifests(run), Dumper=_Dumper, sort_keys=False, explicit_start=True, width=2**20, allow_unicode=False
     )
@@ -259,7 +259,7 @@ def _pod(run: Run, name: str, labels: dict[str, str]) -> Manifest:
     }
 
 
-# What only Kubernetes knows.
+# Filled in by Kubernetes.
 _FIELDS = {
     "DDP_JOB_UID": "metadata.labels['batch.kubernetes.io/controller-uid']",
     "DDP_POD_NAME": "metadata.name",
@@ -267,11 +267,11 @@ _FIELDS = {
 }
 _RESERVED = {*_FIELDS, "DDP_JOIN_S", "JOB_COMPLETION_INDEX", "RUN_ATTEMPT_ID", "STOP_FILE"}
 _SECRET_VARIABLES = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
-_DEFAULTS = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", TOKEN_VARIABLE}  # may be given
+_DEFAULTS = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", TOKEN_VARIABLE}  # a user may set them
 
 
 def _variables(run: Run) -> dict[str, str]:
-    """Return the variables that the pods' program and the ranks find, beside the user's own."""
+    """Build the variables of the pods' program and the ranks, beside the user's own."""
     name = object_name(run.name)
     found = {
         "NNODES": str(run.nodes),
@@ -294,7 +294,7 @@ def _variables(run: Run) -> dict[str, str]:
 
 
 def _literal(value: str) -> str:
-    """Return what Kubernetes makes `value` of: it replaces $(NAME), and $$ by $ (API reference, Container.args)."""
+    """Escape a value: Kubernetes replaces $(NAME), and $$ by $ (API reference, Container.args)."""
     return value.replace("$", "$$")
 
 
@@ -303,10 +303,10 @@ def _exits(code: int) -> Manifest:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text but the keys, and writes programs as blocks."""
+    """Quotes every string but the keys, and writes programs as blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Write what occurs twice twice."""
+        """Repeat values instead of referring to them."""
         del data
         return True
 

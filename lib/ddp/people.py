@@ -1,4 +1,4 @@
-"""What only people use: a live view of a run, a report of runs as a page, and a run as files for others to submit."""
+"""Commands that are no actions: watch a run, report on runs as a page, render a run as files to submit elsewhere."""
 
 import collections.abc
 import contextlib
@@ -6,26 +6,26 @@ import dataclasses
 import datetime
 import json
 import pathlib
-import typing
 
 import pydantic
 import rich.console
 
-from ddp import kubernetes, report, watch
+from ddp import kubernetes, watch
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import fields
+from ddp.report import facts, page
 from ddp.runs import control, run_files
 from ddp.submit import checks, code, scripts, training
 from ddp.workspace import files, folders
 from slurm_ddp.slurm import jobs
 
 _READ_S = 60.0
-_MOST_RUNS = 16  # on a page that a person still reads
+_MAX_RUNS = 16  # on one page
 
 
 def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Console | None) -> None:
-    """Show how a run stands, again and again, until it has ended or the user presses Ctrl-C. Raises TrainerError.
+    """Show a run's progress until it has ended or the user presses Ctrl-C. Raises TrainerError.
 
     Without a console, write each change as a line of JSON on standard output.
     """
@@ -36,15 +36,13 @@ def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Co
         try:
             known = jobs.job(submitted.job_id, user=settings.user)
         except jobs.SlurmError:
-            known = None  # asked again with the next view; the run's own files say the rest
+            known = None  # this view shows only the run's own files
         view = _view(known) if known is not None and control.is_of(known, submitted.run) else None
-        now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
+        folder = pathlib.Path(submitted.run_dir)
         found = folders.call(
-            settings,
-            lambda: {"frame": watch.gather(pathlib.Path(submitted.run_dir), view, now, memory)},
-            timeout_s=_READ_S,
+            settings, lambda: {"frame": watch.gather(folder, view, control.now(), memory)}, timeout_s=_READ_S
         )
-        return typing.cast(watch.Frame, found["frame"])
+        return found["frame"]
 
     if console is not None:
         watch.watch(read, console)
@@ -62,28 +60,23 @@ def _facts(now: watch.Frame) -> dict[str, object]:
 
 def _view(known: jobs.Job) -> watch.JobView:
     limit = jobs.parse_time(known.time_limit) if known.time_limit not in jobs.NO_LIMIT else None
-    start = None
-    elapsed = jobs.parse_time(known.elapsed)
-    if known.state == "RUNNING" and elapsed is not None:
-        now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
-        start = now - datetime.timedelta(seconds=elapsed)
+    elapsed = jobs.parse_time(known.elapsed) if known.state == "RUNNING" else None
+    start = None if elapsed is None else control.now() - datetime.timedelta(seconds=elapsed)
     return watch.JobView(known.state, known.reason, start, limit, known.nodes)
 
 
 def write_report(settings: Settings, runs: collections.abc.Sequence[str], output: pathlib.Path | None) -> Results:
-    """Write a page about these runs, or about the newest, and return its path. Raises TrainerError."""
+    """Write a page about these runs, or the newest, and return its path. Raises TrainerError."""
     names = list(dict.fromkeys(runs)) or [control.newest(settings)]
-    if len(names) > _MOST_RUNS:
-        raise ParameterError("runs", f"{len(names)} named; at most {_MOST_RUNS} go on one page")
+    if len(names) > _MAX_RUNS:
+        raise ParameterError("runs", f"{len(names)} runs are given; a page holds at most {_MAX_RUNS}")
     for name in names:
         if not (settings.runs / name / "job.json").is_file():
             raise ParameterError("runs", f"there is no run {name!r} in {settings.runs}; see: ddp runs")
     target = output or settings.runs / names[0] / "report.html"
 
     def write() -> folders.Json:
-        facts = [report.read_run(settings.runs / name) for name in names]
-        now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
-        files.replace(target, report.page(facts, made=now))
+        files.replace(target, page.page([facts.read_run(settings.runs / name) for name in names], made=control.now()))
         return {}
 
     folders.call(settings, write, timeout_s=_READ_S * len(names))
@@ -91,18 +84,19 @@ def write_report(settings: Settings, runs: collections.abc.Sequence[str], output
 
 
 def render(settings: Settings, params: fields.SubmitDdp) -> Results:
-    """Return what would be submitted, `script` and all beside it. Raises TrainerError."""
+    """Render the `script` of `ddp submit` with the same options, and all beside it. Raises TrainerError."""
     checked = training.check(settings, params, run=params.run, resume=params.resume)
     return training.dry(settings, params, checked, resume=params.resume)
 
 
 def render_kubernetes(settings: Settings, params: fields.SubmitDdp, log: Log, *, claim: str, namespace: str) -> Results:
-    """Return the run as Kubernetes `manifests`; the code and the payload that they name are put into the workspace.
+    """Render the run as Kubernetes `manifests`, and put the code and payload that they name into the workspace.
 
-    Slurm is not asked: the resources are those of the options. Raises ParameterError for what the manifests cannot say.
+    The resources are those of the options; Slurm is not asked. Raises ParameterError for options that manifests cannot
+    express.
     """
     if params.container_image is None:
-        raise ParameterError("container-image", "must be given: pods have no other environment")
+        raise ParameterError("container-image", "is required: pods have no other environment")
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script" and not params.snapshot:
         checks.check_inside(settings, "workload", params.workload, kinds=("file",))

@@ -1,17 +1,17 @@
-"""The code of a run: the folder of its script, as it was when the run was submitted.
+"""Keep the code of a run: copy the folder of its script when the run is submitted.
 
-In a git work tree: what git tracks, as it lies in the work tree (edits that are not committed are part of it), and new
-files that git does not ignore, from the repository's top, since a script may import from there; submodules and
-repositories inside it too. Elsewhere, and where git ignores the script itself: the script's folder. Paths relative to
-the script hold, and so does `sys.path[0]`. `.ddpignore`, with gitignore's syntax, leaves out more, in any folder.
+In a git work tree: the tracked files as they are in the work tree, with uncommitted edits, and new files that git does
+not ignore, from the repository's top, since a script may import from there; including submodules and repositories in
+it. Elsewhere, and if git ignores the script itself: the script's folder. Paths relative to the script and `sys.path[0]`
+stay valid. `.ddpignore`, with gitignore's syntax, excludes more, in any folder.
 
-Never copied: `.git`, sockets, devices and FIFOs. Untracked `__pycache__`, virtual environments and caches are left out,
-and so are the hidden files of a home folder, where keys lie.
+Never copied: `.git`, sockets, devices and FIFOs; if untracked, `__pycache__`, virtual environments and caches; hidden
+files of a home folder, where keys are.
 
-A link to something that is kept is kept, as a relative link. A link to anything else stays a link to the same absolute
-place and is named in `Snapshot.outside`. It is not copied as its content: others may read a run's folder, the link may
-show a whole dataset, and in somebody else's repository it may point at a private key of the reader. It is not refused:
-`data -> /mnt/shared/datasets/x` is usual, and a job reads it under the same account as before.
+A link to a kept file is kept as a relative link. Any other link keeps its absolute target and is named in
+`Snapshot.outside`. Its content is not copied: others may read a run's folder, the target may be a whole dataset, and in
+somebody else's repository it may be a private key of the reader. It is not refused: `data -> /mnt/shared/datasets/x`
+is usual, and the job reads it under the same account as before.
 """
 
 import collections
@@ -39,23 +39,23 @@ LIMIT_FILES = 10_000
 
 _IGNORE_FILE = ".ddpignore"
 _LEFT_OUT = {".git", "__pycache__"}
-# A folder that holds one of these is made by a program, which makes it again: a virtual environment (PEP 405), a cache
-# (https://bford.info/cachedir), a conda environment.
+# A folder with one of these is generated: a virtual environment (PEP 405), a cache (https://bford.info/cachedir), a
+# conda environment.
 _MARKERS = ("pyvenv.cfg", "CACHEDIR.TAG", "conda-meta")
 _GIT_LIMIT_S = 60.0
 _LOOK_S = 1.0  # how long to go on beyond a limit, to name the largest folders
-_COPIES = 8  # at a time: on a network filesystem most of a small file's copy is waiting
+_COPIES = 8  # at a time: on a network filesystem copying a small file is mostly latency
 _TRIES = 3  # for a file that changes while it is copied
 _BLOCK = 2**20
 _KINDS = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESRCH)  # or something else by now
+_REMOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESRCH)  # or replaced
 _GITLINK = b"160000"  # the mode of a submodule's entry, gitglossary(7)
-# What a hook sets, which would make git look at another repository: git-rev-parse(1), --local-env-vars.
+# Set by git hooks; they would make git read another repository: git-rev-parse(1), --local-env-vars.
 _GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 
 
 class SnapshotError(Exception):
-    """The code cannot be kept; `str()` is one line: what failed, why, what to type."""
+    """The code cannot be kept. `str()` is one line: what failed, why, what to type."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,24 +67,16 @@ class Snapshot:
     origin: pathlib.Path  # the folder that was copied
     num_files: int  # links count, folders do not
     size_bytes: int
-    commit: str | None  # of the repository; None outside of git, and before the first commit
+    commit: str | None  # None outside of git, and before the first commit
     is_dirty: bool  # the work tree differs from the commit, new files included
-    sha256: str  # of the listing: kinds, executable bits, contents, names; equal code has equal ones
-    outside: tuple[str, ...] = ()  # links to what is not kept
-    changed: tuple[str, ...] = ()  # files that changed or went while they were copied
+    sha256: str  # of all names, kinds, executable bits and contents: equal for equal code
+    outside: tuple[str, ...] = ()  # links to files that are not kept
+    changed: tuple[str, ...] = ()  # files that changed or were removed during the copy
 
     @property
     def path(self) -> pathlib.Path:
-        """Return the kept script."""
+        """The kept script."""
         return self.root / self.script
-
-    def counterpart(self, path: pathlib.Path) -> pathlib.Path | None:
-        """Return where a path of the copied folder lies in the snapshot; None for what is not in it."""
-        try:
-            found = self.root / path.resolve().relative_to(self.origin)
-        except ValueError:
-            return None
-        return found if found.exists() else None
 
 
 def take(
@@ -101,13 +93,13 @@ def take(
     Args:
         script: the program; a link to one is followed, as Python does.
         destination: a new folder in the run's directory, which is itself left out.
-        limit_bytes: how large the files may be in sum.
-        limit_files: how many files and folders there may be.
-        leave_out: further folders that are not code, such as the workspace's runs and datasets.
-        copied: is called with how many files are copied, and how many there are, as often as that changes.
+        limit_bytes: of all files together.
+        limit_files: of files and folders.
+        leave_out: further folders without code, such as the workspace's runs and datasets.
+        copied: is called with the number of copied files and of all, whenever it changes.
 
     Raises:
-        SnapshotError: the script or a file cannot be read, git fails, a limit is passed, or `destination` is there.
+        SnapshotError: the script or a file is unreadable, git fails, a limit is exceeded, or `destination` exists.
     """
     try:
         script = script.resolve(strict=True)
@@ -136,7 +128,7 @@ def take(
         what = "exists already" if e.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) else _reason(e)
         raise SnapshotError(f"{destination}: {what}; the code of the run is kept there") from e
     finally:
-        shutil.rmtree(partial, ignore_errors=True)  # after the rename it is not there any more
+        shutil.rmtree(partial, ignore_errors=True)  # already renamed on success
     return Snapshot(
         root=destination,
         script=name,
@@ -151,22 +143,22 @@ def take(
     )
 
 
-# --- what belongs to it ----------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tree:
-    """A folder to copy, and the names in it, relative; in the order in which they are found."""
+    """A folder to copy, and the relative names in it, in the order of the search."""
 
     root: pathlib.Path
     names: collections.abc.Iterable[str]
-    unreadable: list[str]  # grows while the names are taken
+    unreadable: list[str]  # grows while `names` is iterated
     commit: str | None = None
     is_dirty: bool = False
 
 
 class _Filter:
-    """What is left out of a folder."""
+    """The names excluded from a folder."""
 
     def __init__(self, root: pathlib.Path, skipped: frozenset[pathlib.Path], ignore_files: tuple[str, ...]) -> None:
         self.root = root
@@ -175,10 +167,10 @@ class _Filter:
         self._ignore_files = ignore_files
         self._specs: dict[str, pathspec.GitIgnoreSpec | None] = {}
         self._ignored: dict[str, bool] = {"": False}
-        self._made: dict[str, bool] = {"": False}
+        self._generated: dict[str, bool] = {"": False}
 
     def is_ignored(self, name: str, *, is_folder: bool) -> bool:
-        """Return whether `.ddpignore` leaves a name out, or it is one of the folders that never belong to it."""
+        """Whether `.ddpignore` excludes a name, or it is one of the folders without code."""
         if is_folder and (known := self._ignored.get(name)) is not None:
             return known
         parent = name.rpartition("/")[0]
@@ -187,21 +179,21 @@ class _Filter:
             self._ignored[name] = found
         return found
 
-    def is_made(self, name: str, *, is_folder: bool) -> bool:
-        """Return whether a name that git does not track is, or lies in, something that is made again or is private."""
-        if is_folder and (known := self._made.get(name)) is not None:
+    def is_generated(self, name: str, *, is_folder: bool) -> bool:
+        """Whether an untracked name is, or is inside, something generated or private."""
+        if is_folder and (known := self._generated.get(name)) is not None:
             return known
         parent, _, last = name.rpartition("/")
         is_hidden = self._is_home and not parent and last.startswith(".") and last != _IGNORE_FILE
-        found = is_hidden or last in _LEFT_OUT or self.is_made(parent, is_folder=True)
+        found = is_hidden or last in _LEFT_OUT or self.is_generated(parent, is_folder=True)
         if is_folder and not found:
             found = any(os.path.lexists(self.root / name / marker) for marker in _MARKERS)
         if is_folder:
-            self._made[name] = found
+            self._generated[name] = found
         return found
 
     def _matches(self, name: str, is_folder: bool) -> bool:
-        """Return what the ignore file says that is nearest to a name, of those that say anything of it."""
+        """Apply the nearest ignore file with a pattern for a name."""
         folder, below = name, "/" if is_folder else ""
         while folder:
             folder, _, part = folder.rpartition("/")
@@ -220,8 +212,8 @@ class _Filter:
                 try:
                     lines += path.read_text(errors="surrogateescape").splitlines()
                 except OSError as e:
-                    if e.errno in (*_GONE, errno.EISDIR) or not os.access(path.parent, os.X_OK):
-                        continue  # there is none, or its folder is reported as unreadable
+                    if e.errno in (*_REMOVED, errno.EISDIR) or not os.access(path.parent, os.X_OK):
+                        continue  # no such file, or its folder is reported as unreadable
                     raise SnapshotError(f"{_shown(path)}: {_reason(e)}; make it readable, or remove it") from e
             self._specs[folder] = None
             if not lines:
@@ -237,7 +229,7 @@ class _Filter:
 
 
 def _tree(script: pathlib.Path, skipped: frozenset[pathlib.Path]) -> _Tree:
-    """Return the folder that a script belongs to."""
+    """Choose the folder to copy for a script."""
     top = _git_top(script.parent)
     if top is None or _is_ignored_by_git(script):
         return _plain(script, script.parent, skipped, (_IGNORE_FILE,))
@@ -246,7 +238,7 @@ def _tree(script: pathlib.Path, skipped: frozenset[pathlib.Path]) -> _Tree:
     unreadable: list[str] = []
     filter_ = _Filter(top, skipped, (_IGNORE_FILE,))
     tracked, untracked = _git_names(top, "", filter_, unreadable)
-    new = [name for name in untracked if not filter_.is_made(name, is_folder=False)]
+    new = [name for name in untracked if not filter_.is_generated(name, is_folder=False)]
     names = [name for name in (*tracked, *new) if not filter_.is_ignored(name, is_folder=False)]
     name = script.relative_to(top).as_posix()
     commit = _git(top, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True).decode().strip() or None
@@ -268,7 +260,7 @@ def _plain(
 
 
 def _walk(filter_: _Filter, start: str, unreadable: list[str]) -> collections.abc.Iterator[str]:
-    """Yield the names in a folder, the nearer ones first, links not followed."""
+    """Yield the names in a folder, breadth first, without following links."""
     folders = collections.deque([start])
     while folders:
         folder = folders.popleft()
@@ -277,13 +269,13 @@ def _walk(filter_: _Filter, start: str, unreadable: list[str]) -> collections.ab
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     is_folder = entry.is_dir(follow_symlinks=False)
-                    if filter_.is_made(name, is_folder=is_folder) or filter_.is_ignored(name, is_folder=is_folder):
+                    if filter_.is_generated(name, is_folder=is_folder) or filter_.is_ignored(name, is_folder=is_folder):
                         continue
                     yield name
                     if is_folder:
                         folders.append(name)
         except OSError as e:
-            if e.errno not in _GONE:
+            if e.errno not in _REMOVED:
                 unreadable.append(folder or ".")
 
 
@@ -305,28 +297,32 @@ class _NoGit:
 
 
 def _git_top(folder: pathlib.Path) -> pathlib.Path | _NoGit | None:
-    """Return the top of the work tree that a folder is in; None where it is in none."""
+    """Find the top of a folder's work tree; None outside of git."""
     try:
         done = _run_git(folder, "rev-parse", "--show-toplevel")
     except FileNotFoundError:
-        top = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+        top = _dot_git(folder)
         return _NoGit(top) if top else None
     if done.returncode == 0:
         return pathlib.Path(os.fsdecode(done.stdout.removesuffix(b"\n"))).resolve()
-    said = done.stderr.decode(errors="replace")
-    if "not a git repository" in said or "must be run in a work tree" in said:
+    error = done.stderr.decode(errors="replace")
+    if "not a git repository" in error or "must be run in a work tree" in error:
         return None
-    if "dubious ownership" in said:
-        top = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), folder)
+    if "dubious ownership" in error:
+        top = _dot_git(folder) or folder
         how = f"trust it with: git config --global --add safe.directory {top}"
         raise SnapshotError(
             f"git does not read {_shown(top)}, which another account owns; {how}; or give --no-snapshot"
         )
-    raise SnapshotError(f"git in {_shown(folder)}: {_line(said)}; repair the repository, or give --no-snapshot")
+    raise SnapshotError(f"git in {_shown(folder)}: {_line(error)}; repair the repository, or give --no-snapshot")
+
+
+def _dot_git(folder: pathlib.Path) -> pathlib.Path | None:
+    return next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
 
 
 def _is_ignored_by_git(script: pathlib.Path) -> bool:
-    """Return whether git leaves a script out: it then knows nothing of the files that the script needs, either."""
+    """Whether git ignores a script: then it does not know the files that the script needs, either."""
     try:
         return _run_git(script.parent, "check-ignore", "--quiet", "--", script.name).returncode == 0
     except FileNotFoundError:
@@ -334,7 +330,7 @@ def _is_ignored_by_git(script: pathlib.Path) -> bool:
 
 
 def _git_names(top: pathlib.Path, prefix: str, filter_: _Filter, unreadable: list[str]) -> tuple[list[str], list[str]]:
-    """Return what is tracked in a work tree and what is new in it; the repositories inside it included."""
+    """List the tracked and the new files of a work tree, including the repositories in it."""
     tracked: list[str] = []
     untracked: list[str] = []
     inner: list[str] = []
@@ -359,13 +355,15 @@ def _git_names(top: pathlib.Path, prefix: str, filter_: _Filter, unreadable: lis
 def _git(folder: pathlib.Path, *words: str, may_fail: bool = False) -> bytes:
     done = _run_git(folder, *words)
     if done.returncode and not may_fail:
-        said = _line(done.stderr.decode(errors="replace"))
-        raise SnapshotError(f"git {words[0]} in {_shown(folder)}: {said}; repair the repository, or give --no-snapshot")
+        error = _line(done.stderr.decode(errors="replace"))
+        raise SnapshotError(
+            f"git {words[0]} in {_shown(folder)}: {error}; repair the repository, or give --no-snapshot"
+        )
     return done.stdout
 
 
 def _run_git(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[bytes]":
-    """Run git so that it changes nothing, not even its index, and asks nothing."""
+    """Run git without changing anything, not even its index, and without prompts."""
     env = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
     env |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     argv = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *words]
@@ -381,22 +379,16 @@ def _run_git(folder: pathlib.Path, *words: str) -> "subprocess.CompletedProcess[
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Size:
-    files: int = 0
-    size: int = 0
-
-
 def _survey(tree: _Tree, *, limit_bytes: int, limit_files: int) -> dict[str, os.stat_result]:
-    """Return what is to be copied, by name. Raises SnapshotError beyond a limit, and for what is unreadable."""
+    """Stat the files to copy, by name. Raises SnapshotError beyond a limit and for unreadable files."""
     found: dict[str, os.stat_result] = {}
-    sizes: dict[str, _Size] = {"": _Size()}
+    tallies: dict[str, tuple[int, int]] = {"": (0, 0)}  # of each folder: files and bytes
     until: float | None = None
     for name in tree.names:
         try:
             about = (tree.root / name).lstat()
         except OSError as e:
-            if e.errno not in _GONE:  # tracked and removed, or removed meanwhile
+            if e.errno not in _REMOVED:  # tracked but removed, or removed just now
                 tree.unreadable.append(name)
             continue
         if name in found or stat.S_IFMT(about.st_mode) not in _KINDS:
@@ -406,28 +398,30 @@ def _survey(tree: _Tree, *, limit_bytes: int, limit_files: int) -> dict[str, os.
         folder = name
         while folder:
             folder = folder.rpartition("/")[0]
-            tally = sizes.setdefault(folder, _Size())
-            tally.files, tally.size = tally.files + 1, tally.size + size
-        if until is None and (sizes[""].files > limit_files or sizes[""].size > limit_bytes):
+            files, total = tallies.get(folder, (0, 0))
+            tallies[folder] = files + 1, total + size
+        if until is None and (tallies[""][0] > limit_files or tallies[""][1] > limit_bytes):
             until = time.monotonic() + _LOOK_S
         if until is not None and time.monotonic() > until:
             break
     if until is not None:
-        raise SnapshotError(_describe_excess(tree.root, sizes, limit_bytes=limit_bytes, limit_files=limit_files))
+        raise SnapshotError(_describe_excess(tree.root, tallies, limit_bytes=limit_bytes, limit_files=limit_files))
     if tree.unreadable:
         raise _unreadable(tree.root, tree.unreadable)
     return found
 
 
-def _describe_excess(root: pathlib.Path, sizes: dict[str, _Size], *, limit_bytes: int, limit_files: int) -> str:
-    by_size = sizes[""].size > limit_bytes
+def _describe_excess(
+    root: pathlib.Path, tallies: dict[str, tuple[int, int]], *, limit_bytes: int, limit_files: int
+) -> str:
+    by_size = tallies[""][1] > limit_bytes
     limit = _mib(limit_bytes) if by_size else f"{limit_files} files"
 
     def weight(folder: str) -> int:
-        return sizes[folder].size if by_size else sizes[folder].files
+        return tallies[folder][by_size]
 
     inner: dict[str, list[str]] = {}
-    for folder in sizes:
+    for folder in tallies:
         if folder:
             inner.setdefault(folder.rpartition("/")[0], []).append(folder)
     largest: list[str] = []
@@ -435,7 +429,7 @@ def _describe_excess(root: pathlib.Path, sizes: dict[str, _Size], *, limit_bytes
         folder = top
         while (below := max(inner.get(folder, []), key=weight, default=None)) and weight(below) > 0.8 * weight(folder):
             folder = below
-        largest.append(f"{_shown(folder)} ({sizes[folder].files} files, {_mib(sizes[folder].size)})")
+        largest.append(f"{_shown(folder)} ({tallies[folder][0]} files, {_mib(tallies[folder][1])})")
     where = f", most of it in {', '.join(largest)}" if largest else ""
     how = f"list what the job does not need in {_shown(root / _IGNORE_FILE)}, or give --no-snapshot"
     return f"the code to keep, {_shown(root)}, holds more than {limit}{where}; {how}"
@@ -453,7 +447,7 @@ def _unreadable(root: pathlib.Path, names: list[str]) -> SnapshotError:
 
 @dataclasses.dataclass
 class _Kept:
-    """What was copied."""
+    """The result of the copy."""
 
     digests: dict[str, bytes] = dataclasses.field(default_factory=dict[str, bytes])  # kind and content of each name
     size_bytes: int = 0
@@ -463,7 +457,7 @@ class _Kept:
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """A file's copy; without a digest there is none."""
+    """A file's copy; without a digest, none was made."""
 
     digest: bytes = b""
     size: int = 0
@@ -479,7 +473,7 @@ def _copy(
     limit_bytes: int,
     copied: collections.abc.Callable[[int, int], None],
 ) -> _Kept:
-    """Copy what was found. Raises SnapshotError for unreadable files, OSError where `target` cannot be written."""
+    """Copy the surveyed files. Raises SnapshotError for unreadable ones, OSError if `target` cannot be written."""
     kept = _Kept()
     folders = {name for name, about in survey.items() if stat.S_ISDIR(about.st_mode)}
     parents = set(folders)
@@ -516,7 +510,7 @@ def _copy(
         if stat.S_ISLNK(about.st_mode):
             _copy_link(root, name, target, kept, parents)
     kept.digests |= dict.fromkeys(folders, b"d")
-    for name in sorted(parents, reverse=True):  # inner ones first: a folder's time changes with what is made in it
+    for name in sorted(parents, reverse=True):  # inner ones first: creating files changes a folder's times
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             about = survey.get(name) or (root / name).lstat()
             (target / name).chmod(stat.S_IMODE(about.st_mode) & 0o777 | 0o700)
@@ -525,7 +519,7 @@ def _copy(
 
 
 def _copy_file(source: pathlib.Path, target: pathlib.Path) -> _File:
-    """Copy a file as it is at one moment, as far as it holds still for it."""
+    """Copy a file; if it changes meanwhile, copy it again, at most three times."""
     result = _File(is_changed=True)
     for _ in range(_TRIES):
         target.unlink(missing_ok=True)
@@ -534,7 +528,7 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> _File:
         except PermissionError:
             return _File(is_unreadable=True)
         except OSError as e:
-            if e.errno in _GONE:
+            if e.errno in _REMOVED:
                 return _File(is_changed=True)
             raise
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -543,7 +537,7 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> _File:
         with open(descriptor, "rb", buffering=0) as reading, target.open("wb") as writing:  # noqa: PTH123 - a descriptor
             before = os.fstat(descriptor)
             digest = hashlib.sha256()
-            left = before.st_size  # of a file that grows: what was there
+            left = before.st_size  # of a growing file, what was there at first
             while left > 0 and (block := reading.read(min(left, _BLOCK))):
                 digest.update(block)
                 writing.write(block)
@@ -564,14 +558,11 @@ def _copy_link(root: pathlib.Path, name: str, target: pathlib.Path, kept: _Kept,
     try:
         text = str((root / name).readlink())
     except OSError:
-        kept.changed.append(name)  # removed, or no link any more
+        kept.changed.append(name)  # removed, or replaced by a file
         return
     real = pathlib.Path(os.path.realpath(root / name))
-    if (
-        real.is_relative_to(root)
-        and (inside := real.relative_to(root).as_posix())
-        and (inside in kept.digests or inside in folders or inside == ".")
-    ):
+    inside = real.relative_to(root).as_posix() if real.is_relative_to(root) else ""
+    if inside == "." or inside in kept.digests or inside in folders:
         text = os.path.relpath(real, (root / name).parent)
     elif real.exists():
         text = str(real)
@@ -589,11 +580,11 @@ def _listing_digest(digests: dict[str, bytes]) -> str:
     return listing.hexdigest()
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- formatting ------------------------------------------------------------------------------------------------------
 
 
 def _umask() -> int:
-    """Return the process's umask; os.umask would have to change it to tell."""
+    """Read the process's umask; os.umask cannot read it without changing it."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

@@ -157,7 +157,7 @@ ALL = {
         Verb(
             "cancel-job",
             fields.CancelJob,
-            "ddp.runs.control:cancel_job",
+            "ddp.runs.cancel:cancel_job",
             "Cancel a job, by its id or its run's name. A training job saves a checkpoint first; the job does not "
             "come back by itself. A sweep is cancelled with all its runs, a dataset's preparation with all its "
             "jobs.",

@@ -14,33 +14,9 @@ import typing
 import torch
 from torch import nn
 
-from ddptrain import errors, files
+from ddptrain import errors, files, shapes
 
 GIB = 1 << 30
-# Dense bf16 peaks in FLOP/s, from NVIDIA's data sheets. The first name that is among the device's words counts; what is
-# called like a card but is not it ("RTX 4090 Laptop GPU", "RTX A4000") has no peak here.
-PEAK_FLOPS: tuple[tuple[str, float], ...] = (
-    ("B200", 2250e12),
-    ("GB200", 2500e12),
-    ("GH200", 989.4e12),
-    ("H200 NVL", 835.5e12),
-    ("H200", 989.4e12),
-    ("H100 PCIe", 756.5e12),
-    ("H100 NVL", 835.5e12),
-    ("H100", 989.4e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("A40", 149.7e12),
-    ("A30", 165e12),
-    ("A10G", 70e12),
-    ("A10", 125e12),
-    ("L40", 181.05e12),
-    ("L4", 121e12),
-    ("RTX 6000 Ada", 364.2e12),
-    ("RTX A6000", 154.8e12),
-    ("4090", 165.2e12),
-    ("3090", 71e12),
-)
 _TRIAL_TURNS, _TRIAL_S = 8, 4.0
 _GAIN = 1.05  # bf16 must be this much quicker to be chosen
 _CLEAR = 1.25  # a difference that two turns are enough for
@@ -50,8 +26,7 @@ def peak_flops(device: torch.device) -> float | None:
     """Return the device's dense bf16 peak in FLOP/s, or None when it is not known (every CPU)."""
     if device.type != "cuda":
         return None
-    name = f" {torch.cuda.get_device_name(device).replace('-', ' ')} "
-    return next((peak for part, peak in PEAK_FLOPS if f" {part} " in name and " Laptop " not in name), None)
+    return shapes.peak_flops(torch.cuda.get_device_name(device))
 
 
 def available_bytes(device: torch.device, sharers: int) -> int:

@@ -14,24 +14,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from ddptrain import crossentropy
+from ddptrain import crossentropy, shapes
 
-PAD_VOCABULARY_TO = 64  # a multiple of 64 lets matrix units work on whole tiles
 # On a CPU the backward pass of torch's bf16 attention costs some 18 ms a call whatever its size (torch 2.13, AMX);
 # below so many tokens fp32 is quicker by more than what the conversion takes.
 _FP32_ATTENTION_BELOW = 512
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What makes two models the same model."""
-
-    layers: int
-    heads: int
-    width: int  # C; a multiple of `heads`
-    seq_len: int  # the longest T
-    vocab: int  # V, padded
-    dropout: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,25 +30,10 @@ class Kind:
     build: collections.abc.Callable[[], nn.Module]
 
 
-SIZES: dict[str, tuple[int, int, int]] = {  # layers, heads, width
-    "tiny": (4, 4, 128),  # 0.8 M parameters: seconds on a laptop's core
-    "small": (6, 6, 384),  # 10.7 M
-    "gpt2": (12, 12, 768),  # 124 M; the rest are GPT-2's published sizes
-    "gpt2-medium": (24, 16, 1024),
-    "gpt2-large": (36, 20, 1280),
-    "gpt2-xl": (48, 25, 1600),
-}
-
-
-def padded(vocab: int) -> int:
-    """Return the vocabulary's size rounded up for the matrix units."""
-    return -(-vocab // PAD_VOCABULARY_TO) * PAD_VOCABULARY_TO
-
-
 class Attention(nn.Module):
     """Causal self-attention."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: shapes.Shape) -> None:
         super().__init__()
         self.heads, self.dropout = shape.heads, shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
@@ -83,7 +55,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention, then a two-layer perceptron, each on a normalised copy and added back."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: shapes.Shape) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(shape.width, bias=False)
         self.attention = Attention(shape)
@@ -102,7 +74,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The language model. Called with targets it returns the loss, otherwise the logits."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: shapes.Shape) -> None:
         super().__init__()
         self.shape = shape
         self.token = nn.Embedding(shape.vocab, shape.width)
@@ -136,21 +108,6 @@ class GPT(nn.Module):
 def num_parameters(model: nn.Module) -> int:
     """Return how many numbers are learned; tied ones count once."""
     return sum(p.numel() for p in model.parameters())
-
-
-def count(shape: Shape) -> int:
-    """Return `num_parameters` of the model of that shape without building it."""
-    block = 12 * shape.width**2 + 2 * shape.width
-    return (shape.vocab + shape.seq_len) * shape.width + shape.layers * block + shape.width
-
-
-def flops_per_token(shape: Shape, parameters: int) -> float:
-    """Return the floating-point operations of forward and backward per token: 6 N + 12 L H D T.
-
-    N leaves the position table out (it is looked up, not multiplied). PaLM (Chowdhery et al. 2022), appendix B.
-    """
-    weights = parameters - shape.seq_len * shape.width
-    return 6.0 * weights + 12.0 * shape.layers * shape.width * shape.seq_len
 
 
 def _init(module: nn.Module) -> None:

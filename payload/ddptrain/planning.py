@@ -20,6 +20,7 @@ from ddptrain import (
     markers,
     model,
     sampler,
+    shapes,
     shards,
 )
 
@@ -192,13 +193,13 @@ def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
         return finetune.model_kind(settings.model_local_dir, dataset, settings)
     assert settings.model is not None
     assert settings.seq_len is not None
-    layers, heads, width = model.SIZES[settings.model]
+    layers, heads, width = shapes.SIZES[settings.model]
     layers, heads, width = settings.layers or layers, settings.heads or heads, settings.width or width
     if width % heads:
         raise errors.UserError(f"--width {width} is not divisible by --heads {heads}")
-    shape = model.Shape(layers, heads, width, settings.seq_len, model.padded(dataset.vocab), settings.dropout)
+    shape = shapes.Shape(layers, heads, width, settings.seq_len, shapes.padded(dataset.vocab), settings.dropout)
     identity = {"kind": "gpt", **{k: v for k, v in dataclasses.asdict(shape).items() if k != "dropout"}}
-    return model.Kind(identity, model.count(shape), lambda: model.GPT(shape))
+    return model.Kind(identity, shapes.count(shape), lambda: model.GPT(shape))
 
 
 def _same_training(

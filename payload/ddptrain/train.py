@@ -37,6 +37,7 @@ from ddptrain import (
     report,
     resume,
     sampler,
+    shapes,
     shards,
 )
 
@@ -483,11 +484,11 @@ class Training:
 
     def _flops_per_token(self) -> float:
         if isinstance(self.core, model.GPT):
-            return model.flops_per_token(self.core.shape, self.parameters)
+            return shapes.flops_per_token(self.core.shape, self.parameters)
         return 6.0 * self.parameters
 
     def _mfu(self, tokens_per_second: float) -> float | None:
-        """Return model FLOP/s (see model.flops_per_token) over the sum of the devices' dense bf16 peaks."""
+        """Return model FLOP/s (see shapes.flops_per_token) over the sum of the devices' dense bf16 peaks."""
         peak = hardware.peak_flops(self.world.device)
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
 

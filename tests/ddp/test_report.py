@@ -16,8 +16,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ddp import report
-from ddp.report import charts, facts
+from ddp.report import charts, facts, page
 
 MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.UTC)
 MakeRun = collections.abc.Callable[..., pathlib.Path]
@@ -39,7 +38,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[br
 
 def write(folder: pathlib.Path, *runs: pathlib.Path) -> pathlib.Path:
     path = folder / "report.html"
-    path.write_text(report.page([report.read_run(run) for run in runs], made=MADE), encoding="utf-8")
+    path.write_text(page.page([facts.read_run(run) for run in runs], made=MADE), encoding="utf-8")
     return path
 
 
@@ -161,7 +160,7 @@ def test_a_click_makes_the_scale_logarithmic(tab: browser.Browser, recorded: pat
     tab.click(*at)
     assert tab.evaluate(f"""getComputedStyle(document.querySelector("{LOSS} g.linear")).display""") == "none"
     losses = [value for _, value in known(recorded, "step", "loss")]
-    chart = charts.make([report.read_run(recorded)])[0]
+    chart = charts.make([facts.read_run(recorded)])[0]
     assert chart.y_log is not None
     low, high = math.log10(chart.y_log.low), math.log10(chart.y_log.high)
     heights = [
@@ -247,14 +246,14 @@ def test_a_hostile_run_stays_text(tab: browser.Browser, make_run: MakeRun, tmp_p
 
 
 def test_nothing_comes_from_elsewhere(recorded: pathlib.Path):
-    html = report.page([report.read_run(recorded)], made=MADE)
+    html = page.page([facts.read_run(recorded)], made=MADE)
     assert not re.search(r"""(?:src|href|action|poster|data)\s*=\s*["']?\s*(?:https?:|//|file:)""", html)
     assert not re.search(r"url\(|@import|<link(?! rel=\"icon\" href=\"data:,\")|<iframe|fetch\(|XMLHttpRequest", html)
     assert "default-src 'none'" in html
 
 
 def test_the_recorded_run_is_told_whole(recorded: pathlib.Path):
-    run = report.read_run(recorded)
+    run = facts.read_run(recorded)
     assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", "8", "COMPLETED", "")
     assert run.notes == ()
     assert [(a.name, a.outcome, a.step) for a in run.attempts] == [("7.r0", "failed", ""), ("8.r0", "done", "60")]
@@ -273,7 +272,7 @@ def test_the_recorded_run_is_told_whole(recorded: pathlib.Path):
     assert (run.settings["lr"], run.settings["width"], run.settings["time_limit"]) == ("0.003", "32", "1:00:00")
     assert "run_dir" not in run.settings
     assert run.log[-1].endswith("elapsed_s=12.9492")
-    html = report.page([run], made=MADE)
+    html = page.page([run], made=MADE)
     for text in ("2026-11-23 17:01:10", "11.0 s", "mistake", "lower --lr", "2: slurmd-0, slurmd-1", "COMPLETED"):
         assert text in html, text
 
@@ -281,13 +280,13 @@ def test_the_recorded_run_is_told_whole(recorded: pathlib.Path):
 def test_a_failed_last_attempt_is_the_runs_state(recorded: pathlib.Path):
     for path in recorded.glob("*/8.*"):
         path.rmdir() if path.is_dir() else path.unlink()
-    run = report.read_run(recorded)
+    run = facts.read_run(recorded)
     assert (run.state, run.why.split(";")[0]) == ("FAILED", "the loss is nan, the gradients' norm nan at step 2")
 
 
 def test_an_attempt_without_an_outcome_makes_the_state_unknown(recorded: pathlib.Path):
     (recorded / "control" / "8.r0.outcome").unlink()
-    run = report.read_run(recorded)
+    run = facts.read_run(recorded)
     assert (run.state, run.why) == ("UNKNOWN", "attempt 8.r0 has left no outcome: it is running, or it was killed")
 
 
@@ -297,26 +296,26 @@ def test_requeues_and_restarts_come_in_their_order(make_run: MakeRun):
         path = folder / "control" / f"{name}.outcome"
         path.write_text('{"outcome": "preempted", "step": 5}')
         os.utime(path, (1000 + number // 2, 1000 + number // 2))
-    run = report.read_run(folder)
+    run = facts.read_run(folder)
     assert [attempt.name for attempt in run.attempts] == ["12.r0", "12.r0t1", "12.r1", "12.r10", "12.r10t2"]
     assert (run.state, run.why) == ("PREEMPTED", "saved at step 5")
 
 
 def test_an_empty_folder_and_none_at_all_make_a_page(make_run: MakeRun, tmp_path: pathlib.Path):
-    runs = [report.read_run(make_run()), report.read_run(tmp_path / "absent")]
+    runs = [facts.read_run(make_run()), facts.read_run(tmp_path / "absent")]
     assert [(run.state, run.why) for run in runs] == [("UNKNOWN", "it has left no outcome")] * 2
-    assert "measured nothing yet" in report.page(runs, made=MADE)
-    assert "No runs" in report.page([], made=MADE)
+    assert "measured nothing yet" in page.page(runs, made=MADE)
+    assert "No runs" in page.page([], made=MADE)
 
 
 def test_damaged_files_are_named(make_run: MakeRun):
     folder = make_run(**{
         "job.json": "{", "config.json": "[1]", "summary.json": b"\xff\xfe\x00", "metrics.jsonl": 'x\n{"step": 1, "loss": 2.5}\n{"st',
     })  # fmt: skip
-    run = report.read_run(folder)
+    run = facts.read_run(folder)
     assert [note.split(" ")[0] for note in run.notes] == ["job.json", "config.json", "summary.json", "metrics.jsonl:"]
     assert run.series["loss"].points(5) == [(1, 2.5)]
-    assert "config.json cannot be read: not a JSON object" in report.page([run], made=MADE)
+    assert "config.json cannot be read: not a JSON object" in page.page([run], made=MADE)
 
 
 def test_not_a_number_is_told_and_breaks_nothing(tab: browser.Browser, make_run: MakeRun, tmp_path: pathlib.Path):
@@ -381,8 +380,8 @@ def test_whatever_the_files_hold_there_is_a_page(
     texts: dict[str, str | bytes] = {name: json.dumps(value) for name, value in zip(names, objects, strict=True)}
     texts["metrics.jsonl"] = "".join(json.dumps(record) + "\n" for record in records).encode() + noise
     texts |= {"control/5.failures": noise, "control/5.hosts": noise, "logs/5.out": noise}
-    run = report.read_run(make_run(**texts))
-    html = report.page([run, run], made=MADE)
+    run = facts.read_run(make_run(**texts))
+    html = page.page([run, run], made=MADE)
     html.encode()
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html)
     assert data is not None
@@ -400,8 +399,8 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
                 f' "tokens": {step * 1024}, "tokens_per_second": {1e5 + step % 997}, "time": {1.7e9 + step}}}\n'
             )
     began = time.process_time()
-    run = report.read_run(folder)
-    html = report.page([run], made=MADE)
+    run = facts.read_run(folder)
+    html = page.page([run], made=MADE)
     took = time.process_time() - began
     assert took < 40, f"{took:.1f} s"
     assert len(html) < 1_000_000
@@ -412,7 +411,7 @@ def test_a_million_steps_make_a_small_page_in_seconds(make_run: MakeRun, tmp_pat
 
 
 def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
-    run = report.read_run(recorded)
+    run = facts.read_run(recorded)
     series = charts.curves.Series()
     for step in range(50_000):
         series.add(step, math.sin(step))
@@ -420,7 +419,7 @@ def test_many_runs_make_no_huge_page(recorded: pathlib.Path):
         dataclasses.replace(run, name=f"run-{number}", series=dict.fromkeys(("loss", "val_loss", "lr", "grad_norm"), series))
         for number in range(64)
     ]  # fmt: skip
-    html = report.page(many, made=MADE)
+    html = page.page(many, made=MADE)
     assert len(html) < 6_000_000
     assert "run-63" in html
 
@@ -438,5 +437,5 @@ def test_axes_have_readable_ticks():
 
 def test_runs_of_one_name_are_told_apart(tmp_path: pathlib.Path):
     runs = [facts.RunFacts(name="same", folder=f"/runs/{number}/same") for number in (1, 2)]
-    html = report.page(runs, made=MADE)
+    html = page.page(runs, made=MADE)
     assert "/runs/1/same, /runs/2/same" in html

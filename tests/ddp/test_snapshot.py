@@ -76,9 +76,6 @@ def test_a_repository_is_kept_from_its_top_with_edits_and_new_files(project: pat
     assert kept.path.read_text() == "edited"
     assert (kept.script, kept.commit, kept.is_dirty, kept.num_files) == ("exp/train.py", head, True, 4)
     assert kept.size_bytes == sum((code / name).stat().st_size for name in names(code))
-    assert kept.counterpart(project / "exp") == code / "exp"
-    assert kept.counterpart(project / "secret") is None  # not kept
-    assert kept.counterpart(project.parent) is None
 
 
 def test_what_is_committed_is_not_dirty(project: pathlib.Path, code: pathlib.Path):

@@ -16,7 +16,20 @@ import pytest
 import ranks
 import torch
 
-from ddptrain import checkpoint, config, distributed, engine, model, planning, reader, resume, sampler, shards, train
+from ddptrain import (
+    checkpoint,
+    config,
+    distributed,
+    engine,
+    model,
+    planning,
+    reader,
+    resume,
+    sampler,
+    shapes,
+    shards,
+    train,
+)
 
 STEPS = (
     "--layers", 2, "--heads", 2, "--width", 32, "--seq-len", 32, "--precision", "fp32", "--eval-rows", 16,
@@ -92,7 +105,7 @@ def build(
     with distributed.joined("cpu") as world, contextlib.ExitStack() as stack:
 
         def make(*, steps: int = 4, epoch_steps: int = 4, accumulate: int = 1, **more: object) -> train.Training:
-            shape = model.Shape(1, 2, 16, 16, 320, float(str(more.get("dropout", 0.0))))
+            shape = shapes.Shape(1, 2, 16, 16, 320, float(str(more.get("dropout", 0.0))))
             given = config.Config(run_dir=tmp_path, data=dataset, precision="fp32", lr=0.01, seq_len=16, eval_rows=8)
             settings = config.complete(dataclasses.replace(given, **more), "cpu", {})  # pyright: ignore[reportArgumentType]
             training = train.Training(
@@ -100,7 +113,7 @@ def build(
                 plan=sampler.make_plan(1, 16, 4, opened.tokens("train")),
                 batching=planning.Batching(4, 4 // accumulate, accumulate),
                 schedule=planning.Schedule(steps, epoch_steps, 0.01, 0.001, 0),
-                kind=model.Kind({"kind": "gpt"}, model.count(shape), lambda: model.GPT(shape)),
+                kind=model.Kind({"kind": "gpt"}, shapes.count(shape), lambda: model.GPT(shape)),
             )  # fmt: skip
             return stack.enter_context(training)
 

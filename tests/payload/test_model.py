@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from ddptrain import crossentropy, model
+from ddptrain import crossentropy, model, shapes
 
 B, T, C, V = 4, 300, 16, 5000
 
@@ -62,7 +62,7 @@ def test_few_logits_and_validation_take_their_own_ways():
 @pytest.mark.parametrize("seq_len", [24, model._FP32_ATTENTION_BELOW])
 def test_bf16_attention_agrees_with_fp32_on_both_sides_of_the_switch(seq_len: int):
     torch.manual_seed(1)
-    gpt = model.GPT(model.Shape(2, 2, 32, seq_len, 64))
+    gpt = model.GPT(shapes.Shape(2, 2, 32, seq_len, 64))
     tokens_BT = torch.randint(64, (2, seq_len))
     losses, gradients = [], []
     for bf16 in (False, True):
@@ -78,7 +78,7 @@ def test_bf16_attention_agrees_with_fp32_on_both_sides_of_the_switch(seq_len: in
 
 def test_no_position_sees_a_later_one():
     torch.manual_seed(1)
-    gpt = model.GPT(model.Shape(2, 2, 32, 24, 64)).eval()
+    gpt = model.GPT(shapes.Shape(2, 2, 32, 24, 64)).eval()
     tokens_BT = torch.randint(64, (2, 24))
     changed_BT = tokens_BT.clone()
     changed_BT[:, 15] = (changed_BT[:, 15] + 1) % 64

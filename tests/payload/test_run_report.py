@@ -12,7 +12,7 @@ import pytest
 import ranks
 import torch
 
-from ddp import report
+from ddp.report import facts, page
 from ddptrain import hardware
 
 RECORDED = conftest.ROOT / "tests" / "ddp" / "data" / "gpt-20261123"
@@ -54,7 +54,7 @@ def trained(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_the_report_tells_what_the_payload_did(trained: pathlib.Path):
-    run = report.read_run(trained)
+    run = facts.read_run(trained)
     assert (run.name, run.kind, run.job_id, run.state, run.why, run.notes) == ("gpt", "gpt", "8", "COMPLETED", "", ())
     assert [(one.name, one.outcome, one.step) for one in run.attempts] == [
         ("7.r0", "failed", ""),
@@ -70,7 +70,7 @@ def test_the_report_tells_what_the_payload_did(trained: pathlib.Path):
     assert run.cluster.keys() >= {"nodes", "ranks", "devices", "backend", "torch", "CUDA", "Python"}
     assert run.figures["steps"] == 12
     assert (run.settings["width"], run.settings["epoch_steps"]) == ("32", "4")
-    html = report.page([run], made=datetime.datetime.now(datetime.UTC))
+    html = page.page([run], made=datetime.datetime.now(datetime.UTC))
     assert html.count('class="curve') >= 6
 
 

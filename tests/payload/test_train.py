@@ -29,6 +29,7 @@ from ddptrain import (
     markers,
     model,
     planning,
+    shapes,
 )
 
 TINY = (
@@ -155,7 +156,7 @@ def gradients(rank: int, size: int, port: int, out: pathlib.Path) -> None:
     tokens = torch.randint(50, (8, 17), generator=torch.Generator().manual_seed(5))
     with distributed.joined("cpu") as world:
         torch.manual_seed(1)
-        core = model.GPT(model.Shape(2, 2, 32, 16, 64))
+        core = model.GPT(shapes.Shape(2, 2, 32, 16, 64))
         ddp = engine.wrap(core, settings, world)
         share = tokens[rank * (8 // size) : (rank + 1) * (8 // size)]
         half = len(share) // 2
@@ -476,8 +477,8 @@ def test_models_have_their_published_sizes():
         "gpt2-large": 773.4,
         "gpt2-xl": 1557.0,
     }.items():
-        layers, heads, width = model.SIZES[name]
-        shape = model.Shape(
+        layers, heads, width = shapes.SIZES[name]
+        shape = shapes.Shape(
             layers,
             heads,
             width,
@@ -487,9 +488,9 @@ def test_models_have_their_published_sizes():
         with torch.device("meta"):
             count = model.num_parameters(model.GPT(shape))
         assert count / 1e6 == pytest.approx(millions, rel=0.06 if name == "tiny" else 0.01), name
-        assert count == model.count(shape)
+        assert count == shapes.count(shape)
         if name == "gpt2":
-            assert model.flops_per_token(shape, count) / 1e6 == pytest.approx(854.8, rel=0.002)
+            assert shapes.flops_per_token(shape, count) / 1e6 == pytest.approx(854.8, rel=0.002)
 
 
 def test_the_schedule_warms_up_and_falls_to_its_floor():
@@ -506,7 +507,7 @@ def test_the_schedule_warms_up_and_falls_to_its_floor():
 def test_bf16_is_chosen_only_when_it_gains():
     assert hardware.prefers_bf16(2.0, 1.0)
     assert not hardware.prefers_bf16(1.0, 1.0)
-    fp32_s, bf16_s = hardware.trial(lambda: model.GPT(model.Shape(1, 1, 16, 16, 64)), 2, 16, 64, torch.device("cpu"))
+    fp32_s, bf16_s = hardware.trial(lambda: model.GPT(shapes.Shape(1, 1, 16, 16, 64)), 2, 16, 64, torch.device("cpu"))
     assert fp32_s > 0
     assert bf16_s > 0
 
@@ -572,11 +573,11 @@ def test_two_ranks_on_one_gpu_are_told_so(gpus: tuple[str | None, ...], shared: 
 
 
 @pytest.mark.parametrize(
-    ("name", "tflops"),
+    ("name", "tflops"),  # as CUDA names it, or a GRES type
     [("NVIDIA H200", 989.4), ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA H100 PCIe", 756.5), ("NVIDIA GH200 480GB", 989.4),
      ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA A10", 125), ("NVIDIA A10G", 70), ("NVIDIA L4", 121), ("NVIDIA L40", 181.05),
      ("NVIDIA L40S", 362), ("NVIDIA RTX A4000", None), ("NVIDIA GeForce RTX 4090", 165.2),
-     ("NVIDIA GeForce RTX 4090 Laptop GPU", None)],
+     ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("nvidia_h100_80gb_hbm3", 989.4), ("rtx4090", 165.2), ("quadro_rtx_6000", None)],
 )  # fmt: skip
 def test_the_peak_that_mfu_is_measured_against(name: str, tflops: float | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)

@@ -1,4 +1,4 @@
-"""benchmark-collectives: nccl-tests' table over the chosen nodes, kept as the cluster's baseline."""
+"""benchmark-collectives: measure collectives over the chosen nodes, and keep them as the cluster's baseline."""
 
 import dataclasses
 import typing
@@ -14,12 +14,16 @@ from ddp.workspace import folders, operations
 Json = dict[str, typing.Any]
 BASELINE = "collectives.json"
 KEEPS = 0.9  # a measurement below this share of the baseline does not replace it by itself
+_RESOURCES = {
+    "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "cpus_per_task", "constraint",
+    "nodelist", "exclude", "env", "fabric",
+}  # fmt: skip
 _BEGINS, _ENDS = "# nThread", "# Collective test concluded"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What makes two measurements comparable."""
+    """The properties that two comparable measurements share."""
 
     collective: str
     backend: str  # nccl or gloo
@@ -28,16 +32,16 @@ class Shape:
 
 
 def benchmark_collectives(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> Results:
-    """Measure, and store the figures where they are the first or no worse than the stored ones. Raises TrainerError."""
+    """Measure, and store the figures if they are the first or no worse than the stored ones. Raises TrainerError."""
     submitted, results = measure(settings, params, log)
     return results | _conclude(settings, submitted, params.store, log)
 
 
 def measure(settings: Settings, params: models.BenchmarkCollectives, log: Log) -> tuple[control.Submitted, Results]:
-    """Run the job; return it with its results. Raises TrainerError where it did not end well, or not in time."""
+    """Run the job; return it with its results. Raises TrainerError unless it completes in time."""
     _check_sizes(params)
     partitions = checks.partitions(params.reservation)
-    asked = _as_job(params)
+    asked = as_training(params)
     request = resources.training(asked, partitions)
     checks.admission(settings, params, resources.choose_partition(request.partition, partitions))
     run = control.new_name(settings, "collectives")
@@ -73,13 +77,8 @@ def _bytes(text: str) -> int:
     return int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0)
 
 
-def baseline_path(settings: Settings) -> str:
-    """Return the file that holds what was measured."""
-    return str(settings.baselines / BASELINE)
-
-
 def read_baseline(settings: Settings) -> list[Json]:
-    """Return the entries that this user stored, or else the trainer's; none where nothing was measured."""
+    """Read the entries that this user stored, or else the trainer's account; none if nothing was measured."""
     for folder in settings.folders:
         path = str(folder / "baselines" / BASELINE)
         if entries := folders.call(settings, operations.read_baseline, path=path)["entries"]:
@@ -88,57 +87,40 @@ def read_baseline(settings: Settings) -> list[Json]:
 
 
 def entries(measured: Json, run: str) -> list[Json]:
-    """Return what is stored of a measurement: an entry for each collective."""
+    """Turn a measurement into the entries of a baseline, one for each collective."""
+    about = {name: measured[name] for name in ("backend", "nodes", "world_size", "iface", "torch", "created")}
+    about["hosts"] = sorted({str(rank.get("host")) for rank in measured["ranks"]})
+    about["device"] = str(measured["ranks"][0].get("device")) if measured["ranks"] else ""
     found: list[Json] = []
     for one in measured["collectives"]:
         points: list[Json] = []
         for row in one["results"]:
             figures = row["in_place"] or row["out_of_place"]  # DDP reduces in place
-            points.append(
-                {
-                    "bytes": row["size"],
-                    "time_us": figures["time"],
-                    "algbw": figures["alg_bw"],
-                    "busbw": figures["bus_bw"],
-                }
-            )
-        found.append(
-            {
-                "collective": one["collective"],
-                "backend": measured["backend"],
-                "nodes": measured["nodes"],
-                "world_size": measured["world_size"],
-                "hosts": sorted({str(rank.get("host")) for rank in measured["ranks"]}),
-                "device": str(measured["ranks"][0].get("device")) if measured["ranks"] else "",
-                "iface": measured["iface"],
-                "torch": measured["torch"],
-                "created": measured["created"],
-                "run": run,
-                "average_busbw": one["average_bus_bandwidth"]["bandwidth"],
-                "points": points,
-            }
-        )
+            point = {"time_us": figures["time"], "algbw": figures["alg_bw"], "busbw": figures["bus_bw"]}
+            points.append({"bytes": row["size"], **point})
+        average = one["average_bus_bandwidth"]["bandwidth"]
+        found.append({**about, "collective": one["collective"], "run": run, "average_busbw": average, "points": points})
     return found
 
 
 def shape(entry: Json) -> Shape:
-    """Return what another entry must share to be comparable."""
+    """Return the properties that a comparable entry shares."""
     return Shape(str(entry["collective"]), str(entry["backend"]), int(entry["nodes"]), int(entry["world_size"]))
 
 
 def read_measurement(settings: Settings, submitted: control.Submitted) -> tuple[Json, list[Json]]:
-    """Return what a job measured, and what of it is stored: one entry at least. Raises TrainerError."""
+    """Read what a job measured, as it is and as at least one entry of a baseline. Raises TrainerError."""
     path = f"{submitted.run_dir}/collectives.json"
     measured = folders.call(settings, operations.read_json, path=path)
     try:
         fresh = entries(measured, submitted.run)
         return measured, [fresh[0], *fresh[1:]]
     except (KeyError, TypeError, IndexError) as e:
-        raise TrainerError(f"{path} is not a measurement: {e!r}; measure again") from e
+        raise TrainerError(f"{path} is not a measurement: {e!r}; run the benchmark again") from e
 
 
 def read_printed(settings: Settings, submitted: control.Submitted) -> list[str]:
-    """Return the last lines that rank 0 printed."""
+    """Read the last lines that rank 0 printed."""
     return folders.call(
         settings,
         run_files.read_log, workspace=str(settings.folder), run=submitted.run, job_id=submitted.job_id,
@@ -149,43 +131,40 @@ def read_printed(settings: Settings, submitted: control.Submitted) -> list[str]:
 def _conclude(settings: Settings, submitted: control.Submitted, store: str, log: Log) -> Results:
     measured, fresh = read_measurement(settings, submitted)
     old = {shape(entry): entry for entry in read_baseline(settings)}
-    told: list[str] = []
+    comparison: list[str] = []
     kept: list[Json] = []
     for entry in fresh:
-        before = old.get(shape(entry))
-        name = str(entry["collective"])
-        if before is None:
-            verdict, keep = f"{name}: {entry['average_busbw']:.4g} GB/s, the first of its kind", store != "never"
-        else:
+        verdict = f"{entry['collective']}: {entry['average_busbw']:.4g} GB/s"
+        if before := old.get(shape(entry)):
             ratio = entry["average_busbw"] / before["average_busbw"] if before["average_busbw"] else 1.0
-            verdict = (
-                f"{name}: {entry['average_busbw']:.4g} GB/s, {ratio:.2f} of the baseline of {before['created']} "
-                f"({before['average_busbw']:.4g} GB/s)"
-            )
+            of = f"the baseline of {before['created']} ({before['average_busbw']:.4g} GB/s)"
+            verdict = f"{verdict}, {ratio:.2f} of {of}"
             keep = store == "always" or (store == "auto" and ratio >= KEEPS)
             if ratio < KEEPS:
-                log(f"{verdict}: slower; {settings.typed('doctor')} says what may be wrong")
-        told.append(verdict + ("; stored" if keep else "; not stored"))
+                log(f"{verdict}: slower; to find out why: {settings.typed('doctor')}")
+        else:
+            verdict, keep = f"{verdict}, the first of its kind", store != "never"
+        comparison.append(verdict + ("; stored" if keep else "; not stored"))
         if keep:
             kept.append(entry)
+    path = str(settings.baselines / BASELINE)
     if kept:
-        settings.claims.wait(BASELINE, timeout_s=60)  # the file is read, and written with these entries
-        folders.call(settings, operations.store_baseline, path=baseline_path(settings), entries=kept)
+        settings.claims.wait(BASELINE, timeout_s=60)  # storing reads and rewrites the file
+        folders.call(settings, operations.store_baseline, path=path, entries=kept)
         settings.claims.drop(BASELINE)
     table = tables.Table(_rows(fresh), _printed(settings, submitted))
-    average = ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh)
     return {
         "table": table,
-        "average-busbw": average,
+        "average-busbw": ", ".join(f"{entry['average_busbw']:.6g}" for entry in fresh),
         "backend": f"{measured['backend']} over {measured['iface'] or 'its own choice of interface'}",
-        "comparison": "\n".join(told),
-        "baseline": baseline_path(settings),
+        "comparison": "\n".join(comparison),
+        "baseline": path,
         "plot": f"{submitted.run_dir}/collectives.png",
     }
 
 
 def _rows(fresh: list[Json]) -> list[list[str]]:
-    """Return a row for each size that was measured."""
+    """List the measured sizes, a row each."""
     rows = [["COLLECTIVE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s"]]
     for entry in fresh:
         for point in entry["points"]:
@@ -195,7 +174,7 @@ def _rows(fresh: list[Json]) -> list[list[str]]:
 
 
 def _printed(settings: Settings, submitted: control.Submitted) -> str:
-    """Return the table as rank 0 printed it."""
+    """Read the table that rank 0 printed."""
     lines: list[str] = []
     inside = False
     for line in read_printed(settings, submitted):
@@ -213,19 +192,13 @@ def _command(params: models.BenchmarkCollectives, *, folder: str) -> tuple[str, 
 
 
 def _flags(params: models.BenchmarkCollectives) -> tuple[str, ...]:
-    given = {
-        "--collective": params.collective, "--min-bytes": params.min_bytes, "--max-bytes": params.max_bytes,
-        "--step-factor": params.step_factor, "--iters": params.iters, "--warmup-iters": params.warmup_iters,
-        "--datatype": params.datatype,
-    }  # fmt: skip
+    names = ("collective", "min_bytes", "max_bytes", "step_factor", "iters", "warmup_iters", "datatype")
+    given = {f"--{name.replace('_', '-')}": getattr(params, name) for name in names}
     return tuple(word for flag, value in given.items() if value is not None for word in (flag, str(value)))
 
 
-def _as_job(params: models.BenchmarkCollectives) -> fields.SubmitDdp:
-    """Return the parameters that say where to run, as those of a training."""
-    names = (
-        "partition", "time_limit", "account", "qos", "reservation", "nodes", "gpus_per_node", "constraint", "nodelist",
-        "exclude", "env", "fabric",
-    )  # fmt: skip
+def as_training(params: models.BenchmarkCollectives | models.Plan) -> fields.SubmitDdp:
+    """Return those parameters that a training has, too, as a training's."""
+    names = type(params).model_fields.keys() & _RESOURCES
     given = {name.replace("_", "-"): getattr(params, name) for name in names}
     return fields.parse(fields.SubmitDdp, {name: value for name, value in given.items() if value is not None})

@@ -1,6 +1,6 @@
-"""plan: what a step will take and how much of it the ranks will wait for each other, before anything is submitted.
+"""plan: predict a step's time and how much of it the ranks wait for each other, before anything is submitted.
 
-t_step = t_compute + what of t_comm does not hide behind the backward pass.
+t_step = t_compute + the part of t_comm that the backward pass does not hide.
 
 t_comm: gradients of N parameters in fp32 are 4 N bytes; DDP reduces them in buckets. A ring all-reduce of S bytes over
 n ranks moves 2 (n - 1) / n S over each link, so it takes that divided by busbw (nccl-tests, doc/PERFORMANCE.md), and
@@ -8,19 +8,21 @@ busbw is read at the bucket's size from the cluster's own baseline. The backward
 (it does twice the forward's work: Kaplan et al. 2020, 2.1), and all buckets but the last can travel during it (Li et
 al., VLDB 2020, 3.2.3). On CPUs the transport takes the ranks' own cores, so nothing is counted as hidden.
 
-t_compute: measured where a run of the same model has left its rate (of several ranks: less what the baseline says that
-they spent on communication), else 6 N + 12 L C T FLOP per token (PaLM, appendix B) by the device's usual speed.
+t_compute: the rate of an earlier run of the same model (of several ranks: less the time that by the baseline they spent
+on communication), else the payload's FLOP per token by the device's usual speed.
 """
 
 import dataclasses
 import itertools
 import math
 import re
+import runpy
+import types
 import typing
 
 from ddp.base import Log, Results, Settings, TrainerError
 from ddp.measure import collectives
-from ddp.options import fields, models
+from ddp.options import models
 from ddp.runs import run_files
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
@@ -31,21 +33,11 @@ BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those ar
 BACKWARD_SHARE = 2 / 3
 GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4 (payload.md 5.1)
 CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of three on servers of 2020 to 2025
-# layers, heads, width; as in the payload's model.SIZES
-SIZES = {
-    "tiny": (4, 4, 128), "small": (6, 6, 384), "gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024),
-    "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600),
-}  # fmt: skip
-# Dense bf16 peaks in FLOP/s from NVIDIA's data sheets, by what GRES types are named after
-PEAK_FLOPS = {
-    "b200": 2250e12, "gh200": 989.4e12, "h200": 989.4e12, "h100": 989.4e12, "a100": 312e12, "l40s": 362e12,
-    "a40": 149.7e12, "a10": 125e12, "l4": 121e12, "rtx6000": 364.2e12, "4090": 165.2e12, "3090": 71e12,
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What every rank does in a step."""
+    """The work of every rank in a step."""
 
     parameters: int
     tokens: int  # of one rank and one forward pass
@@ -56,33 +48,33 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """What a step takes, in seconds."""
+    """The time of a step, in seconds."""
 
     compute_s: float
     comm_s: float
-    exposed_s: float  # of comm_s, with what overlaps taken off
+    exposed_s: float  # of comm_s, what no computation hides
     buckets: int
 
     @property
     def step_s(self) -> float:
-        """Return what a step takes."""
+        """The time of a step."""
         return self.compute_s + self.exposed_s
 
     @property
     def efficiency(self) -> float:
-        """Return the share of the time in which ranks compute."""
+        """The share of a step in which the ranks compute."""
         return self.compute_s / self.step_s
 
     @property
     def worst_efficiency(self) -> float:
-        """Return the same with nothing hidden."""
+        """The same with no communication hidden."""
         return self.compute_s / (self.compute_s + self.comm_s)
 
 
 def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
-    """Return the predicted time of a step, tokens per second and efficiency; nothing is submitted."""
+    """Predict the time of a step, tokens per second and efficiency; nothing is submitted."""
     partitions = checks.partitions()
-    request = resources.training(_as_job(params), partitions)
+    request = resources.training(collectives.as_training(params), partitions)
     world = request.num_nodes * request.ranks_per_node
     on_gpu = request.gpus_per_node > 0
     work = describe_work(settings, params, on_gpu=on_gpu)
@@ -125,7 +117,7 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
 
 
 def predict(work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float) -> Forecast:
-    """Return the forecast; `points` are the baseline's sizes with their busbw, `overlap` the share of it that works."""
+    """Predict a step; `points` are the baseline's sizes with their busbw, `overlap` the share of overlap that works."""
     gradient = BYTES_PER_GRADIENT * work.parameters
     buckets = max(1, math.ceil(gradient / work.bucket_bytes))
     last = gradient - (buckets - 1) * work.bucket_bytes
@@ -137,15 +129,15 @@ def predict(work: Work, compute_s: float, world: int, points: list[Json], *, ove
 
 
 def reduce_seconds(size: int, world: int, points: list[Json]) -> float:
-    """Return what a ring all-reduce of `size` bytes takes over `world` ranks."""
+    """Return the seconds of a ring all-reduce of `size` bytes over `world` ranks."""
     return 2 * (world - 1) / world * size / (busbw(size, points) * 1e9)
 
 
 def busbw(size: int, points: list[Json]) -> float:
-    """Return the bus bandwidth in GB/s at a size, between measured ones by the logarithms of both."""
+    """Interpolate the bus bandwidth in GB/s at a size, linearly in the logarithms of both."""
     known = sorted((int(point["bytes"]), float(point["busbw"])) for point in points if point["busbw"] > 0)
     if size <= known[0][0]:
-        return known[0][1] * size / known[0][0]  # latency counts there: the time stays the same
+        return known[0][1] * size / known[0][0]  # latency dominates: the time stays the same
     for (low, slow), (high, fast) in itertools.pairwise(known):
         if size <= high:
             share = (math.log(size) - math.log(low)) / (math.log(high) - math.log(low))
@@ -154,42 +146,42 @@ def busbw(size: int, points: list[Json]) -> float:
 
 
 def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> Work:
-    """Return the payload's step, with the payload's own defaults where nothing is given."""
-    layers, _, width = SIZES[params.model or ("gpt2" if on_gpu else "tiny")]
+    """Describe the step that the payload would do, with its own defaults for what is not given."""
+    shapes = _shapes(settings)
+    layers, heads, width = shapes.SIZES[params.model or ("gpt2" if on_gpu else "tiny")]
     seq_len = params.seq_len or (1024 if on_gpu else 128)
-    batch = params.batch or (32 if on_gpu else 16)
+    tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
     bucket = (25 if on_gpu else 100) << 20
     if params.parameters is not None:
-        return Work(params.parameters, batch * seq_len, params.grad_accum, 6.0 * params.parameters, bucket)
-    vocab = _vocabulary(settings, params.dataset, on_gpu=on_gpu)
-    # embeddings (tied with the output), positions, per layer 12 C^2 of matrices and 2 norms, a last norm; no biases
-    parameters = vocab * width + seq_len * width + layers * (12 * width * width + 2 * width) + width
-    counted = parameters - seq_len * width
-    return Work(parameters, batch * seq_len, params.grad_accum, 6.0 * counted + 12.0 * layers * width * seq_len, bucket)
+        return Work(params.parameters, tokens, params.grad_accum, 6.0 * params.parameters, bucket)
+    vocab = shapes.padded(_vocabulary(settings, params.dataset, on_gpu=on_gpu))
+    shape = shapes.Shape(layers, heads, width, seq_len, vocab)
+    parameters = shapes.count(shape)
+    return Work(parameters, tokens, params.grad_accum, shapes.flops_per_token(shape, parameters), bucket)
+
+
+def _shapes(settings: Settings) -> types.SimpleNamespace:
+    """Load the payload's module of the same name, which needs no torch."""
+    return types.SimpleNamespace(**runpy.run_path(str(settings.payload / "ddptrain" / "shapes.py")))
 
 
 def _vocabulary(settings: Settings, dataset: str | None, *, on_gpu: bool) -> int:
     if dataset is None:
-        return 50304 if on_gpu else 320  # gpt2's and the byte tokenizer's, padded to 64
+        return 50257 if on_gpu else 257  # gpt2's and the byte tokenizer's
     path = dataset if "/" in dataset else folders.look(settings).datasets.get(dataset, str(settings.datasets / dataset))
     if "/" in dataset:
         checks.check_inside(settings, "dataset", path, kinds=("folder",))
     try:
         found = folders.call(settings, operations.read_json, path=f"{path}/dataset.json")
-        vocab = int(found["tokenizer"]["vocab"])
+        return int(found["tokenizer"]["vocab"])
     except (folders.MissingError, KeyError, TypeError, ValueError) as e:
-        raise TrainerError(f"dataset: {path} holds no dataset.json with a vocabulary; prepare-dataset makes one") from e
-    return -(-vocab // 64) * 64
+        raise TrainerError(f"dataset: {path} has no dataset.json with a vocabulary; prepare-dataset makes one") from e
 
 
 def _rate(
-    settings: Settings,
-    params: models.Plan,
-    work: Work,
-    request: resources.Request,
-    baselines: list[Json],
+    settings: Settings, params: models.Plan, work: Work, request: resources.Request, baselines: list[Json]
 ) -> tuple[float, str]:
-    """Return the tokens per second of one rank that waits for nobody, and where that is from."""
+    """Return the tokens per second of one rank without communication, and their source."""
     if params.tokens_per_second is not None:
         return float(params.tokens_per_second), "as given"
     on_gpu = request.gpus_per_node > 0
@@ -208,41 +200,39 @@ def _rate(
             return _alone(best, work, baselines, on_gpu=on_gpu)
     if on_gpu:
         kind = _gpu_kind(request.partition)
-        peak = next((flops for name, flops in PEAK_FLOPS.items() if name in kind), None)
+        peak = _shapes(settings).peak_flops(kind)
         if peak is None:
             raise TrainerError(
-                f"the speed of GPUs of the type {kind or 'unknown'} is not known, and no run of this model told it; "
+                f"the peak of GPUs of the type {kind or 'unknown'} is not known, and no run has measured this model; "
                 "give tokens-per-second of one GPU"
             )
-        return (
-            GPU_UTILISATION * peak / work.flops_per_token,
-            f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak",
-        )
+        source = f"estimated: {GPU_UTILISATION:.0%} of the {kind}'s bf16 peak"
+        return GPU_UTILISATION * peak / work.flops_per_token, source
     cores = request.cpus_per_task
     rate = CPU_FLOPS_PER_CORE * cores / work.flops_per_token
     return rate, f"estimated within a factor of three: {cores} cores of {CPU_FLOPS_PER_CORE / 1e9:.0f} GFLOP/s"
 
 
 def _alone(run: Json, work: Work, baselines: list[Json], *, on_gpu: bool) -> tuple[float, str]:
-    """Return the rate of a rank of a run that was measured, as if it had waited for nobody."""
+    """Return the rate of a measured run's rank, less its communication, and its source."""
     world, rate = int(run["world_size"]), run["tokens_per_second"] / run["world_size"]
-    told = f"measured by the run {run['run']}"
+    source = f"measured by the run {run['run']}"
     if world == 1:
-        return rate, f"{told}, one rank"
+        return rate, f"{source}, one rank"
     entry, _ = _baseline(baselines, int(run.get("nodes") or 1), world, on_gpu=on_gpu)
     if entry is None or not run.get("batch"):
-        return rate, f"{told}, {world} ranks, so with their communication"
+        return rate, f"{source}, {world} ranks, so with their communication"
     tokens = int(run["batch"]) * int(run["seq_len"])
     same = dataclasses.replace(work, tokens=tokens, accumulate=int(run.get("grad_accum") or 1))
     step_s = same.tokens * same.accumulate / rate
     spent = predict(same, step_s, world, entry["points"], overlap=1.0 if on_gpu else 0.0).exposed_s
-    # a baseline that was measured at a worse time than the run must not leave nothing for computing
+    # a baseline from a slower day than the run must leave some time for computing
     compute_s = max(step_s - spent, step_s / 2)
-    return same.tokens * same.accumulate / compute_s, f"{told}, {world} ranks, less their communication"
+    return same.tokens * same.accumulate / compute_s, f"{source}, {world} ranks, less their communication"
 
 
 def _gpu_kind(partition: str) -> str:
-    """Return the type in the GRES of the partition's nodes, such as h200; empty where it has none."""
+    """Return the type in the GRES of the partition's nodes, such as h200; empty if there is none."""
     try:
         for node in nodes.show_all():
             found = re.match(r"gpu:([A-Za-z][A-Za-z0-9_.-]*):", node.gres or "")
@@ -254,7 +244,7 @@ def _gpu_kind(partition: str) -> str:
 
 
 def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) -> tuple[Json | None, str]:
-    """Return the entry that is nearest to the planned job, and how near that is.
+    """Choose the entry nearest to the planned job, and describe it.
 
     busbw hardly depends on the number of ranks, but very much on whether a network lies between them.
     """
@@ -269,7 +259,7 @@ def _baseline(entries: list[Json], num_nodes: int, world: int, *, on_gpu: bool) 
     entry = min(fitting, key=lambda one: (abs(math.log(one["world_size"] / world)), abs(one["nodes"] - num_nodes)))
     same = entry["world_size"] == world and entry["nodes"] == num_nodes
     of = f"{entry['world_size']} ranks on {entry['nodes']} nodes, {entry['created']}"
-    return entry, f"baseline of {of}" + ("" if same else "; the nearest there is")
+    return entry, f"baseline of {of}" + ("" if same else "; the nearest measurement")
 
 
 def _advice(forecast: Forecast, work: Work) -> str:
@@ -277,12 +267,6 @@ def _advice(forecast: Forecast, work: Work) -> str:
         return ""
     wanted = math.ceil(9 * forecast.comm_s / (forecast.compute_s / work.accumulate))
     return f"grad-accum={max(wanted, work.accumulate + 1)} would bring the efficiency to 90 %: less communication"
-
-
-def _as_job(params: models.Plan) -> fields.SubmitDdp:
-    names = ("partition", "nodes", "gpus_per_node", "cpus_per_task")
-    given = {name.replace("_", "-"): getattr(params, name) for name in names}
-    return fields.parse(fields.SubmitDdp, {name: value for name, value in given.items() if value is not None})
 
 
 def _seconds(value: float) -> str:

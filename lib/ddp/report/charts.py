@@ -1,4 +1,4 @@
-"""The curves of runs as charts: where each point lies in an SVG picture, on a linear and on a logarithmic axis."""
+"""Charts of runs: the coordinates of their curves in SVG, on a linear and on a logarithmic axis."""
 
 import collections.abc
 import dataclasses
@@ -9,10 +9,10 @@ from ddp.report import curves, facts
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 26, 12, 34
 _ALL_POINTS = 60_000  # of a page; a point takes some 40 bytes
-_LEAST_POINTS, _MOST_POINTS = 100, 1000  # of a curve
-_MOST_DOTS = 60  # more would hide the line
+_MIN_POINTS, _MAX_POINTS = 100, 1000  # of a curve
+_MAX_DOTS = 60  # more would hide the line
 _SMOOTH_FROM = 100  # points
-_MOST_OTHERS = 8  # charts of quantities that are not ours
+_MAX_OTHERS = 8  # charts of quantities that the payload does not write
 
 # What the payload writes, in the order of the page: title, unit, the quantities in one chart.
 _KNOWN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -25,7 +25,7 @@ _KNOWN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Gradient norm", "", ("grad_norm",)),
 )
 _LABELS = {"val_loss": "evaluation", "loss": "training"}
-_NOTHING = 1e-290  # of a range: parts of a smaller one cannot be told apart
+_LEAST_RANGE = 1e-290  # parts of a smaller range are equal as floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Curve:
     smooth_log: str
     dots_linear: tuple[tuple[float, float], ...]
     dots_log: tuple[tuple[float, float], ...]
-    lost_at: float | None  # pixels from the left where the value ceases to be a finite number
+    lost_at: float | None  # pixels from the left at which the value stops being finite
     lost_step: float | None
 
     @property
     def is_eval(self) -> bool:
-        """Return whether this is the one that is measured now and then."""
+        """Whether this is the evaluation loss."""
         return self.name == "val_loss"
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """From values to pixels, and back in a reader's mind."""
+    """The mapping of values to pixels."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ class Axis:
     end: float
 
     def at(self, value: float) -> float:
-        """Return the pixel of a value."""
+        """Map a value to its pixel."""
         low, high = self.low, self.high
         if self.is_log:
             value, low, high = math.log10(value), math.log10(low), math.log10(high)
@@ -79,44 +79,44 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """One picture with a curve of each run."""
+    """A picture with a curve of each run."""
 
     number: int
     title: str
     unit: str
     x: Axis
     y: Axis
-    y_log: Axis | None  # None where a value is not above 0
+    y_log: Axis | None  # None if a value is not above 0
     curves: tuple[Curve, ...]
 
     @property
     def has_several(self) -> bool:
-        """Return whether there is more than one quantity in it."""
+        """Whether it shows more than one quantity."""
         return len({curve.name for curve in self.curves}) > 1
 
     @property
     def x_ticks(self) -> tuple[Tick, ...]:
-        """Return the steps below the picture."""
+        """The steps below the picture."""
         return _ticks(self.x, whole=True)
 
     @property
     def y_ticks(self) -> tuple[Tick, ...]:
-        """Return the values beside it."""
+        """The values beside it."""
         return _ticks(self.y)
 
     @property
     def log_ticks(self) -> tuple[Tick, ...]:
-        """Return the values beside it on the logarithmic axis."""
+        """The values beside it on the logarithmic axis."""
         return _ticks(self.y_log) if self.y_log else ()
 
 
 def make(runs: collections.abc.Sequence[facts.RunFacts]) -> list[Chart]:
-    """Return the charts of what the runs measured; a quantity that none has makes none."""
+    """Make a chart of each quantity that any of the runs measured."""
     known = {name for _, _, names in _KNOWN for name in names}
-    others = list(dict.fromkeys(name for run in runs for name in run.series if name not in known))[:_MOST_OTHERS]
+    others = list(dict.fromkeys(name for run in runs for name in run.series if name not in known))[:_MAX_OTHERS]
     wanted = [*_KNOWN, *((name, "", (name,)) for name in others)]
     count = sum(len(run.series) for run in runs)
-    limit = max(_LEAST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(1, count)))
+    limit = max(_MIN_POINTS, min(_MAX_POINTS, _ALL_POINTS // max(1, count)))
     charts: list[Chart] = []
     for title, unit, names in wanted:
         found = [
@@ -131,7 +131,7 @@ def make(runs: collections.abc.Sequence[facts.RunFacts]) -> list[Chart]:
 
 
 def number_text(value: float) -> str:
-    """Return a number as short as an axis needs it: 12k, 3.5M, 0.002, 1e-09."""
+    """Format a number for an axis: 12k, 3.5M, 0.002, 1e-09."""
     for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if (1e4 if name == "k" else unit) <= abs(value) < 1e15:
             return f"{value / unit:.4g}{name}"
@@ -159,7 +159,7 @@ def _curve(
     if len(points) >= _SMOOTH_FROM and not is_eval:
         smooth = curves.smoothed(points, len(points) // 40)
         smooth = smooth[:: max(1, len(smooth) // 250)] + smooth[-1:]
-    dotted = points if len(points) == 1 or (is_eval and len(points) <= _MOST_DOTS) else []
+    dotted = points if len(points) == 1 or (is_eval and len(points) <= _MAX_DOTS) else []
     return Curve(
         run=run,
         name=name,
@@ -187,8 +187,8 @@ def _dots(x: Axis, y: Axis, points: collections.abc.Sequence[curves.Point]) -> t
 
 
 def _span(low: float, high: float, least: float) -> tuple[float, float]:
-    """Return a range that is not empty; around huge numbers `least` would vanish in the rounding."""
-    if high - low > _NOTHING:
+    """Widen an empty range; around huge numbers `least` would be lost in rounding."""
+    if high - low > _LEAST_RANGE:
         return low, high
     half = max(least, abs(low) * 1e-3)
     return low - half, high + half
@@ -201,7 +201,7 @@ def _padded(low: float, high: float) -> tuple[float, float]:
 
 
 def _log_span(low: float, high: float) -> tuple[float, float]:
-    """Return a range that has a tick, hence at least from one of 1, 2, 5 to the next."""
+    """Widen a range so that it holds a tick."""
     low, high = max(low * 0.95, 1e-307), high * 1.05
     return (low, high) if high / low >= 1.2 else (low / 1.2, high * 1.2)
 

@@ -1,7 +1,7 @@
 """The curves in a run's metrics.jsonl, read as the file grows and kept within bounds.
 
-A run of a million steps must neither fill memory nor the page, and a spike of one step must stay visible. So a curve
-that grows too long is thinned: of each few neighbours the lowest and the highest value stay.
+A run of a million steps must fill neither memory nor the page, and a spike of one step must stay visible. So a long
+curve is thinned: of each few neighbours the lowest and the highest value stay.
 """
 
 import array
@@ -22,7 +22,7 @@ MAX_SERIES = 24  # a run's own script may write any names
 _GROUP = 8  # neighbours of which two stay
 _CHUNK_BYTES = 1 << 20
 _LARGEST = 1e300  # the difference of two such values is still finite
-_LEAST = 1e-200  # what is nearer to 0 counts as 0
+_LEAST = 1e-200  # smaller magnitudes count as 0
 _LARGEST_STEP = 2.0**53  # from there on a float does not hold every whole number
 _NOT_CURVES = {"step", "epoch", "time", "tokens", "samples", "perplexity"}
 _RECENT = 64  # records from which the rate of steps is taken
@@ -37,8 +37,7 @@ class Series:
         self._max = max_points
         self._steps = array.array("d")
         self._values = array.array("d")
-        self.lost: float | None = None  # the first step of those at the end whose value is not a finite number
-        self.num_lost = 0
+        self.lost: float | None = None  # the first of the last steps whose value is not finite
         self._latest = -math.inf
 
     def __len__(self) -> int:
@@ -46,16 +45,15 @@ class Series:
 
     @property
     def last(self) -> float | None:
-        """Return the last finite value."""
+        """The last finite value."""
         return self._values[-1] if self._values else None
 
     def add(self, step: float, value: float) -> None:
-        """Append a point. A step that was there before replaces all from it on: the run was resumed there."""
+        """Append a point. A step that exists already replaces all from it on: the run was resumed there."""
         if step <= self._latest:
             self._rewind(step)
         self._latest = step
         if not -_LARGEST < value < _LARGEST:  # NaN too
-            self.num_lost += 1
             self.lost = step if self.lost is None else self.lost
             return
         self.lost = None
@@ -115,24 +113,22 @@ class Metrics:
         self.series: dict[str, Series] = {}
         self._adders: dict[str, collections.abc.Callable[[float, float], None] | None] = dict.fromkeys(_NOT_CURVES)
         self.last: files.Json = {}  # the last record of a step
-        self.records = 0
         self.bad_lines = 0
         self.recent: collections.deque[tuple[float, float]] = collections.deque(maxlen=_RECENT)  # time, step
-        self.began: float | None = None  # the first time in the file
         self._is_skipping = False  # within a line that is too long to be a record
 
     @property
     def steps_per_second(self) -> float | None:
-        """Return the rate of the last steps, evaluations and checkpoints among them; None where it is unknown."""
+        """The rate of the last steps, including evaluations and checkpoints; None if it is unknown."""
         if len(self.recent) < 2:
             return None
         (began, first), (ended, last) = self.recent[0], self.recent[-1]
         return (last - first) / (ended - began) if ended > began and last > first else None
 
     def read(self) -> bool:
-        """Take what is new and return whether there was anything. A file that was replaced is read from its beginning.
+        """Read what was appended and return whether there was anything. A file that was replaced is read anew.
 
-        A last line without an end counts once it is a whole object; until then it is read again.
+        A last line without a newline counts once it is a whole object; until then it is read again.
         """
         with contextlib.suppress(OSError), files.opened(self.path) as file:
             about = os.fstat(file.fileno())
@@ -170,7 +166,6 @@ class Metrics:
             if record is None or step is None or not abs(step) < _LARGEST_STEP:
                 self.bad_lines += 1
                 continue
-            self.records += 1
             self._add(step, record)
 
     def _add(self, step: float, record: files.Json) -> None:
@@ -187,7 +182,6 @@ class Metrics:
         self.last = record
         time = _real(record.get("time"))
         if time is not None and 0 < time < _LARGEST:
-            self.began = time if self.began is None else self.began
             if self.recent and self.recent[-1][1] >= step:
                 self.recent.clear()
             self.recent.append((time, step))
@@ -201,7 +195,7 @@ class Metrics:
 
 
 def smoothed(points: collections.abc.Sequence[Point], window: int) -> list[Point]:
-    """Return at each point the mean of the `window` values around it."""
+    """Replace each value by the mean of the `window` values around it."""
     half = max(1, window) // 2
     out: list[Point] = []
     for index, (step, _) in enumerate(points):
@@ -219,7 +213,7 @@ def _parse(line: str) -> files.Json | None:
 
 
 def _real(value: object) -> float | None:
-    """Return a number as a float, infinite where it has none; None for what is no number."""
+    """Return a number as a float, infinite if it is too large; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

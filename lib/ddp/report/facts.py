@@ -1,4 +1,4 @@
-"""What a run directory holds of one run: settings, curves, attempts, failures, the cluster, the final figures."""
+"""The facts about a run in its folder: settings, curves, attempts, failures, the cluster, the final figures."""
 
 import collections
 import collections.abc
@@ -14,12 +14,12 @@ from ddp.report import curves, files
 
 UTC = datetime.timezone.utc  # noqa: UP017 - datetime.UTC came with Python 3.11
 COMPLETED, PREEMPTED, FAILED, CANCELLED, UNKNOWN = "COMPLETED", "PREEMPTED", "FAILED", "CANCELLED", "UNKNOWN"
-_STATES = {"done": COMPLETED, "preempted": PREEMPTED, "failed": FAILED, "cancelled": CANCELLED}
+STATES = {"done": COMPLETED, "preempted": PREEMPTED, "failed": FAILED, "cancelled": CANCELLED}
 _NOT_SETTINGS = {
     "run_dir", "report_json", "job_id", "run", "submitted", "summary_before", "format", "choice", "started", "sweep",
     "count", "array_job_id",
 }  # fmt: skip
-_OF_CLUSTER = {"torch", "environment", "container", "fabric", "launcher"}  # of job.json, shown with the cluster
+_OF_CLUSTER = {"torch", "environment", "container", "fabric", "launcher"}  # shown with the cluster
 _FIGURES = (
     "steps", "first_loss", "last_loss", "val_loss", "best_loss", "best_step", "tokens", "tokens_per_second", "samples",
     "samples_per_second", "mfu", "elapsed_s", "parameters", "precision", "world_size", "nodes", "checkpoint",
@@ -41,7 +41,7 @@ class Attempt:
     name: str  # <job>.r<requeues>[t<restarts>]
     began: datetime.datetime | None
     ended: datetime.datetime | None
-    outcome: str  # done, preempted, failed, cancelled; empty while it runs, or where it was killed
+    outcome: str  # done, preempted, failed, cancelled; empty while it runs, or if it was killed
     step: str
     why: str  # it ended
 
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """All that a report tells of a run. The texts are as the run's files have them, hostile ones included."""
+    """The facts of a report on a run. Texts are those of the run's files, hostile ones included."""
 
     name: str
     folder: str
@@ -79,7 +79,7 @@ class RunFacts:
 
 
 def read_run(folder: pathlib.Path) -> RunFacts:
-    """Return what a run directory holds. Files that are absent or damaged are named in `notes`; nothing is raised."""
+    """Read a run's folder. Absent and damaged files are named in `notes`; nothing is raised."""
     notes: list[str] = []
     job = _object(folder / "job.json", notes)
     config = _object(folder / "config.json", notes)
@@ -87,7 +87,7 @@ def read_run(folder: pathlib.Path) -> RunFacts:
     metrics = curves.Metrics(folder / curves.NAME)
     metrics.read()
     if metrics.bad_lines:
-        notes.append(f"{curves.NAME}: {metrics.bad_lines} lines are not records and were left out")
+        notes.append(f"{curves.NAME}: {metrics.bad_lines} lines are not records and were skipped")
     job_id = job_number(folder, job)
     attempts = read_attempts(folder)
     log_path = folder / "logs" / f"{job_id}.out"
@@ -100,7 +100,7 @@ def read_run(folder: pathlib.Path) -> RunFacts:
         submitted=str(job.get("submitted") or ""),
         state=state,
         why=why,
-        settings=_settings(job, config),
+        settings={name: shown(value) for name, value in settings(job, config, _OF_CLUSTER).items()},
         cluster=_cluster(folder, job_id, job, summary, files.head(log_path, _LOG_BYTES) if job_id else ""),
         figures=_figures(summary),
         series=metrics.series,
@@ -112,33 +112,33 @@ def read_run(folder: pathlib.Path) -> RunFacts:
 
 
 def read_attempts(folder: pathlib.Path) -> list[Attempt]:
-    """Return the attempts that left an outcome, a failure or logs, in the order of their beginning.
+    """Read the attempts that left an outcome, a failure or logs, in the order of their start.
 
-    Slurm's launcher makes the folder of an attempt's logs when it starts the ranks: its time is the beginning.
+    The launcher makes the folder of an attempt's logs when it starts the ranks, so its time is the attempt's start.
     """
     outcomes = {name.removesuffix(".outcome") for name in files.names(folder / "control") if name.endswith(".outcome")}
     failures = {failure.attempt: failure for failure in read_failures(folder)}
     logs = {name for name in files.names(folder / "logs") if (folder / "logs" / name).is_dir()}
     found: list[Attempt] = []
     for name in outcomes | failures.keys() | {name for name in logs if files.attempt_order(name)[0] >= 0}:
-        told: files.Json = {}
+        outcome: files.Json = {}
         ended: float | None = None
-        if name in outcomes:  # a name that a failure's line alone has may be anything
+        if name in outcomes:  # a name from a line of failures may be anything
             path = folder / "control" / f"{name}.outcome"
             ended = files.written(path)
             with contextlib.suppress(OSError, ValueError):
-                told = files.read_object(path)
+                outcome = files.read_object(path)
         failure = failures.get(name)
-        why = str(told.get("error") or (failure.reason if failure else ""))
-        if not why and told.get("exit_code") is not None:
-            why = f"exit code {told['exit_code']}"
+        why = str(outcome.get("error") or (failure.reason if failure else ""))
+        if not why and outcome.get("exit_code") is not None:
+            why = f"exit code {outcome['exit_code']}"
         found.append(
             Attempt(
                 name=name,
                 began=_moment(files.written(folder / "logs" / name) if name in logs else None),
                 ended=_moment(ended) or (_parse_moment(failure.time) if failure else None),
-                outcome=str(told.get("outcome") or ("failed" if failure else "")),
-                step="" if told.get("step") is None else str(told["step"]),
+                outcome=str(outcome.get("outcome") or ("failed" if failure else "")),
+                step="" if outcome.get("step") is None else str(outcome["step"]),
                 why=why,
             )
         )
@@ -146,7 +146,7 @@ def read_attempts(folder: pathlib.Path) -> list[Attempt]:
 
 
 def read_failures(folder: pathlib.Path) -> list[Failure]:
-    """Return why attempts failed, from control/<job>.failures: time, attempt, fault, node and reason, tab-separated."""
+    """Read control/<job>.failures: time, attempt, fault, node and reason, tab-separated."""
     found: list[Failure] = []
     for name in files.names(folder / "control"):
         if name.endswith(".failures"):
@@ -158,9 +158,9 @@ def read_failures(folder: pathlib.Path) -> list[Failure]:
 
 
 def job_number(folder: pathlib.Path, job: files.Json) -> str:
-    """Return the run's last job; of a sweep's run the job that it started as; empty where there is none.
+    """Return the id of the run's last job; of a sweep's run that of its task; empty if there is none.
 
-    A folder without job.json has the job of its newest log.
+    Without job.json, the newest log names the job.
     """
     started = files.tail(folder / "control" / "job", 100)
     for found in (started[-1] if started else "", str(job.get("job_id") or "")):
@@ -172,15 +172,15 @@ def job_number(folder: pathlib.Path, job: files.Json) -> str:
 
 
 def state_of(attempts: collections.abc.Sequence[Attempt], summary: files.Json) -> tuple[str, str]:
-    """Return the state that a run's own files tell, in Slurm's words, and why; Slurm may know better while it runs."""
+    """Return the state by a run's own files, in Slurm's words, and why; while it runs, Slurm's record is newer."""
     if attempts:
         last = attempts[-1]
         if not last.outcome:
             return UNKNOWN, f"attempt {last.name} has left no outcome: it is running, or it was killed"
-        state = _STATES.get(last.outcome, UNKNOWN)
+        state = STATES.get(last.outcome, UNKNOWN)
         why = {PREEMPTED: f"saved at step {last.step}", COMPLETED: ""}
         return state, why.get(state, last.why)
-    state = _STATES.get(str(summary.get("state")), UNKNOWN)
+    state = STATES.get(str(summary.get("state")), UNKNOWN)
     return state, str(summary.get("error") or "") if summary else "it has left no outcome"
 
 
@@ -194,20 +194,25 @@ def _object(path: pathlib.Path, notes: list[str]) -> files.Json:
         return {}
 
 
-def _settings(job: files.Json, config: files.Json) -> dict[str, str]:
-    """Return what was asked for and what the payload made of it, under one name each."""
-    choice: files.Json = {}
-    with contextlib.suppress(ValueError, RecursionError):
-        choice = files.as_object(json.loads(str(job.get("choice") or "{}")))
-    found: dict[str, str] = {}
-    job = {key: value for key, value in job.items() if key not in _OF_CLUSTER}
-    for source in (job, choice, config):
+def settings(job: files.Json, config: files.Json, omitted: collections.abc.Set[str] = frozenset()) -> files.Json:
+    """Collect what was asked for (job.json, a sweep's choice) and what the payload made of it (config.json).
+
+    Each stands under one name; nested names are joined by dots. Fields named in `omitted` are left out.
+    """
+    found: files.Json = {}
+    for source in (job, choice(job), config):
         for name, value in _flat(source):
-            if name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS and value not in (None, [], {}, ""):
-                found[name.removeprefix("request.")] = shown(value)
-            if len(found) >= _MAX_SETTINGS:
-                return found
+            is_setting = name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS | omitted
+            if is_setting and value not in (None, [], {}, "") and len(found) < _MAX_SETTINGS:
+                found[name.removeprefix("request.")] = value
     return found
+
+
+def choice(job: files.Json) -> files.Json:
+    """Read the options in which a run of a sweep differs from the others; empty for other runs."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return files.as_object(json.loads(str(job.get("choice") or "{}")))
+    return {}
 
 
 def _flat(record: files.Json, prefix: str = "") -> collections.abc.Iterator[tuple[str, object]]:
@@ -243,7 +248,7 @@ def _cluster(folder: pathlib.Path, job_id: str, job: files.Json, summary: files.
 
 
 def _figures(summary: files.Json) -> dict[str, object]:
-    """Return the numbers and words of summary.json, those that people look at first."""
+    """Collect the numbers and texts of summary.json, the most interesting first."""
     order = [*_FIGURES, *(name for name in summary if name not in _FIGURES)]
     return {
         name: value
@@ -255,7 +260,7 @@ def _figures(summary: files.Json) -> dict[str, object]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a person to read."""
+    """Format a value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

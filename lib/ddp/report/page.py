@@ -1,4 +1,4 @@
-"""The report: one page of HTML that holds all it shows, and fetches nothing."""
+"""The report: one self-contained page of HTML."""
 
 import base64
 import collections
@@ -16,7 +16,7 @@ import jinja2
 
 from ddp.report import charts, facts, files
 
-COLORS = 8  # that page.css names; further runs have them again, dashed
+COLORS = 8  # in page.css; further runs repeat them, dashed
 # Of the final figures: whether more (1) or less (-1) is better.
 _BETTER = {
     "last_loss": -1, "val_loss": -1, "best_loss": -1, "tokens_per_second": 1, "samples_per_second": 1, "mfu": 1,
@@ -28,7 +28,7 @@ _DIGITS = 6  # of the values that the pointer shows
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A line of a table that has a column for each run."""
+    """A row of a table with a column for each run."""
 
     name: str
     cells: tuple[str, ...]
@@ -37,10 +37,10 @@ class Row:
 
 
 def page(runs: collections.abc.Sequence[facts.RunFacts], *, made: datetime.datetime) -> str:
-    """Return the page about these runs, side by side where there are several. `made` is the time that it bears.
+    """Render the page about these runs, side by side; `made` is the time shown on it.
 
-    Nothing in it comes from elsewhere, and its Content-Security-Policy keeps a browser from fetching anything or from
-    running a script but ours, whatever the runs' files hold.
+    Its Content-Security-Policy keeps a browser from fetching anything and from running any script but page.js,
+    whatever the runs' files hold.
     """
     labels = _labels(runs)
     made_charts = charts.make(runs)
@@ -74,13 +74,13 @@ def _template() -> jinja2.Template:
 
 
 def _labels(runs: collections.abc.Sequence[facts.RunFacts]) -> list[str]:
-    """Return the runs' names; the folder instead where two have the same."""
+    """Name the runs; those with the same name by their folders."""
     counts = collections.Counter(run.name for run in runs)
     return [files.printable(run.name if counts[run.name] == 1 else run.folder, 120) for run in runs]
 
 
 def _data(labels: list[str], made: list[charts.Chart]) -> str:
-    """Return what the script needs, as JSON that ends no script element (HTML, 4.12.1.3)."""
+    """Dump the data of page.js as JSON that cannot end a script element (HTML, 4.12.1.3)."""
     record = {
         "runs": labels,
         "charts": [
@@ -109,7 +109,7 @@ def _short(value: float) -> float | int:
 
 
 def _rows(columns: list[collections.abc.Mapping[str, str]]) -> list[Row]:
-    """Return a row for each name that any run has; those in which the runs differ come first."""
+    """Make a row for each name that any run has; rows in which the runs differ come first."""
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows: list[Row] = []
     for name in names:
@@ -152,7 +152,7 @@ def _duration(seconds: float) -> str:
 
 
 def _clean(value: object, limit: int = 500) -> str:
-    """Return a run's text in one line, without what could change the look of the text around it."""
+    """Make a run's text safe to show in one line."""
     return files.printable(value, limit)
 
 

@@ -1,1 +1,1 @@
-"""Runs and their jobs: listed, shown, followed, explained, compared, resumed, cancelled."""
+"""Runs and their jobs: list, show, follow, explain, compare, resume, cancel."""

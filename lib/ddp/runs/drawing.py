@@ -1,4 +1,4 @@
-"""A loss curve in characters, for answers that are read in a terminal."""
+"""A loss curve in ASCII, for the results of actions."""
 
 import collections.abc
 
@@ -8,7 +8,7 @@ _ROWS, _COLUMNS = 12, 64
 def draw(
     steps: collections.abc.Sequence[tuple[int, float]], evals: collections.abc.Sequence[tuple[int, float]] = ()
 ) -> str:
-    """Return the curve: `*` the training loss (mean of each column), `o` the validation loss; nothing without steps."""
+    """Draw the training loss as `*` (the mean of each column), the validation loss as `o`; empty without steps."""
     if not steps:
         return ""
     first, last = steps[0][0], steps[-1][0]

@@ -1,77 +1,60 @@
-"""What runs left behind: listed, shown, compared. Slurm is asked only for what the files do not say."""
+"""List, show and compare runs by their files; Slurm is asked only for what the files lack."""
 
 import collections
 import collections.abc
-import dataclasses
-import json
 import math
 import typing
 
-from ddp import tables
 from ddp.base import Log, ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import fields, models
+from ddp.report import facts, files
 from ddp.runs import control, drawing, run_files
 from ddp.submit import sweeps
 from ddp.workspace import folders
 from slurm_ddp.slurm import jobs
 
-Json = dict[str, typing.Any]
-
-# Of summary.json, in the order in which people look at it; the sign says whether more or less is better.
+Json = files.Json
+# Of summary.json, the most interesting first; 1: more is better, -1: less is.
 _FIGURES = {
     "last_loss": -1, "best_loss": -1, "first_loss": 0, "tokens_per_second": 1, "samples_per_second": 1, "mfu": 1,
     "steps": 0, "tokens": 0, "samples": 0, "elapsed_s": -1, "world_size": 0, "nodes": 0,
 }  # fmt: skip
-_NOT_SETTINGS = {
-    "run_dir", "data", "report_json", "job_id", "run", "submitted", "summary_before", "format", "choice", "started",
-    "sweep", "count", "array_job_id",
-}  # fmt: skip
 _WITHOUT_LOSS = {"collectives": "a benchmark", "prepare": "the preparation of a dataset"}
-_MOST_OPTIONS = 10  # columns of a table that a person still reads
+_MAX_OPTIONS = 10  # columns of a table
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
-    """How a run stands."""
+class State(typing.NamedTuple):
+    """The state of a run."""
 
     word: str  # one of Slurm's states, PREEMPTED for saved and stopped, or UNKNOWN
     why: str = ""
 
 
 def list_runs(settings: Settings, params: models.ListRuns, _: Log) -> Results:
-    """Return the runs, the newest first, each with its state and last figures."""
-    found = folders.call(
-        settings, run_files.list_results, timeout_s=60, workspace=str(settings.folder), limit=params.lines
-    )
+    """List the runs, the newest first, each with its state and last figures."""
+    found = _call(settings, run_files.list_results, limit=params.lines)
     runs: list[Json] = found["runs"]
     states, silence = _states(settings, runs)
     rows = [["RUN", "KIND", "STATE", "JOB", "RANKS", "STEP", "LOSS", "BEST", "PER-SECOND", "SUBMITTED"]]
     for run in runs:
-        job, summary, metric = _dict(run["job"]), _dict(run["summary"]), _dict(run["metric"])
-        rate = summary.get("tokens_per_second") or summary.get("samples_per_second") or metric.get("tokens_per_second")
+        job, summary, metric = _records(run)
+        rate = _rate(summary, metric)
         unit = " tokens" if summary.get("tokens_per_second") or metric.get("tokens_per_second") else " samples"
-        rows.append(
-            [
-                control.printable(str(run["name"]))[:64],
-                _cell(job.get("kind") or summary.get("workload")),
-                states[str(run["name"])].word,
-                _cell(job.get("job_id")),
-                _cell(summary.get("world_size")),
-                _cell(metric.get("step") or summary.get("steps")),
-                _cell(metric.get("loss") if metric.get("loss") is not None else summary.get("last_loss")),
-                _cell(summary.get("best_loss")),
-                _cell(rate) + (unit if rate else ""),
-                _cell(job.get("submitted")),
-            ]
-        )
-    results = {"count": str(found["count"]), "runs": _table(rows)}
+        cells = [
+            job.get("kind") or summary.get("workload"), states[str(run["name"])].word, job.get("job_id"),
+            summary.get("world_size"), metric.get("step") or summary.get("steps"),
+            metric.get("loss") if metric.get("loss") is not None else summary.get("last_loss"),
+            summary.get("best_loss"), _cell(rate) + unit if rate else None, job.get("submitted"),
+        ]  # fmt: skip
+        rows.append([control.printable(str(run["name"]))[:64], *map(_cell, cells)])
+    results = {"count": str(found["count"]), "runs": control.aligned(rows)}
     if found["foreign"]:
-        results["foreign"] = f"{found['foreign']} folders in {settings.runs} are no runs and left out"
+        results["foreign"] = f"{found['foreign']} folders in {settings.runs} are not runs and are left out"
     return results | ({"slurm": silence} if silence else {})
 
 
 def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Results:
-    """Return a run's settings, figures, checkpoints and curve; the newest run's when none is named."""
+    """Show a run's settings, figures, checkpoints and curve; by default the newest run's."""
     run = params.run or control.newest(settings)
     read = _read(settings, run)
     if not (read["job"] or read["summary"] or read["steps"]):
@@ -80,7 +63,7 @@ def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Results:
     if _kind(read) == "sweep":
         return sweeps.show(settings, run)[0] | {"run-dir": str(settings.runs / run)}
     states, silence = _states(settings, [read])
-    job, summary = _dict(read["job"]), _dict(read["summary"])
+    job, summary = _records(read)[:2]
     state = states[run]
     results: Results = {
         "run": run,
@@ -92,7 +75,7 @@ def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Results:
     }
     results |= control.figures(summary)
     results["settings"] = "\n".join(f"{name}: {value}" for name, value in sorted(_settings(read).items()))
-    results["metrics"] = _told_metrics(settings, read)
+    results["metrics"] = _describe_metrics(settings, read)
     results["best"] = _best(read)
     results["checkpoints"] = "\n".join(
         f"{c['name']}  step {_cell(c['step'])}{' (latest)' if c['name'] == read['latest'] else ''}"
@@ -102,15 +85,15 @@ def show_run(settings: Settings, params: models.ShowRun, _: Log) -> Results:
     results["attempts"] = "\n".join(
         f"{a['attempt']}: {_cell(a['outcome'])}, step {_cell(a['step'])}" for a in read["attempts"]
     )
-    results["curve-text"] = drawing.draw(_points(read["steps"]), _points(read["evals"]))
+    results["curve-text"] = drawing.draw(read["steps"], read["evals"])
     results["curve"] = str(read["png"] or "")
-    results["tracking"] = _cell(_dict(read["tracking"]).get("url"))
+    results["tracking"] = _cell(files.as_object(read["tracking"]).get("url"))
     results["slurm"] = silence
     return {name: value for name, value in results.items() if value not in ("", "-")}
 
 
 def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Results:
-    """Return in which settings runs differ, and their results side by side."""
+    """Show in which settings runs differ, and their results side by side."""
     names = params.runs.replace(",", " ").split() if params.runs else _newest_two(settings)
     names = list(dict.fromkeys(names))
     if among := [name for name in names if sweeps.is_sweep(settings, name)]:
@@ -130,32 +113,31 @@ def compare_runs(settings: Settings, params: models.CompareRuns, _: Log) -> Resu
     rows = [header, *([key, *(all_settings[name].get(key, "-")[:60] for name in names)] for key in differing)]
     results: Results = {
         "runs": ", ".join(names),
-        "settings": _table(rows) if differing else "the same",
+        "settings": control.aligned(rows) if differing else "the same",
         "same-settings": str(len(keys) - len(differing)),
-        "results": _table([header, ["state", *(states[name].word for name in names)], *_figure_rows(read)]),
+        "results": control.aligned([header, ["state", *(states[name].word for name in names)], *_figure_rows(read)]),
     }
     if losses := _loss_rows(read):
-        results["losses"] = _table([["step", *names], *losses])
+        results["losses"] = control.aligned([["step", *names], *losses])
     curves = [str(read[name]["png"]) for name in names if read[name]["png"]]
     return results | ({"curves": "\n".join(curves)} if curves else {}) | ({"slurm": silence} if silence else {})
 
 
 def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str]:
-    """Return the state of each run, and why Slurm could not be asked or nothing.
+    """Return the state of each run by its name, and Slurm's error or nothing.
 
-    A job at work decides; then what the job itself wrote; then what the controller and, at last, the accounting know.
-    A sweep's state is what its runs come to.
+    Decided by an active job; then by the outcome that the run wrote; then by the controller; at last by the accounting.
     """
     silence = ""
     known: tuple[jobs.Job, ...] = ()
     try:
         known = jobs.jobs(user=settings.user)
     except jobs.SlurmError as e:
-        silence = f"Slurm gave no answer, so states are those that the runs wrote: {e}"
+        silence = f"Slurm does not answer, so states are from the runs' files: {e}"
     found: dict[str, State] = {}
     forgotten: dict[int, str] = {}
     for run in runs:
-        name, job, outcome = str(run["name"]), _dict(run["job"]), _dict(run["outcome"])
+        name, job, outcome = str(run["name"]), files.as_object(run["job"]), files.as_object(run["outcome"])
         if job.get("kind") == "sweep":
             found[name] = State("UNKNOWN") if silence else _sweep_state(settings, name)
             continue
@@ -170,7 +152,7 @@ def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str
         elif at_work is not None and at_work.job_id == number:
             found[name] = State(at_work.state, at_work.reason if at_work.reason not in ("None", "") else "")
         else:
-            found[name] = State("UNKNOWN", "it wrote no outcome, and Slurm has forgotten its job")
+            found[name] = State("UNKNOWN", "it wrote no outcome, and Slurm no longer knows its job")
             if isinstance(number, int):
                 forgotten[number] = name
     if forgotten and not silence:
@@ -181,7 +163,7 @@ def _states(settings: Settings, runs: list[Json]) -> tuple[dict[str, State], str
 
 
 def _job_of(name: str, job: Json, known: collections.abc.Iterable[jobs.Job]) -> jobs.Job | None:
-    """Return the run's job: the one at work, else the last one. A sweep's run may wait in one record with others."""
+    """Find the run's active job, else its last one. Pending runs of a sweep share one record."""
     sweep, number = str(job.get("sweep") or ""), name.rpartition("-")[2]
     mine = [
         one
@@ -202,14 +184,23 @@ def _sweep_state(settings: Settings, name: str) -> State:
 
 def _read(settings: Settings, run: str, *, parameter: str = "run") -> Json:
     try:
-        return folders.call(settings, run_files.read_result, timeout_s=60, workspace=str(settings.folder), run=run)
+        return _call(settings, run_files.read_result, run=run)
     except folders.MissingError as e:
-        text = f"there is no run {run!r} in {settings.runs}; see: {settings.typed('list-runs')}"
-        raise ParameterError(parameter, text) from e
+        raise _no_run(settings, run, parameter) from e
+
+
+def _no_run(settings: Settings, run: str, parameter: str) -> ParameterError:
+    return ParameterError(parameter, f"there is no run {run!r} in {settings.runs}; see: {settings.typed('list-runs')}")
+
+
+def _call(
+    settings: Settings, operation: collections.abc.Callable[..., Json], *, timeout_s: float = 60, **given: object
+) -> Json:
+    return folders.call(settings, operation, timeout_s=timeout_s, workspace=str(settings.folder), **given)
 
 
 def _compare_sweeps(settings: Settings, names: list[str], among: list[str]) -> Results:
-    """Return a line for each run of the sweeps, and others named, with what differs; the best figures are marked."""
+    """Show a line for each run of the sweeps and each other run: what differs, and its figures, the best marked."""
     runs: list[str] = []
     states: dict[str, str] = {}
     for name in names:
@@ -219,33 +210,26 @@ def _compare_sweeps(settings: Settings, names: list[str], among: list[str]) -> R
     if len(runs) > fields.MAX_SWEEP:
         text = f"{len(runs)} runs are in {', '.join(names)}; at most {fields.MAX_SWEEP} are compared"
         raise ParameterError("runs", text)
-    workspace = str(settings.folder)
-    read: list[Json] = folders.call(settings, run_files.read_briefly, timeout_s=120, workspace=workspace, runs=runs)[
-        "runs"
-    ]
+    read: list[Json] = _call(settings, run_files.read_briefly, timeout_s=120, runs=runs)["runs"]
     if lacking := [str(run["name"]) for run in read if not (run["job"] or run["summary"])]:
-        text = f"there is no run {lacking[0]!r} in {settings.runs}; see: {settings.typed('list-runs')}"
-        raise ParameterError("runs", text)
+        raise _no_run(settings, lacking[0], "runs")
     alone = _states(settings, [run for run in read if run["name"] not in states or not states[run["name"]]])[0]
-    varied = list(dict.fromkeys(key for run in read for key in _choice(run)))
+    varied = list(dict.fromkeys(key for run in read for key in facts.choice(files.as_object(run["job"]))))
     given = [_settings(run) for run in read]
     differing = [key for key in varied if len({one.get(key, "-") for one in given}) > 1]
     others = sorted({key for one in given for key in one} - set(varied))
     differing += [key for key in others if len({one[key] for one in given if key in one}) > 1]
-    columns = differing[:_MOST_OPTIONS]
+    columns = differing[:_MAX_OPTIONS]
     rows = [["RUN", "STATE", *(key.upper() for key in columns), "STEPS", "LOSS", "BEST", "PER-SECOND"]]
     figures = [_outcome_figures(run) for run in read]
     best = [_best_of([one[at] for one in figures], sign) for at, sign in enumerate((0, -1, -1, 1))]
     for run, one, numbers in zip(read, given, figures, strict=True):
         name = str(run["name"])
-        cells = [
-            _cell(value) + (" *" if mark is not None and value == mark else "")
-            for value, mark in zip(numbers, best, strict=True)
-        ]
+        cells = [_marked(value, mark) for value, mark in zip(numbers, best, strict=True)]
         rows.append([name, states.get(name) or alone[name].word, *(one.get(key, "-")[:40] for key in columns), *cells])
     results: Results = {
         "runs": ", ".join(runs),
-        "results": _table(rows),
+        "results": control.aligned(rows),
         "differing": ", ".join(differing) or "nothing",
     }
     finished = [(one[1], str(run["name"])) for run, one in zip(read, figures, strict=True) if one[1] is not None]
@@ -258,17 +242,29 @@ def _compare_sweeps(settings: Settings, names: list[str], among: list[str]) -> R
 
 def _outcome_figures(run: Json) -> tuple[float | None, float | None, float | None, float | None]:
     """Return a run's steps, last loss, best validation loss and rate."""
-    summary, metric = _dict(run["summary"]), _dict(run["metric"])
-    rate = summary.get("tokens_per_second") or summary.get("samples_per_second") or metric.get("tokens_per_second")
+    _, summary, metric = _records(run)
     steps = summary.get("steps") or metric.get("step")
     loss = summary.get("last_loss", metric.get("loss"))
-    return _real(steps), _real(loss), _real(summary.get("best_loss")), _real(rate)
+    return _real(steps), _real(loss), _real(summary.get("best_loss")), _real(_rate(summary, metric))
+
+
+def _records(run: Json) -> tuple[Json, Json, Json]:
+    """Return a run's job.json, summary.json and last metric; empty where it has none."""
+    return files.as_object(run["job"]), files.as_object(run["summary"]), files.as_object(run.get("metric"))
+
+
+def _rate(summary: Json, metric: Json) -> object:
+    return summary.get("tokens_per_second") or summary.get("samples_per_second") or metric.get("tokens_per_second")
 
 
 def _best_of(values: list[float | None], sign: int) -> float | None:
-    """Return the greatest or least of the values that are there; None where they are all the same."""
+    """Return the best of the values; None if all are the same, or neither more nor less is better."""
     numbers = [value for value in values if value is not None]
     return max(numbers, key=lambda number: sign * number) if sign and len(set(numbers)) > 1 else None
+
+
+def _marked(value: object, best: float | None) -> str:
+    return _cell(value) + (" *" if best is not None and value == best else "")
 
 
 def _real(value: object) -> float | None:
@@ -276,20 +272,13 @@ def _real(value: object) -> float | None:
 
 
 def _kind(read: Json) -> str:
-    """Return what a run is: gpt, smoke, script, collectives, prepare, sweep; "-" where it does not say."""
-    return _cell(_dict(read["job"]).get("kind") or _dict(read["summary"]).get("workload"))
-
-
-def _choice(read: Json) -> Json:
-    """Return the options that make a run of a sweep differ from the others."""
-    try:
-        return _dict(json.loads(str(_dict(read["job"]).get("choice") or "{}")))
-    except (ValueError, RecursionError):
-        return {}
+    """Return the kind of a run: gpt, smoke, script, collectives, prepare, sweep; "-" if it is unknown."""
+    job, summary, _ = _records(read)
+    return _cell(job.get("kind") or summary.get("workload"))
 
 
 def _newest_two(settings: Settings) -> list[str]:
-    found = folders.call(settings, run_files.list_results, timeout_s=60, workspace=str(settings.folder), limit=100)
+    found = _call(settings, run_files.list_results, limit=100)
     names = [str(run["name"]) for run in found["runs"] if run["summary"] and _kind(run) not in _WITHOUT_LOSS]
     if len(names) < 2:
         hint = f"start one: {settings.typed('submit-ddp')}; see: {settings.typed('list-runs')}"
@@ -299,34 +288,22 @@ def _newest_two(settings: Settings) -> list[str]:
 
 def _settings(read: Json) -> dict[str, str]:
     """Return what was asked for and what the payload made of it, as texts under one name each."""
-    found: dict[str, str] = {}
-    for source in (_dict(read["job"]), _choice(read), _dict(read["config"])):
-        for name, value in _flat(source):
-            if name.rsplit(".", maxsplit=1)[-1] not in _NOT_SETTINGS and value not in (None, []):
-                found[name.removeprefix("request.")] = _cell(value)
-    return found
-
-
-def _flat(record: Json, prefix: str = "") -> collections.abc.Iterator[tuple[str, object]]:
-    for key, value in list(record.items())[:500]:
-        name = control.printable(str(key))[:80]
-        if isinstance(value, dict) and prefix.count(".") < 4:
-            yield from _flat(typing.cast(Json, value), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    job, config = files.as_object(read["job"]), files.as_object(read["config"])
+    found = facts.settings(job, config, {"data"})
+    return {control.printable(name)[:80]: _cell(value) for name, value in found.items()}
 
 
 def _figure_rows(read: dict[str, Json]) -> list[list[str]]:
-    """Return a row for each figure that any of the runs has; the best is marked, of two the ratio is told."""
+    """Return a row for each figure that any of the runs has: the best is marked; of two runs with the ratio."""
     rows: list[list[str]] = []
     for key, sign in _FIGURES.items():
-        values = [_dict(found["summary"]).get(key) for found in read.values()]
-        numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+        values = [files.as_object(found["summary"]).get(key) for found in read.values()]
         if not any(isinstance(value, int | float) for value in values):
             continue
-        best = None if not sign or len(set(numbers)) < 2 else max(numbers, key=lambda number: sign * number)
-        cells = [_cell(value) + (" *" if best is not None and value == best else "") for value in values]
-        if len(values) == 2 and len(numbers) == 2 and sign and numbers[0]:
+        numbers = [_real(value) for value in values]
+        best = _best_of(numbers, sign)
+        cells = [_marked(value, best) for value in values]
+        if len(numbers) == 2 and sign and numbers[0] and numbers[1] is not None:
             cells[1] += f"  ({numbers[1] / numbers[0]:.3f}x)"
         rows.append([key.replace("_", "-"), *cells])
     return rows
@@ -334,7 +311,7 @@ def _figure_rows(read: dict[str, Json]) -> list[list[str]]:
 
 def _loss_rows(read: dict[str, Json]) -> list[list[str]]:
     """Return the losses at five steps that all runs have reached."""
-    curves = [dict(_points(found["steps"])) for found in read.values()]
+    curves = [dict(_points(found, "steps")) for found in read.values()]
     if not all(curves):
         return []
     least, most = max(min(curve) for curve in curves), min(max(curve) for curve in curves)
@@ -348,44 +325,35 @@ def _loss_rows(read: dict[str, Json]) -> list[list[str]]:
     return rows
 
 
-def _told_metrics(settings: Settings, read: Json) -> str:
-    steps = _points(read["steps"])
-    lost = f"the loss is no finite number from step {read['lost']} on" if read["lost"] is not None else ""
+def _describe_metrics(settings: Settings, read: Json) -> str:
+    steps, evals = _points(read, "steps"), _points(read, "evals")
+    lost = f"the loss is not finite from step {read['lost']} on" if read["lost"] is not None else ""
     if not steps and lost:
         return f"{read['lines']} records; {lost}"
     if not steps:
         kind, run = _kind(read), read["name"]
         if what := _WITHOUT_LOSS.get(kind):
-            return f"none, since it is {what}; what it printed: {settings.typed('job-log', run=run)}"
+            return f"none, since it is {what}; its output: {settings.typed('job-log', run=run)}"
         return "none: the script wrote no metrics.jsonl" if kind == "script" else "none yet"
     last = "the last finite one" if lost else "the last"
     text = f"{read['lines']} records, {last} at step {steps[-1][0]} with loss {steps[-1][1]:.4f}"
     text += f"; {lost}" if lost else ""
-    return text + (f"; validation loss {read['evals'][-1][1]:.4f}" if read["evals"] else "")
+    return text + (f"; validation loss {evals[-1][1]:.4f}" if evals else "")
 
 
 def _best(read: Json) -> str:
-    evals = _points(read["evals"])
+    evals = _points(read, "evals")
     if not evals:
         return ""
     step, loss = min(evals, key=lambda point: point[1])
     return f"validation loss {loss:.4f} at step {step}"
 
 
-def _points(found: object) -> list[tuple[int, float]]:
-    pairs = typing.cast(list[list[float]], found)
-    return [(int(step), float(loss)) for step, loss in pairs]
-
-
-def _table(rows: list[list[str]]) -> str:
-    return tables.Table(rows)
+def _points(read: Json, name: str) -> list[tuple[int, float]]:
+    return read[name]
 
 
 def _cell(value: object) -> str:
     if value is None or value == "":
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else one_line(str(value), 200)
-
-
-def _dict(value: object) -> Json:
-    return typing.cast(Json, value) if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Operations of operations.py on runs: made, removed, read, followed."""
+"""Operations on the folders of runs, for folders.call: make, remove, read, follow."""
 
 import concurrent.futures
 import contextlib
@@ -102,7 +102,7 @@ def remove_sweep(workspace: str, run: str, count: int) -> Json:
 
 
 def number_sweep(workspace: str, run: str, count: int, job_id: int) -> Json:
-    """Note in the sweep's and its runs' job.json as which job they were submitted."""
+    """Write the job's id into the job.json of a sweep and its runs."""
     for name in [run, *(f"{run}-{number}" for number in range(count))]:
         path = pathlib.Path(workspace, "runs", name, "job.json")
         replace(path, json.dumps({**read_object(path), "job_id": job_id}, indent=1, sort_keys=True) + "\n")
@@ -110,15 +110,15 @@ def number_sweep(workspace: str, run: str, count: int, job_id: int) -> Json:
 
 
 def read_sweep(workspace: str, run: str) -> Json:
-    """Return how each run of a sweep stands: its job once it has one, its last outcome and its last loss."""
+    """Read of each run of a sweep its job once it has one, its last outcome and its last loss."""
     top = pathlib.Path(workspace, "runs")
     about = read_object(top / run / "job.json")
     rows: list[Json] = []
     for number in range(min(int(about["count"]), MAX_LISTED)):
-        told = read_run(workspace, f"{run}-{number}", None)
-        job: Json = told["job"] or {}
-        summary: Json = told["summary"] or {}
-        metric: Json = told["metric"] or {}
+        found = read_run(workspace, f"{run}-{number}", None)
+        job: Json = found["job"] or {}
+        summary: Json = found["summary"] or {}
+        metric: Json = found["metric"] or {}
         started = bool(job.get("started"))
         loss = summary.get("last_loss", metric.get("loss"))
         row: Json = {"run": f"{run}-{number}", "job_id": job.get("job_id") if started else None, "outcome": None}
@@ -142,7 +142,7 @@ def remove_run(workspace: str, run: str) -> Json:
 
 
 def list_runs(workspace: str) -> Json:
-    """Return the names of the runs that hold a job, the last submitted first."""
+    """List the runs with a job, the last submitted first."""
     found: list[tuple[float, str]] = []
     for path in pathlib.Path(workspace, "runs").iterdir():
         with contextlib.suppress(OSError):
@@ -151,7 +151,7 @@ def list_runs(workspace: str) -> Json:
 
 
 def find_element(workspace: str, array: int, element: int) -> Json:
-    """Return the run that this element of an array is, or is a part of; None where there is no such element."""
+    """Find the run that this element of an array is, or is a part of; None if there is no such element."""
     for run in list_runs(workspace)["runs"]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job = read_object(pathlib.Path(workspace, "runs", run, "job.json"))
@@ -163,7 +163,7 @@ def find_element(workspace: str, array: int, element: int) -> Json:
 
 
 def find_run(workspace: str, job_id: int) -> Json:
-    """Return the run that this job is, or was, an attempt at: the last written, since a new controller counts anew."""
+    """Find the run of a job; of several the last written, since a new controller counts job ids anew."""
     if logs := sorted(pathlib.Path(workspace, "runs").glob(f"*/logs/{int(job_id)}.out"), key=_time):
         return {"run": logs[-1].parent.parent.name}
     for run in list_runs(workspace)["runs"]:
@@ -174,12 +174,12 @@ def find_run(workspace: str, job_id: int) -> Json:
 
 
 def read_run(workspace: str, run: str, job_id: int | None) -> Json:
-    """Return what a run says of itself: job.json, summary.json, the job's last outcome and the last step's metric."""
+    """Read a run's job.json, summary.json, the job's last outcome and the last step's metric."""
     folder = pathlib.Path(workspace, "runs", run)
     answer: Json = {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
     with contextlib.suppress(OSError, ValueError):
         answer["job"] = read_object(folder / "job.json")
-        if "sweep" in answer["job"]:  # the job of one task of an array is known when it has started
+        if "sweep" in answer["job"]:  # a task of an array gets its job when it starts
             with contextlib.suppress(OSError, ValueError, IndexError):
                 answer["job"]["job_id"] = int(tail(folder / "control" / "job", 100)[-1])
                 answer["job"]["started"] = True
@@ -210,7 +210,7 @@ def read_config(workspace: str, run: str) -> Json:
 def read_log(
     workspace: str, run: str, job_id: int, *, lines: int, rank: int | None, element: int | None = None
 ) -> Json:
-    """Return the last lines of a job's merged log, or of one rank's own output in its last attempt."""
+    """Read the last lines of a job's merged log, or of one rank's output in its last attempt."""
     logs = pathlib.Path(workspace, "runs", run, "logs")
     if rank is None:
         path = logs / _log_name(job_id, element)
@@ -226,7 +226,7 @@ def read_log(
 def follow_log(
     workspace: str, run: str, job_id: int, *, rank: int | None, offsets: dict[str, int], element: int | None = None
 ) -> Json:
-    """Return whole lines that a log has gained since `offsets`, and the new offsets; of a new file the lines so far."""
+    """Read the whole lines behind `offsets`, and return the new offsets; of a new file, read its last lines."""
     folder = pathlib.Path(workspace, "runs", run)
     paths = [str(folder / "logs" / _log_name(job_id, element))]
     if rank is not None:
@@ -246,7 +246,7 @@ def follow_log(
 
 
 def find_failure(workspace: str, run: str, job_id: int, lines: int) -> Json:
-    """Return the last lines of the rank that failed first, or else of the job's log; and what failed before that."""
+    """Read the last lines of the rank that failed first, or else of the job's log, and the earlier failures."""
     folder = pathlib.Path(workspace, "runs", run)
     history: list[str] = []
     with contextlib.suppress(OSError):
@@ -262,9 +262,9 @@ def find_failure(workspace: str, run: str, job_id: int, lines: int) -> Json:
 
 
 def list_results(workspace: str, limit: int) -> Json:
-    """Return the runs, the newest first, each with job.json, summary.json, its last outcome and its last metric.
+    """Read of each run, the newest first, job.json, summary.json, its last outcome and its last metric.
 
-    What cannot be read counts as not there; a folder with none of our files is foreign.
+    Unreadable files count as absent; a folder without any of a run's files is foreign.
     """
     found: list[tuple[float, pathlib.Path]] = []
     foreign = 0
@@ -286,22 +286,19 @@ def list_results(workspace: str, limit: int) -> Json:
         one = read_run(workspace, folder.name, None)
         whole: Json = one["summary"] or {}
         summary: Json = {key: value for key, value in whole.items() if not isinstance(value, dict | list)}
-        told: Json = {"name": folder.name, "job": one["job"], "metric": one["metric"]}
-        runs.append(told | {"summary": summary, "outcome": _outcome(folder, one["job"])})
+        runs.append({**one, "name": folder.name, "summary": summary, "outcome": _outcome(folder, one["job"])})
     return {"runs": runs, "count": len(found), "foreign": foreign}
 
 
 def read_result(workspace: str, run: str) -> Json:
-    """Return all that a run left: what was asked, settings, figures, checkpoints, attempts, the curve in points."""
+    """Read all of a run: request, settings, figures, checkpoints, attempts, the curve in points."""
     folder = pathlib.Path(workspace, "runs", run)
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such run", str(folder))
     one = read_run(workspace, run, None)
     answer: Json = {"name": run, "job": one["job"], "summary": one["summary"], "outcome": _outcome(folder, one["job"])}
-    for key, name in (("config", "config.json"), ("tracking", "tracking.json")):
-        answer[key] = None
-        with contextlib.suppress(OSError, ValueError):
-            answer[key] = read_object(folder / name)
+    for name in ("config", "tracking"):
+        answer[name] = _object(folder / f"{name}.json")
     answer |= {"steps": [], "evals": [], "lines": 0, "lost": None}
     with contextlib.suppress(OSError):
         answer |= _curve(folder / "metrics.jsonl")
@@ -319,9 +316,9 @@ def read_result(workspace: str, run: str) -> Json:
     attempts: list[Json] = []
     for path in sorted((folder / "control").glob("*.outcome"), key=_time)[-20:]:
         with contextlib.suppress(OSError, ValueError):
-            told = read_object(path)
-            name = path.name.removesuffix(".outcome")
-            attempts.append({"attempt": name, "outcome": str(told.get("outcome"))[:40], "step": told.get("step")})
+            found = read_object(path)
+            outcome, step = str(found.get("outcome"))[:40], found.get("step")
+            attempts.append({"attempt": path.name.removesuffix(".outcome"), "outcome": outcome, "step": step})
     answer["attempts"] = attempts
     png = folder / "loss.png"
     answer["png"] = str(png) if _time(png) else None
@@ -329,42 +326,41 @@ def read_result(workspace: str, run: str) -> Json:
 
 
 def read_curve(workspace: str, run: str) -> Json:
-    """Return (step, loss) of training and validation; nothing where a run has no metrics."""
+    """Read (step, loss) of training and validation; empty for a run without metrics."""
     with contextlib.suppress(OSError):
         return _curve(pathlib.Path(workspace, "runs", run, "metrics.jsonl"))
     return {"steps": [], "evals": [], "lines": 0, "lost": None}
 
 
 def read_briefly(workspace: str, runs: list[str]) -> Json:
-    """Return of each run job.json, config.json, summary.json, its last outcome and its last metric."""
+    """Read of each run job.json, config.json, summary.json, its last outcome and its last metric."""
     found: list[Json] = []
     for run in runs:
         one = read_run(workspace, run, None)
         folder = pathlib.Path(workspace, "runs", run)
-        config: Json | None = None
-        with contextlib.suppress(OSError, ValueError):
-            config = read_object(folder / "config.json")
-        found.append({**one, "name": run, "config": config, "outcome": _outcome(folder, one["job"])})
+        found.append(
+            {**one, "name": run, "config": _object(folder / "config.json"), "outcome": _outcome(folder, one["job"])}
+        )
     return {"runs": found}
 
 
 def find_failed_elements(workspace: str, run: str, array: int) -> Json:
-    """Return the elements of an array whose logs say why they failed, each with that line, at most ten."""
+    """Find the elements of an array whose logs end with an error, each with that line, at most ten."""
     failed: list[Json] = []
     logs = pathlib.Path(workspace, "runs", run, "logs")
     numbered = [(path.stem.rpartition("_")[2], path) for path in logs.glob(f"{int(array)}_*.out")]
     for number, path in sorted((int(number), path) for number, path in numbered if number.isdecimal()):
         with contextlib.suppress(OSError):
             lines = [line.strip() for line in tail(path, 65536) if line.strip()]
-            telling = [line for line in lines if TELLING.search(line)]
-            if telling and not any(line.startswith("[DONE]") for line in lines[-1:]):
-                line = re.sub(r"^\w+:ddptrain:\[FATAL\] ", "", telling[-1])
+            errors = [line for line in lines if TELLING.search(line)]
+            if errors and not any(line.startswith("[DONE]") for line in lines[-1:]):
+                line = re.sub(r"^\w+:ddptrain:\[FATAL\] ", "", errors[-1])
                 failed.append({"element": number, "line": line[:500]})
     return {"failed": failed[:10]}
 
 
 def measured_rates(workspace: str) -> Json:
-    """Return the rates that the newest finished trainings left, with what they depend on."""
+    """Read the rates of the newest finished trainings, with what they depend on."""
     rates: list[Json] = []
     for run in list_runs(workspace)["runs"][:100]:
         folder = pathlib.Path(workspace, "runs", run)
@@ -381,12 +377,18 @@ def measured_rates(workspace: str) -> Json:
     return {"rates": rates}
 
 
+def _object(path: pathlib.Path) -> Json | None:
+    with contextlib.suppress(OSError, ValueError):
+        return read_object(path)
+    return None
+
+
 def _log_name(job_id: int, element: int | None) -> str:
     return f"{int(job_id)}.out" if element is None else f"{int(job_id)}_{int(element)}.out"
 
 
 def _time(path: pathlib.Path) -> float:
-    """Return when a file was written; 0 where there is none."""
+    """Return the time at which a regular file was written; 0 if there is none."""
     with contextlib.suppress(OSError):
         about = path.lstat()
         return about.st_mtime if stat.S_ISREG(about.st_mode) else 0.0
@@ -394,20 +396,17 @@ def _time(path: pathlib.Path) -> float:
 
 
 def _outcome(folder: pathlib.Path, job: Json | None) -> Json | None:
-    """Return what the last attempt of a run's last job wrote."""
+    """Read the outcome of the last attempt of a run's last job."""
     number = (job or {}).get("job_id")
     found = sorted((folder / "control").glob("*.outcome"), key=_time)
     found = [path for path in found if number is None or path.name.startswith(f"{number}.")]
-    for path in reversed(found):
-        with contextlib.suppress(OSError, ValueError):
-            return read_object(path)
-    return None
+    return next((outcome for path in reversed(found) if (outcome := _object(path)) is not None), None)
 
 
 def _curve(path: pathlib.Path) -> Json:
-    """Return (step, loss) of training and validation and how many records there are; of a large file a sample.
+    """Read (step, loss) of training and validation, and the number of records; of a large file, a sample.
 
-    `lost` is the first step of those at the end whose loss is not a finite number; None where the last one's is.
+    `lost` is the first of the last steps whose loss is not finite; None if the last one's is finite.
     """
     steps: dict[int, float] = {}
     evals: dict[int, float] = {}
@@ -430,7 +429,7 @@ def _curve(path: pathlib.Path) -> Json:
                     key, target = ("val_loss", evals) if record.get("kind") == "eval" else ("loss", steps)
                     value = float(record[key])
                 except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                    continue  # half a line, or somebody's own
+                    continue  # half a line, or a script's own record
                 if abs(value) < 1e300:
                     target[step] = value
                 elif target is steps:
@@ -445,4 +444,4 @@ def _curve(path: pathlib.Path) -> Json:
 def _thinned(points: dict[int, float]) -> list[tuple[int, float]]:
     ordered = sorted(points.items())
     every = -(-len(ordered) // 2000) or 1
-    return ordered[::every] if not ordered or ordered[-1] in ordered[::every] else [*ordered[::every], ordered[-1]]
+    return sorted({*ordered[::every], *ordered[-1:]})

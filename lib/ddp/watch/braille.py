@@ -7,9 +7,9 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row from 
 
 
 def draw(points: collections.abc.Sequence[tuple[float, float]], columns: int, rows: int) -> list[str]:
-    """Return the lines of a picture of these many characters; the points are in the order of their steps.
+    """Draw points, sorted by step, as lines of characters.
 
-    Each column of dots has a stroke from the lowest to the highest value in it, neighbours are joined by a line.
+    Each column of dots has a stroke from the lowest to the highest value in it; neighbours are joined by a line.
     """
     wide, tall = 2 * columns, 4 * rows
     cells = [[0] * columns for _ in range(rows)]
@@ -27,7 +27,7 @@ def draw(points: collections.abc.Sequence[tuple[float, float]], columns: int, ro
 def _placed(
     points: collections.abc.Sequence[tuple[float, float]], wide: int, tall: int
 ) -> collections.abc.Iterator[tuple[int, int]]:
-    """Yield the column and the row of dots of each point; the highest value is in row 0."""
+    """Yield the column and row of dots of each point; the highest value is in row 0."""
     if not points:
         return
     first, last = points[0][0], points[-1][0]

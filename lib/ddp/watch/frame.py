@@ -1,4 +1,4 @@
-"""What `ddp watch` shows of a run at one moment, gathered from the run's files and from what Slurm says of its job."""
+"""A run at one moment, as `ddp watch` shows it: gathered from its files and from Slurm's record of its job."""
 
 import collections.abc
 import contextlib
@@ -20,18 +20,18 @@ _NOISE = re.compile(r"^(?:\d+: )?(?:\[(?:default|rank)\d+\]: ?)?(?:INFO:ddptrain
 
 @dataclasses.dataclass(frozen=True)
 class JobView:
-    """What Slurm says of a run's job."""
+    """Slurm's record of a run's job."""
 
     state: str  # as in squeue: PENDING, RUNNING ...
-    reason: str = ""  # why it waits
-    start: datetime.datetime | None = None  # with a time zone; of a waiting job when Slurm expects it to start
+    reason: str = ""  # why it is pending
+    start: datetime.datetime | None = None  # with a time zone; of a pending job the expected one
     time_limit_s: float | None = None  # None: no limit
     nodes: str = ""  # a hostlist
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """A run at one moment. A number that is not known is None."""
+    """A run at one moment. Unknown numbers are None."""
 
     run: str
     now: datetime.datetime
@@ -45,12 +45,11 @@ class Frame:
     loss: float | None
     val_loss: float | None
     losses: tuple[curves.Point, ...]
-    lost_step: float | None  # from where on the loss is not a finite number
+    lost_step: float | None  # from which on the loss is not finite
     tokens_per_second: float | None
     memory_mib: float | None
     gpu_percent: float | None
     lr: float | None
-    grad_norm: float | None
     elapsed_s: float | None
     left_s: float | None  # to the last step, at the rate of the last steps
     limit_left_s: float | None  # to Slurm's time limit
@@ -60,21 +59,23 @@ class Frame:
 
 
 class Memory:
-    """What one gathering leaves to the next, so that each reads only what is new."""
+    """The state between two gatherings, so that each reads only what is new."""
 
     def __init__(self) -> None:
         self.metrics: curves.Metrics | None = None
         self.steps: int | None = None
         self.log_path: pathlib.Path | None = None
-        self.seen: list[tuple[float, int]] = []  # time and step of the gatherings: the rate of a script without times
+        self.seen: list[
+            tuple[float, int]
+        ] = []  # time and step of the gatherings, for the rate of a script without times
 
 
 def gather(
     run_folder: pathlib.Path, job: JobView | None, now: datetime.datetime, memory: Memory | None = None
 ) -> Frame:
-    """Return how a run stands. `job` is None where Slurm knows nothing of it; then the run's own files decide.
+    """Gather a frame. If Slurm does not know the run's job, `job` is None, and the run's files decide.
 
-    With the same `memory` each time, metrics.jsonl is read once: afterwards only what was appended.
+    With the same `memory` each time, metrics.jsonl is read once, and afterwards only what was appended.
     """
     memory = memory or Memory()
     if memory.metrics is None or memory.metrics.path.parent != run_folder:
@@ -85,7 +86,7 @@ def gather(
     number = facts.job_number(run_folder, about)
     log_path = run_folder / "logs" / f"{number}.out"
     log = files.tail(log_path, _LOG_BYTES) if number else []
-    if memory.log_path != log_path:  # a job that went on with the run may have been given other steps
+    if memory.log_path != log_path:  # a job that resumed the run may have other steps
         memory.log_path, memory.steps = log_path, None
     memory.steps = _total(log, files.head(log_path, _LOG_BYTES) if number and not memory.steps else "") or memory.steps
     steps = memory.steps or _configured(run_folder)
@@ -97,6 +98,10 @@ def gather(
         if not has_ended or state == facts.UNKNOWN:
             state, why = job.state, job.reason if job.reason != "None" else ""
     step = _whole(metrics.last.get("step"))
+    loss = metrics.series.get("loss")
+    elapsed_s = limit_s = None
+    if job is not None and job.start is not None and job.state != "PENDING" and not has_ended:
+        elapsed_s, limit_s = (now - job.start).total_seconds(), job.time_limit_s
     return Frame(
         run=files.printable(run_folder.absolute().name, 120),
         now=now,
@@ -109,16 +114,15 @@ def gather(
         steps=steps,
         loss=_last(metrics, "loss"),
         val_loss=_last(metrics, "val_loss"),
-        losses=tuple(metrics.series["loss"].points(_CURVE_POINTS)) if "loss" in metrics.series else (),
-        lost_step=metrics.series["loss"].lost if "loss" in metrics.series else None,
+        losses=tuple(loss.points(_CURVE_POINTS)) if loss else (),
+        lost_step=loss.lost if loss is not None else None,
         tokens_per_second=_last(metrics, "tokens_per_second"),
         memory_mib=_last(metrics, "memory_mib"),
         gpu_percent=_last(metrics, "gpu_percent"),
         lr=_last(metrics, "lr"),
-        grad_norm=_last(metrics, "grad_norm"),
-        elapsed_s=_elapsed(job, now, has_ended),
+        elapsed_s=None if elapsed_s is None else max(0.0, elapsed_s),
         left_s=None if has_ended else _left(metrics, memory, now, step, steps),
-        limit_left_s=None if has_ended else _limit_left(job, now),
+        limit_left_s=None if limit_s is None or elapsed_s is None else max(0.0, limit_s - elapsed_s),
         attempts=len(attempts),
         failures=tuple(facts.read_failures(run_folder)),
         log=tuple(_clean(log)),
@@ -132,7 +136,7 @@ def _read(path: pathlib.Path) -> files.Json:
 
 
 def _total(tail: collections.abc.Sequence[str], head: str) -> int | None:
-    """Return how many steps the payload said it will do; the last word counts."""
+    """Find the number of steps that the payload announced last."""
     for line in (*reversed(tail), *reversed(head.split("\n"))):
         if found := _TOTAL.search(line):
             return files.number(found[1] or found[2], 0) or None
@@ -152,18 +156,6 @@ def _whole(value: object) -> int:
 
 def _last(metrics: curves.Metrics, name: str) -> float | None:
     return metrics.series[name].last if name in metrics.series else None
-
-
-def _elapsed(job: JobView | None, now: datetime.datetime, has_ended: bool) -> float | None:
-    if job is None or job.start is None or has_ended or job.state == "PENDING":
-        return None
-    return max(0.0, (now - job.start).total_seconds())
-
-
-def _limit_left(job: JobView | None, now: datetime.datetime) -> float | None:
-    if job is None or job.start is None or job.time_limit_s is None or job.state == "PENDING":
-        return None
-    return max(0.0, job.time_limit_s - (now - job.start).total_seconds())
 
 
 def _left(

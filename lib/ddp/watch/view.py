@@ -1,4 +1,4 @@
-"""The live view of a run on a terminal, and its lines where there is none."""
+"""The live view of a run on a terminal, and its lines elsewhere."""
 
 import collections.abc
 import time
@@ -22,34 +22,23 @@ _SHOWN_FAILURES = 3
 def watch(
     read: collections.abc.Callable[[], frame.Frame], console: rich.console.Console, *, every_s: float = 2.0
 ) -> None:
-    """Show what `read` returns, again and again, until the run has ended or the user presses Ctrl-C.
+    """Show the frames of `read` until the run has ended or the user presses Ctrl-C.
 
-    Where the console is no terminal, print a line for each change instead.
+    If the console is not a terminal, print a line for each change instead.
     """
     try:
         if console.is_terminal:
-            _show(read, console, every_s)
-        else:
-            _print(read, console, every_s)
+            with rich.live.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+                for now in _frames(read, every_s):
+                    live.update(render(now, console.width, console.height), refresh=True)
+            return
+
+        def write(now: frame.Frame) -> None:
+            console.print(f"{now.now:%H:%M:%S} {line(now)}", markup=False, highlight=False, soft_wrap=True)
+
+        changes(read, write, every_s=every_s)
     except KeyboardInterrupt:
         return
-
-
-def _show(read: collections.abc.Callable[[], frame.Frame], console: rich.console.Console, every_s: float) -> None:
-    with rich.live.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while True:
-            now = read()
-            live.update(render(now, console.width, console.height), refresh=True)
-            if now.has_ended:
-                return
-            time.sleep(every_s)
-
-
-def _print(read: collections.abc.Callable[[], frame.Frame], console: rich.console.Console, every_s: float) -> None:
-    def write(now: frame.Frame) -> None:
-        console.print(f"{now.now:%H:%M:%S} {line(now)}", markup=False, highlight=False, soft_wrap=True)
-
-    changes(read, write, every_s=every_s)
 
 
 def changes(
@@ -58,21 +47,25 @@ def changes(
     *,
     every_s: float = 2.0,
 ) -> None:
-    """Call `write` with each frame that differs in what `line` says, until the run has ended."""
+    """Call `write` with each frame that differs in its `line`, until the run has ended."""
     before = ""
-    while True:
-        now = read()
-        text = line(now)
-        if text != before:
+    for now in _frames(read, every_s):
+        if (text := line(now)) != before:
             write(now)
             before = text
+
+
+def _frames(read: collections.abc.Callable[[], frame.Frame], every_s: float) -> collections.abc.Iterator[frame.Frame]:
+    while True:
+        now = read()
+        yield now
         if now.has_ended:
             return
         time.sleep(every_s)
 
 
 def line(now: frame.Frame) -> str:
-    """Return a frame in one line; what changes by itself, as the time left, is not in it."""
+    """Describe a frame in one line, without what changes by itself, such as the time left."""
     parts = [now.run, now.state + (f" ({now.why})" if now.why else "")]
     if now.step:
         parts.append(f"step {now.step}" + (f"/{now.steps}" if now.steps else ""))
@@ -86,7 +79,7 @@ def line(now: frame.Frame) -> str:
 
 
 def render(now: frame.Frame, width: int, height: int = 40) -> rich.console.RenderableType:
-    """Return a frame as a picture of this many columns; on a low terminal the log gets fewer lines."""
+    """Render a frame with this many columns; on a low terminal the log gets fewer lines."""
     width = max(_LEAST_WIDTH, min(_MOST_WIDTH, width))
     parts: list[rich.console.RenderableType] = [_head(now), _progress(now, width - 4), _numbers(now)]
     if now.losses:
@@ -194,7 +187,7 @@ def _memory(mib: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time as people say it: 45 s, 12 m 30 s, 3 h 05 m, 2 d 4 h; a dash where it is not known."""
+    """Format a time: 45 s, 12 m 30 s, 3 h 05 m, 2 d 4 h; a dash if it is unknown."""
     if seconds is None or not 0 <= seconds < 1e9:
         return "-"
     whole = int(seconds)

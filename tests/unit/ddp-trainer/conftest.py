@@ -49,7 +49,7 @@ def charm_dir(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "charm"
     (folder / "payload" / "ddptrain").mkdir(parents=True)
     (folder / "payload" / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
-    for name in ("config", "errors", "files", "markers", "precheck", "smoke_options"):
+    for name in ("config", "errors", "files", "markers", "precheck", "shapes", "smoke_options"):
         shutil.copyfile(PAYLOAD / "ddptrain" / f"{name}.py", folder / "payload" / "ddptrain" / f"{name}.py")
     (folder / "payload" / "requirements.txt").write_text("numpy==2.0 --hash=sha256:0\n")
     for extra, locked in (("tracking", "mlflow-skinny==3.17"), ("tuning", "transformers==5.23")):

@@ -456,7 +456,7 @@ def test_a_name_is_not_looked_for_without_end(ready: Trainer, cluster: Cluster, 
     runs = ready.workspace / "runs"
     for name in (stem, *(f"{stem}-{number}" for number in range(2, 100))):
         (runs / name).mkdir()
-    line = f"{runs} holds too many runs of this second; try again"
+    line = f"{runs} holds 99 runs of this second; try again"
     assert ready.fails("submit-ddp", workload="smoke") == line
     assert not cluster.changes
     (runs / f"{stem}-99").rmdir()
@@ -526,7 +526,7 @@ def test_a_run_is_continued_by_its_name(ready: Trainer, cluster: Cluster):
     cluster.submitted = lambda job: write_result(job, "preempted")
     cluster.states = [("CANCELLED", 15)]
     assert ready.fails("submit-ddp", run="long", wait=True) == (
-        "job 40 CANCELLED, exit code 143; it saved at step 16, and submit-ddp run=long with the same parameters goes on from there"
+        "job 40 CANCELLED, exit code 143; it saved at step 16; to resume: submit-ddp run=long with the same parameters"
     )
     cluster.submitted, cluster.states = lambda job: write_result(job, last_loss=0.25), [("COMPLETED", 0)]
     assert ready.run("submit-ddp", run="long", wait=True)["loss"] == "0.25"
@@ -571,7 +571,7 @@ def test_slurm_staying_away_ends_the_wait(ready: Trainer, cluster: Cluster, monk
         cluster.silent = 1000
 
     cluster.submitted = vanish
-    line = "job 40: no word from Slurm: Unable to contact slurm controller (connect failure); it may go on, see: "
+    line = "job 40: Slurm does not answer: Unable to contact slurm controller (connect failure); the job may still run, see: "
     assert ready.fails("submit-ddp", workload="smoke", wait=True, run="a") == f"{line}juju run trainer/0 show-job run=a"
     assert ready.results["job-id"] == "40"
 
@@ -640,7 +640,7 @@ def test_ranks_that_never_came_are_named_in_the_answer(ready: Trainer, cluster: 
     cluster.submitted, cluster.states = wait_in_vain, [("RUNNING", 0), ("FAILED", 2 << 8)]
     line = ready.fails("submit-ddp", workload="smoke", wait=True)
     hint = "juju run trainer/0 doctor nodes=slurmd-1"
-    assert line == f"job 40 FAILED, exit code 2; rank 1 on slurmd-1 did not come; see: {hint}"
+    assert line == f"job 40 FAILED, exit code 2; rank 1 on slurmd-1 never joined the rendezvous; see: {hint}"
     assert (ready.results["absent-ranks"], ready.results["absent-nodes"]) == ("1", "slurmd-1")
     assert ready.results["failure"].endswith("look at their logs")
     assert ready.run("show-job")["reason"] == line
@@ -653,7 +653,7 @@ def test_the_wait_ends_at_its_limit_and_the_job_goes_on(
     clock = iter(range(0, 10000, 5))
     monkeypatch.setattr(control.time, "monotonic", lambda: next(clock))
     assert ready.fails("submit-ddp", workload="smoke", wait=True, wait_timeout=60) == (
-        "no end after 60 s: job 40 RUNNING; it goes on, see: juju run trainer/0 job-log job-id=40"
+        "no end after 60 s: job 40 RUNNING; the job continues, see: juju run trainer/0 job-log job-id=40"
     )
     assert ready.results["state"] == "RUNNING"
     assert not cluster.job(40).cancelled
@@ -799,7 +799,7 @@ def test_a_run_at_work_is_not_started_again(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("submit-ddp", run="x")
     assert ready.fails("submit-ddp", run="x") == (
-        "run: x is at work as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run=x"
+        "run: x is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run=x"
     )
     assert len(cluster.jobs) == 1
 
@@ -905,7 +905,7 @@ def test_a_source_that_cannot_be_is_refused(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     ready.run("prepare-dataset", wait=False)
     run = "prepare-python-stdlib"
-    line = f"run: {run} is at work as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run={run}"
+    line = f"run: {run} is active as job 40 (RUNNING); wait for its end, or: juju run trainer/0 cancel-job run={run}"
     assert ready.fails("prepare-dataset") == line
 
 
@@ -971,7 +971,9 @@ def test_a_failed_job_is_shown_with_its_reason(ready: Trainer, cluster: Cluster)
     shown = ready.run("show-job")
     assert shown["reason"] == "job 40 FAILED, exit code 137: [FATAL] slurmd-0: no"
     assert shown["failure"] == "[FATAL] slurmd-0: no"
-    assert ready.fails("show-job", run="no").endswith("/runs; see: juju run trainer/0 list-runs")
+    assert ready.fails("show-job", run="no").endswith(
+        "/runs has no run no with a job; see: juju run trainer/0 list-runs"
+    )
 
 
 def test_a_failed_job_whose_folder_was_changed_by_hand_says_so(ready: Trainer, cluster: Cluster):
@@ -981,7 +983,7 @@ def test_a_failed_job_whose_folder_was_changed_by_hand_says_so(ready: Trainer, c
     (folder / "logs" / "40.out").write_text("")
     (folder / "job.json").write_text("[")
     assert ready.run("show-job", job_id=40)["reason"] == (
-        f"job 40 FAILED, exit code 1; {folder}/job.json is gone or damaged, and what the run said may be, too"
+        f"job 40 FAILED, exit code 1; {folder}/job.json is missing or damaged, so other files of the run may be, too"
     )
 
 
@@ -1055,11 +1057,11 @@ def test_a_log_that_is_not_there_is_explained(ready: Trainer, cluster: Cluster):
     place = ready.workspace
     assert ready.fails("job-log") == f"there is no run in {place}/runs yet; start one: juju run trainer/0 submit-ddp"
     assert ready.fails("job-log", run="no") == (
-        f"run: no is no run with a job in {place}/runs; see: juju run trainer/0 list-runs"
+        f"run: {place}/runs has no run no with a job; see: juju run trainer/0 list-runs"
     )
     assert (
         ready.fails("job-log", job_id=9)
-        == f"job-id: 9 is no job of a run in {place}/runs; see: juju run trainer/0 list-jobs"
+        == f"job-id: no run in {place}/runs has job 9; see: juju run trainer/0 list-jobs"
     )
     assert ready.fails("job-log", job_id=9, run="no") == "run: give either job-id or run"
     cluster.states = [("PENDING", 0)]
@@ -1174,11 +1176,11 @@ def test_a_job_that_does_not_wait_cannot_be_let_go(ready: Trainer, cluster: Clus
     ready.run("submit-ddp", run="first")
     cluster.jobs[0].states = [("RUNNING", 0)]
     assert ready.fails("resume-now", job_id=40) == (
-        "job 40 does not wait: it is RUNNING; what it does: juju run trainer/0 job-log job-id=40"
+        "job 40 is not waiting: it is RUNNING; see: juju run trainer/0 job-log job-id=40"
     )
     cluster.jobs[0].states = [("TIMEOUT", 1)]
     assert ready.fails("resume-now", job_id=40) == (
-        "job 40 does not wait: it is TIMEOUT; to go on from its checkpoint: juju run trainer/0 submit-ddp run=first with "
+        "job 40 is not waiting: it is TIMEOUT; to resume from its checkpoint: juju run trainer/0 submit-ddp run=first with "
         "the same parameters"
     )
     assert [call[0] for call in cluster.changes] == ["sbatch"]
@@ -1191,12 +1193,10 @@ def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cl
     cluster.jobs[0].reason, cluster.jobs[0].held = "JobHeldAdmin", True
     assert "permission denied; job 40 is held (JobHeldAdmin): by an administrator, or " in ready.fails("resume-now")
     cluster.jobs[0].reason = "JobHeldUser"
-    assert ready.fails("resume-now").endswith(
-        "permission denied; an administrator lets it go with: scontrol release 40"
-    )
+    assert ready.fails("resume-now").endswith("permission denied; as an administrator: scontrol release 40")
     cluster.denial = "scancel: error: Kill job error on job id 40: Access/permission denied"
     assert ready.fails("cancel-job", job_id=40) == (
-        "job 40 could not be cancelled: Kill job error on job id 40: Access/permission denied; how it stands: "
+        "job 40 could not be cancelled: Kill job error on job id 40: Access/permission denied; see: "
         "juju run trainer/0 list-jobs"
     )
 
@@ -1204,7 +1204,7 @@ def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cl
 def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", workload="smoke", run="a")
     cluster.jobs[0].user = "eve"
-    line = f"job-id: 40 is no job of {USER} that Slurm knows; see: juju run trainer/0 list-jobs"
+    line = f"job-id: Slurm knows no job 40 of {USER}; see: juju run trainer/0 list-jobs"
     assert ready.fails("cancel-job", job_id=40) == line
     assert ready.fails("cancel-job", job_id=99) == line.replace("40", "99")
     assert not cluster.jobs[0].cancelled

@@ -57,7 +57,7 @@ def test_a_run_that_another_action_is_about_to_submit_is_refused(
 ):
     action, run, params = case
     assert other.take(run)
-    line = f"run: another action is about to submit {run}; see: juju run trainer/0 list-jobs"
+    line = f"run: another action is submitting {run}; see: juju run trainer/0 list-jobs"
     assert ready.fails(action, **params) == line
     assert not cluster.changes
     other.drop(run)
@@ -138,7 +138,7 @@ def test_an_action_that_waits_says_at_once_how_to_end_the_waiting(
     with contextlib.suppress(testing.ActionFailed):
         ready.run(action, **params)
     (line,) = [line for line in ready.log if "cancel-task" in line]
-    how = r"juju cancel-task \d+ ends the waiting, and the job goes on"
+    how = r"to stop waiting without cancelling the job: juju cancel-task \d+"
     assert re.fullmatch(f"trainer/0 runs no other action while this one waits; {how}", line)
     progress = [text for text in ready.log if re.match(r"job \d+ [A-Z]+|sweep \S+: ", text)]
     assert ready.log.index(line) < ready.log.index(progress[0])

@@ -72,7 +72,7 @@ def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, clus
     measure(ready, cluster, 2.0)
     results = measure(ready, cluster, 1.0)
     assert results["comparison"].endswith("0.50 of the baseline of 2026-11-20T18:00:00Z (2 GB/s); not stored")
-    assert any("doctor says what may be wrong" in line for line in ready.log)
+    assert any("slower; to find out why: juju run trainer/0 doctor" in line for line in ready.log)
     assert stored() == [2.0]
     measure(ready, cluster, 1.9)
     assert stored() == [1.9]
@@ -246,7 +246,7 @@ def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typ
 def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluster, gres: str, kind: str):  # noqa: F811
     for machine in cluster.machines:
         machine.gres = gres
-    line = f"the speed of GPUs of the type {kind} is not known, and no run of this model told it; give tokens-per-second of"
+    line = f"the peak of GPUs of the type {kind} is not known, and no run has measured this model; give tokens-per-second of"
     assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith(line)
     assert ready.run("plan", nodes=1, gpus_per_node=1, tokens_per_second=5000)["tokens-per-second"] == "5000"
 

@@ -982,7 +982,7 @@ def test_a_measurement_that_does_not_begin_is_cancelled(
     cluster.states = [("PENDING", 0)]
     findings = ready.run("doctor", collectives=True, wait_timeout=1)["findings"]
     assert "WARNING collectives: nothing was measured: job " in findings
-    assert "was not done in time and is cancelled" in findings
+    assert "did not end in time and was cancelled" in findings
     assert any(call[0] == "scancel" for call in cluster.calls)
 
 

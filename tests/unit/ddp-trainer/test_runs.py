@@ -94,7 +94,7 @@ def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):  # noqa: F
     assert results["runs"].replace("\n", "").isprintable()
     assert "torn  gpt   UNKNOWN  7    -      3     2.5" in results["runs"]
     shown = ready.run("show-run", run="torn")
-    assert shown["state"] == "UNKNOWN (it wrote no outcome, and Slurm has forgotten its job)"
+    assert shown["state"] == "UNKNOWN (it wrote no outcome, and Slurm no longer knows its job)"
     assert shown["metrics"] == "1 records, the last at step 3 with loss 2.5000"
     assert ready.run("show-run", run="sum")["metrics"] == "none yet"
 
@@ -259,7 +259,7 @@ def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
         "table": "collectives", "prepare-owt": "prepare", "mine": "script",
     }  # fmt: skip
     assert told["table"]["metrics"] == (
-        "none, since it is a benchmark; what it printed: juju run trainer/0 job-log run=table"
+        "none, since it is a benchmark; its output: juju run trainer/0 job-log run=table"
     )
     assert told["prepare-owt"]["metrics"].startswith("none, since it is the preparation of a dataset; ")
     assert told["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
@@ -333,14 +333,14 @@ def test_a_loss_that_became_nan_is_told(ready: Trainer):  # noqa: F811
         file.write('{"kind": "step", "step": 41, "loss": NaN}\n{"kind": "step", "step": 42, "loss": Infinity}\n')
     (folder / "summary.json").write_text('{"last_loss": NaN, "tokens_per_second": 1.0, "steps": 42}')
     assert ready.run("show-run", run="burst")["metrics"] == (
-        "44 records, the last finite one at step 40 with loss 1.0000; the loss is no finite number from step 41 on; "
+        "44 records, the last finite one at step 40 with loss 1.0000; the loss is not finite from step 41 on; "
         "validation loss 2.9000"
     )
     leave(ready, "calm")
     rows = [line.split() for line in ready.run("compare-runs", runs="calm,burst")["results"].splitlines()]
     assert ["last-loss", "1", "nan"] in rows, "without a mark or a ratio"
     (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 1, "loss": NaN}\n')
-    assert ready.run("show-run", run="burst")["metrics"] == "1 records; the loss is no finite number from step 1 on"
+    assert ready.run("show-run", run="burst")["metrics"] == "1 records; the loss is not finite from step 1 on"
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 3.5}\n')
     assert ready.run("show-run", run="burst")["metrics"] == "2 records, the last at step 2 with loss 3.5000"
 

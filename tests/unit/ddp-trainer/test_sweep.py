@@ -148,7 +148,7 @@ def test_a_sweep_is_shown_while_it_runs_and_its_runs_alone(ready: Trainer, clust
     assert ready.run("show-job", run="s-1")["state"] == "PENDING"
     assert "s-0-2%2" in ready.run("list-jobs")["jobs"], "those that wait together"
     assert ready.fails("job-log", run="s") == "run: s is a sweep; name one of its runs, such as s-0"
-    assert ready.fails("submit-ddp", run="s-1").startswith("run: s-1 is at work as job 4")
+    assert ready.fails("submit-ddp", run="s-1").startswith("run: s-1 is active as job 4")
 
 
 def test_the_end_of_a_sweep_names_the_best(ready: Trainer, cluster: Cluster):
@@ -202,7 +202,7 @@ def test_a_run_of_a_sweep_is_cancelled_alone(ready: Trainer, cluster: Cluster):
     assert cancelled(cluster) == [41]
     assert ready.run("cancel-job", run="s-3")["state"] == "CANCELLED", "it has no record of its own, nor gets one"
     assert cluster.changes[-1] == ("scancel", "40_3")
-    line = "run: no job of s-1 is waiting or running; see: juju run trainer/0 list-jobs"
+    line = "run: no job of s-1 is pending or running; see: juju run trainer/0 list-jobs"
     assert ready.fails("cancel-job", run="s-1") == line
     assert ready.fails("cancel-job", run="s-9") == line.replace("s-1", "s-9")
 
@@ -271,9 +271,9 @@ def test_an_element_that_was_queued_again_is_let_go(ready: Trainer, cluster: Clu
     ("named", "line"),
     [
         ({"job_id": 40, "element": 9}, "element: s, job 40, has no element 9; see: juju run trainer/0 show-job run=s"),
-        ({"job_id": 7, "element": 1}, "job-id: 7 is no array of {runs}; leave element away for a single job"),
+        ({"job_id": 7, "element": 1}, "job-id: 7 is not an array of {runs}; omit element for a single job"),
         ({"job_id": 40, "element": -1}, "element: -1 is not allowed; a whole number from 0 to 4000000"),
-        ({"run": "s", "element": 1}, "element: is an array's, so give the array's job-id, too"),
+        ({"run": "s", "element": 1}, "element: belongs to an array; give the array's job-id, too"),
     ],
 )
 def test_an_element_that_is_not_there_is_refused(
@@ -295,8 +295,7 @@ def test_a_number_that_juju_made_of_an_element_is_not_taken_for_a_job(ready: Tra
     other = Job(403, cluster.user, "night", ready.workspace / "x", "", [("RUNNING", 0)])
     cluster.jobs.append(other)
     assert ready.fails("cancel-job", job_id=403) == (
-        "job-id: 403 is night, but also what Juju makes of an element, job-id=40 element=3; say run=night, or job-id=40 "
-        "element=3"
+        "job-id: 403 is night, but Juju also passes it for job-id=40 element=3; give run=night, or job-id=40 element=3"
     )
     assert cancelled(cluster) == []
     assert ready.run("cancel-job", run="night")["state"] == "CANCELLED"
