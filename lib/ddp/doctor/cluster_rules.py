@@ -65,11 +65,11 @@ SLURM: Table = (
 )  # fmt: skip
 CLUSTER: Table = (
     Rule("warning", lambda c: not c.is_configured,
-         "scontrol show config gave no answer, so the configuration is not judged",
+         "scontrol show config failed, so the configuration is not judged",
          "scontrol ping; juju status slurmctld"),
     (
         Rule("warning", lambda c: c.accounting is None and c.storage.endswith("slurmdbd"),
-             "slurmdbd gives no answer: jobs run, but accounts and QOS cannot be looked up",
+             "slurmdbd does not respond: jobs run, but accounts and QOS cannot be looked up",
              "juju status slurmdbd; sacctmgr show cluster"),
         Rule("error", lambda c: c.accounting and "associations" in c.accounting.enforces and not c.is_charged,
              "{user} has no account for partition {partition}, and Slurm takes no job without one",
@@ -130,7 +130,7 @@ def judge(settings: Settings, facts: Facts) -> list[Finding]:
 
 
 def settings_in_words(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> list[str]:
-    """Return what Slurm's settings mean for a training job, a line for each; nothing where they are not known."""
+    """Explain Slurm's settings for a training job, a line for each; an empty list where they are not known."""
     if not config:
         return []
     delay_s, setting = requeue_delay(config)
@@ -148,7 +148,7 @@ def settings_in_words(config: collections.abc.Mapping[str, str], partition: jobs
 
 
 def requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]:
-    """Return how many seconds a job waits that is queued again, and the setting that says so.
+    """Return how many seconds a requeued job waits, and the setting that decides that.
 
     slurm.conf(5): cred_expire of AuthInfo, 120 unless it is set; since 25.11 also requeue_delay of SchedulerParameters.
     """
@@ -159,7 +159,7 @@ def requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]:
 
 
 def tracking_in_words(settings: Settings) -> str:
-    """Return where runs are tracked. MLflow refuses plain files since 3.13, so a path becomes an SQLite store there."""
+    """Describe where runs are tracked. MLflow refuses plain files since 3.13, so a path becomes an SQLite store."""
     uri = settings.mlflow_uri
     if not uri:
         return "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record"
@@ -169,7 +169,7 @@ def tracking_in_words(settings: Settings) -> str:
 
 
 def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> str:
-    """Return the PreemptMode of a partition's jobs: with preempt/partition_prio its own (slurm.conf(5))."""
+    """Return the PreemptMode that applies in a partition: its own with preempt/partition_prio (slurm.conf(5))."""
     kind = config.get("PreemptType", "")
     if kind.endswith("/none") or kind == "(null)":
         return "OFF"
