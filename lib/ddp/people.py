@@ -3,7 +3,6 @@
 import collections.abc
 import datetime
 import pathlib
-import typing
 
 import pydantic
 import rich.console
@@ -37,7 +36,7 @@ def show_live(settings: Settings, named: fields.OneJob, console: rich.console.Co
             lambda: {"frame": watch.gather(pathlib.Path(submitted.run_dir), view, now, memory)},
             timeout_s=_READ_S,
         )
-        return typing.cast(watch.Frame, found["frame"])
+        return found["frame"]
 
     watch.watch(read, console)
 

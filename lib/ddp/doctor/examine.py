@@ -5,6 +5,7 @@
 
 import base64
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -70,13 +71,9 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
-        damaged = with_progress(
-            log,
-            "checking the environments' archives",
-            lambda: folders.call(
-                settings, archives.verify_environments, timeout_s=300, folder=str(settings.environments)
-            ),
-        )["damaged"]
+        store = str(settings.environments)
+        verify = functools.partial(folders.call, settings, archives.verify_environments, timeout_s=300, folder=store)
+        damaged = with_progress(log, "checking the environments' archives", verify)
     finally:
         folders.call(settings, operations.close_examination, folder=folder["folder"])
     sample = None
