@@ -78,7 +78,7 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         return dataclasses.asdict(readiness.check(settings))
     verb = verbs.ACTIONS.get(wanted)
     if verb is None:
-        raise ParameterError("do", f"there is no request {wanted!r}")
+        raise ParameterError("do", f"there is no {wanted!r}")
     params = fields.parse(verb.params, request["params"])
     with settings.claims:
         readiness.require(settings, asks_nodes=verb.asks_nodes)
