@@ -1,4 +1,4 @@
-"""What the program's modules share: how they fail, how they report, and where they work."""
+"""Errors, settings and progress reports that all modules of the program share."""
 
 import collections.abc
 import concurrent.futures
@@ -12,7 +12,7 @@ from ddp.workspace.locks import Claims
 
 Log = collections.abc.Callable[[str], None]
 Results = dict[str, str]
-REPORT_S = 4.0  # between two lines of progress; what is done in between may take 5 s more
+REPORT_S = 4.0  # between two lines of progress
 
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
 
@@ -20,7 +20,7 @@ T = typing.TypeVar("T")
 
 
 class TrainerError(Exception):
-    """Something a person can mend; `str()` is one line that says what and how. `results` go with a failed action."""
+    """A failure that the user can fix; `str()` is one line: what, why, what to type. An action returns `results`."""
 
     def __init__(self, message: str, *, results: Results | None = None) -> None:
         super().__init__(one_line(message))
@@ -28,14 +28,14 @@ class TrainerError(Exception):
 
 
 class ParameterError(TrainerError):
-    """A parameter or option cannot be; the message begins with its name."""
+    """A parameter or option is refused; the message begins with its name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
         self.name = name
 
 
-VERBS = {  # of each action, the words of the command line that do the same
+VERBS = {  # of each action, the same command of ddp
     "install-environment": "env install",
     "prepare-dataset": "prepare",
     "submit-ddp": "submit",
@@ -60,73 +60,70 @@ VERBS = {  # of each action, the words of the command line that do the same
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What every command works with."""
+    """The settings of every command."""
 
     unit: str  # the trainer's unit, for the commands that an operator types; empty on a cluster without charms
     workspace: pathlib.Path  # the folder on the shared filesystem
     user: str  # the account that this process runs as, which owns its runs and submits the jobs
     uid: int
     gid: int
-    payload: pathlib.Path  # what runs in jobs: the package ddptrain and its locked requirements
+    payload: pathlib.Path  # the program of the jobs: the package ddptrain and its locked requirements
     torch_build: str  # auto, cpu or cuda
     torch_index: str  # an additional package index for torch; may be empty
     mlflow_uri: str = ""  # a server's URI, or a path; empty: no MLflow
     tensorboard: bool = False
     transformers: bool = False  # whether the environment holds it, for fine-tuning
-    account: str = ""  # the trainer's account, whose environments and datasets everybody uses; empty: there is none
+    account: str = ""  # the trainer's account, whose environments and datasets all users share; empty: none
     wheelhouse: pathlib.Path | None = None  # the wheels that the operator attached to the charm
     token: str = dataclasses.field(default="", repr=False)  # Hugging Face's; empty: jobs get none
-    is_action: bool = True  # whether an operator asked through Juju, who types Juju's commands
+    is_action: bool = True  # whether this is a Juju action: messages then name Juju's commands
     task: str = dataclasses.field(default="", compare=False)  # the action's number, which juju cancel-task takes
     claims: Claims = dataclasses.field(default_factory=Claims, repr=False, compare=False)
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Return the payload's folders whose locked packages the environment gets on top."""
+        """The payload's folders whose locked packages are installed in addition."""
         wanted = {"tracking": bool(self.mlflow_uri) or self.tensorboard, "tuning": self.transformers}
         return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
     @property
     def folder(self) -> pathlib.Path:
-        """Return the folder that holds this user's own runs, datasets and environments."""
+        """The folder of this user's own runs, datasets and environments."""
         is_shared = self.account in ("", self.user)
         return self.workspace if is_shared else self.workspace / USERS / self.user
 
     @property
     def folders(self) -> tuple[pathlib.Path, ...]:
-        """Return the folders whose datasets and environments this user takes, the own first."""
+        """The folders whose datasets and environments this user uses, the own first."""
         return tuple(dict.fromkeys((self.folder, self.workspace)))
 
     @property
     def runs(self) -> pathlib.Path:
-        """Return the folder of the runs."""
+        """The folder of the runs."""
         return self.folder / "runs"
 
     @property
     def datasets(self) -> pathlib.Path:
-        """Return the folder of the user's own datasets."""
+        """The folder of the user's own datasets."""
         return self.folder / "datasets"
 
     @property
     def environments(self) -> pathlib.Path:
-        """Return the folder of the user's own environments' archives."""
+        """The folder of the user's own environments' archives."""
         return self.folder / "environments"
 
     @property
     def baselines(self) -> pathlib.Path:
-        """Return the folder of what this user measured on this cluster."""
+        """The folder of this user's measurements of the cluster."""
         return self.folder / "baselines"
 
     @property
     def node_cache(self) -> pathlib.Path:
-        """Return the folder on each node's own disk where the user's environments are unpacked."""
+        """The folder on each node's own disk to which the user's environments are unpacked."""
         return pathlib.Path(f"/var/tmp/slurm-ddp-{self.uid}")  # noqa: S108 - owner and mode are checked before use
 
     def typed(self, action: str, **given: object) -> str:
-        """Return the command that does an action with these parameters, as whoever asks would type it.
-
-        What is None or empty is left out.
-        """
+        """Format the command for an action with these parameters, of juju or ddp; None and empty ones are omitted."""
         values = {name.replace("_", "-"): value for name, value in given.items() if value not in (None, "")}
         if self.is_action:
             return " ".join(["juju run", self.unit, action, *(f"{name}={value}" for name, value in values.items())])
@@ -134,7 +131,7 @@ class Settings:
 
 
 class Ahead(typing.Generic[T]):
-    """Work that begins now, in a thread; its result, or its error, is for the first call, later ones do it again."""
+    """Start work now in a thread. The first call returns its result or raises its error; later calls repeat it."""
 
     def __init__(self, work: collections.abc.Callable[[], T]) -> None:
         self._work = work
@@ -143,19 +140,19 @@ class Ahead(typing.Generic[T]):
         pool.shutdown(wait=False)
 
     def __call__(self) -> T:
-        """Return what the work returns."""
+        """Return the work's result."""
         begun, self._begun = self._begun, None
         return begun.result() if begun is not None else self._work()
 
 
 def one_line(text: str, limit: int = 600) -> str:
-    """Return `text` on one line, printable, and not longer than `limit` characters."""
+    """Join `text` to one printable line of at most `limit` characters."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """Return how a value is quoted in a message: printable, short."""
+    """Quote a value for a message: printable, short."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[: limit - 8]}...{text[-5:]}"
 

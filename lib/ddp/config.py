@@ -18,10 +18,10 @@ DEFAULT_WORKSPACE = "slurm-ddp"  # in the user's home, which clusters without a 
 
 
 class Config(fields.Parsed):
-    """What a configuration file may say; the variable of `torch-index` is DDP_TORCH_INDEX."""
+    """The options of a configuration file; the variable of `torch-index` is DDP_TORCH_INDEX."""
 
     workspace: fields.Folder | None = None
-    account: fields.Account = ""  # whose environments and datasets everybody uses
+    account: fields.Account = ""  # whose environments and datasets all users share
     unit: typing.Annotated[str, fields.STRICT, fields.matches(r"([a-z][a-z0-9-]*/[0-9]+)?", 80, "a Juju unit")] = ""
     torch_build: fields.TorchBuild = "auto"
     torch_index: fields.Index = ""
@@ -31,7 +31,7 @@ class Config(fields.Parsed):
 
 
 def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
-    """Return the settings in force. Raises ParameterError naming the file or variable, the option and the remedy."""
+    """Read the effective options. Raises ParameterError with the file or variable, the option and the remedy."""
     given: dict[str, object] = {}
     sources: dict[str, str] = {}
     home = pathlib.Path(os.environ.get("HOME") or _account().pw_dir)
@@ -53,7 +53,7 @@ def load(flags: collections.abc.Mapping[str, object] | None = None) -> Config:
 
 
 def settings(config: Config) -> Settings:
-    """Return what this process works with, under its own account. Raises ParameterError: the account has no name."""
+    """Make the settings of this process, for its own account. Raises ParameterError: the account has no name."""
     about = _account()
     home = pathlib.Path(about.pw_dir)
     return Settings(
@@ -74,7 +74,7 @@ def settings(config: Config) -> Settings:
 
 
 def payload() -> pathlib.Path:
-    """Return the folder of what runs in jobs: inside the installed package, or beside it in the repository."""
+    """Return the payload's folder: inside the installed package, or beside it in the repository."""
     here = pathlib.Path(__file__).resolve()
     inside = here.with_name("payload")
     return inside if inside.is_dir() else here.parents[2] / "payload"
@@ -89,13 +89,13 @@ def _account() -> pwd.struct_passwd:
 
 
 def _typed(name: str, text: str) -> object:
-    """Return what a variable's text means: `true` and `false` where the option is one or the other."""
+    """Parse a variable's text: a bool where the option is one."""
     is_flag = Config.model_fields[name.replace("-", "_")].annotation is bool
     return {"true": True, "1": True, "false": False, "0": False, "": False}.get(text.lower(), text) if is_flag else text
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
-    """Return what a file says; nothing where there is none. Raises ParameterError."""
+    """Parse a file; an empty dict where there is none. Raises ParameterError."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -105,6 +105,6 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 
 
 def write(config: collections.abc.Mapping[str, str | bool]) -> str:
-    """Return the text of a configuration file. The values are of alphabets without quotes and backslashes."""
+    """Format a configuration file. The alphabets of the values exclude quotes and backslashes."""
     lines = [f"{name} = {json.dumps(value)}" for name, value in sorted(config.items())]
     return "# Written by the charm ddp-trainer; change its options instead. Read by ddp.\n" + "\n".join(lines) + "\n"

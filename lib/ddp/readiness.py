@@ -1,4 +1,4 @@
-"""Whether jobs can be submitted from here, and what to type where they cannot."""
+"""Check whether jobs can be submitted from this host; else name the reason and what to type."""
 
 import dataclasses
 import shutil
@@ -11,19 +11,19 @@ from ddp.workspace import folders
 from slurm_ddp import mounts
 from slurm_ddp.slurm import jobs
 
-PROGRAMS = {"zstd": "zstd"}  # what an environment is made with, and the package that has it
+PROGRAMS = {"zstd": "zstd"}  # needed to build an environment, and their packages
 
 
 @dataclasses.dataclass(frozen=True)
 class Readiness:
-    """A unit's status: what stands in the way, or that nothing does (`active`)."""
+    """A unit's status: what prevents jobs, or `active`."""
 
     level: typing.Literal["blocked", "waiting", "active"]
     text: str
 
 
 def check(settings: Settings) -> Readiness:
-    """Return whether jobs can be submitted now."""
+    """Check whether jobs can be submitted now."""
     if (missing := silent(settings) or mounted(settings)) is not None:
         return Readiness("waiting", missing)
     try:
@@ -40,7 +40,7 @@ def check(settings: Settings) -> Readiness:
         environment = environments.installed(settings, contents)
     except TrainerError as e:
         return Readiness("blocked", str(e))
-    if environment is None:  # still active: it can do its work, and does this by itself when it is first asked to
+    if environment is None:  # still active: the first job that needs one builds it
         which = "no environment of this release" if contents.environments else "no environment yet"
         return Readiness("active", f"{which}: {settings.typed('install-environment')}, or submit-ddp does it")
     return Readiness("active", f"ready; environment installed: torch {environment.manifest.torch}")
@@ -60,7 +60,7 @@ def require(settings: Settings, *, asks_nodes: bool = False) -> None:
 
 
 def mounted(settings: Settings) -> str | None:
-    """Return why the workspace is not on a filesystem that answers; None when it is. A charm's must be a mount."""
+    """Return why the workspace's filesystem cannot be used, else None. With a charm it must be a mount."""
     mount = mounts.find(settings.workspace)
     if settings.unit and (mount is None or mount.mountpoint == "/"):
         what = "integrate shared-filesystem-client:juju-info with this machine's application"

@@ -1,7 +1,7 @@
-"""What an operator types to change Slurm's configuration through upstream's charms.
+"""The commands that change Slurm's configuration through upstream's charms.
 
-They take what slurmutils' schema takes (slurmctld config.py, slurmd config.py; case matters), and a refused value stops
-slurmctld's charm from handling any event. So each line below goes through that schema in a test.
+These accept what slurmutils' schema accepts (slurmctld config.py, slurmd config.py; case matters), and a refused value
+stops slurmctld's charm from handling any event. So a test parses each line below with that schema.
 """
 
 from ddp.base import Settings
@@ -21,7 +21,7 @@ PREEMPT_MODE = "PreemptMode=requeue"  # of a partition: slurmutils refuses it fo
 
 
 def unknown_account(settings: Settings) -> tuple[str, str]:
-    """Return what is wrong where slurmctld does not know the submit user, and the command that adds the account."""
+    """Return the error where slurmctld does not know the submit user, and the command that adds the account."""
     text = f"slurmctld does not know the account {settings.user} (uid {settings.uid})"
     add = f"juju exec --application slurmctld -- useradd --no-create-home --uid {settings.uid} {settings.user}"
     return text, add

@@ -1,8 +1,8 @@
-"""What the charm asks of the program, which it starts as the submit user: `ddp serve`.
+"""The charm's interface to the program, which it starts as the submit user: `ddp serve`.
 
 One request is a line of JSON on standard input, {"do": ..., "config": {...}, "unit": ..., ...}; the answer is lines of
 JSON on standard output: any number of {"log": text}, then {"results": {...}}, with "error" and a line where it failed.
-When standard input ends the charm is gone, and so does this process; the jobs go on.
+When standard input ends, the charm has ended, and this process exits; the jobs go on.
 """
 
 import dataclasses
@@ -27,22 +27,22 @@ def main() -> typing.NoReturn:
     """Answer the request on standard input."""
     os.umask(0o022)
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_leave_with_the_charm, daemon=True).start()
+    threading.Thread(target=_exit_with_the_charm, daemon=True).start()
 
-    def say(line: Json) -> None:
+    def reply(line: Json) -> None:
         print(json.dumps(line), flush=True)
 
-    say(answer(request, lambda text: say({"log": text})))
-    os._exit(0)  # a thread that a filesystem holds is not waited for
+    reply(answer(request, lambda text: reply({"log": text})))
+    os._exit(0)  # a thread may hang on a filesystem
 
 
-def _leave_with_the_charm() -> None:
+def _exit_with_the_charm() -> None:
     sys.stdin.read()
     os._exit(_PARTIAL)
 
 
 def answer(request: Json, log: Log) -> Json:
-    """Return the last line of the answer to a request."""
+    """Do a request and return the last line of the answer."""
     try:
         given = fields.parse(config.Config, request["config"])
         attached = request.get("wheelhouse")

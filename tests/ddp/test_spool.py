@@ -168,9 +168,10 @@ def test_an_error_of_a_filesystem_that_works_is_the_callers(shared: pathlib.Path
     assert list((shared / "logs").iterdir()) == []
 
 
-def test_a_filesystem_that_stays_away_is_not_waited_for_for_ever(shared: pathlib.Path):
+def test_a_filesystem_that_stays_away_is_not_waited_for_for_ever(shared: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(storage, "PATIENCE_S", 0.5)
     said: list[str] = []
-    place = storage.Storage(str(shared / "none"), said.append, patience_s=0.5)
+    place = storage.Storage(str(shared / "none"), said.append)
     words = f"{shared}/none has not responded for . s: No such file or directory"
     with pytest.raises(storage.GoneError, match=words):
         place.await_ready()

@@ -259,7 +259,7 @@ def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
             (node,) = set(re.findall(r"host=(\S+)", log_of(drills, job)))
             program = f"[/]usr/bin/python3 .*{job['run-dir']}/program job job.json"
             drills.on(node.replace("-", "/"), "pkill", "-USR1", "-f", program)
-            until(drills, job, "[REQUEUE] Slurm does not answer")
+            until(drills, job, "[REQUEUE] Slurm does not respond")
         finally:
             drills.on("slurmctld/0", "systemctl", "start", "slurmctld")
         output, _ = waiting.communicate(timeout=600)

@@ -1,4 +1,4 @@
-"""What doctor makes of the cluster as a whole: Slurm's settings, absent nodes, tracking, what is stored or measured."""
+"""The rules for the cluster as a whole: Slurm's settings, absent nodes, tracking, what is stored or measured."""
 
 import collections.abc
 import pathlib
@@ -6,7 +6,8 @@ import re
 
 from ddp import remedies
 from ddp.base import Settings, one_line
-from ddp.doctor.node_facts import Facts, Finding, Level, leading_number
+from ddp.doctor.node_facts import Facts, Finding, leading_number
+from ddp.doctor.rules import Rule, Table, Values, evaluate
 from ddp.environment import environments
 from ddp.measure import collectives, sampling
 from slurm_ddp.slurm import jobs
@@ -30,21 +31,106 @@ _TRACKED = {
     "pgid": "what a rank starts may outlive its job and keep the GPU",
 }
 
+SLURM: Table = (
+    Rule("warning", lambda c: c.kill_wait is not None and c.kill_wait < 10,
+         "KillWait is {kill_wait} s: at its time limit a job has no time left to write a checkpoint",
+         remedies.slurm_conf(remedies.KILL_WAIT)),
+    Rule("warning", lambda c: "pgid" in c.proctrack,
+         "ProctrackType is proctrack/pgid: what a rank starts may outlive its job and keep the GPU",
+         remedies.slurm_conf(remedies.PROCTRACK)),
+    Rule("note", lambda c: "linear" in c.select,
+         "SelectType is select/linear: every job takes whole nodes, whatever it asks for",
+         remedies.slurm_conf(remedies.SELECT)),
+    Rule("note", lambda c: c.requeues == "0",
+         "JobRequeue is 0: a job lost with its node does not come back; the trainer's own jobs ask for it",
+         remedies.slurm_conf(remedies.JOB_REQUEUE)),
+    (
+        Rule("note", lambda c: "CANCEL" in c.preemption,
+             "PreemptMode is {preemption}: a preempted run ends; submitted again, it goes on from its checkpoint",
+             "{submit}; {requeue_preempted}"),
+        Rule("warning", lambda c: "SUSPEND" in c.preemption,
+             "PreemptMode is {preemption}: a stopped run keeps its GPUs' memory, "
+             "and fails when its ranks' waits run out",
+             "{requeue_preempted}"),
+    ),
+    Rule("note", lambda c: c.delay_s > _LONG_DELAY_S,
+         "{delay}: a job that is queued again, as after each time limit, waits {delay_s} s before it may start",
+         "{shorten}"),
+    Rule("note", lambda c: c.storage.endswith("/none") or c.storage == "(null)",
+         "there is no slurmdbd: Slurm forgets a job {age} after its end; runs keep their own record",
+         "juju deploy slurmdbd; juju integrate slurmdbd slurmctld"),
+    Rule("note", lambda c: c.max_array is not None and c.max_array < 1001,
+         "MaxArraySize is {max_array}: sweeps have at most {max_elements} elements",
+         remedies.slurm_conf(remedies.MAX_ARRAY_SIZE)),
+)  # fmt: skip
+CLUSTER: Table = (
+    Rule("warning", lambda c: not c.is_configured,
+         "scontrol show config failed, so the configuration is not judged",
+         "scontrol ping; juju status slurmctld"),
+    (
+        Rule("warning", lambda c: c.accounting is None and c.storage.endswith("slurmdbd"),
+             "slurmdbd does not respond: jobs run, but accounts and QOS cannot be looked up",
+             "juju status slurmdbd; sacctmgr show cluster"),
+        Rule("error", lambda c: c.accounting and "associations" in c.accounting.enforces and not c.is_charged,
+             "{user} has no account for partition {partition}, and Slurm takes no job without one",
+             "sacctmgr add user {user} account={some_account}"),
+    ),
+    Rule("warning", lambda c: c.is_tracked_elsewhere,
+         "mlflow-tracking-uri={mlflow} is outside the workspace: "
+         "runs are tracked on the disk of the node that has rank 0",
+         "juju config {app} mlflow-tracking-uri={workspace}/mlflow", where="tracking"),
+    Rule("error", lambda c: c.untrusted, "{untrusted}", "{untrusted_remedy}", where="workspace"),
+    (
+        Rule("warning", lambda c: not c.has_environment,
+             "no environment is installed yet; submit-ddp makes it first, which takes some minutes", "{install}",
+             where="environment"),
+        Rule("note", lambda c: not c.is_current,
+             "the installed environment was made from another payload or Python; the next run makes a new one",
+             "{install}", where="environment"),
+    ),
+)  # fmt: skip
+ARCHIVE: Table = (
+    Rule("error", lambda _: True, "{archive} does not match its manifest", "{install} force=true"),
+)  # fmt: skip
+LEFT_OUT: Table = (
+    (
+        Rule(lambda n: "warning" if n.is_all else "note", lambda n: n.why.startswith("busy"), "not examined: {why}",
+             "squeue --nodelist={where} shows whose jobs these are; try again when they have ended"),
+        Rule(lambda n: "error" if n.is_all else "warning", lambda _: True, "not examined: {why}",
+             "scontrol show node {where}; then: scontrol update nodename={where} state=resume"),
+    ),
+)  # fmt: skip
+SAMPLE: Table = (
+    (
+        Rule(lambda s: "error" if s.outcome == "failed" else "warning", lambda s: s.outcome != "measured",
+             "nothing was measured: {text}", "{measure}"),
+        Rule("note", lambda s: s.share is None, "{text}; there is no baseline yet", "{measure}"),
+        Rule("warning", lambda s: s.share < collectives.KEEPS, "{text}",
+             "squeue shows who else sends; ethtool, ibstat; if it is to stay so: {measure} store=always"),
+    ),
+    Rule("warning", lambda s: s.is_over_tcp,
+         "NCCL sends over TCP although {device} on {node} is active: several times slower than it could be",
+         "submit-ddp fabric=infiniband (or roce, efa); without NCCL_IB_DISABLE; is libibverbs installed there?"),
+    Rule("warning", lambda s: s.outcome == "measured" and s.ready_s is not None and s.ready_s > _SLOW_START_S,
+         "the ranks' first all_reduce came {ready_s:.0f} s after the job's begin; each start costs that",
+         "UNPACK and COLD show what the environment takes; the job's log has a line for each node that unpacked it"),
+)  # fmt: skip
+
 
 def judge(settings: Settings, facts: Facts) -> list[Finding]:
     """Return the findings that are not about a single node."""
-    return [
-        *_about_slurm(settings, facts),
-        *_about_accounting(settings, facts),
-        *_about_absent(settings, facts),
-        *_about_tracking(settings),
-        *_about_sample(settings, facts),
-        *_about_stored(settings, facts),
-    ]
+    values = _values(settings, facts)
+    found = [*(evaluate(SLURM, values) if facts.config else []), *evaluate(CLUSTER, values)]
+    found += _about_absent(settings, facts)
+    if facts.sample is not None:
+        found += evaluate(SAMPLE, _sample(settings, facts, facts.sample))
+    for archive in facts.damaged:
+        found += evaluate(ARCHIVE, Values(where="environment", archive=archive, install=values.install))
+    return found
 
 
 def settings_in_words(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> list[str]:
-    """Return what Slurm's settings mean for a training job, a line for each; nothing where they are not known."""
+    """Explain Slurm's settings for a training job, a line for each; an empty list where they are not known."""
     if not config:
         return []
     delay_s, setting = requeue_delay(config)
@@ -62,7 +148,7 @@ def settings_in_words(config: collections.abc.Mapping[str, str], partition: jobs
 
 
 def requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]:
-    """Return how many seconds a job waits that is queued again, and the setting that says so.
+    """Return how many seconds a requeued job waits, and the setting that decides that.
 
     slurm.conf(5): cred_expire of AuthInfo, 120 unless it is set; since 25.11 also requeue_delay of SchedulerParameters.
     """
@@ -73,7 +159,7 @@ def requeue_delay(config: collections.abc.Mapping[str, str]) -> tuple[int, str]:
 
 
 def tracking_in_words(settings: Settings) -> str:
-    """Return where runs are tracked. MLflow refuses plain files since 3.13, so a path becomes an SQLite store there."""
+    """Describe where runs are tracked. MLflow refuses plain files since 3.13, so a path becomes an SQLite store."""
     uri = settings.mlflow_uri
     if not uri:
         return "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record"
@@ -83,7 +169,7 @@ def tracking_in_words(settings: Settings) -> str:
 
 
 def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partition) -> str:
-    """Return the PreemptMode of a partition's jobs: with preempt/partition_prio its own (slurm.conf(5))."""
+    """Return the PreemptMode that applies in a partition: its own with preempt/partition_prio (slurm.conf(5))."""
     kind = config.get("PreemptType", "")
     if kind.endswith("/none") or kind == "(null)":
         return "OFF"
@@ -91,168 +177,72 @@ def preemption(config: collections.abc.Mapping[str, str], partition: jobs.Partit
     return own or config.get("PreemptMode", "OFF")
 
 
-def _about_slurm(settings: Settings, facts: Facts) -> list[Finding]:
-    """Return what Slurm's configuration means for training jobs."""
-    found: list[Finding] = []
-    config = facts.config
-    if not config:
-        return [
-            Finding(
-                "warning",
-                "slurm",
-                "scontrol show config gave no answer, so the configuration is not judged",
-                "scontrol ping; juju status slurmctld",
-            )
-        ]
-    kill_wait = leading_number(config.get("KillWait", ""))
-    if kill_wait is not None and kill_wait < 10:
-        text = f"KillWait is {kill_wait} s: at its time limit a job has no time left to write a checkpoint"
-        found.append(Finding("warning", "slurm", text, remedies.slurm_conf(remedies.KILL_WAIT)))
-    if "pgid" in config.get("ProctrackType", ""):
-        text = "ProctrackType is proctrack/pgid: what a rank starts may outlive its job and keep the GPU"
-        found.append(Finding("warning", "slurm", text, remedies.slurm_conf(remedies.PROCTRACK)))
-    if "linear" in config.get("SelectType", ""):
-        text = "SelectType is select/linear: every job takes whole nodes, whatever it asks for"
-        found.append(Finding("note", "slurm", text, remedies.slurm_conf(remedies.SELECT)))
-    if config.get("JobRequeue") == "0":
-        text = "JobRequeue is 0: a job lost with its node does not come back; the trainer's own jobs ask for it"
-        found.append(Finding("note", "slurm", text, remedies.slurm_conf(remedies.JOB_REQUEUE)))
-    found += _about_preemption(settings, facts)
-    delay_s, setting = requeue_delay(config)
-    if delay_s > _LONG_DELAY_S:
-        text = f"{setting}: a job that is queued again, as after each time limit, waits {delay_s} s before it may start"
-        remedy = settings.typed("resume-now")
-        if setting.startswith("AuthInfo"):  # upstream's charm cannot set requeue_delay
-            shorter = re.sub(r"cred_expire=\d+", f"cred_expire={_REQUEUE_DELAY_S}", config["AuthInfo"])
-            remedy += f"; {remedies.slurm_conf(f'AuthInfo={shorter}')}"
-        found.append(Finding("note", "slurm", text, remedy))
-    if config.get("AccountingStorageType", "").endswith("/none") or config.get("AccountingStorageType") == "(null)":
-        age = config.get("MinJobAge", "300 sec")
-        text = f"there is no slurmdbd: Slurm forgets a job {age} after its end; runs keep their own record"
-        found.append(Finding("note", "slurm", text, "juju deploy slurmdbd; juju integrate slurmdbd slurmctld"))
-    limit = leading_number(config.get("MaxArraySize", ""))
-    if limit is not None and limit < 1001:
-        text = f"MaxArraySize is {limit}: sweeps have at most {limit - 1} elements"
-        found.append(Finding("note", "slurm", text, remedies.slurm_conf(remedies.MAX_ARRAY_SIZE)))
-    return found
-
-
-def _about_preemption(settings: Settings, facts: Facts) -> list[Finding]:
-    """Return what becomes of a job of this partition that is preempted."""
-    mode, name = preemption(facts.config, facts.partition), facts.partition.name
-    if facts.config.get("PreemptType", "").endswith("/qos"):
-        change = "sacctmgr modify qos NAME set preemptmode=requeue"
+def _values(settings: Settings, facts: Facts) -> Values:
+    config, partition, known = facts.config, facts.partition, facts.accounting
+    delay_s, delay = requeue_delay(config)
+    shorten = settings.typed("resume-now")
+    if delay.startswith("AuthInfo") and "AuthInfo" in config:  # upstream's charm cannot set requeue_delay
+        shorter = re.sub(r"cred_expire=\d+", f"cred_expire={_REQUEUE_DELAY_S}", config["AuthInfo"])
+        shorten += f"; {remedies.slurm_conf(f'AuthInfo={shorter}')}"
+    if config.get("PreemptType", "").endswith("/qos"):
+        requeue_preempted = "sacctmgr modify qos NAME set preemptmode=requeue"
     else:
-        change = remedies.partition_config(name, remedies.PREEMPT_MODE)
-    if "CANCEL" in mode:
-        text = f"PreemptMode is {mode}: a preempted run ends; submitted again, it goes on from its checkpoint"
-        return [Finding("note", "slurm", text, f"{settings.typed('submit-ddp', run='NAME')}; {change}")]
-    if "SUSPEND" in mode:
-        text = f"PreemptMode is {mode}: a stopped run keeps its GPUs' memory, and fails when its ranks' waits run out"
-        return [Finding("warning", "slurm", text, change)]
-    return []
-
-
-def _about_accounting(settings: Settings, facts: Facts) -> list[Finding]:
-    """Return whether the submit user's jobs would be taken."""
-    known = facts.accounting
-    if known is None:
-        if facts.config.get("AccountingStorageType", "").endswith("slurmdbd"):
-            text = "slurmdbd gives no answer: jobs run, but accounts and QOS cannot be looked up"
-            return [Finding("warning", "slurm", text, "juju status slurmdbd; sacctmgr show cluster")]
-        return []
-    if "associations" not in known.enforces or known.charged(facts.partition.name):
-        return []
-    text = f"{settings.user} has no account for partition {facts.partition.name}, and Slurm takes no job without one"
-    some = next(iter(known.accounts), "NAME")
-    return [Finding("error", "slurm", text, f"sacctmgr add user {settings.user} account={some}")]
+        requeue_preempted = remedies.partition_config(partition.name, remedies.PREEMPT_MODE)
+    max_array = leading_number(config.get("MaxArraySize", ""))
+    uri = settings.mlflow_uri
+    untrusted, _, untrusted_remedy = facts.untrusted.rpartition(": ")
+    return Values(
+        where="slurm", is_configured=bool(config), kill_wait=leading_number(config.get("KillWait", "")),
+        proctrack=config.get("ProctrackType", ""), select=config.get("SelectType", ""),
+        requeues=config.get("JobRequeue"), preemption=preemption(config, partition),
+        submit=settings.typed("submit-ddp", run="NAME"), requeue_preempted=requeue_preempted,
+        delay_s=delay_s, delay=delay, shorten=shorten, storage=config.get("AccountingStorageType", ""),
+        age=config.get("MinJobAge", "300 sec"), max_array=max_array, max_elements=(max_array or 0) - 1,
+        accounting=known, is_charged=known is not None and known.charged(partition.name),
+        some_account=next(iter(known.accounts), "NAME") if known else "NAME",
+        user=settings.user, partition=partition.name, app=settings.unit.partition("/")[0],
+        workspace=settings.workspace, mlflow=uri,
+        is_tracked_elsewhere=uri and "://" not in uri and not pathlib.PurePath(uri).is_relative_to(settings.workspace),
+        untrusted=untrusted, untrusted_remedy=untrusted_remedy, install=settings.typed("install-environment"),
+        has_environment=bool(facts.manifests),
+        is_current=any(environments.is_current(settings, manifest) for manifest in facts.manifests),
+    )  # fmt: skip
 
 
 def _about_absent(settings: Settings, facts: Facts) -> list[Finding]:
+    """Return the findings about nodes that were left out, and about those that returned no report."""
     found: list[Finding] = []
-    chosen = len(facts.left_out) == len(facts.asked)
+    is_all = len(facts.left_out) == len(facts.asked)
     for name, why in sorted(facts.left_out.items()):
-        level: Level = "error" if chosen else "warning"
-        remedy = (
-            f"squeue --nodelist={name} shows whose jobs these are; try again when they have ended"
-            if why.startswith("busy")
-            else f"scontrol show node {name}; then: scontrol update nodename={name} state=resume"
-        )
-        if why.startswith("busy"):
-            level = "note" if not chosen else "warning"
-        found.append(Finding(level, name, f"not examined: {why}", remedy))
+        found += evaluate(LEFT_OUT, Values(where=name, why=why, is_all=is_all))
     if remedies.NO_CREDENTIAL in facts.trouble:
         unknown, add = remedies.unknown_account(settings)
         return [*found, Finding("error", "slurmctld", f"{unknown}, so none of its jobs starts", add)]
     if not facts.reports and re.search(r"busy|immediate|Job/step already completing", facts.trouble):
         text = f"the nodes were not free in time: {one_line(facts.trouble, 200)}"
-        found.append(Finding("warning", "slurm", text, "try again later, or with a longer wait-timeout"))
-        return found
-    for name in facts.asked:
-        if name not in facts.left_out and name not in facts.reports:
-            why = facts.trouble or "its task ended without an answer"
-            remedy = f"on {name}: systemctl status slurmd; journalctl -u slurmd -n 50"
-            found.append(Finding("error", name, f"Slurm could not examine it: {one_line(why, 300)}", remedy))
-    return found
+        return [*found, Finding("warning", "slurm", text, "try again later, or with a longer wait-timeout")]
+    why = one_line(facts.trouble or "its task ended without an answer", 300)
+    return found + [
+        Finding(
+            "error",
+            name,
+            f"Slurm could not examine it: {why}",
+            f"on {name}: systemctl status slurmd; journalctl -u slurmd -n 50",
+        )
+        for name in facts.asked
+        if name not in facts.left_out and name not in facts.reports
+    ]
 
 
-def _about_tracking(settings: Settings) -> list[Finding]:
-    """Return whether all nodes would write to the same store."""
-    uri = settings.mlflow_uri
-    if not uri or "://" in uri or pathlib.PurePath(uri).is_relative_to(settings.workspace):
-        return []
-    text = (
-        f"mlflow-tracking-uri={uri} is outside the workspace: runs are tracked on the disk of the node that has rank 0"
-    )
-    app = settings.unit.partition("/")[0]
-    return [Finding("warning", "tracking", text, f"juju config {app} mlflow-tracking-uri={settings.workspace}/mlflow")]
-
-
-def _about_sample(settings: Settings, facts: Facts) -> list[Finding]:
-    """Return what the measured all_reduce says of the network between the ranks."""
-    if (sample := facts.sample) is None:
-        return []
-    measure = settings.typed("benchmark-collectives", nodelist=",".join(facts.asked))
-    if sample.outcome != "measured":
-        level: Level = "error" if sample.outcome == "failed" else "warning"
-        return [Finding(level, "collectives", f"nothing was measured: {sample.text}", measure)]
-    found: list[Finding] = []
+def _sample(settings: Settings, facts: Facts, sample: sampling.Sample) -> Values:
     ports = {
         name: port["device"] for name, about in facts.reports.items() for port in about["infiniband"]
         if port["state"] == "ACTIVE"
     }  # fmt: skip
-    if sample.network == sampling.SOCKETS and ports:
-        name, device = next(iter(ports.items()))
-        text = f"NCCL sends over TCP although {device} on {name} is active: several times slower than it could be"
-        remedy = "submit-ddp fabric=infiniband (or roce, efa); without NCCL_IB_DISABLE; is libibverbs installed there?"
-        found.append(Finding("warning", "collectives", text, remedy))
-    if sample.ready_s is not None and sample.ready_s > _SLOW_START_S:
-        text = f"the ranks' first all_reduce came {sample.ready_s:.0f} s after the job's begin; each start costs that"
-        remedy = (
-            "UNPACK and COLD say what the environment takes; the job's log has a line for each node that unpacked it"
-        )
-        found.append(Finding("warning", "collectives", text, remedy))
-    if sample.share is None:
-        found.append(Finding("note", "collectives", f"{sample.text}; there is no baseline yet", measure))
-    elif sample.share < collectives.KEEPS:
-        remedy = f"squeue shows who else sends; ethtool, ibstat; if it is to stay so: {measure} store=always"
-        found.append(Finding("warning", "collectives", sample.text, remedy))
-    return found
-
-
-def _about_stored(settings: Settings, facts: Facts) -> list[Finding]:
-    found: list[Finding] = []
-    install = settings.typed("install-environment")
-    if facts.untrusted:
-        text, _, remedy = facts.untrusted.rpartition(": ")
-        found.append(Finding("error", "workspace", text, remedy))
-    for archive in facts.damaged:
-        text = f"{archive} is not what its manifest says"
-        found.append(Finding("error", "environment", text, f"{install} force=true"))
-    if not facts.manifests:
-        text = "no environment is installed yet; submit-ddp makes it first, which takes some minutes"
-        found.append(Finding("warning", "environment", text, install))
-    elif not any(environments.is_current(settings, manifest) for manifest in facts.manifests):
-        text = "the installed environment was made from another payload or Python; the next run makes a new one"
-        found.append(Finding("note", "environment", text, install))
-    return found
+    node, device = next(iter(ports.items()), ("", ""))
+    return Values(
+        where="collectives", outcome=sample.outcome, text=sample.text, share=sample.share, ready_s=sample.ready_s,
+        node=node, device=device,
+        is_over_tcp=sample.outcome == "measured" and sample.network == sampling.SOCKETS and bool(ports),
+        measure=settings.typed("benchmark-collectives", nodelist=",".join(facts.asked)),
+    )  # fmt: skip

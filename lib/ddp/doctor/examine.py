@@ -1,15 +1,15 @@
-"""doctor: one short job on all nodes at once, and what it found, in words: what would break a run, and what to type.
+"""doctor: probe all nodes in one job step, apply the rules, and report what would break a run and what to type.
 
-`gather` collects facts, `judge` turns them into findings, `report` into text; only `gather` touches anything.
+`gather` collects facts and is the only part with side effects; `judge` turns facts into findings, `report` into text.
 """
 
 import base64
 import contextlib
+import functools
 import json
 import pathlib
 import re
 import secrets
-import typing
 import urllib.parse
 import zlib
 
@@ -24,13 +24,13 @@ from ddp.workspace import folders, operations
 from slurm_ddp import mounts
 from slurm_ddp.slurm import access, jobs, nodes
 
-MAX_NODES = 64  # every node speaks to every other; more are examined in several calls
+MAX_NODES = 64  # in one call: every node connects to every other
 _PROBE = pathlib.Path(__file__).with_name("probe.py")
 _STEP_S = 300.0  # the probe's own deadlines add up to less
 
 
 def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
-    """Examine the nodes and return what was found. Raises TrainerError, with all of it, when a run would break."""
+    """Examine the nodes and return the report. Raises TrainerError, with the report, where a run would break."""
     facts = gather(settings, params, checks.partitions(params.reservation), log)
     findings = judge(settings, facts)
     results = reporting.report(settings, facts, findings)
@@ -41,7 +41,7 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
 
 
 def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Partition, ...], log: Log) -> Facts:
-    """Return what this host, the controller and the nodes say."""
+    """Collect the facts of this host, the controller and the nodes."""
     partition = _partition(params, partitions)
     checks.admission(settings, params, partition)
     asked = _asked(params, partition)
@@ -72,13 +72,9 @@ def gather(settings: Settings, params: models.Doctor, partitions: tuple[jobs.Par
             gpus, cpus = (min(free(known[name]) for name in fit) for free in (_free_gpus, _free_cpus))
             options = _options(params, partition, fit, gpus=gpus, cpus=cpus)
             reports, trouble = _examine(spec, options, log, patience_s=params.wait_timeout)
-        damaged = with_progress(
-            log,
-            "checking the environments' archives",
-            lambda: folders.call(
-                settings, archives.verify_environments, timeout_s=300, folder=str(settings.environments)
-            ),
-        )["damaged"]
+        store = str(settings.environments)
+        verify = functools.partial(folders.call, settings, archives.verify_environments, timeout_s=300, folder=store)
+        damaged = with_progress(log, "checking the environments' archives", verify)
     finally:
         folders.call(settings, operations.close_examination, folder=folder["folder"])
     sample = None
@@ -113,7 +109,7 @@ def _sample(
     partition: jobs.Partition,
     reports: dict[str, Json],
 ) -> sampling.Sample:
-    """Return what an all_reduce over the nodes that answered measures, with an environment that is there."""
+    """Measure an all_reduce over the nodes that returned a report, with an environment that is installed."""
     environment = environments.installed(settings, contents)
     if environment is None or not reports:
         return sampling.Sample("missed", "no node gave an answer" if environment else "no environment is installed")
@@ -123,9 +119,9 @@ def _sample(
 
 
 def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *, gpus: int, cpus: int) -> list[str]:
-    """Return what srun is told; as many GPUs are asked for as every node has free.
+    """Return srun's options: as many GPUs as every node has free, and two CPUs where all have them.
 
-    And two CPUs where all have them, bound like torchrun's agent in a job: does a task get more than one?
+    They are bound like torchrun's agent in a job, which shows whether a task gets more than one CPU.
     """
     options = [
         f"--partition={partition.name}", f"--nodes={len(fit)}", f"--ntasks={len(fit)}", "--ntasks-per-node=1",
@@ -138,7 +134,7 @@ def _options(params: models.Doctor, partition: jobs.Partition, fit: list[str], *
 
 
 def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> tuple[dict[str, Json], str]:
-    """Return each node's report, and what srun said where some gave none."""
+    """Run the probe; return each node's report, and srun's error output where some returned none."""
     hosts = list(spec["hosts"])
     # Sent, as what lies on this host need not lie on the nodes; nor in the workspace, which is what is looked at.
     argv, program = (folders.PYTHON, "-I", "-", json.dumps(spec)), _PROBE.read_text()
@@ -151,14 +147,10 @@ def _examine(spec: Json, options: list[str], log: Log, *, patience_s: float) -> 
 
 
 def read_reports(text: str) -> dict[str, Json]:
-    """Return each node's report from what the tasks printed; one that is not whole, or not ours, is left out."""
+    """Parse each node's report from the tasks' output; skip what is incomplete or not a report."""
     pieces: dict[tuple[str, int], dict[int, str]] = {}
-    for line in text.splitlines():
-        match line.split():
-            case ["DOCTOR", node, number, count, piece] if number.isdecimal() and count.isdecimal():
-                pieces.setdefault((node, int(count)), {})[int(number)] = piece
-            case _:
-                continue
+    for node, number, count, piece in re.findall(r"^DOCTOR (\S+) (\d+) (\d+) (\S+)$", text, re.MULTILINE):
+        pieces.setdefault((node, int(count)), {})[int(number)] = piece
     reports: dict[str, Json] = {}
     for (node, count), found in pieces.items():
         if sorted(found) != list(range(count)):
@@ -172,7 +164,7 @@ def read_reports(text: str) -> dict[str, Json]:
 
 
 def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
-    """Return the findings, the worst first."""
+    """Apply all rules; the findings are sorted by level, errors first."""
     found = [
         *cluster_rules.judge(settings, facts),
         *node_rules.judge(settings, facts),
@@ -183,7 +175,7 @@ def judge(settings: Settings, facts: Facts) -> tuple[Finding, ...]:
 
 
 def _tracking_server(uri: str) -> list[str | int] | None:
-    """Return host and port of an MLflow server; None where the store is a path, or there is none."""
+    """Return host and port of an MLflow server; None for a path or no tracking."""
     parts = urllib.parse.urlsplit(uri)
     with contextlib.suppress(ValueError):  # a port that is no number
         if parts.scheme in ("http", "https") and parts.hostname:
@@ -192,7 +184,7 @@ def _tracking_server(uri: str) -> list[str | int] | None:
 
 
 def _partition(params: models.Doctor, partitions: tuple[jobs.Partition, ...]) -> jobs.Partition:
-    """Return the partition to examine; one without a usable node is examined too, since that is what to explain."""
+    """Choose the partition to examine; one without a usable node is examined too."""
     try:
         return resources.choose_partition(params.partition, partitions)
     except ParameterError:
@@ -232,7 +224,7 @@ def _nodes() -> tuple[nodes.Node, ...]:
 
 
 def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
-    """Return why Slurm starts nothing on a node now, or nothing; what keeps a usable one is its own reservation."""
+    """Return why Slurm starts no step on a node now, "" where it does. The job's own reservation is no reason."""
     if node is None:
         return "Slurm does not know it"
     bad = {"DRAIN", "FAIL", "MAINTENANCE", "NOT_RESPONDING", "INVALID_REG", "INVAL", "REBOOT_ISSUED"}
@@ -243,7 +235,7 @@ def _unfit(node: nodes.Node | None, *, is_usable: bool) -> str:
 
 
 def _free_cpus(node: nodes.Node) -> int:
-    """Return how many CPUs no job has; one where Slurm does not tell."""
+    """Return the number of unallocated CPUs; 1 where Slurm does not report it."""
     total = leading_number(node.fields.get("CPUEfctv", "0")) or 0
     return max(0, total - (leading_number(node.fields.get("CPUAlloc", "0")) or 0)) if total else 1
 
@@ -254,12 +246,10 @@ def _free_gpus(node: nodes.Node) -> int:
 
 
 def _merged(found: list[Finding]) -> list[Finding]:
-    """Return the findings with those that differ only in the node told once."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    """Merge the findings that differ only in the node."""
+    groups: dict[tuple[Level, str, str], list[str]] = {}
     for finding in found:
-        remedy = finding.remedy
-        groups.setdefault((finding.level, finding.text, remedy), []).append(finding.where)
+        groups.setdefault((finding.level, finding.text, finding.remedy), []).append(finding.where)
     return [
-        Finding(typing.cast(Level, level), ", ".join(dict.fromkeys(where)), text, remedy)
-        for (level, text, remedy), where in groups.items()
+        Finding(level, ", ".join(dict.fromkeys(where)), text, remedy) for (level, text, remedy), where in groups.items()
     ]

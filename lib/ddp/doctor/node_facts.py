@@ -1,4 +1,4 @@
-"""What doctor found out, and what it makes of it: the records of both, and how nodes are told in a line."""
+"""The records of doctor, its facts and its findings, and how values are grouped and printed."""
 
 import collections.abc
 import dataclasses
@@ -15,10 +15,10 @@ Level = typing.Literal["error", "warning", "note"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that is not as it must be, or that is good to know."""
+    """A problem, or a note."""
 
     level: Level  # error: a run would break; warning: it may suffer; note: good to know
-    where: str  # a node's name, several, or what it is about
+    where: str  # a node's name, several, or a subject such as slurm or workspace
     text: str
     remedy: str  # what to type or do; a note may have none
 
@@ -28,24 +28,24 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What was gathered."""
+    """What `gather` collected."""
 
     partition: jobs.Partition
     asked: tuple[str, ...]  # the nodes that were to be examined
-    left_out: dict[str, str]  # node: why it could not be
+    left_out: dict[str, str]  # node: why it cannot be examined
     reports: dict[str, Json]
-    trouble: str  # srun's words where some node gave no answer
+    trouble: str  # srun's error output where some node returned no report
     config: dict[str, str]
     manifests: tuple[folders.Manifest, ...]
-    damaged: tuple[str, ...]  # archives that are not what their manifests say
+    damaged: tuple[str, ...]  # archives that do not match their manifests
     login: tuple[str, str]  # type and source of the workspace's mount on this host
     untrusted: str = ""  # the workspace's folder whose content others can replace, and what to type
-    accounting: access.Accounting | None = None  # None: there is none, or it gives no answer
-    sample: sampling.Sample | None = None  # None: it was not asked for
+    accounting: access.Accounting | None = None  # None: there is none, or slurmdbd does not respond
+    sample: sampling.Sample | None = None  # None: not requested
 
 
 def clock_offsets(facts: Facts) -> dict[str, float]:
-    """Return each node's clock against the first's, in seconds."""
+    """Return the offset of each node's clock from the first node's, in seconds."""
     names = [name for name in facts.asked if name in facts.reports]
     if len(names) < 2:
         return {}
@@ -55,7 +55,7 @@ def clock_offsets(facts: Facts) -> dict[str, float]:
 
 
 def capacity(facts: Facts, name: str) -> jobs.Capacity:
-    """Return what Slurm says that a node can give to a job."""
+    """Return the resources of a node that Slurm can allocate to a job."""
     nothing = jobs.Capacity(name, 0, 0, 0, "", is_usable=False)
     return next((node for node in facts.partition.nodes if node.name == name), nothing)
 
@@ -66,12 +66,12 @@ def threads(node: jobs.Capacity) -> int:
 
 
 def first_few(names: collections.abc.Sequence[str]) -> str:
-    """Return the first names, for a line that must stay short."""
+    """Join the first six names, for a line that must stay short."""
     return f"{', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
 
 
 def grouped(values: dict[str, str]) -> dict[str, list[str]]:
-    """Return the names by their value."""
+    """Group the names by their value."""
     groups: dict[str, list[str]] = {}
     for name, value in sorted(values.items()):
         groups.setdefault(value, []).append(name)
@@ -79,7 +79,7 @@ def grouped(values: dict[str, str]) -> dict[str, list[str]]:
 
 
 def spelled(groups: collections.abc.Mapping[str, collections.abc.Sequence[str]]) -> str:
-    """Return in a line which value is on which nodes."""
+    """List in one line which value is on which nodes."""
     return "; ".join(
         f"{value or 'unknown'} on {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
         for value, names in groups.items()
@@ -87,13 +87,13 @@ def spelled(groups: collections.abc.Mapping[str, collections.abc.Sequence[str]])
 
 
 def release(text: str) -> tuple[int, ...]:
-    """Return the year and month that a release of Slurm is named after; nothing of any other text."""
+    """Parse the year and month of a release of Slurm; an empty tuple for any other text."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return tuple(int(part) for part in found.groups()) if found else ()
 
 
 def leading_number(text: str) -> int | None:
-    """Return the number that a text like `30 sec` begins with."""
+    """Parse the number at the beginning of a text like `30 sec`."""
     found = re.match(r"\d+", text)
     return int(found[0]) if found else None
 

@@ -1,4 +1,4 @@
-"""What a person sees of doctor: a line for each node, the findings, and how many of each kind."""
+"""Format doctor's report: a line for each node, the findings, and how many there are of each level."""
 
 import collections.abc
 import re
@@ -10,7 +10,7 @@ from ddp.doctor.node_facts import Facts, Finding, as_dict, capacity, clock_offse
 
 
 def report(settings: Settings, facts: Facts, findings: collections.abc.Sequence[Finding]) -> Results:
-    """Return the table of the nodes, the findings, and how many of each kind."""
+    """Return the report as results: verdict, tables of the nodes, findings and their counts."""
     counts = {level: sum(1 for finding in findings if finding.level == level) for level in ("error", "warning", "note")}
     if counts["error"]:
         verdict = f"{counts['error']} finding{'s' if counts['error'] > 1 else ''} would break a run"
@@ -80,7 +80,7 @@ def _table(facts: Facts, findings: collections.abc.Sequence[Finding]) -> str:
 
 
 def _compute(facts: Facts) -> str:
-    """Return a line for each node that answered with what its ranks compute with."""
+    """Format a table of what the ranks of each node compute with."""
     rows = [["NODE", "CPUS", "SLURM", "TASK", "THREADS", "BF16", "NVLINKS", "PYTHON", "NUMPY"]]
     for name in facts.asked:
         if (about := facts.reports.get(name)) is None:

@@ -1,4 +1,4 @@
-"""Operations of operations.py on environments: wheels, builds, archives."""
+"""The operations on environments in the workspace: wheels, builds, archives; see workspace/operations.py."""
 
 import collections.abc
 import contextlib
@@ -21,8 +21,8 @@ from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import RefusedError, replace
 
 
-def verify_environments(folder: str) -> Json:
-    """Return the archives whose bytes are not what their manifests say, of the newest eight."""
+def verify_environments(folder: str) -> list[str]:
+    """Return those of the newest eight archives that do not match their manifests."""
     manifests = sorted(pathlib.Path(folder).glob("*.json"), key=lambda path: path.lstat().st_mtime, reverse=True)
     damaged: list[str] = []
     for path in manifests[:8]:
@@ -32,20 +32,18 @@ def verify_environments(folder: str) -> Json:
                 continue
             archive = path.with_suffix(".tar.zst")
             try:
-                with opened(archive) as found:
-                    file: typing.Any = found
-                    right = hashlib.file_digest(file, "sha256").hexdigest() == manifest["sha256"]
+                is_intact = _digest(archive) == manifest["sha256"]
             except OSError:
-                right = False
-            if not right:
+                is_intact = False
+            if not is_intact:
                 damaged.append(str(archive))
-    return {"damaged": damaged}
+    return damaged
 
 
 def open_cache(base: str, store: str) -> Json:
-    """Return a fresh folder for a build below `base`, which is private to this account; a day-old leftover goes.
+    """Make a folder for a build below `base`, which is private to this account; remove leftovers of more than a day.
 
-    Also return the bytes that are free there and in the folder `store`.
+    Return the folder, and the bytes that are free there and in the folder `store`.
     """
     top = pathlib.Path(base)
     with contextlib.suppress(FileExistsError):
@@ -61,24 +59,19 @@ def open_cache(base: str, store: str) -> Json:
     return {"folder": tempfile.mkdtemp(prefix="build-", dir=base), **free}
 
 
-def digest_wheelhouse(path: str) -> Json:
-    """Return a hash of what a folder or an archive of wheels holds."""
+def digest_wheelhouse(path: str) -> str:
+    """Hash the content of a folder or an archive of wheels."""
     place = pathlib.Path(path)
     if not place.is_dir():
-        with opened(place) as file:
-            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    whole = hashlib.sha256()
-    for wheel in _wheels(place):
-        with opened(wheel) as file:
-            whole.update(f"{wheel.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return {"sha256": whole.hexdigest()}
+        return _digest(place)
+    listed = "".join(f"{wheel.name}\0{_digest(wheel)}\n" for wheel in _wheels(place))
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def open_wheelhouse(path: str, target: str) -> Json:
-    """Return the folder of the wheels: `path` itself, or `target`, where an archive's are put. Raises RefusedError.
+    """Return the folder of the wheels: `path` itself, or `target` with an archive unpacked. Raises RefusedError.
 
-    An archive with a member that would lead outside, or is a link or a device, is refused as a whole; what is no wheel
-    is left out.
+    Refuse an archive with a member that would lead outside, or is a link or a device; skip what is no wheel.
     """
     place, folder = pathlib.Path(path), pathlib.Path(target)
     if place.is_dir():
@@ -103,7 +96,7 @@ def open_wheelhouse(path: str, target: str) -> Json:
 
 
 def finish_environment(build: str, payload: str) -> Json:
-    """Put the payload into a built environment, take out what no run reads, and return the environment's size."""
+    """Copy the payload into a built environment, remove what no run reads, and return the environment's size."""
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
     target = site / "ddptrain"
@@ -121,7 +114,7 @@ def finish_environment(build: str, payload: str) -> Json:
 
 
 def store_environment(build: str, folder: str, manifest: Json) -> Json:
-    """Archive a built environment into `folder` under its own hash; its manifest comes last and makes it count."""
+    """Archive a built environment into `folder` under its hash; the manifest, written last, makes it valid."""
     descriptor, name = tempfile.mkstemp(prefix=".environment-", suffix=".tmp", dir=folder)
     os.close(descriptor)
     partial = pathlib.Path(name)
@@ -143,32 +136,30 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
     return complete
 
 
-def store_payload(source: str, target: str) -> Json:
-    """Copy the payload's package to a folder that appears whole or not at all."""
+def store_payload(source: str, target: str) -> None:
+    """Copy the payload's package to a folder atomically."""
     if pathlib.Path(target).is_dir():
-        return {}
+        return
     partial = pathlib.Path(tempfile.mkdtemp(prefix=".payload-", dir=pathlib.Path(target).parent))
     try:
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(pathlib.Path(source, "ddptrain"), partial / "ddptrain", ignore=unwanted)
         partial.chmod(0o755)
-        with contextlib.suppress(OSError):  # somebody else was quicker
+        with contextlib.suppress(OSError):  # another process was faster
             partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return {}
 
 
-def remove_environments(folder: str, hashes: list[str]) -> Json:
-    """Remove environments; the manifest goes first, so that nothing half removed is ever used."""
+def remove_environments(folder: str, hashes: list[str]) -> None:
+    """Remove environments; the manifest first, so that nothing half removed is ever used."""
     for name in hashes:
         for suffix in (".json", ".tar.zst"):
             pathlib.Path(folder, f"{name}{suffix}").unlink(missing_ok=True)
-    return {}
 
 
 def environments_of(runs: list[str]) -> Json:
-    """Return the hash of the environment that each run in these folders uses, by its folder."""
+    """Return the hash of the environment of each run, by the run's folder."""
     found: dict[str, str] = {}
     for run in runs:
         with contextlib.suppress(OSError, ValueError):
@@ -177,15 +168,12 @@ def environments_of(runs: list[str]) -> Json:
 
 
 def prune_environments(workspace: str, keep: list[str], runs: list[str]) -> Json:
-    """Remove environments that are neither kept, nor used by these runs' folders, nor the newest three of their kind.
+    """Remove environments that are neither in `keep`, nor used by these runs, nor the newest three of their kind.
 
-    The manifest goes first, so that nothing half removed is ever used. Leftovers of a day ago go too.
+    Remove leftovers of more than a day, too.
     """
     folder = pathlib.Path(workspace, "environments")
-    used = set(keep)
-    for run in runs:
-        with contextlib.suppress(OSError, ValueError):
-            used.add(str(read_object(pathlib.Path(run, "job.json")).get("environment")))
+    used = {*keep, *environments_of(runs).values()}
     found: dict[str, list[tuple[str, str]]] = {}
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -194,13 +182,8 @@ def prune_environments(workspace: str, keep: list[str], runs: list[str]) -> Json
                 found.setdefault(f"{manifest['build']} {manifest.get('name', '')}", []).append(
                     (str(manifest["created"]), path.stem)
                 )
-    removed: list[str] = []
-    for made in found.values():
-        for _, name in sorted(made, reverse=True)[3:]:
-            if name not in used:
-                (folder / f"{name}.json").unlink(missing_ok=True)
-                (folder / f"{name}.tar.zst").unlink(missing_ok=True)
-                removed.append(name)
+    removed = [name for made in found.values() for _, name in sorted(made, reverse=True)[3:] if name not in used]
+    remove_environments(str(folder), removed)
     for path in [*folder.glob(".environment-*.tmp"), *folder.glob("*.tar.zst")]:
         with contextlib.suppress(OSError):
             alone = path.name.startswith(".") or not (folder / path.name.replace(".tar.zst", ".json")).exists()
@@ -209,21 +192,28 @@ def prune_environments(workspace: str, keep: list[str], runs: list[str]) -> Json
     return {"removed": removed}
 
 
-def remove_build(build: str) -> Json:
+def remove_build(build: str) -> None:
     """Remove a build's folder."""
     shutil.rmtree(build, ignore_errors=True)
-    return {}
 
 
-def last_step(path: str) -> Json:
-    """Return what pip's log, which may not exist yet, says that pip does now."""
+def last_step(path: str) -> str:
+    """Return pip's current step from its log, which may not exist yet."""
     with contextlib.suppress(OSError):
         for line in reversed(tail(pathlib.Path(path), 65536)):
             if found := re.search(
                 r"\b(Collecting|Downloading|Using cached|Building|Installing|Attempting|Successfully) .*", line
             ):
-                return {"step": found[0]}
-    return {"step": ""}
+                return found[0]
+    return ""
+
+
+def _digest(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with opened(path) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _folders_of_tests(site: pathlib.Path) -> list[pathlib.Path]:
@@ -232,7 +222,7 @@ def _folders_of_tests(site: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _wheels(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return a folder's wheels. Raises RefusedError where there are none, or one is not a plain file."""
+    """List a folder's wheels. Raises RefusedError where there are none, or one is not a plain file."""
     wheels = sorted(folder.glob("*.whl"))
     if strange := [wheel for wheel in wheels if not stat.S_ISREG(wheel.lstat().st_mode)]:
         raise RefusedError(f"{strange[0]} is no plain file; put the wheel itself there")

@@ -1,19 +1,20 @@
-"""The Python environment of all jobs: made once on this host, kept as one archive in the workspace.
+"""The Python environment of all jobs: built once on this host, stored as one archive in the workspace.
 
-What goes in decides its key: the interpreter's version, the machine, the build of torch, the payload and its locked
-requirements, and the wheelhouse where one was named. An environment with the right key is used; another one is made as
-soon as any of these differs.
+Its key is a hash of its inputs: the interpreter's version, the machine, the build of torch, the payload and its locked
+requirements, and the wheelhouse where one is named. An environment with the current key is used; else one is built.
 """
 
 import collections.abc
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import pathlib
 import platform
 import re
 import time
+import typing
 
 from ddp import remedies
 from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
@@ -47,7 +48,7 @@ class Environment:
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """What a user wants in an environment beside what every environment holds."""
+    """A user's own requirements, which an environment holds beside the locked packages."""
 
     name: str
     requirements: tuple[str, ...]  # lines of a requirements.txt
@@ -58,6 +59,7 @@ class Own:
         return hashlib.sha256("\n".join(self.requirements).encode()).hexdigest()
 
 
+T = typing.TypeVar("T")
 NOT_INSTALLED = Environment(
     folders.Manifest(
         key="0" * 16, hash="0" * 16, sha256="0" * 64, size_bytes=1, unpacked_bytes=1, python="3.0",
@@ -85,7 +87,7 @@ class Choice:
 
 
 def install_environment(settings: Settings, params: models.InstallEnvironment, log: Log) -> Results:
-    """Make the environment, or say that it is there."""
+    """Build the environment unless it is stored already, and return its figures."""
     wheels = _wheelhouse(settings, params.wheelhouse, log) if params.wheelhouse else None
     partitions = checks.partitions()
     found = install(settings, partitions, log, build=params.torch, force=params.force, wheels=wheels)
@@ -95,9 +97,9 @@ def install_environment(settings: Settings, params: models.InstallEnvironment, l
 def find(
     settings: Settings, contents: folders.Contents, build: str, *, wheels: Wheelhouse | None = None
 ) -> Environment | None:
-    """Return the newest installed environment that was made from what would go in now, for this build of torch.
+    """Return the newest stored environment with the current key for this build of torch.
 
-    Whether its packages came from an index or a wheelhouse is one, unless these `wheels` are asked for.
+    Its packages may come from an index or any wheelhouse, unless `wheels` names one.
     """
     keys: dict[str, str] = {}
     for manifest in contents.environments:
@@ -126,12 +128,12 @@ def named(settings: Settings, contents: folders.Contents, name: str) -> Environm
 
 
 def installed(settings: Settings, contents: folders.Contents) -> Environment | None:
-    """Return the environment that jobs would use now, without asking what the nodes' drivers say."""
+    """Return the environment that jobs would use now, without a query of the nodes' drivers."""
     return next((found for build in _BUILDS[settings.torch_build] if (found := find(settings, contents, build))), None)
 
 
 def is_current(settings: Settings, manifest: folders.Manifest) -> bool:
-    """Return whether an environment was made from what would go in now."""
+    """Return whether an environment has the current key."""
     return manifest.key == _key(settings, manifest.build, manifest.wheelhouse, manifest.requirements)
 
 
@@ -144,7 +146,7 @@ def ensure(
     contents: folders.Contents | None = None,
     reservation: str | None = None,
 ) -> Environment:
-    """Return the environment that fits the cluster, made now where there is none. `gpus`: the job asks for some."""
+    """Return the environment that fits the cluster, built now where there is none. `gpus`: the job requests GPUs."""
     contents = contents or folders.look(settings)
     checks.trusted(contents)
     wanted = settings.torch_build
@@ -167,7 +169,7 @@ def install(
     reservation: str | None = None,
     own: Own | None = None,
 ) -> Environment:
-    """Make the environment and store its archive; with one there already, only where `force`. Raises TrainerError."""
+    """Build the environment and store its archive; where one is stored, only with `force`. Raises TrainerError."""
     wanted = build or settings.torch_build
     choice = (
         choose_build(settings, partitions, log, reservation=reservation)
@@ -215,24 +217,18 @@ def used_by(settings: Settings, hashes: list[str]) -> list[str]:
 
 
 def prune(settings: Settings, log: Log, *, keep: str) -> None:
-    """Remove archives that no job uses: of each build and name the newest three stay, and those of jobs in the queue.
+    """Remove archives that no job in the queue uses; of each build and name the newest three stay.
 
-    The trainer's are used by everybody's jobs.
+    The trainer's are used by the jobs of all users.
     """
     everybody = settings.folder == settings.workspace and bool(settings.account)
     try:
         known = jobs.jobs(user=None if everybody else settings.user)
     except jobs.SlurmError:
-        return  # not knowing what is in use, remove nothing
-    runs = [
-        str(
-            (settings.folder if job.user == settings.user else settings.workspace / USERS / job.user)
-            / "runs"
-            / job.name
-        )
-        for job in known
-        if job.is_active
-    ]
+        return  # what is in use is not known: remove nothing
+    users = settings.workspace / USERS
+    homes = ((settings.folder if job.user == settings.user else users / job.user, job) for job in known)
+    runs = [str(home / "runs" / job.name) for home, job in homes if job.is_active]
     removed = folders.call(
         settings, archives.prune_environments, timeout_s=120, workspace=str(settings.folder), keep=[keep], runs=runs
     )["removed"]
@@ -274,12 +270,12 @@ def choose_build(
 
 
 def payload_folder(settings: Settings) -> str:
-    """Return where in the workspace the payload lies for containers, which bring torch and numpy themselves."""
+    """Return the folder of the payload for containers, whose images hold torch and numpy."""
     return str(settings.environments / f"payload-{_payload_digest(settings.payload)[:16]}")
 
 
 def store_payload(settings: Settings) -> None:
-    """Put the payload into the workspace, unless it is there."""
+    """Copy the payload to the workspace, unless it is there."""
     folders.call(settings, archives.store_payload, source=str(settings.payload), target=payload_folder(settings))
 
 
@@ -298,20 +294,23 @@ def describe(environment: Environment) -> dict[str, str]:
 
 def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Log, *, own: Own | None) -> Environment:
     began = time.monotonic()
-    payload = settings.payload
-    opened = folders.call(
-        settings, archives.open_cache, base=str(settings.node_cache), store=str(settings.environments)
-    )
-    build = pathlib.Path(opened["folder"])
+    store = str(settings.environments)
+    opened = folders.call(settings, archives.open_cache, base=str(settings.node_cache), store=store)
+    builder = _Builder(settings, pathlib.Path(opened["folder"]), choice.build, wheels, log)
+    folder = opened["folder"]
     try:
         _require_space(settings.node_cache, opened["free_bytes"], _BUILD_BYTES[choice.build])
         _require_space(settings.environments, opened["store_free_bytes"], _STORE_BYTES[choice.build])
-        _install_packages(settings, payload, build, choice.build, log, wheels=wheels)
+        builder.install_packages()
         if own is not None:
-            _install_own(settings, payload, build, choice.build, own=own, log=log, wheels=wheels)
-        size = with_progress(log, "taking out what no run reads", lambda: _finish(settings, build, payload))
-        version = with_progress(log, "checking it", lambda: _check(settings, build))
+            builder.install_own(own)
+        finish = functools.partial(
+            folders.call, settings, archives.finish_environment, timeout_s=600,
+            build=folder, payload=str(settings.payload),
+        )  # fmt: skip
+        size = with_progress(log, "removing what no run reads", finish)
         manifest = {
+            "torch": with_progress(log, "checking it", lambda: _check(settings, pathlib.Path(folder))),
             "key": _key(settings, choice.build, wheels.sha256 if wheels else "", own.sha256 if own else ""),
             "name": own.name if own else "",
             "requirements": own.sha256 if own else "",
@@ -319,26 +318,18 @@ def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Lo
             "unpacked_bytes": size["size_bytes"],
             "files": size["files"],
             "python": _python_version(),
-            "torch": version,
             "build": choice.build,
             "driverless": choice.driverless,
             "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        stored = with_progress(
-            log,
-            f"storing {size['size_bytes'] >> 20} MiB in {settings.environments}",
-            lambda: folders.call(
-                settings,
-                archives.store_environment,
-                timeout_s=3600,
-                build=str(build),
-                folder=str(settings.environments),
-                manifest=manifest,
-            ),
-        )
+        keep = functools.partial(
+            folders.call, settings, archives.store_environment, timeout_s=3600,
+            build=folder, folder=store, manifest=manifest,
+        )  # fmt: skip
+        stored = with_progress(log, f"storing {size['size_bytes'] >> 20} MiB in {store}", keep)
     finally:
-        folders.call(settings, archives.remove_build, timeout_s=300, build=str(build))
-    made = folders.Manifest.model_validate({**stored, "folder": str(settings.environments)})
+        folders.call(settings, archives.remove_build, timeout_s=300, build=folder)
+    made = folders.Manifest.model_validate({**stored, "folder": store})
     prune(settings, log, keep=made.hash)
     log(f"environment {made.hash} is stored: {made.size_bytes >> 20} MiB, {time.monotonic() - began:.0f} s in all")
     return Environment(made, made.archive)
@@ -355,17 +346,13 @@ def _noted(settings: Settings, found: Environment) -> Environment:
 
 
 def _wheelhouse(settings: Settings, path: str, log: Log) -> Wheelhouse:
-    """Return what a person put there. Raises ParameterError."""
+    """Return the wheelhouse at a path. Raises ParameterError."""
     checks.check_inside(settings, "wheelhouse", path, kinds=("file", "folder"))
     is_file = folders.locate(settings, path).kind == "file"
     if is_file and not path.endswith((".tar", ".tar.zst", ".zip")):
         raise ParameterError("wheelhouse", f"{path} is no folder, and no .tar, .tar.zst or .zip")
-    return Wheelhouse(
-        path,
-        with_progress(
-            log, f"reading {path}", lambda: _of_wheels(settings, archives.digest_wheelhouse, path=path)["sha256"]
-        ),
-    )
+    digest = functools.partial(_of_wheels, settings, archives.digest_wheelhouse, path=path)
+    return Wheelhouse(path, with_progress(log, f"reading {path}", digest))
 
 
 def _attached(settings: Settings, log: Log) -> Wheelhouse | None:
@@ -381,10 +368,8 @@ def _attached(settings: Settings, log: Log) -> Wheelhouse | None:
     return Wheelhouse(str(attached), with_progress(log, "reading the attached wheelhouse", digest))
 
 
-def _of_wheels(
-    settings: Settings, operation: collections.abc.Callable[..., folders.Json], **arguments: object
-) -> folders.Json:
-    """Ask about a wheelhouse. Raises ParameterError where it cannot be."""
+def _of_wheels(settings: Settings, operation: collections.abc.Callable[..., T], **arguments: object) -> T:
+    """Do an operation on a wheelhouse. Raises ParameterError where it is refused."""
     try:
         return folders.call(settings, operation, timeout_s=3600, **arguments)
     except folders.HangingError:
@@ -393,91 +378,79 @@ def _of_wheels(
         raise ParameterError("wheelhouse", str(e)) from e
 
 
-def _install_packages(
-    settings: Settings, payload: pathlib.Path, build: pathlib.Path, kind: str, log: Log, *, wheels: Wheelhouse | None
-) -> None:
-    with_progress(
-        log,
-        "making a virtual environment",
-        lambda: _run(folders.PYTHON, "-m", "venv", build / "env"),
-    )
-    pip = _pip(build)
+class _Builder:
+    """A folder in which an environment is made."""
 
-    if wheels is not None:
-        opened = with_progress(
-            log,
-            f"opening {wheels.path}",
-            lambda: _of_wheels(settings, archives.open_wheelhouse, path=wheels.path, target=str(build / "wheels")),
-        )
-        log(f"{opened['wheels']} wheels are there; no package index is asked")
-        pip = (*pip, "--no-index", f"--find-links={opened['folder']}", "--only-binary=:all:")
+    def __init__(
+        self, settings: Settings, folder: pathlib.Path, kind: str, wheels: Wheelhouse | None, log: Log
+    ) -> None:
+        self._settings, self._folder, self._wheels, self._log = settings, folder, wheels, log
+        self._is_cuda = kind == "cuda"
+        self._python = folder / "env" / "bin" / "python"
+        self._offline: tuple[str, ...] = ()  # pip's options where all packages come from a wheelhouse
+        self._index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index and not wheels else ()
 
-    def install(text: str, *arguments: str | pathlib.Path) -> None:
-        with_progress(log, text, lambda: _run(*pip, *arguments), lambda: _last_step(settings, build / "pip.log"))
-
-    install("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
-    for extra in settings.extras:
-        install(f"installing {_EXTRAS[extra]}", "--require-hashes", "-r", payload / extra / "requirements.txt")
-    index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
-    if wheels is not None:
-        install(f"installing torch {TORCH} for {kind.upper()}", f"torch=={TORCH}" + ("+cpu" if kind == "cpu" else ""))
-        return
-    if kind == "cuda":
-        install(f"installing torch {TORCH} for CUDA", *index, f"torch=={TORCH}")
-        return
-    try:
-        install(f"installing torch {TORCH}+cpu", *index, f"torch=={TORCH}+cpu")
-    except TrainerError as e:
-        if "No matching distribution" not in str(e) and "Could not find a version" not in str(e):
-            raise
-        text = f"installing torch {TORCH}+cpu from PyTorch's own index, as no other offers it"
+    def install_packages(self) -> None:
+        """Install the locked packages and torch. Raises TrainerError."""
+        argv = (folders.PYTHON, "-m", "venv", self._folder / "env")
+        with_progress(self._log, "making a virtual environment", lambda: _run(*argv))
+        if self._wheels is not None:
+            self._open(self._wheels)
+        payload = self._settings.payload
+        self._pip("installing the locked packages", "--require-hashes", "-r", payload / "requirements.txt")
+        for extra in self._settings.extras:
+            self._pip(f"installing {_EXTRAS[extra]}", "--require-hashes", "-r", payload / extra / "requirements.txt")
+        if self._is_cuda or self._wheels is not None:
+            self._pip(f"installing torch {TORCH} for {'CUDA' if self._is_cuda else 'CPU'}", *self._index, self._torch)
+            return
         try:
-            install(text, "--no-deps", f"--index-url={CPU_INDEX}", f"torch=={TORCH}+cpu")
-        except TrainerError:
-            raise TrainerError(
-                f"no index offers torch {TORCH}+cpu, PyTorch's own included: set torch-index to one that does, "
-                "or torch-build=cuda for the build that CUDA needs"
-            ) from e
+            self._pip(f"installing torch {TORCH}+cpu", *self._index, self._torch)
+        except TrainerError as e:
+            if "No matching distribution" not in str(e) and "Could not find a version" not in str(e):
+                raise
+            text = f"installing torch {TORCH}+cpu from PyTorch's own index, as no other offers it"
+            try:
+                self._pip(text, "--no-deps", f"--index-url={CPU_INDEX}", self._torch)
+            except TrainerError:
+                raise TrainerError(
+                    f"no index offers torch {TORCH}+cpu, PyTorch's own included: set torch-index to one that does, "
+                    "or torch-build=cuda for the build that CUDA needs"
+                ) from e
 
-
-def _install_own(
-    settings: Settings,
-    payload: pathlib.Path,
-    build: pathlib.Path,
-    kind: str,
-    *,
-    own: Own,
-    log: Log,
-    wheels: Wheelhouse | None,
-) -> None:
-    """Install a user's requirements beside the locked packages, whose versions stay. Raises ParameterError."""
-    locked = "".join((payload / folder / "requirements.txt").read_text() for folder in ("", *settings.extras))
-    pins = [*re.findall(r"^[A-Za-z0-9._-]+==[^\s;\\]+", locked, re.MULTILINE)]
-    pins.append(f"torch=={TORCH}" + ("+cpu" if kind == "cpu" else ""))
-    (build / "constraints.txt").write_text("\n".join(pins) + "\n")
-    (build / "own.txt").write_text("\n".join(own.requirements) + "\n")
-    index = (f"--extra-index-url={settings.torch_index}",) if settings.torch_index else ()
-    if wheels is not None:
-        index = ("--no-index", f"--find-links={build / 'wheels'}", "--only-binary=:all:")
-    argv = (*_pip(build), *index, "-r", build / "own.txt", "-c", build / "constraints.txt")
-    try:
+    def install_own(self, own: Own) -> None:
+        """Install a user's requirements beside the locked packages, whose versions stay. Raises ParameterError."""
+        payload = self._settings.payload
+        locked = "".join((payload / extra / "requirements.txt").read_text() for extra in ("", *self._settings.extras))
+        pins = [*re.findall(r"^[A-Za-z0-9._-]+==[^\s;\\]+", locked, re.MULTILINE), self._torch]
+        wanted, constraints = self._folder / "own.txt", self._folder / "constraints.txt"
+        constraints.write_text("\n".join(pins) + "\n")
+        wanted.write_text("\n".join(own.requirements) + "\n")
         text = f"installing {len(own.requirements)} requirements of {own.name}"
-        with_progress(log, text, lambda: _run(*argv), lambda: _last_step(settings, build / "pip.log"))
-    except ParameterError:
-        raise
-    except TrainerError as e:
-        raise ParameterError("requirements", str(e)) from e
+        try:
+            self._pip(text, *self._index, "-r", wanted, "-c", constraints)
+        except ParameterError:
+            raise
+        except TrainerError as e:
+            raise ParameterError("requirements", str(e)) from e
 
+    @property
+    def _torch(self) -> str:
+        return f"torch=={TORCH}" + ("" if self._is_cuda else "+cpu")
 
-def _pip(build: pathlib.Path) -> tuple[str | pathlib.Path, ...]:
-    """Return the beginning of pip's command line, in the environment that is being made."""
-    python = build / "env" / "bin" / "python"
-    quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", f"--log={build / 'pip.log'}")
-    return (python, "-m", "pip", "install", *quiet)
+    def _open(self, wheels: Wheelhouse) -> None:
+        target = str(self._folder / "wheels")
+        unpack = functools.partial(
+            _of_wheels, self._settings, archives.open_wheelhouse, path=wheels.path, target=target
+        )
+        opened = with_progress(self._log, f"opening {wheels.path}", unpack)
+        self._log(f"{opened['wheels']} wheels are there; no package index is used")
+        self._offline = ("--no-index", f"--find-links={opened['folder']}", "--only-binary=:all:")
 
-
-def _finish(settings: Settings, build: pathlib.Path, payload: pathlib.Path) -> folders.Json:
-    return folders.call(settings, archives.finish_environment, timeout_s=600, build=str(build), payload=str(payload))
+    def _pip(self, text: str, *arguments: str | pathlib.Path) -> None:
+        log = self._folder / "pip.log"
+        quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", f"--log={log}")
+        argv = (self._python, "-m", "pip", "install", *quiet, *self._offline, *arguments)
+        with_progress(self._log, text, lambda: _run(*argv), lambda: _last_step(self._settings, log))
 
 
 def _check(settings: Settings, build: pathlib.Path) -> str:
@@ -488,7 +461,7 @@ def _check(settings: Settings, build: pathlib.Path) -> str:
 
 
 def _key(settings: Settings, build: str, wheelhouse: str = "", requirements: str = "") -> str:
-    """Return what the environment that would be made now is known by."""
+    """Return the key: a hash of all inputs."""
     torch = TORCH if build == "cuda" else f"{TORCH}+cpu"
     inputs = [_FORMAT, _python_version(), platform.machine(), torch, _payload_digest(settings.payload)]
     inputs += settings.extras
@@ -528,7 +501,7 @@ def _require_space(folder: pathlib.Path, free: int, needed: int) -> None:
 
 def _last_step(settings: Settings, path: pathlib.Path) -> str:
     try:
-        return one_line(folders.call(settings, archives.last_step, timeout_s=3, path=str(path))["step"], 100)
+        return one_line(folders.call(settings, archives.last_step, timeout_s=3, path=str(path)), 100)
     except folders.WorkspaceError:
         return ""
 
@@ -548,9 +521,9 @@ def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
 
 
 def _cause(e: CommandError) -> str:
-    """Return the command's own reason: pip names it in lines that begin with ERROR."""
-    told = [line.removeprefix("ERROR:").strip() for line in e.stderr.splitlines() if line.startswith("ERROR:")]
-    return "; ".join(dict.fromkeys(told[-2:])) if told else str(e)
+    """Return the command's own reason: pip prints it in lines that begin with ERROR."""
+    reasons = [line.removeprefix("ERROR:").strip() for line in e.stderr.splitlines() if line.startswith("ERROR:")]
+    return "; ".join(dict.fromkeys(reasons[-2:])) if reasons else str(e)
 
 
 def _what(argv: tuple[str | pathlib.Path, ...]) -> str:

@@ -1,4 +1,4 @@
-"""A user's own environments: what every environment holds, and the user's requirements on top, under a name."""
+"""A user's own environments: the locked packages and the user's requirements, under a name."""
 
 import pathlib
 import re
@@ -16,14 +16,14 @@ MAX_BYTES = 1 << 20  # of a file with requirements
 
 
 def create(settings: Settings, params: models.CreateEnvironment, log: Log) -> Results:
-    """Make an environment and store it, unless one of this name and with these requirements is there."""
+    """Build an environment and store it, unless one of this name with these requirements is stored."""
     own = environments.Own(params.name, read(pathlib.Path(params.requirements)))
     made = environments.install(settings, checks.partitions(), log, build=params.torch, force=params.force, own=own)
     return {"name": params.name, **environments.describe(made)}
 
 
 def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Results:
-    """Return the environments that this user's jobs can use, the newest first."""
+    """List the environments that this user's jobs can use, the newest first."""
     contents = folders.look(settings)
     rows = [["NAME", "HASH", "TORCH", "PYTHON", "SIZE", "OWNER", "CREATED"]]
     for manifest in contents.environments:
@@ -36,7 +36,7 @@ def list_all(settings: Settings, _: models.ListEnvironments, __: Log) -> Results
 
 
 def show(settings: Settings, params: models.OneEnvironment, _: Log) -> Results:
-    """Return what an environment is made of."""
+    """Return the figures of an environment."""
     found = _own(settings, params.name)[0]
     return {"name": params.name, **environments.describe(environments.Environment(found, found.archive))}
 
@@ -65,7 +65,7 @@ def _own(settings: Settings, name: str) -> list[folders.Manifest]:
 
 
 def read(path: pathlib.Path) -> tuple[str, ...]:
-    """Return the requirements in a requirements.txt, or those of the project in a pyproject.toml.
+    """Read the requirements in a requirements.txt, or those of the project in a pyproject.toml.
 
     Raises ParameterError where the file cannot be read, names none, or names files beside it.
     """

@@ -5,28 +5,28 @@ import sys
 
 
 def main() -> int:
-    """Run the part that the command line names; each imports only what it needs, for it delays every job."""
+    """Run the part that the command line names; it imports only its own modules: imports delay every job."""
     part, name, *words = sys.argv[1:]
     folder = os.path.dirname(os.path.abspath(__file__))
     path = os.path.join(folder, name)
     if part == "job":
         from ddp.node import supervisor
 
-        _look_only_here(folder)
+        _drop_from_path(folder)
         return supervisor.main(path)
     if part == "prepare":
         from ddp.node import prepare
 
-        _look_only_here(folder)
+        _drop_from_path(folder)
         return prepare.main(path)
     from ddp.node import node
 
-    _look_only_here(folder)
+    _drop_from_path(folder)
     return node.main_rank(path, words) if part == "rank" else node.main(path, words)
 
 
-def _look_only_here(folder: str) -> None:
-    """Import from this host's disk alone from now on: the filesystem that the program lies on may go away."""
+def _drop_from_path(folder: str) -> None:
+    """Import from this host's disk alone from now on: the program's own filesystem may fail."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
 
 

@@ -1,6 +1,6 @@
 """The Python environment, unpacked once on each node's own disk from an archive on the shared filesystem.
 
-A job holds a shared lock on the environment it uses, for as long as it runs; unpacking and removing need it alone.
+A job holds a shared lock on its environment for as long as it runs; unpacking and removal take it exclusively.
 """
 
 import collections.abc
@@ -13,7 +13,7 @@ import time
 from ddp.node import ownership, spec, spool
 
 LOCK_S = 1800.0
-OLD_S = 14 * 86400.0  # an environment that no job has used for so long is removed
+OLD_S = 14 * 86400.0  # an environment unused for this long is removed
 ROOM_BYTES = 256 << 20  # what must stay free beside it
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -23,7 +23,7 @@ class UnusableError(Exception):
 
 
 def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
-    """Return the environment's interpreter, and the open lock that keeps it there. Raises UnusableError."""
+    """Return the environment's interpreter, and the open lock that prevents its removal. Raises UnusableError."""
     name = os.path.basename(wanted.archive).removesuffix(".tar.zst")
     home = f"{wanted.cache}/{name}"
     try:
@@ -34,7 +34,7 @@ def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
     except OSError as e:
         raise UnusableError(f"{wanted.cache} cannot be made: {e.strerror}") from e
     lock = os.open(f"{home}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    os.set_inheritable(lock, True)  # the ranks hold it, too
+    os.set_inheritable(lock, True)  # by the ranks, too
     _acquire(lock, fcntl.LOCK_SH, f"another job has been unpacking {name} for 30 minutes")
     marker = _marker(wanted)
     while not _is_complete(home, marker):
@@ -60,7 +60,7 @@ def _account() -> str:
 
 
 def _version(python: str) -> str:
-    """Return the version of the interpreter that the environment links to, by its name where that has it."""
+    """Return the version of the interpreter that the environment links to, from its name where that holds it."""
     found = os.path.basename(os.path.realpath(python)).removeprefix("python")
     if found.startswith("3.") and found[2:].isdecimal() and os.access(python, os.X_OK):
         return found
@@ -72,7 +72,7 @@ def _version(python: str) -> str:
 
 
 def _marker(wanted: spec.Environment) -> str:
-    """Return what says that an environment is complete: what was unpacked before a boot may not be on the disk."""
+    """Return the mark of a complete environment. It holds the boot: files unpacked before a crash may be lost."""
     boot = ""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         boot = file.read().strip()
@@ -85,14 +85,14 @@ def _is_complete(home: str, marker: str) -> bool:
     return False
 
 
-def _acquire(lock: int, kind: int, complaint: str) -> None:
+def _acquire(lock: int, kind: int, reason: str) -> None:
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise UnusableError(complaint) from None
+                raise UnusableError(reason) from None
             time.sleep(0.1)
         else:
             return
@@ -141,7 +141,7 @@ def _unpack(wanted: spec.Environment, name: str, home: str, marker: str, host: s
 
 
 def _open(wanted: spec.Environment) -> int:
-    """Return the archive, open, which only trusted accounts can have put there."""
+    """Open the archive; only trusted accounts may own it."""
     trusted = frozenset({0, os.geteuid(), *wanted.trusted_uids})
     return ownership.open_trusted(os.path.realpath(wanted.archive), trusted)
 
@@ -160,7 +160,7 @@ def _digest(archive: int, path: str) -> str:
 
 
 def _extract(archive: int, folder: str) -> bool:
-    """Unpack the open archive into a folder, and return whether that succeeded."""
+    """Unpack the open archive into a folder; return whether that succeeded."""
     import shutil
 
     os.lseek(archive, 0, os.SEEK_SET)
@@ -185,7 +185,7 @@ def _extract(archive: int, folder: str) -> bool:
 
 
 def _remove_old(cache: str, but: str) -> None:
-    """Remove environments that no job has used for long and that none holds now."""
+    """Remove environments that no job has used for OLD_S and none uses now."""
     import shutil
 
     for entry in os.listdir(cache):
@@ -205,9 +205,10 @@ def _remove_old(cache: str, but: str) -> None:
 
 
 def _decompressed(archive: int) -> collections.abc.Iterator[bytes]:
-    """Yield what a zstd archive holds, through libzstd, which dpkg and systemd need; for nodes without the program.
+    """Decompress a zstd archive with libzstd, for nodes without the program; dpkg and systemd depend on the library.
 
-    Raises ValueError where it is none, or is cut short. The calls are those of zstd.h, "Streaming decompression".
+    Raises ValueError for another format, or a truncated archive. The calls are those of zstd.h, "Streaming
+    decompression".
     """
     import ctypes
 
@@ -233,4 +234,4 @@ def _decompressed(archive: int) -> collections.abc.Iterator[bytes]:
             if given.position == given.size and taken.position < len(room):
                 break
     if left:
-        raise ValueError("the archive is cut short")
+        raise ValueError("the archive is truncated")

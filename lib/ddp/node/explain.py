@@ -1,8 +1,7 @@
-"""What a run's files say, above all why an attempt failed.
+"""Find why an attempt failed, from the files of its run.
 
-First come the ranks' error files (TORCHELASTIC_ERROR_FILE, which `@record` of torch.distributed.elastic and the payload
-write) and the payload's outcome; logs are searched for kills, hangs and scripts without them. Imports nothing of the
-package: the trainer runs this text as the submit user, too.
+The ranks' error files (TORCHELASTIC_ERROR_FILE, written by `@record` of torch.distributed.elastic and by the payload)
+and the payload's outcome come first; logs are searched for kills, hangs and scripts without them.
 """
 
 import collections.abc
@@ -32,22 +31,22 @@ TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"
     r"|^\s*what\(\): "
 )
-# What accuses the machine rather than the program: CUDA's and NCCL's words for broken devices and links
-# (driver_types.h, nccl.h), and those of a filesystem that went away (errno.h).
+# Faults of the machine rather than the program: errors of CUDA and NCCL for broken devices and links (driver_types.h,
+# nccl.h), and SIGBUS.
 _BAD_NODE = re.compile(
     r"uncorrectable (ECC|NVLink) error|CUDA error: (device not ready|hardware|an uncorrectable)|fallen off the bus|Xid"
     r"|no CUDA-capable device|CUDA-capable device\(s\) is/are busy|CUDA driver (version|initialization)|NVML"
     r"|ncclSystemError|unhandled system error|Bus error|SIGBUS",
     re.IGNORECASE,
 )
-# What accuses a filesystem (errno.h): its client died, was started again, or its server is away.
+# Faults of a filesystem (errno.h): its client died or was restarted, or its server is not available.
 _BAD_FILESYSTEM = re.compile(r"Stale file handle|Transport endpoint is not connected|Input/output error")
 _ANY_OSERROR = re.compile(r"\[Errno \d+\]|OSError|Bus error|SIGBUS|signal 7 ")
 _QUOTED_PATH = re.compile(r"['\"](/[^'\"]*)['\"]")
 _GONE = re.compile(
     r"(?:\d+: )?\[ENV\] (\S+): (?:output cannot be written|\S+ does not respond) \(([^)]*)\)"
-)  # of spool.py, storage.py and what starts the program on a node
-# What accuses the network, where nobody else failed: gloo's, NCCL's and errno.h's words.
+)  # printed by spool.py, storage.py and supervisor.py's _START
+# Faults of the network, where no rank failed by itself: errors of gloo, NCCL and errno.h.
 _CUT = re.compile(
     r"[Cc]onnection (closed|reset|timed out)|Broken pipe|remote process exited|No route to host|Network is unreachable"
 )
@@ -59,29 +58,30 @@ _RAN_OUT = re.compile(
 _NO_MEMORY = "killed: it took more memory than the job has; submit it with a larger memory"
 _KILLERS = {"Killed": 9, "Segmentation fault": 11, "Bus error": 7, "Aborted": 6}  # strsignal(3), as srun prints it
 _COMPLAINT = re.compile(r"(?:\d+: )?\[FATAL\] (\S+): (.*)")  # of node.py and what it starts, before any rank
-_LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent, all of whose ranks had ended well
+_LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent whose ranks all exited with 0
 _OF_LAUNCHER = (
     b"[ENV] job=", b"[ENV] node=", b"[FATAL] ", b"srun: error: ", b"failed (exitcode: ", b"Error waiting on exit ",
 )  # fmt: skip
-_DID_NOT_COME = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
-_WAITED_IN_VAIN = re.compile(
+_NEVER_JOINED = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
+_TIMED_OUT = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
 )  # torch's TCPStore (2.0 to 2.13), and the payload around it
 _OURS = re.compile(
     r"srun: |slurmstepd(-\S+)?: |\[[\dT:.-]+\] error: \*\*\* (JOB|STEP) "
     r"|\[(RESULT|ENV|PREEMPT|REQUEUE|RESTART|FAILED)\]"
 )  # 26.05 writes a time instead of slurmstepd
-# Python's, also within an exception group, and C++'s, which ends the process by SIGABRT: NCCL's watchdog speaks so, and
-# then of where it was thrown.
+# Exceptions of Python, also within an exception group, and of C++, which end the process by SIGABRT, as NCCL's watchdog
+# does; it then prints where they were thrown.
 _REASON = re.compile(r"(\s*\| )?[\w.]*(Error|Exception|Interrupt|Exit)\b(?! raised from )|\s*what\(\): ")
-_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch writes it before each line of an exception once a process group is there
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of an exception's lines within a process group
 _CRASH = "Fatal Python error: "  # of faulthandler, with the stack behind it, the innermost call first
 
 
 def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[str, str, str]:
-    """Return for a job's script whose fault an attempt's failure is, on which node ("-"), and the words that say so.
+    """Classify an attempt's failure; return its kind, the node at fault ("-": none), and the line that proves it.
 
-    `mistake`: it would fail again. `node`: it may work elsewhere. `program`: it may work again.
+    `mistake`: it would fail again. `node`: another node may work. `program`: another attempt may work. `filesystem` and
+    `network`: no fault of the program.
     """
     folder = pathlib.Path(run_dir)
     with contextlib.suppress(OSError, ValueError):
@@ -99,26 +99,27 @@ def blame(run_dir: str, job_id: str, attempt: str, hosts: list[str]) -> tuple[st
     failure = first_failure(folder, int(job_id), 20)
     ranks, absent = absentees(folder, int(job_id), failure["lines"], hosts)
     if len(absent) == 1 < len(hosts):
-        return "node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:16]))} did not come"
+        numbers = ", ".join(map(str, ranks[:16]))
+        return "node", absent[0], f"rank{'s' if len(ranks) > 1 else ''} {numbers} never joined the rendezvous"
     number: int | None = failure["node"]
     node = hosts[number] if number is not None and number < len(hosts) else "-"
     words = str(failure["lines"][-1]) if failure["lines"] else ""
     if found := _filesystem_fault(folder, merged, failure):
-        host, said = found
-        return "filesystem", host if host in hosts else node, said
+        host, reason = found
+        return "filesystem", host if host in hosts else node, reason
     if any(_BAD_NODE.search(line) for line in failure["lines"]) and node != "-":
         return "node", node, words
     if failure["peer"]:
-        silent = [host for number, host in enumerate(hosts) if number not in failure["told"]]
-        if len(silent) == 1 and len(hosts) > 1:
-            return "node", silent[0], f"it stopped responding; the others report: {words}"
-        if not silent and len(hosts) > 1 and _CUT.search(words):
+        missing = [host for number, host in enumerate(hosts) if number not in failure["reporting"]]
+        if len(missing) == 1 and len(hosts) > 1:
+            return "node", missing[0], f"it stopped responding; the others report: {words}"
+        if not missing and len(hosts) > 1 and _CUT.search(words):
             return "network", "-", f"the nodes lost their connections, and no rank failed by itself: {words}"
     return "program", node, words
 
 
 def _filesystem_fault(folder: pathlib.Path, merged: list[str], failure: Json) -> tuple[str, str] | None:
-    """Return the node ("-") and the words of a failure that is the shared filesystem's; None where it is not."""
+    """Return the node ("-": unknown) and the reason of a fault of the shared filesystem; None where it is none."""
     gone = {found[1]: found[2] for line in merged if (found := _GONE.match(line))}
     host, reason = next(iter(gone.items()), ("-", ""))
     lines = [str(line) for line in failure["lines"]]
@@ -137,10 +138,10 @@ def _filesystem_fault(folder: pathlib.Path, merged: list[str], failure: Json) ->
 def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
     """Return the rank that failed first in a job's last attempt, its node's number and its last lines.
 
-    A rank that only tells of a peer it lost (`peer`) comes after one that tells of a failure of its own, and after one
-    that left without such words, as with `sys.exit("why")`; among equals the one that fell silent first is taken.
-    Where the launcher saw others leave, but none of those that tell of a failure, they tell of an exception that they
-    lived on with. `told` are the nodes that tell anything.
+    A rank that only reports a lost peer (`peer`) counts less than one that reports an error of its own, and than one
+    that exited with no error, as with `sys.exit("why")`; among equals the earliest counts. Where the launcher reports
+    that ranks exited, but none of those with an error, these errors did not end their ranks. `reporting` are the
+    numbers of the nodes with any error.
     """
     if (noted := _noted(folder, job_id)) is not None:
         return noted
@@ -163,48 +164,48 @@ def first_failure(folder: pathlib.Path, job_id: int, lines: int) -> Json:
             quiet.setdefault(log["rank"], []).extend(text)
     merged = _last_attempt(_merged_log(folder, job_id))
     own = {suspect["rank"] for lost_a_peer, _, suspect in suspects if not lost_a_peer}
-    told = sorted({suspect["node"] for _, _, suspect in suspects})
-    # TERM is how the agent ends the others; who aborts has said why, if anything.
+    reporting = sorted({suspect["node"] for _, _, suspect in suspects})
+    # The agent ends the others by TERM; a rank that aborts has printed the reason before, if any.
     own_end = (signal.SIGTERM, signal.SIGABRT) if suspects else (signal.SIGTERM,)
-    telling_ranks = {suspect["rank"] for _, _, suspect in suspects}
-    left = _exited(folder, merged, telling_ranks | quiet.keys())
+    failed_ranks = {suspect["rank"] for _, _, suspect in suspects}
+    left = _exited(folder, merged, failed_ranks | quiet.keys())
     is_clear = bool(own & {rank for rank, _, _ in left})
     if not is_clear and (killed := _killed(folder, merged, own_end)):
         mine = [suspect["lines"] for _, _, suspect in suspects if suspect["rank"] == killed["rank"]]
         crashes = [lines for lines in mine if lines[-1].startswith(_CRASH)]
-        return {**killed, "lines": [*crashes, killed["lines"]][0], "peer": False, "told": told}
+        return {**killed, "lines": [*crashes, killed["lines"]][0], "peer": False, "reporting": reporting}
     text = [re.sub(r"^\d+: ", "", line) for line in merged if line.strip()]
-    telling = [line for line in text if not _OURS.match(line)]
-    if not (suspects or telling):
-        left = _exited(folder, merged, range(1 << 30))  # whatever left is all there is
+    others = [line for line in text if not _OURS.match(line)]
+    if not (suspects or others):
+        left = _exited(folder, merged, range(1 << 30))  # no rank printed anything
     for rank, node, code in () if is_clear else left:
-        if rank not in telling_ranks:
-            said = quiet.get(rank, [])[-lines:] or [f"ended with exit code {code} and without a word"]
-            return {"rank": rank, "node": node, "lines": said, "peer": False, "told": sorted({*told, node})}
+        if rank not in failed_ranks:
+            last = quiet.get(rank, [])[-lines:] or [f"exited with code {code} and no error output"]
+            return {"rank": rank, "node": node, "lines": last, "peer": False, "reporting": sorted({*reporting, node})}
     if suspects and not own and (early := next((found for line in merged if (found := _LEFT_EARLY.match(line))), None)):
         node = int(early[1])
-        said = "left with exit code 0 while others went on; do all ranks get the same number of batches?"
+        last = ["exited with code 0 while others went on; do all ranks get the same number of batches?"]
         rank = node * _per_node(folder)
-        return {"rank": rank, "node": node, "lines": [said], "peer": False, "told": sorted({*told, node})}
+        return {"rank": rank, "node": node, "lines": last, "peer": False, "reporting": sorted({*reporting, node})}
     if suspects:
-        return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "told": told}
-    return {"rank": None, "node": None, "lines": _gist(telling or text, lines), "peer": False, "told": told}
+        return {**min(suspects, key=lambda suspect: suspect[:2])[2], "peer": not own, "reporting": reporting}
+    return {"rank": None, "node": None, "lines": _gist(others or text, lines), "peer": False, "reporting": reporting}
 
 
 def _noted(folder: pathlib.Path, job_id: int) -> Json | None:
-    """Return what the job itself noted of its last attempt, where that is a fault that the ranks' words do not show."""
+    """Return the fault of filesystem or network that the job itself recorded of its last attempt."""
     with contextlib.suppress(OSError):
         last = tail(folder / "control" / f"{int(job_id)}.failures", 65536)[-1:]
         _, attempt, kind, _, words = last[0].split("\t") if last and last[0].count("\t") == 4 else ("",) * 5
         if kind in ("filesystem", "network"):
             merged = _last_attempt(_merged_log(folder, job_id))
             if merged and f" attempt={attempt} " in merged[0]:
-                return {"rank": None, "node": None, "lines": [words], "peer": False, "told": []}
+                return {"rank": None, "node": None, "lines": [words], "peer": False, "reporting": []}
     return None
 
 
 def _error_files(folder: pathlib.Path, job_id: int) -> list[Json]:
-    """Return the errors that ranks of the last attempt left: rank, node, time, message, and its text with the stack.
+    """Return the error files of the last attempt: rank, node, time, message, and its text with the stack.
 
     The format is torch/distributed/elastic/multiprocessing/errors/error_handler.py's, since torch 1.9.
     """
@@ -214,8 +215,8 @@ def _error_files(folder: pathlib.Path, job_id: int) -> list[Json]:
         for path in itertools.islice(attempt.glob("node-*/*/attempt_*/*/error.json"), MAX_RANK_LOGS):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 node, local = int(path.parents[3].name.removeprefix("node-")), int(path.parent.name)
-                told = read_object(path)["message"]
-                about = typing.cast(Json, told) if isinstance(told, dict) else {"message": told}
+                held = read_object(path)["message"]
+                about = typing.cast(Json, held) if isinstance(held, dict) else {"message": held}
                 more: Json = about.get("extraInfo") or {}
                 message = str(about["message"])
                 text = str(more.get("py_callstack") or message).splitlines()
@@ -227,31 +228,31 @@ def _error_files(folder: pathlib.Path, job_id: int) -> list[Json]:
 
 
 def absentees(folder: pathlib.Path, job_id: int, lines: list[str], hosts: list[str]) -> tuple[list[int], list[str]]:
-    """Return the ranks that never came to where all meet, and their nodes; none where that is not why it failed.
+    """Return the ranks that never joined the rendezvous, and their nodes; none where that is not why it failed.
 
-    The payload names them. A script's own meeting only says that it waited in vain: then the nodes are meant that never
-    got so far as to start ranks.
+    The payload names the ranks. torch's rendezvous only reports a timeout: then they are those of the nodes that
+    started no rank.
     """
     text = "\n".join(lines)
     per_node = _per_node(folder)
     ranks: list[int] = []
-    if found := _DID_NOT_COME.search(text):
+    if found := _NEVER_JOINED.search(text):
         ranks = [int(number) for number in re.findall(r"\d+", found[1])]
     elif "rank 0 published no address" in text:
         ranks = [0]
-    elif _WAITED_IN_VAIN.search(text):
+    elif _TIMED_OUT.search(text):
         lines_now = _last_attempt(_merged_log(folder, job_id))
-        came = {found[1] for line in lines_now if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
-        late = [number for number, host in enumerate(hosts) if came and host not in came]
-        ranks = [rank for number in late for rank in range(number * per_node, (number + 1) * per_node)]
+        started = {found[1] for line in lines_now if (found := re.match(r"(?:\d+: )?\[ENV\] node=(\S+) ", line))}
+        absent = [number for number, host in enumerate(hosts) if started and host not in started]
+        ranks = [rank for number in absent for rank in range(number * per_node, (number + 1) * per_node)]
     numbers = sorted({rank // per_node for rank in ranks})
     return ranks, [hosts[number] for number in numbers if number < len(hosts)]
 
 
 def _merged_log(folder: pathlib.Path, job_id: int) -> list[str]:
-    """Return the last lines of a job's log, behind those before them in which the job itself and its launcher speak.
+    """Return the last lines of a job's log, after the earlier lines of the job itself and its launcher.
 
-    A rank that prints much goes on with it after another one has failed, and so is between that and the log's end.
+    A rank that prints much goes on after another one has failed, so its output lies between that and the log's end.
     """
     path = folder / "logs" / f"{int(job_id)}.out"
     with contextlib.suppress(OSError):
@@ -278,15 +279,15 @@ def _last_attempt(merged: list[str]) -> list[str]:
 
 
 def _of_attempt(merged: list[str], attempt: str) -> list[str]:
-    """Return a log's lines from where the attempt begins."""
+    """Return a log's lines from the beginning of an attempt."""
     begins = [i for i, line in enumerate(merged) if line.startswith("[ENV] job=") and f" attempt={attempt} " in line]
     return merged[begins[-1] :] if begins else merged
 
 
 def _gist(text: list[str], lines: int) -> list[str]:
-    """Return the lines that say why: up to the last `[FATAL]`, exception or crash, without what came after it.
+    """Return the lines up to the last `[FATAL]`, exception or crash, without those after it.
 
-    The last line has all that the message says: what is indented below it, too, and where a crash was.
+    The last line holds the whole message: with the indented lines below it, or the place of a crash.
     """
     text = [line for line in text if _RANK.sub("", line, count=1).strip()]
     bare = [_RANK.sub("", line, count=1) for line in text]
@@ -299,7 +300,7 @@ def _gist(text: list[str], lines: int) -> list[str]:
             reason, is_raising = index, False
         elif line.startswith(_CRASH):
             crash = index
-    if crash > reason and (reason < 0 or not bare[crash].startswith(f"{_CRASH}Aborted")):  # who aborts has said why
+    if crash > reason and (reason < 0 or not bare[crash].startswith(f"{_CRASH}Aborted")):  # an abort follows its reason
         at = next((index for index in range(crash, len(bare)) if bare[index].startswith("Current thread")), len(bare))
         frames = list(itertools.takewhile(lambda line: line.startswith("  File "), bare[at + 1 :]))
         return [*frames[: lines - 1][::-1], ", ".join([bare[crash], *(frame.strip() for frame in frames[:1])])]
@@ -313,7 +314,7 @@ def _gist(text: list[str], lines: int) -> list[str]:
 
 
 def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signals, ...]) -> Json | None:
-    """Return the rank that died of another signal than those, of which only torchrun's agent or srun tells."""
+    """Return the rank that a signal other than those ended, as torchrun's agent or srun reports it."""
     per_node = _per_node(folder)
     names = {member.value: member.name for member in signal.Signals}
     ran_out = {int(found[1] or found[2]) for line in merged if (found := _RAN_OUT.match(line))}
@@ -345,11 +346,11 @@ def _killed(folder: pathlib.Path, merged: list[str], but_by: tuple[signal.Signal
 
 
 def _exited(
-    folder: pathlib.Path, merged: list[str], spoke: collections.abc.Collection[int]
+    folder: pathlib.Path, merged: list[str], known: collections.abc.Collection[int]
 ) -> list[tuple[int, int, int]]:
-    """Return rank, node and exit code of those that torchrun's agents saw leave by themselves, in that order.
+    """Return rank, node and exit code of the ranks that exited by themselves, as torchrun's agents report it, in order.
 
-    srun sees it too, of a task that need not have come so far as to be a rank: that has to be among those who `spoke`.
+    srun reports tasks, which need not have become ranks: those count that are `known`, since they printed something.
     """
     per_node = _per_node(folder)
     found: list[tuple[int, int, int]] = []
@@ -359,7 +360,7 @@ def _exited(
             found.append((node * per_node + local, node, code))
         elif match := _TASK_EXITED.match(line):
             rank, code = int(match[1]), int(match[2])
-            if rank in spoke and _launcher(folder) == "srun" and code < 128:  # above: of a signal, as srun's TERM
+            if rank in known and _launcher(folder) == "srun" and code < 128:  # above: a signal, such as srun's TERM
                 found.append((rank, rank // per_node, code))
     return found
 
@@ -382,7 +383,7 @@ def _per_node(folder: pathlib.Path) -> int:
 
 
 def rank_logs(folder: pathlib.Path, job_id: int) -> list[Json]:
-    """Return the files that hold each rank's output, of the job's last attempt."""
+    """List the files with each rank's output in the job's last attempt."""
     per_node = _per_node(folder)
     found: list[Json] = []
     for attempt in _last_attempts(folder, job_id):
@@ -403,13 +404,13 @@ def _last_attempts(folder: pathlib.Path, job_id: int) -> list[pathlib.Path]:
 
 
 def attempt_of(path: pathlib.Path) -> tuple[int, int]:
-    """Return how often the job was queued again and started again within that, from a name like 12.r1t2.outcome."""
+    """Parse the numbers of requeues and of restarts since the last, from a name like 12.r1t2.outcome."""
     match = re.search(r"\.r(\d+)(?:t(\d+))?(\.|$)", path.name)
     return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
 
 
 def read_object(path: pathlib.Path) -> Json:
-    """Return the JSON object in a file. Raises ValueError where it holds another thing."""
+    """Read the JSON object in a file. Raises ValueError where the file holds no object."""
     with opened(path) as file:
         try:
             value: object = json.loads(file.read(MAX_JSON_BYTES))
@@ -435,7 +436,7 @@ def tail(path: pathlib.Path, limit: int) -> list[str]:
 
 
 def opened(path: pathlib.Path) -> io.BufferedReader:
-    """Open a regular file: never a pipe that would not answer, never through a last link."""
+    """Open a regular file: never a pipe, which would block, and never through a link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

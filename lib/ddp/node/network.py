@@ -1,4 +1,4 @@
-"""The network between a job's nodes: addresses, routes, and what each fabric's libraries need to know."""
+"""The network between a job's nodes: addresses, routes, and the variables of each fabric's libraries."""
 
 import contextlib
 import fcntl
@@ -28,7 +28,7 @@ class Way(typing.NamedTuple):
 
 
 def choose(job: spec.JobSpec, num_nodes: int) -> spec.Fabric:
-    """Return the fabric that the job uses here: the one it names, or the first that this node shows to have."""
+    """Choose the fabric: the one that the job names, or the first whose devices are on this node."""
     named = {fabric.name: fabric for fabric in job.fabrics}
     if job.fabric == "auto" and num_nodes > 1:
         for fabric in job.fabrics:
@@ -77,7 +77,7 @@ def _route(address: str, name: str) -> str:
 
 
 def is_free(port: int) -> bool:
-    """Return whether nobody listens on a port of this node."""
+    """Return whether a port of this node is free."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))
@@ -101,9 +101,9 @@ def find_way(head: str, head_node: str, interface: str) -> Way:
 
 
 def check_head(head: str, port: int, head_node: str) -> None:
-    """Raise NetworkError where the head's port cannot be reached: a launcher would wait for minutes, and not for whom.
+    """Raise NetworkError where the head's port cannot be reached: a launcher would wait for minutes and name no host.
 
-    A head that refuses is reached: it does not listen yet.
+    A head that refuses the connection is reached: it does not listen yet.
     """
     reason = ""
     for _ in range(4):
@@ -121,9 +121,9 @@ def check_head(head: str, port: int, head_node: str) -> None:
 
 
 def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: int) -> None:
-    """Set in `env` what the fabric's libraries want to know; what the user set stays. Raises NetworkError.
+    """Set the variables of the fabric's libraries in `env`; the user's own stay. Raises NetworkError.
 
-    Within one node NCCL needs none of it.
+    Within one node NCCL needs none of them.
     """
     if num_nodes < 2:
         return
@@ -148,7 +148,7 @@ def use(fabric: spec.Fabric, job: spec.JobSpec, env: dict[str, str], num_nodes: 
 
 
 def _sourced(fabric: spec.Fabric, env: dict[str, str]) -> dict[str, str]:
-    """Return the variables as the vendor's profile, a file for bash, leaves them; what it prints is printed."""
+    """Return the variables after the vendor's profile, a file for bash; its output is printed."""
     script = 'exec 3>&1 1>&2; NCCL_LIB_DIR=$1; . "$2"; env -0 >&3'
     argv = ["bash", "-c", script, "bash", fabric.library_path, fabric.profile]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=False)

@@ -1,7 +1,7 @@
-"""What srun starts: once on each node for torchrun's agent, or once for each rank where the launcher is srun.
+"""A task of the job's step: one on each node for torchrun's agent, or one for each rank where the launcher is srun.
 
-It makes the environment and the network's variables ready, runs the launcher or the rank, and copies their logs from
-this node's disk to the run's folder. What it needs of the shared filesystem for its own work it reads at its start.
+It prepares the environment and the network's variables, runs the launcher or the rank, and copies their logs from this
+node's disk to the run's folder. It reads all that it needs of the shared filesystem at its start.
 """
 
 import collections.abc
@@ -15,15 +15,15 @@ import typing
 
 from ddp.node import environment, network, spec, spool, storage
 
-FATAL = 78  # EX_CONFIG of sysexits.h: the node, or what was asked, cannot work
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # that torchrun hands on, so that the ranks save
+FATAL = 78  # EX_CONFIG of sysexits.h: the node, or the job's options, cannot work
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # torchrun forwards them, so that the ranks save
 _NOT_OURS = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-LAST_WORDS_S = 3.0  # a task that fails takes the others down: they get the time to say why, if they know
-SAVING_S = 5.0  # what a task gets to end in when another one has failed
+LAST_LINES_S = 3.0  # srun ends all tasks when one exits: the others get this long to print their errors
+SAVING_S = 5.0  # for a task to exit after another one has failed
 
 
 class _FatalError(Exception):
-    """This node cannot run it; `str()` is one line."""
+    """This node cannot run the job; `str()` is one line."""
 
 
 class Node:
@@ -42,8 +42,8 @@ class Node:
         self.forwarder: spool.Forwarder | None = None
         self._spools: list[str] = []
 
-    def say(self, text: str) -> None:
-        """Print a line of this node's."""
+    def note(self, text: str) -> None:
+        """Print a line with the node's name."""
         spool.write(f"[ENV] {self.host}: {text}")
 
     def run(self, words: list[str]) -> int:
@@ -75,7 +75,7 @@ class Node:
                 storage.within(self._mark_failed, storage.CALL_S)
         self._end_logs()
         if code:
-            time.sleep(LAST_WORDS_S)
+            time.sleep(LAST_LINES_S)
         return code
 
     def _python(self) -> str:
@@ -85,7 +85,7 @@ class Node:
 
             found = shutil.which("python3") or shutil.which("python")
             if found is None:
-                raise _FatalError(f"{self.job.container.image} has no python3; take an image with torch in it")
+                raise _FatalError(f"{self.job.container.image} has no python3; use an image with torch")
             payload, old = self.job.container.payload, self.env.get("PYTHONPATH")
             self.env["PYTHONPATH"] = f"{payload}:{old}" if old else payload
         else:
@@ -98,7 +98,7 @@ class Node:
         return found
 
     def _connect(self, fabric: spec.Fabric) -> None:
-        """Set the address and the interface of this node: gloo wants one real name; "=" makes NCCL match exactly."""
+        """Set the address and the interface of this node: gloo takes one exact name; "=" makes NCCL match exactly."""
         head, port, head_node = self.env["HEAD_IP"], int(self.env["HEAD_PORT"]), self.env["HEAD_NODE"]
         way = network.find_way(head, head_node, fabric.interface)
         if self.host != head_node:
@@ -112,7 +112,7 @@ class Node:
             spool.write(f"[ENV] node={self.host} address={way.address} fabric={fabric.name} gloo={gloo} nccl={nccl}")
 
     def _logs(self) -> str:
-        """Return the folder for this node's logs: on its own disk, or in the run's folder where that has no room."""
+        """Return the folder for this node's logs: on its own disk, else in the run's folder."""
         job_id = self.env["SLURM_JOB_ID"]
         below = f"node-{self.number}"
         shared = f"{self.run_dir}/logs/{self.attempt}/{below}"
@@ -124,12 +124,12 @@ class Node:
             before = logs.partition(f"/{self.attempt}/")[0]
             others = [name for name in os.listdir(before) if name != self.attempt]
         except OSError as e:
-            self.say(f"{self.job.cache} takes no logs ({e.strerror}); they are written to {shared}")
+            self.note(f"logs cannot be written to {self.job.cache} ({e.strerror}); they are written to {shared}")
             return shared
-        self.forwarder = spool.Forwarder(self.say)
+        self.forwarder = spool.Forwarder(self.note)
         self.forwarder.add_tree(logs, shared, below=f"{self.run_dir}/logs")
         self._spools.append(logs)
-        if self.local_rank == "0":  # what an earlier attempt could not copy
+        if self.local_rank == "0":  # the logs that an earlier attempt could not copy
             for name in others:
                 left = f"{before}/{name}/node-{self.number}"
                 if os.path.isdir(left):
@@ -171,7 +171,7 @@ class Node:
     def _start_rank(self, python: str, words: list[str], logs: str) -> None:
         env = self.env
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or env["SLURM_CPUS_PER_TASK"]
-        if words[0] != "--module":  # a script of the user's finds what torchrun would set; the payload asks Slurm
+        if words[0] != "--module":  # a user's script gets torchrun's variables; the payload reads Slurm's
             env |= {
                 "RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_NTASKS"], "LOCAL_RANK": env["SLURM_LOCALID"],
                 "LOCAL_WORLD_SIZE": str(self.job.ranks_per_node), "NODE_RANK": self.number, "GROUP_RANK": self.number,
@@ -193,12 +193,12 @@ class Node:
         return () if self._lock is None else (self._lock,)
 
     def _mark_failed(self) -> None:
-        """Let the other tasks of this attempt know that they are not to save, but to end."""
+        """Make the file at which the other tasks of this attempt exit without saving."""
         with open(self._failed, "w", encoding="ascii"):
             pass
 
     def _on_term(self, _number: int, _frame: object) -> None:
-        """What runs here gets Slurm's signal too, and ends when its ranks have saved, or is ended."""
+        """Kill the child where another task has failed; else it exits by itself once its ranks have saved."""
         child = self._child
         if child is not None:
             threading.Thread(target=self._end, args=(child,), daemon=True).start()
@@ -213,7 +213,7 @@ class Node:
 
 
 def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], python: str, words: list[str]) -> list[str]:
-    """Return what one rank runs, where torchrun does not start the interpreter itself. Raises _FatalError."""
+    """Return one rank's command, where torchrun does not start the interpreter itself. Raises _FatalError."""
     if words[0] == "--module":
         words = ["-m", *words[1:]]
     profile = job.profile
@@ -237,12 +237,12 @@ def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], pyth
 
 
 def _pass(number: int, frame: object) -> None:
-    """Take a signal; ignoring it would be inherited by what runs here."""
+    """Catch a signal: children would inherit SIG_IGN."""
     del number, frame
 
 
 def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
-    """Copy a rank's output to a file and to this task's own, until its end; its last lines come after a signal."""
+    """Copy a rank's output to a file and to this task's own until its end, also after a signal."""
     log: int | None = None
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -255,7 +255,7 @@ def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
 
 
 def main(spec_path: str, words: list[str]) -> int:
-    """Run a node's part, or a rank's, and return the exit code."""
+    """Run a task of the step and return its exit code."""
     job = spec.load(spec.JobSpec, spec_path)
     env = dict(os.environ)
     node = Node(job, spec_path, env)
@@ -270,7 +270,7 @@ def main(spec_path: str, words: list[str]) -> int:
 
 
 def main_rank(spec_path: str, words: list[str]) -> int:
-    """Become a rank that torchrun started and that is to be recorded, or not."""
+    """Execute a rank that torchrun started, under nsys where it is profiled."""
     job = spec.load(spec.JobSpec, spec_path)
     try:
         argv = rank_command(job, os.environ, os.environ["PY"], words)

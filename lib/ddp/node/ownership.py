@@ -1,6 +1,6 @@
-"""Whether a file, and every folder above it, can be replaced by others than trusted accounts.
+"""Check that only trusted accounts can replace a file or a folder above it.
 
-The answer holds for an open file, never for a name: each component is opened from the one above it and looked at there.
+The result holds for an open file, never for a name: each component is opened relative to the one above it and checked.
 Where a POSIX ACL grants more, the group's bits of the mode show its mask (acl(5)), so an ACL for others counts as well.
 """
 
@@ -15,22 +15,22 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK
 
 
 class UntrustedError(Exception):
-    """Others can replace the file. `str()` is one line: the folder, its owner and mode, and what to type."""
+    """Another account can replace the file. `str()` is one line: the folder, its owner and mode, and what to type."""
 
 
 def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
-    """Return a file descriptor, open for reading, of a regular file that only trusted accounts can have put there.
+    """Open a regular file for reading that only trusted accounts can replace or write.
 
-    Use this descriptor from then on: the path may lead elsewhere later. A trusted account owns the file and every
-    folder above it; nobody else may write the file; nobody else may write a folder, unless that is sticky (inode(7):
-    then only its owner and an entry's owner may rename or remove the entry). Symbolic links are refused.
+    Use the descriptor from then on: the path may lead elsewhere later. A trusted account must own the file and every
+    folder above it; no other account may write the file, nor a folder, unless that is sticky (inode(7): then only its
+    owner and an entry's owner may rename or remove the entry). Symbolic links are refused.
 
     Args:
         path: absolute, without `..`.
         trusted_uids: root's, the trainer's account's and the user's.
 
     Raises:
-        UntrustedError: somebody else can replace the file or write it.
+        UntrustedError: another account can replace the file or write it.
         OSError: it, or a folder above it, does not exist or cannot be opened.
     """
     folder, name = os.path.split(path)
@@ -54,7 +54,7 @@ def open_trusted(path: str, trusted_uids: frozenset[int]) -> int:
 
 
 def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
-    """Raise `UntrustedError` where others than trusted accounts can replace a folder, or what these have in it.
+    """Raise `UntrustedError` where other than trusted accounts can replace a folder or its files.
 
     The rules, arguments and errors are those of `open_trusted`.
     """
@@ -62,7 +62,7 @@ def check_folder(path: str, trusted_uids: frozenset[int]) -> None:
 
 
 def _open_folder(path: str, trusted_uids: frozenset[int]) -> int:
-    """Return a descriptor (O_PATH) of a folder that was checked, as was every folder above it."""
+    """Check a folder and every folder above it; return its descriptor (O_PATH)."""
     names = [name for name in path.split("/") if name]
     if not path.startswith("/") or ".." in names or "." in names:
         raise UntrustedError(f"{path} is not an absolute path without `..`: name the folder itself")

@@ -1,4 +1,4 @@
-"""The preparation of a dataset: runs the payload's commands in turn, in the environment, on this node."""
+"""The preparation of a dataset: run the payload's commands in turn, in the environment, on this node."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], l
     report = f"{job.run_dir}/.inspection.{env['SLURM_JOB_ID']}" if "inspect" in command and not job.elements else ""
     if not report:
         return _wait(subprocess.Popen(argv, env=env, pass_fds=(lock,), cwd=job.run_dir))
-    with open(report, "wb") as file:  # what the check of every byte finds is kept beside the log
+    with open(report, "wb") as file:  # the report of the check is kept beside the log
         code = _wait(subprocess.Popen(argv, env=env, pass_fds=(lock,), cwd=job.run_dir, stdout=file))
     if code == 0:
         os.replace(report, f"{job.run_dir}/inspection.json")
@@ -45,7 +45,7 @@ def _run(job: spec.PrepareSpec, command: tuple[str, ...], env: dict[str, str], l
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return a command's exit code; TERM ends it, and so the job."""
+    """Wait for a command and return its exit code; forward TERM to it."""
 
     def end(_number: int, _frame: object) -> None:
         process.terminate()

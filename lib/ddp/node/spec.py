@@ -1,4 +1,4 @@
-"""What a job is asked to do: one JSON file beside the program, written at submission and read strictly in the job."""
+"""The specification of a job: one JSON file beside the program, written at submission, parsed strictly in the job."""
 
 import dataclasses
 import json
@@ -25,12 +25,12 @@ class Environment:
     """The Python environment that the job unpacks on each node."""
 
     archive: str
-    cache: str  # folder on the node's own disk, of the job's user alone
+    cache: str  # folder on the node's own disk, private to the job's user
     sha256: str
     unpacked_bytes: int
     python: str  # version, such as 3.12
     trusted_uids: tuple[int, ...]  # who may own the archive and the folders above it, beside root and the job's user
-    remedy: str  # the command that makes a damaged archive again
+    remedy: str  # the command that builds a damaged archive anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Container:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What is recorded of which ranks."""
+    """The profiler, and the ranks that it records."""
 
     kind: str  # nsys or torch
     ranks: str  # comma-separated
-    has_window: bool  # the program itself starts and stops the recording
+    has_window: bool  # the payload starts and stops the recording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +74,10 @@ class JobSpec:
     run: str
     job_dir: str
     workspace: str
-    cache: str  # folder on each node's own disk, for the environment and for output that waits
+    cache: str  # folder on each node's own disk, for the environment and for output until it is copied
     command: tuple[Word, ...]
-    resume: str  # what the word `resume` means in a run without a checkpoint of its own
-    leaves_outcome: bool  # the program says in a file how it ended
+    resume: str  # the value of the word `resume` in a run without a checkpoint of its own
+    leaves_outcome: bool  # the program writes its outcome to a file
     ranks_per_node: int
     gpus_per_node: int
     launcher: str  # torchrun or srun
@@ -103,7 +103,7 @@ class PrepareSpec:
     run_dir: str
     cache: str
     environment: Environment
-    commands: tuple[tuple[str, ...], ...]  # what `python -m` does, in turn
+    commands: tuple[tuple[str, ...], ...]  # arguments of `python -m`, in turn
     elements: int  # of the array; 0: there is none
 
 
@@ -111,12 +111,12 @@ Spec = typing.TypeVar("Spec")
 
 
 def dump(spec: JobSpec | PrepareSpec) -> str:
-    """Return a specification as the text of its file."""
+    """Serialize a specification to JSON."""
     return json.dumps(dataclasses.asdict(spec), indent=1) + "\n"
 
 
 def load(kind: type[Spec], path: str) -> Spec:
-    """Return the specification in a file. Raises SpecError, or OSError where it cannot be read."""
+    """Parse the specification in a file. Raises SpecError, or OSError where it cannot be read."""
     with open(path, encoding="utf-8") as file:
         text = file.read(MAX_BYTES)
     try:
@@ -127,7 +127,7 @@ def load(kind: type[Spec], path: str) -> Spec:
 
 
 def _parse(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
-    """Return `value` as a `kind`, which is a type of the dataclasses above. Raises SpecError."""
+    """Parse `value` as a `kind`, a type of the dataclasses above. Raises SpecError."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         return None if value is None else _parse(inner[0], value, where)

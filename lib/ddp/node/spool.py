@@ -1,7 +1,7 @@
-"""Output on the node's own disk first, copied to the shared filesystem as that allows, so that no line is lost.
+"""Write output to the node's own disk and copy it to the shared filesystem, so that no line is lost.
 
-Each copy opens the target anew, appends and closes it: a file that a dead filesystem client had open never works again,
-and `close` reports what `write` could not. Bytes whose copy failed are copied again, without those that arrived.
+Each copy opens the target anew, appends and closes it: a descriptor of a dead filesystem client never works again, and
+`close` reports what `write` does not. After a failed copy, only the bytes that did not arrive are copied again.
 """
 
 import collections.abc
@@ -12,16 +12,16 @@ import threading
 import time
 
 CHUNK = 1 << 20
-QUICK_S, SLOW_S = 0.2, 1.0  # between two passes: in the first half minute, when somebody watches; and later
-PUNCH_BYTES = 64 << 20  # what was copied gives its room back at each of these
+QUICK_S, SLOW_S = 0.2, 1.0  # between two passes: in the first half minute, when a user may watch; and later
+PUNCH_BYTES = 64 << 20  # the disk space of what was copied is freed in steps of this
 FLUSH_S = 60.0
-KEPT_S = 7 * 86400.0  # how long output stays that could not be copied
+KEPT_S = 7 * 86400.0  # output that could not be copied is kept this long
 
-Say = collections.abc.Callable[[str], None]
+Note = collections.abc.Callable[[str], None]
 
 
 def ensure_private(folder: str) -> None:
-    """Make a folder of this account that nobody else can enter. Raises PermissionError where it is another's."""
+    """Make a folder of mode 0700. Raises PermissionError where another account owns it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     about = os.lstat(folder)
@@ -32,7 +32,7 @@ def ensure_private(folder: str) -> None:
 
 
 def folder(cache: str, *parts: str) -> str:
-    """Return a folder for output below the user's cache on this node, made where it is missing. Raises OSError."""
+    """Make a folder for output below the user's cache on this node. Raises OSError."""
     ensure_private(cache)
     path = os.path.join(cache, "jobs", *parts)
     os.makedirs(path, 0o700, exist_ok=True)
@@ -40,7 +40,7 @@ def folder(cache: str, *parts: str) -> str:
 
 
 def remove_old(cache: str) -> None:
-    """Remove the output of jobs that ended long ago and could not be copied."""
+    """Remove output older than KEPT_S that could not be copied."""
     import shutil
 
     with contextlib.suppress(OSError):
@@ -55,23 +55,23 @@ class Mirror:
 
     def __init__(self, source: str, target: str, *, below: str = "", resumes: bool = False) -> None:
         self.target = target
-        self._below = below  # folder that exists, in which the target's own may be made; where nothing is mounted: not
-        self._keeps_time = bool(below)  # when a rank wrote last says which of them failed first
+        self._below = below  # an existing folder for the target's own; without a mount it is absent, too
+        self._keeps_time = bool(below)  # a log's last change shows which rank failed first
         self._source = os.open(source, os.O_RDWR | os.O_CLOEXEC)
-        self._offset = 0  # what is safely copied
+        self._offset = 0  # of the first byte not copied
         self._punched = 0
         self._base: int | None = None  # the target's size when a copy began that failed
-        if resumes:  # nobody else writes the target: what it holds was copied before
+        if resumes:  # only this program writes the target: its content was copied before
             with contextlib.suppress(FileNotFoundError):
                 self._offset = os.stat(target).st_size
 
     @property
     def is_current(self) -> bool:
-        """Return whether all that was written so far is copied."""
+        """Whether all that was written so far is copied."""
         return os.fstat(self._source).st_size <= self._offset
 
     def forward(self) -> None:
-        """Copy what is new. Raises OSError."""
+        """Copy the new bytes. Raises OSError."""
         while data := os.pread(self._source, CHUNK, self._offset):
             self._append(data)
             self._offset += len(data)
@@ -100,7 +100,7 @@ class Mirror:
                 about = os.fstat(self._source)
                 os.utime(descriptor, ns=(about.st_atime_ns, about.st_mtime_ns))
         finally:
-            os.close(descriptor)  # a filesystem's client says here what it could not write
+            os.close(descriptor)  # reports the errors of delayed writes
         self._base = None
 
     def close(self) -> None:
@@ -109,12 +109,12 @@ class Mirror:
 
 
 class Forwarder:
-    """A thread that keeps copies of files, and of all files below folders, up to date."""
+    """A thread that copies new bytes of files, and of all files below folders."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, note: Note) -> None:
         self.trouble = ""  # why the last pass failed
         self.faults = 0
-        self._say = say
+        self._note = note
         self._mirrors: dict[str, Mirror] = {}
         self._trees: list[tuple[str, str, str, bool]] = []
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class Forwarder:
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def add(self, source: str, target: str) -> None:
@@ -133,15 +133,15 @@ class Forwarder:
             self._mirrors[source] = Mirror(source, target)
 
     def add_tree(self, source: str, target: str, *, below: str, resumes: bool = False) -> None:
-        """Copy all files below a folder, also those that come later, to a folder that is made below an existing one.
+        """Copy all files below a folder, also later ones, to a folder that is made below an existing one.
 
-        With `resumes` they are what an earlier process left, and may be copied in part.
+        With `resumes` they are those of an earlier process, and may be copied in part.
         """
         with self._lock:
             self._trees.append((source, target, below, resumes))
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Copy all that is there now; return whether that succeeded in time."""
+        """Copy all that is written now; return whether that succeeded in time."""
         with self._turn:
             self._asked += 1
             asked = self._asked
@@ -149,7 +149,7 @@ class Forwarder:
             return self._turn.wait_for(lambda: self._served >= asked, timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
-        """Copy what is left and end; return whether all was copied."""
+        """Copy the rest and end the thread; return whether all was copied."""
         succeeded = self.flush(timeout_s)
         with self._turn:
             self._is_over = True
@@ -169,7 +169,7 @@ class Forwarder:
                 if not self.trouble:
                     failed = time.monotonic()
                     self.faults += 1
-                    self._say(f"output cannot be written ({e.strerror or e}) and waits on this node's disk")
+                    self._note(f"output cannot be written ({e.strerror or e}) and waits on this node's disk")
                 self.trouble = e.strerror or str(e)
                 with self._turn:
                     if self._is_over:
@@ -178,7 +178,7 @@ class Forwarder:
                 continue
             if self.trouble:
                 self.trouble = ""
-                self._say(f"output is written again after {time.monotonic() - failed:.1f} s")
+                self._note(f"output is written again after {time.monotonic() - failed:.1f} s")
             with self._turn:
                 self._served = asked
                 self._turn.notify_all()
@@ -200,19 +200,19 @@ class Forwarder:
             if not mirror.is_current:
                 try:
                     mirror.forward()
-                except OSError as e:  # one that is in the way must not keep the others
+                except OSError as e:  # one that fails must not stop the others
                     failure = e
         if failure is not None:
             raise failure
 
 
 class Output:
-    """What a batch script and its children print: its standard output is a file of the spool from now on.
+    """The output of a batch script and its children: redirect it to a file of the spool.
 
-    Nothing changes where standard output is no file, or the node's disk takes no spool: then `forwarder` is None.
+    Change nothing where standard output is no file, or the node's disk cannot be written: then `forwarder` is None.
     """
 
-    def __init__(self, cache: str, job: str, say: Say) -> None:
+    def __init__(self, cache: str, job: str, note: Note) -> None:
         self.forwarder: Forwarder | None = None
         self._path = ""
         try:
@@ -225,7 +225,7 @@ class Output:
             descriptor = os.open(self._path, flags, 0o600)
         except OSError:
             return
-        self.forwarder = Forwarder(say)
+        self.forwarder = Forwarder(note)
         self.forwarder.add(self._path, log)
         self.forwarder.start()
         for standard in (1, 2):
@@ -233,11 +233,11 @@ class Output:
         os.close(descriptor)
 
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
-        """Bring the log up to date; return whether that succeeded."""
+        """Copy all output to the log; return whether that succeeded."""
         return self.forwarder is None or self.forwarder.flush(timeout_s)
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Bring the log up to date for the last time; what could not be copied stays on this node's disk."""
+        """Copy all output for the last time; the rest stays on this node's disk."""
         if self.forwarder is not None and self.forwarder.close(timeout_s):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -245,15 +245,15 @@ class Output:
 
 
 def write(text: str) -> None:
-    """Print a line, also from a signal handler or a thread: one system call, no buffer."""
+    """Print a line with one system call, safe in a signal handler or a thread."""
     with contextlib.suppress(OSError):
         os.write(1, f"{text}\n".encode())
 
 
 def _punch(descriptor: int, begin: int, length: int) -> None:
-    """Give back the room of a part of a file: fallocate(2) with KEEP_SIZE and PUNCH_HOLE."""
+    """Free the disk space of a part of a file: fallocate(2) with KEEP_SIZE and PUNCH_HOLE."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
-    libc.fallocate(descriptor, 3, begin, length)  # where it cannot, the file stays as large as it is
+    libc.fallocate(descriptor, 3, begin, length)  # without support the file keeps its size

@@ -1,4 +1,4 @@
-"""Whether the shared filesystem responds. No call waits for it longer than it says: a dead mount can hang for ever."""
+"""Access to the shared filesystem with deadlines: a call on a dead mount can hang forever."""
 
 import collections.abc
 import contextlib
@@ -7,7 +7,7 @@ import threading
 import time
 import typing
 
-CALL_S = 30.0  # one call on a filesystem that works, however busy
+CALL_S = 30.0  # for one call on a working filesystem, however busy
 PATIENCE_S = 900.0  # a mount is remounted in seconds; a server that is restarted may take minutes
 REPORT_S = 30.0
 
@@ -15,18 +15,18 @@ T = typing.TypeVar("T")
 
 
 class GoneError(Exception):
-    """The shared filesystem did not come back in time; `str()` is one line."""
+    """The shared filesystem did not respond in time; `str()` is one line."""
 
 
 def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
-    """Return what `action` returns. Raises TimeoutError where it takes longer; it is abandoned then."""
+    """Call `action` in a thread. Raises TimeoutError after `timeout_s`; the thread is abandoned then."""
     done: list[T] = []
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
             done.append(action())
-        except BaseException as e:  # it is raised in the caller's thread
+        except BaseException as e:  # raised in the caller's thread
             failed.append(e)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -40,7 +40,7 @@ def within(action: collections.abc.Callable[[], T], timeout_s: float) -> T:
 
 
 def reason(e: OSError) -> str:
-    """Return the error in words."""
+    """Return the error's text."""
     return e.strerror or str(e) or type(e).__name__
 
 
@@ -50,20 +50,15 @@ class Storage:
     def __init__(
         self,
         folder: str,
-        say: collections.abc.Callable[[str], None],
+        note: collections.abc.Callable[[str], None],
         *,
         is_cancelled: collections.abc.Callable[[], bool] = lambda: False,
-        patience_s: float | None = None,
     ) -> None:
         self.folder = folder
-        self.faults = 0  # how often it did not respond
-        self.last_reason = ""
-        self._say, self._is_cancelled, self._patience_s = (
-            say, is_cancelled, PATIENCE_S if patience_s is None else patience_s
-        )  # fmt: skip
+        self._note, self._is_cancelled = note, is_cancelled
 
     def trouble(self) -> str:
-        """Return why the folder cannot be used; nothing where it can: a file was written and removed."""
+        """Write and remove a file; return why that failed, "" where it succeeded."""
         try:
             within(self._probe, CALL_S)
         except OSError as e:
@@ -82,30 +77,27 @@ class Storage:
                 os.unlink(path)
 
     def await_ready(self) -> bool:
-        """Wait until the folder can be used; return whether it had to. Raises GoneError."""
-        began = reported = time.monotonic()
+        """Wait until the folder can be used; return whether that took more than one try. Raises GoneError."""
+        began = time.monotonic()
+        reported: float | None = None
         pause_s = 0.25
-        words = ""
         while found := self.trouble():
             waited = time.monotonic() - began
-            if not words or time.monotonic() - reported > REPORT_S:
-                self._say(f"{self.folder} does not respond ({found}); waiting for it, {waited:.0f} s")
+            if reported is None or time.monotonic() - reported > REPORT_S:
+                self._note(f"{self.folder} does not respond ({found}); waiting for it, {waited:.0f} s")
                 reported = time.monotonic()
-            if not words:
-                self.faults += 1
-            self.last_reason = words = found
-            if waited > self._patience_s or self._is_cancelled():
+            if waited > PATIENCE_S or self._is_cancelled():
                 raise GoneError(f"{self.folder} has not responded for {waited:.0f} s: {found}")
             time.sleep(pause_s)
             pause_s = min(5.0, pause_s * 2)
-        if words:
-            self._say(f"{self.folder} responds again after {time.monotonic() - began:.1f} s")
-        return bool(words)
+        if reported is not None:
+            self._note(f"{self.folder} responds again after {time.monotonic() - began:.1f} s")
+        return reported is not None
 
     def do(self, action: collections.abc.Callable[[], T]) -> T:
-        """Return what an action on the folder returns; do it again when the filesystem is back.
+        """Call `action`; repeat it after a fault of the filesystem. Raises OSError, GoneError.
 
-        Raises OSError, GoneError. An error that the filesystem gives while it works is the action's own.
+        An error is the action's own where the filesystem responds.
         """
         while True:
             try:

@@ -1,7 +1,7 @@
-"""What the batch script becomes: it starts the ranks on all nodes, and decides what follows when they end.
+"""The batch script's program: start the ranks on all nodes, and decide on retries when they end.
 
-Slurm's signals come to this process. Everything is imported before the ranks start, and output goes to this node's own
-disk first: when the shared filesystem's client dies, this program goes on, and waits for it.
+Slurm sends its signals to this process. All imports are done before the ranks start, and output goes to this node's own
+disk first, so that this program survives the death of the shared filesystem's client and waits for it.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ import time
 
 from ddp.node import network, spec, spool, storage
 
-FATAL, COMES_BACK = 78, 75  # EX_CONFIG; EX_TEMPFAIL, which says that the job has saved
-ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # a controller that is restarted
+FATAL, COMES_BACK = 78, 75  # EX_CONFIG; EX_TEMPFAIL: the job has saved
+ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
 REQUEUEING_S = (1, 2, 4, 8, 15, 15, 30, 30, 60)
 LEAVING_S = 30.0  # Slurm's KillWait
-LAST_FLUSH_S = 5.0  # for output, where it has been waited for already or Slurm is about to kill this process
+LAST_FLUSH_S = 5.0  # for output, after an earlier wait or when Slurm is about to kill this process
 _SLICE_S = 0.1  # of a pause that a signal ends
 MAX_FAULTS = 8  # attempts after faults of the filesystem, a node or the network, over all starts of the job
 LONGEST_PAUSE_S = 60.0
@@ -41,7 +41,7 @@ until [ -r "$1/__main__.py" ]; do
 done
 p=$0
 [ -x "$p" ] || p=$(command -v python3 || command -v python) || {
-  echo "[FATAL] $SLURMD_NODENAME: there is no python3 here; take an image with torch in it" >&2
+  echo "[FATAL] $SLURMD_NODENAME: there is no python3 here; use an image with torch" >&2
   exit 78
 }
 exec "$p" -I -S -B "$@"
@@ -53,7 +53,7 @@ class _FatalError(Exception):
 
 
 class _Leave(Exception):
-    """The job is over here, with this exit code."""
+    """The job ends here, with this exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -79,8 +79,8 @@ class Supervisor:
         self.retries = {"program": 0, "faults": 0}
         self.hosts: list[str] = []
         self.stopping = ""  # the first signal
-        self.is_cancelled = False  # TERM came, whatever came before
-        self.comes_back = False  # the job is queued again and needs its token
+        self.is_cancelled = False  # TERM was received, after whatever signal
+        self.comes_back = False  # the job is requeued and needs its token
         self.attempt_id = ""
         self.code = 0
         self.outcome = ""
@@ -92,7 +92,7 @@ class Supervisor:
     def _note(self, text: str) -> None:
         spool.write(f"[ENV] {self.host}: {text}")
 
-    # -- the way through -----------------------------------------------------------------------------------------------
+    # -- the job -------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Run the job and return its exit code."""
@@ -151,7 +151,7 @@ class Supervisor:
             env |= {"PROFILE": job.profile.kind, "PROFILE_RANKS": job.profile.ranks}
             env["PROFILE_WINDOW"] = "1" if job.profile.has_window else ""
         if job.token_path and not self.storage.do(lambda: os.access(job.token_path, os.R_OK)):
-            where = "is not there, so this job has no Hugging Face token"
+            where = "does not exist, so this job has no Hugging Face token"
             spool.write(f"[ENV] {job.token_path} {where}; submit the run with the trainer to get one")
         self.words = [self._word(word) for word in job.command]
         if job.is_sweep:
@@ -170,24 +170,24 @@ class Supervisor:
         env["HEAD_IP"], env["HEAD_NODE"] = self._head_address(), self.host
 
     def _hostnames(self, nodelist: str) -> list[str]:
-        shown = _told("scontrol", "show", "hostnames", nodelist)
+        shown = _slurm("scontrol", "show", "hostnames", nodelist)
         if shown.returncode or not shown.stdout.split():
             raise _FatalError(f"scontrol show hostnames {nodelist}: {shown.stderr.strip()[-300:]}")
         return shown.stdout.split()
 
     def _head_address(self) -> str:
-        """Return this node's address for the others. Slurm is asked now: a node may come back with another one."""
+        """Return this node's address for the others. Query Slurm now: a node may return with another address."""
         if name := self.fabric.interface:
             try:
                 return network.interface_address(name)
             except OSError as e:
-                why = f"fabric={self.fabric.name} needs the interface {name} with an address, and it is not there"
+                why = f"fabric={self.fabric.name} needs the interface {name} with an address, which does not exist here"
                 raise _FatalError(why) from e
         if self.num_nodes == 1:
             return "127.0.0.1"
         reason = ""
         for pause_s in ASKING_S:
-            shown = _told("scontrol", "-o", "show", "node", self.env["SLURM_JOB_NODELIST"])
+            shown = _slurm("scontrol", "-o", "show", "node", self.env["SLURM_JOB_NODELIST"])
             if shown.returncode == 0:
                 return network.head_address(self.host, self.hosts, shown.stdout)
             reason = (shown.stderr + shown.stdout).strip().rpartition("\n")[2]
@@ -213,7 +213,7 @@ class Supervisor:
     # -- an attempt ----------------------------------------------------------------------------------------------------
 
     def _attempt(self) -> None:
-        """Run the ranks once, on all nodes, to their end: sets code and outcome."""
+        """Run the ranks once, on all nodes, until they end; set code and outcome."""
         self.attempt_id = f"{self.job_id}.r{self.restarts}" + (f"t{self.again}" if self.again else "")
         outcome, stop = (f"{self.control}/{self.attempt_id}.{name}" for name in ("outcome", "stop"))
         env = self.env
@@ -221,9 +221,9 @@ class Supervisor:
         env["TORCH_FR_DUMP_TEMP_FILE"] = f"{self.run_dir}/logs/{self.attempt_id}.flight-"
         resumes = self.storage.do(lambda: _begin(outcome, stop, f"{self.run_dir}/latest"))
         self._stop_file = stop
-        if self.stopping:  # the signal came between two attempts
+        if self.stopping:  # the signal was received between two attempts
             self._ask_to_stop(stop)
-        resume = "auto" if resumes else self.job.resume  # what this run has saved goes before what it began from
+        resume = "auto" if resumes else self.job.resume  # this run's own checkpoint goes before the one it began from
         words = [resume if word is None else word for word in self.words]
         options, launch = self._launch()
         self.code = 1
@@ -244,21 +244,21 @@ class Supervisor:
             self.code = code if code >= 0 else 128 - code
             break
         if self.code == 143 and not self.stopping:
-            self.code = 1  # what srun did to the other tasks when one failed is not the reason
+            self.code = 1  # srun's TERM to the other tasks when one failed is not the reason
         self._settle()
         found = re.search(r'"outcome": *"([a-z]*)"', self.storage.do(lambda: _text(outcome, missing="")))
         self.outcome = found[1] if found else ""
         spool.write(f"[RESULT] rc={self.code} outcome={self.outcome or 'none'}")
 
     def _preload(self) -> None:
-        """Do while the ranks start what is not needed before: import what explains failures, and tidy up."""
+        """Import explain, and remove old output, while the ranks start."""
         from ddp.node import explain
 
         assert explain
         spool.remove_old(self.job.cache)
 
     def _settle(self) -> None:
-        """Wait until the shared filesystem has all that was printed, where something went wrong."""
+        """After a failure, wait until all output is on the shared filesystem."""
         if self.code == 0 and not (self.output.forwarder and self.output.forwarder.trouble):
             return
         self.storage.await_ready()
@@ -285,7 +285,7 @@ class Supervisor:
         launch = ["sh", "-c", _START, "", program, "node", name]
         found = [f"{path}:{path}" for path in self.fabric.mounts if os.path.exists(path)]
         mounts = ",".join([f"{self.job.workspace}:{self.job.workspace}", *found])
-        if "--container-image" in _told("srun", "--help").stdout:  # pyxis
+        if "--container-image" in _slurm("srun", "--help").stdout:  # pyxis
             options = [f"--container-image={container.image}", f"--container-mounts={mounts}"]
             options += [f"--container-workdir={self.run_dir}", f"--container-env={container.variables}"]
             return options, launch
@@ -293,8 +293,8 @@ class Supervisor:
 
         tool = shutil.which("apptainer") or shutil.which("singularity")
         if tool is None:
-            why = "container-image needs pyxis in Slurm, or apptainer on the nodes, and neither is there"
-            raise _FatalError(f"{why}; leave container-image away, or install one of them")
+            why = "container-image needs pyxis in Slurm, or apptainer on the nodes, and neither is installed"
+            raise _FatalError(f"{why}; omit container-image, or install one of them")
         image = container.image
         if not image.startswith("/") and "://" not in image:
             image = "docker://" + image.replace("#", "/")
@@ -310,7 +310,7 @@ class Supervisor:
     # -- after a failure -----------------------------------------------------------------------------------------------
 
     def _retry(self) -> bool:
-        """Note why an attempt failed, and return whether to make another one here; one elsewhere is queued."""
+        """Record why an attempt failed; requeue the job, or return True to try again here."""
         kind, node, words = self._explain()
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\t{self.attempt_id}\t{kind}\t{node}\t{words}\n"
         self._write(f"{self.control}/{self.job_id}.failures", line, append=True)
@@ -327,7 +327,7 @@ class Supervisor:
                 self._leave_out(node)
                 self._make_way()
             return False
-        untrusted = f"{node} is not to be trusted, but partition {self.env['SLURM_JOB_PARTITION']} has no other node"
+        untrusted = f"{node} is suspect, but partition {self.env['SLURM_JOB_PARTITION']} has no other node"
         if words == "Slurm lost the node":
             return self._outwait(kind, node)
         if "is the shared filesystem mounted" in words:
@@ -345,7 +345,7 @@ class Supervisor:
         return kind, node, " ".join(words.split())[:300] or f"exit code {self.code}"
 
     def _restart(self, remark: str = "") -> bool:
-        """Count an attempt of the program's own; return whether it may have one."""
+        """Count a restart after a failure of the program; return False where max-restarts is reached."""
         if self.retries["program"] >= self.job.max_restarts:
             return False
         self._count("program")
@@ -356,7 +356,7 @@ class Supervisor:
         return True
 
     def _outwait(self, kind: str, node: str) -> bool:
-        """Wait until what is not the program's fault may be over; return whether to try again."""
+        """Wait until a fault that is not the program's may be over; return whether to try again."""
         if self.retries["faults"] >= MAX_FAULTS:
             spool.write(f"[RESTART] given up after {MAX_FAULTS} faults of the filesystem, the nodes or the network")
             return False
@@ -375,11 +375,11 @@ class Supervisor:
         return not self.is_cancelled
 
     def _await_node(self, node: str) -> bool:
-        """Wait until Slurm can use a node again; where that takes long it queues the job again by itself."""
+        """Wait until Slurm can use a node again; after a longer time Slurm requeues the job by itself."""
         began = time.monotonic()
         reported = began - storage.REPORT_S
         while not self.stopping:
-            state = _told("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
+            state = _slurm("sinfo", "-h", "-N", "-n", node, "-o", "%T").stdout.split()
             if state and not re.search(r"down|\*|fail|not_resp|unknown", state[0]):
                 return True
             waited = time.monotonic() - began
@@ -392,17 +392,17 @@ class Supervisor:
         return not self.is_cancelled
 
     def _is_spare(self, node: str) -> bool:
-        """Return whether the partition has enough nodes without this one and those that are left out already."""
+        """Return whether the partition has enough nodes without this one and those excluded already."""
         if node in self.job.nodelist:
-            return False  # the job was asked for on it by name
+            return False  # nodelist names it
         states = "idle,mixed,allocated,completing"
         among: set[str] | None = None
-        if self.job.reservation:  # only its nodes are for the job, which wait in states of their own
+        if self.job.reservation:  # the job runs on its nodes alone, whose states are others
             states += ",reserved,maint"
-            shown = _told("scontrol", "-o", "show", "reservation", self.job.reservation).stdout
+            shown = _slurm("scontrol", "-o", "show", "reservation", self.job.reservation).stdout
             found = re.search(r" Nodes=([^ ]*) ", shown)
-            among = set(_told("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
-        shown = _told("sinfo", "-h", "-N", "-p", self.env["SLURM_JOB_PARTITION"], "-t", states, "-o", "%N").stdout
+            among = set(_slurm("scontrol", "show", "hostnames", found[1]).stdout.split()) if found else set()
+        shown = _slurm("sinfo", "-h", "-N", "-p", self.env["SLURM_JOB_PARTITION"], "-t", states, "-o", "%N").stdout
         others = set(shown.split()) - {node, *self.job.exclude, *self._left_out()}
         return len(others if among is None else others & among) >= self.num_nodes
 
@@ -411,39 +411,39 @@ class Supervisor:
         return self.storage.do(lambda: _text(path, missing="")).split()
 
     def _leave_out(self, node: str) -> None:
-        """Exclude a node, which Slurm allows only while the job waits: from the moment that it is queued again."""
+        """Exclude a node. Slurm allows that only while the job is pending: as soon as it is requeued."""
         self._write(f"{self.control}/{self.job_id}.excluded", f"{node}\n", append=True)
         names = ",".join(sorted({*self.job.exclude, *self._left_out(), node}))
         for _ in range(10):
-            if _told("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={names}").returncode == 0:
+            if _slurm("scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={names}").returncode == 0:
                 spool.write(f"[RESTART] without {names}")
                 return
             pause(1)
         spool.write(f"[RESTART] Slurm does not leave out {names}")
 
     def _requeue(self) -> bool:
-        """Queue this job again, once; return whether that was done.
+        """Requeue this job, once; return whether that succeeded.
 
-        Only while it runs, since a cancelled job would come back and Slurm requeues what it preempts by itself. A
-        controller that is being restarted is asked again; an answer that was lost shows in the state.
+        Only while it is RUNNING: a cancelled job would return, and Slurm requeues a preempted job by itself. Repeat the
+        request while the controller restarts; the state shows whether one whose reply was lost succeeded.
         """
         self.comes_back = True
         for pause_s in REQUEUEING_S:
             if self.is_cancelled:
                 return False
-            asked = _told("squeue", "-h", "-j", self.job_id, "-o", "%T")
+            asked = _slurm("squeue", "-h", "-j", self.job_id, "-o", "%T")
             if asked.returncode == 0 and (state := asked.stdout.strip()):
                 if state != "RUNNING":
                     return False
-                if not self.is_cancelled and _told("scontrol", "requeue", self.job_id).returncode == 0:
+                if not self.is_cancelled and _slurm("scontrol", "requeue", self.job_id).returncode == 0:
                     spool.write(f"[REQUEUE] {_stamp()} job {self.job_id} is queued again")
                     return True
-            spool.write(f"[REQUEUE] Slurm does not answer; asking again in {pause_s} s")
+            spool.write(f"[REQUEUE] Slurm does not respond; trying again in {pause_s} s")
             pause(pause_s)
         return False
 
     def _make_way(self) -> None:
-        """Leave as soon as Slurm wants the place back, so that the job can wait for its turn. Raises _Leave."""
+        """Exit at Slurm's TERM, so that the job can wait in the queue. Raises _Leave."""
         self.output.flush()
         for _ in range(int(LEAVING_S / _SLICE_S)):
             if not self.is_cancelled:
@@ -455,30 +455,30 @@ class Supervisor:
         self._write(f"{self.control}/{self.job_id}.retries", json.dumps(self.retries) + "\n")
 
     def _leave_outcome(self, outcome: str) -> None:
-        """Write an outcome where the ranks left none: Slurm forgets a job soon, unless it has an accounting."""
+        """Write an outcome where the ranks wrote none: without accounting, Slurm soon forgets a job."""
         if not self.outcome:
             text = json.dumps({"outcome": outcome, "exit_code": self.code})
             self._write(f"{self.control}/{self.attempt_id}.outcome", f"{text}\n")
 
     def _forget_token(self) -> None:
-        """Remove the token when this job ends by itself; where it may come back, the trainer removes it later."""
+        """Remove the token when this job ends by itself; where it may be requeued, the trainer removes it later."""
         if not self.job.token_path or self.stopping or self.comes_back:
             return
         if self.job.is_sweep:
             array, task = self.env["SLURM_ARRAY_JOB_ID"], self.env["SLURM_ARRAY_TASK_ID"]
-            left = _told("squeue", "-h", "-r", "-j", array, "-o", "%i")
+            left = _slurm("squeue", "-h", "-r", "-j", array, "-o", "%i")
             if left.returncode or set(left.stdout.splitlines() or [""]) - {f"{array}_{task}"}:
                 return  # other runs of the sweep use it
         with contextlib.suppress(OSError):
             storage.within(lambda: os.unlink(self.job.token_path), storage.CALL_S)
 
     def _write(self, path: str, text: str, *, append: bool = False) -> None:
-        with contextlib.suppress(OSError):  # the log says the same
+        with contextlib.suppress(OSError):  # the log holds the same
             self.storage.do(lambda: _write(path, text, append=append))
 
 
-def _told(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands; what is missing or hangs has failed."""
+def _slurm(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command; one that is missing or hangs has failed with 127."""
     try:
         return subprocess.run(
             argv, capture_output=True, text=True, check=False, cwd="/", timeout=120, stdin=subprocess.DEVNULL
@@ -493,7 +493,7 @@ def _stamp() -> str:
 
 
 def _begin(outcome: str, stop: str, latest: str) -> bool:
-    """Remove what an earlier attempt of this name left; return whether the run has a checkpoint."""
+    """Remove the files of an earlier attempt of this name; return whether the run has a checkpoint."""
     for path in (outcome, stop):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -527,5 +527,5 @@ def main(spec_path: str) -> int:
     """Run a job and return its exit code."""
     job = spec.load(spec.JobSpec, spec_path)
     supervisor = Supervisor(job, spec_path, dict(os.environ))
-    os.chdir("/")  # the folder that Slurm chose is on the shared filesystem
+    os.chdir("/")  # Slurm's choice is on the shared filesystem
     return supervisor.run()

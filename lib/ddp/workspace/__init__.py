@@ -1,1 +1,1 @@
-"""The folders on the shared filesystem: who owns them, what is in them, and access that ends when the server hangs."""
+"""The folders on the shared filesystem: owners, contents, and access with a deadline."""

@@ -1,4 +1,4 @@
-"""What operations on the shared filesystem have in common: how they refuse, and write a file whole."""
+"""Common parts of the operations on the shared filesystem: the error, private folders, atomic writes."""
 
 import os
 import pathlib
@@ -9,11 +9,11 @@ MAX_LISTED = 1000
 
 
 class RefusedError(Exception):
-    """The request cannot be done; `str()` is one line for a person."""
+    """The operation is refused; `str()` is one line for the user."""
 
 
 def private(folder: pathlib.Path) -> pathlib.Path:
-    """Return a folder of this account that nobody else can enter."""
+    """Return a folder of mode 0700 that belongs to this account. Raises RefusedError."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         raise RefusedError(f"{folder} is not a folder of this account (uid {os.geteuid()}); as root: remove it")
@@ -23,7 +23,7 @@ def private(folder: pathlib.Path) -> pathlib.Path:
 
 
 def replace(path: pathlib.Path, text: str, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader sees the old or the new one."""
+    """Write a file atomically: a reader sees the old content or the new one."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     partial = pathlib.Path(name)
     try:

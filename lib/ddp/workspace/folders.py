@@ -1,11 +1,11 @@
-"""The user's folders on the shared filesystem, reached with a deadline."""
+"""The user's folders on the shared filesystem; each access has a deadline."""
 
 import collections.abc
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
 import pwd
-import queue
 import subprocess
 import threading
 import typing
@@ -18,22 +18,23 @@ from ddp.workspace import files, operations
 PYTHON = "/usr/bin/python3"
 FOLDERS = ("runs", "datasets", "environments", "baselines")
 Json = dict[str, typing.Any]
+T = typing.TypeVar("T")
 
 
 class WorkspaceError(TrainerError):
-    """Something in the workspace is not as it must be."""
+    """A file or folder of the workspace cannot be used."""
 
 
 class MissingError(WorkspaceError):
-    """A file or folder is not there."""
+    """A file or folder does not exist."""
 
 
 class HangingError(WorkspaceError):
-    """The filesystem gave no answer in time."""
+    """The filesystem did not respond in time."""
 
 
 class Manifest(pydantic.BaseModel, frozen=True):
-    """What is written beside an environment's archive; held to an alphabet, since its file belongs to a user."""
+    """The file beside an environment's archive; each field has an alphabet, since the file belongs to a user."""
 
     key: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of what it was made from
     hash: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of the archive; names it
@@ -43,13 +44,11 @@ class Manifest(pydantic.BaseModel, frozen=True):
     python: typing.Annotated[str, pydantic.Field(pattern=r"^3\.[0-9]{1,2}$")]
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
     build: typing.Literal["cpu", "cuda"]
-    driverless: bool = False  # a node with GPUs was asked and has no CUDA driver, so `cpu` is right for it
-    wheelhouse: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # of the wheels it is made of
+    driverless: bool = False  # a node with GPUs was queried and has no CUDA driver, so `cpu` is right for it
+    wheelhouse: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # of its wheels
     created: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9TZ:-]{1,32}$")]
     name: typing.Annotated[str, pydantic.Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""  # a user's own
-    requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = (
-        ""  # of what the user wanted in it
-    )
+    requirements: typing.Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # hash of the user's own
     folder: typing.Annotated[str, pydantic.Field(exclude=True)] = ""  # that it lies in; not in its file
 
     @property
@@ -60,7 +59,7 @@ class Manifest(pydantic.BaseModel, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What the workspace holds."""
+    """Environments and datasets in the workspace, and its free space."""
 
     environments: tuple[Manifest, ...]  # the newest first
     datasets: dict[str, str]  # the path of each by its name
@@ -72,7 +71,7 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a path leads."""
+    """The file or folder that a path leads to."""
 
     kind: str  # file, folder, absent or other
     real: str
@@ -81,91 +80,70 @@ class Place:
 
 
 def call(
-    settings: Settings,
-    operation: collections.abc.Callable[..., Json],
-    *,
-    timeout_s: float = 30,
-    **arguments: object,
-) -> Json:
-    """Return what an operation on the shared filesystem returns.
-
-    Args:
-        settings: names the workspace, for the error.
-        operation: works in a thread of its own, which a filesystem that hangs takes with it.
-        timeout_s: in seconds.
-        arguments: what the operation gets.
+    settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
+) -> T:
+    """Do an operation on the shared filesystem, in a thread that is abandoned where the filesystem hangs.
 
     Raises:
         HangingError: it did not end in time.
-        MissingError: a file or folder is not there.
+        MissingError: a file or folder does not exist.
         WorkspaceError: it was refused.
     """
-    answers: queue.SimpleQueue[tuple[Json, BaseException | None]] = queue.SimpleQueue()
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def work() -> None:
         try:
-            answers.put((operation(**arguments), None))
-        except BaseException as e:  # raised where it is waited for
-            answers.put(({}, e))
+            future.set_result(operation(**arguments))
+        except BaseException as e:  # raised in the caller's thread
+            future.set_exception(e)
 
     threading.Thread(target=work, daemon=True).start()
+    if not concurrent.futures.wait([future], timeout_s).done:
+        hint = "is the filesystem's server up?"
+        raise HangingError(f"{settings.workspace} gave no answer within {timeout_s:g} s; {hint}")
     try:
-        answer, error = answers.get(timeout=timeout_s)
-    except queue.Empty:
-        raise HangingError(
-            f"{settings.workspace} gave no answer within {timeout_s:g} s; is the filesystem's server up?"
-        ) from None
-    if isinstance(error, OSError):
-        kind = MissingError if error.errno in (errno.ENOENT, errno.ENOTDIR) else WorkspaceError
-        raise kind(f"{error.filename or 'workspace'}: {error.strerror or error}") from error
-    if isinstance(error, files.RefusedError | subprocess.SubprocessError):
-        raise WorkspaceError(str(error)) from error
-    if error is not None:
-        raise error
-    return answer
+        return future.result()
+    except OSError as e:
+        kind = MissingError if e.errno in (errno.ENOENT, errno.ENOTDIR) else WorkspaceError
+        raise kind(f"{e.filename or 'workspace'}: {e.strerror or e}") from e
+    except (files.RefusedError, subprocess.SubprocessError) as e:
+        raise WorkspaceError(str(e)) from e
 
 
 def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None:
-    """Make this user's folders in the workspace. Raises WorkspaceError with what to type."""
+    """Make this user's folders in the workspace. Raises WorkspaceError."""
     if settings.folder != settings.workspace:
         call(settings, operations.own_folder, path=str(settings.folder))
     place = str(settings.folder)
     made = call(settings, operations.make_folders, workspace=place, names=names, trusted=trusted(settings))
-    denied = made["denied"]
     if made["untrusted"]:
         raise WorkspaceError(made["untrusted"])
-    if denied:
-        folder = settings.folder / denied[0]
+    if made["denied"]:
+        folder = settings.folder / made["denied"][0]
         hint = f"as root, on the filesystem's server or here: chown {settings.user} {folder}"
         raise WorkspaceError(f"{settings.user} cannot write {folder}; {hint}")
 
 
 def look(settings: Settings, *, timeout_s: float = 10) -> Contents:
-    """Return what the user's folder holds, and what the workspace offers to everybody. Raises WorkspaceError."""
+    """List the user's folder and what the workspace holds for all users. Raises WorkspaceError."""
     manifests: list[Manifest] = []
     datasets: dict[str, str] = {}
-    answers = [
-        call(
-            settings,
-            operations.look,
-            timeout_s=timeout_s,
-            workspace=str(folder),
-            names=FOLDERS,
-            trusted=trusted(settings),
-        )
+    about: dict[str, typing.Any] = {"names": FOLDERS, "trusted": trusted(settings)}
+    listed = [
+        call(settings, operations.look, timeout_s=timeout_s, workspace=str(folder), **about)
         for folder in settings.folders
     ]
-    for folder, answer in zip(settings.folders, answers, strict=True):
-        for found in answer["environments"]:
-            with contextlib.suppress(pydantic.ValidationError):  # not one of ours
+    for folder, held in zip(settings.folders, listed, strict=True):
+        for found in held["environments"]:
+            with contextlib.suppress(pydantic.ValidationError):  # not written by ddp
                 manifests.append(Manifest.model_validate({**found, "folder": str(folder / "environments")}))
-        for name in answer["datasets"]:
+        for name in held["datasets"]:
             datasets.setdefault(name, str(folder / "datasets" / name))
     manifests.sort(key=lambda manifest: manifest.created, reverse=True)
-    own = answers[0]
-    open_to_others = next((str(answer["untrusted"]) for answer in answers if answer["untrusted"]), "")
+    own = listed[0]
+    untrusted = next((str(held["untrusted"]) for held in listed if held["untrusted"]), "")
     room = own["free_bytes"], own["free_files"]
-    return Contents(tuple(manifests), datasets, bool(own["writable"]), *room, untrusted=open_to_others)
+    return Contents(tuple(manifests), datasets, bool(own["writable"]), *room, untrusted=untrusted)
 
 
 def trusted(settings: Settings) -> list[int]:
@@ -177,6 +155,6 @@ def trusted(settings: Settings) -> list[int]:
 
 
 def locate(settings: Settings, path: str) -> Place:
-    """Return where `path` leads, with all links followed. Raises WorkspaceError."""
+    """Resolve all links of `path`. Raises WorkspaceError."""
     answer = call(settings, operations.locate, workspace=str(settings.workspace), path=path)
     return Place(answer["kind"], answer["real"], answer["inside"], answer["readable"])

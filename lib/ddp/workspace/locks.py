@@ -1,6 +1,6 @@
-"""What an action works on alone while others run beside it on this host: a lock for each run, one for environments.
+"""Locks between the commands on this host: one for each run, one for environments.
 
-Held until the action has submitted, or ends; the kernel lets go of the lock of a process that was killed.
+A command holds them until it has submitted, or ends; the kernel releases those of a process that was killed.
 """
 
 import fcntl
@@ -15,21 +15,21 @@ POLL_S = 0.5
 
 
 class Claims:
-    """The names that one action holds; as a context manager, until it ends."""
+    """The locks that one command holds; as a context manager, until it ends."""
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
 
     def __enter__(self) -> "Claims":
-        """Return this one."""
+        """Return self."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of all names."""
+        """Release all locks."""
         self.drop(*self._held)
 
     def take(self, name: str) -> bool:
-        """Take a name unless another action holds it; return whether this one does."""
+        """Acquire a lock unless another command holds it; return whether this one does."""
         if name in self._held:
             return True
         for folder in (FOLDER.parent, FOLDER):
@@ -45,7 +45,7 @@ class Claims:
         return True
 
     def wait(self, name: str, *, timeout_s: float) -> bool:
-        """Take a name, as soon as no other action holds it; return False where one still does after `timeout_s`."""
+        """Acquire a lock as soon as no other command holds it; return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not self.take(name):
             if time.monotonic() >= deadline:
@@ -54,7 +54,7 @@ class Claims:
         return True
 
     def drop(self, *names: str) -> None:
-        """Let go of names; one that is not held is fine."""
+        """Release locks; one that is not held is fine."""
         for name in names:
             if (lock := self._held.pop(name, None)) is not None:
                 os.close(lock)

@@ -1,4 +1,4 @@
-"""What is done on the shared filesystem, each in a call of folders.call: it ends in time, or is given up."""
+"""The operations on the shared filesystem; folders.call does each with a deadline."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ MAX_CHECKED_S = 2  # for the files of a dataset: the payload looks at all of the
 def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
     """Make these folders of the workspace; `denied` are those that this account may not make or write.
 
-    `untrusted` says, where there are such, which folder others can replace, or have put there.
+    With some denied, `untrusted` names a folder that other accounts own or can replace, and what to type.
     """
     denied: list[str] = []
     for name in names:
@@ -38,8 +38,8 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
     return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
 
 
-def make_users(workspace: str) -> Json:
-    """Make the folder in which every user makes one, where the workspace is this account's; in root's, root does."""
+def make_users(workspace: str) -> None:
+    """Make the folder of the users' folders, where the workspace is this account's; in root's, root makes it."""
     if pathlib.Path(workspace).lstat().st_uid == os.geteuid():
         users = pathlib.Path(workspace, USERS)
         with contextlib.suppress(FileExistsError):
@@ -47,30 +47,28 @@ def make_users(workspace: str) -> Json:
         about = users.lstat()
         if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and about.st_mode & 0o7777 != 0o1777:
             users.chmod(0o1777)
-    return {}
 
 
-def own_folder(path: str) -> Json:
-    """Make a user's folder in `users`, or prove that it is this user's: the name may have been squatted on."""
+def own_folder(path: str) -> None:
+    """Make a user's folder in `users`, or verify its owner: another account may have made one of this name."""
     folder = pathlib.Path(path)
     try:
         folder.mkdir(mode=0o755)
     except FileExistsError:
         pass
     except FileNotFoundError as e:
-        text = f"{folder.parent} is not there; the trainer makes it, or as root: install -d -m 1777 {folder.parent}"
+        text = f"{folder.parent} does not exist; the trainer makes it, or as root: install -d -m 1777 {folder.parent}"
         raise RefusedError(text) from e
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         what = f"belongs to uid {about.st_uid}, mode {stat.S_IMODE(about.st_mode):o}"
         raise RefusedError(f"{path} is not a folder that only this account can write: it {what}; as root: remove it")
-    return {}
 
 
 def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
-    """Return what the workspace holds: environments' manifests, datasets' names, and whether it can be written.
+    """List the workspace: environments' manifests, datasets' names, free space, and whether it can be written.
 
-    And, as make_folders does, which of its folders `names`, or of those above them, others can replace.
+    `untrusted` names a folder, of `names` or above, that other accounts own or can replace, and what to type.
     """
     top = pathlib.Path(workspace)
     manifests: list[Json] = []
@@ -81,7 +79,7 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
             if is_trusted and archive.st_size == manifest["size_bytes"] and path.stem == manifest["hash"]:
                 manifests.append(manifest)
         except (OSError, ValueError, KeyError):
-            continue  # half-written, damaged or somebody's note: as good as absent
+            continue  # half-written, damaged or another file
     datasets = sorted(path.parent.name for path in (top / "datasets").glob("*/dataset.json"))
     writable = os.access(top / "runs", os.W_OK | os.X_OK)
     runs = top / "runs"
@@ -94,7 +92,7 @@ def look(workspace: str, names: list[str], trusted: list[int]) -> Json:
 
 
 def locate(workspace: str, path: str) -> Json:
-    """Return what `path` is, where it really is, and whether that is in the workspace."""
+    """Return the kind of `path`, its real path, and whether that is in the workspace."""
     real, top = pathlib.Path(os.path.realpath(path)), pathlib.Path(os.path.realpath(workspace))
     kind = "absent"
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -113,30 +111,27 @@ def read_lines(path: str, limit: int) -> Json:
     return {"lines": data.decode(errors="replace").splitlines()}
 
 
-def write(path: str, text: str) -> Json:
+def write(path: str, text: str) -> None:
     """Replace a file."""
     replace(pathlib.Path(path), text)
-    return {}
 
 
-def keep_token(secrets: str, owner: str, run: str, token: str) -> Json:
-    """Write the file with the token for a run; nobody but this account can get at it."""
+def keep_token(secrets: str, owner: str, run: str, token: str) -> None:
+    """Write the file with the token for a run, readable by this account alone."""
     folder = private(pathlib.Path(secrets)) / owner
     folder.mkdir(mode=0o700, exist_ok=True)
     replace(private(folder) / f"{run}{HF_SUFFIX}", f"{token}\n", mode=0o600)
-    return {}
 
 
-def drop_token(secrets: str, owner: str, run: str) -> Json:
+def drop_token(secrets: str, owner: str, run: str) -> None:
     """Remove a run's file with the token."""
     pathlib.Path(secrets, owner, f"{run}{HF_SUFFIX}").unlink(missing_ok=True)
-    return {}
 
 
 def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) -> Json:
-    """Make each file of an owner hold the token; remove those of runs that are not active, or all without a token.
+    """Write the token to each file of an owner; remove those of runs that are not active, or all without a token.
 
-    With `active` unknown none of these is removed. A file of the last two minutes stays: its job is being submitted.
+    With `active` None remove none of these. Keep a file of the last two minutes: its job is being submitted.
     """
     counts = {"removed": 0, "replaced": 0}
     folder = pathlib.Path(secrets, owner)
@@ -145,7 +140,7 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
     for path in sorted(private(folder).iterdir()):
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode):
-            continue  # none of ours
+            continue  # not written by ddp
         run = path.name.removesuffix(HF_SUFFIX)
         is_ours = path.name.endswith(HF_SUFFIX) and not path.name.startswith(".")
         is_gone = not is_ours or (active is not None and run not in active)
@@ -159,7 +154,7 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
 
 
 def measure_source(path: str, part_bytes: int) -> Json:
-    """Return the bytes below a path and into how many parts they are cut; of a very large folder a part."""
+    """Return the bytes below a path and the number of parts for them; a very large folder is read in part."""
     total = parts = files = 0
     began = time.monotonic()
     top = pathlib.Path(path)
@@ -179,7 +174,7 @@ def measure_source(path: str, part_bytes: int) -> Json:
 
 
 def count_parts(output: str) -> Json:
-    """Return how many parts of a dataset are done."""
+    """Count the finished parts of a dataset."""
     return {"parts": sum(1 for _ in pathlib.Path(output, "parts").glob("part-*.json"))}
 
 
@@ -192,10 +187,10 @@ def read_json(path: str) -> Json:
 
 
 def read_dataset(folder: str) -> Json:
-    """Return what describes a dataset, and its first file that is not there or not whole."""
+    """Return a dataset's manifest, and its first file that is missing or incomplete."""
     manifest = read_json(f"{folder}/dataset.json")
     began = time.monotonic()
-    with contextlib.suppress(KeyError, TypeError, ValueError):  # another version's; the payload looks again
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # another version's format; the payload checks again
         for shard in [shard for split in manifest["splits"].values() for shard in split]:
             path, wanted = pathlib.Path(folder, str(shard["file"])), int(shard["bytes"])
             held = None
@@ -209,7 +204,7 @@ def read_dataset(folder: str) -> Json:
 
 
 def read_baseline(path: str) -> Json:
-    """Return the entries of a baseline that are whole; none where there is no file."""
+    """Return the valid entries of a baseline; none where there is no file."""
     entries: list[Json] = []
     with contextlib.suppress(OSError, ValueError):
         held: typing.Any = read_object(pathlib.Path(path)).get("entries")
@@ -224,8 +219,8 @@ def read_baseline(path: str) -> Json:
     return {"entries": entries}
 
 
-def store_baseline(path: str, entries: list[Json]) -> Json:
-    """Put entries into the baseline, each in place of the one of its shape."""
+def store_baseline(path: str, entries: list[Json]) -> None:
+    """Write entries to the baseline, each in place of the one of its shape."""
     file = pathlib.Path(path)
     known: list[Json] = []
     with contextlib.suppress(OSError, ValueError):
@@ -237,11 +232,10 @@ def store_baseline(path: str, entries: list[Json]) -> Json:
     fresh = [shape(entry) for entry in entries]
     kept = [entry for entry in known if shape(entry) not in fresh]
     replace(file, json.dumps({"format": 1, "entries": [*kept, *entries][-500:]}, indent=1) + "\n")
-    return {}
 
 
 def open_examination(workspace: str, nonce: str) -> Json:
-    """Make the folder in which the nodes prove that they share the workspace; a day-old leftover goes."""
+    """Make the folder for the nodes' test of the shared workspace; remove leftovers of more than a day."""
     runs = pathlib.Path(workspace, "runs")
     for path in runs.glob(".doctor-*"):
         if time.time() - path.lstat().st_mtime > 86400:
@@ -251,15 +245,14 @@ def open_examination(workspace: str, nonce: str) -> Json:
     return {"folder": str(folder), "nonce": nonce}
 
 
-def close_examination(folder: str) -> Json:
-    """Remove that folder."""
+def close_examination(folder: str) -> None:
+    """Remove an examination's folder."""
     if pathlib.Path(folder).name.startswith(".doctor-"):
         shutil.rmtree(folder, ignore_errors=True)
-    return {}
 
 
 def _untrusted(workspace: str, names: list[str], trusted: list[int]) -> str:
-    """Return which folder others than these accounts can replace or own, and what to type; else nothing."""
+    """Return the folder that accounts other than these own or can replace, and what to type; else ""."""
     for folder in (workspace, *(f"{workspace}/{name}" for name in names)):
         try:
             ownership.check_folder(folder, frozenset(trusted))

@@ -1,14 +1,15 @@
 """The Hugging Face token: a Juju secret, in a file that only the submit user can read for as long as a job may need it.
 
-The file lies in the workspace, since every node must find it, below a folder of mode 0700 and one for each unit, which
-looks after its own. A job is told the path alone (HF_TOKEN_PATH), so that the token is in no script and no environment.
-A job that ends by itself removes the file; after a signal it may come back, so then the trainer does, once Slurm no
-longer knows the job as waiting or running.
+The file lies in the workspace, since every node must read it, below a folder of mode 0700 and one for each unit, which
+maintains its own. A job gets only the path (HF_TOKEN_PATH), so that the token is in no script and no environment.
+A job that ends by itself removes the file; after a signal it may be requeued, so then the trainer removes it once Slurm
+no longer lists the job as pending or running.
 """
 
 import collections.abc
 import contextlib
 import logging
+import typing
 
 from ddp.base import Settings
 from ddp.options import fields
@@ -20,62 +21,59 @@ VARIABLE = "HF_TOKEN_PATH"
 FOLDER = ".secrets"
 
 logger = logging.getLogger(__name__)
+T = typing.TypeVar("T")
 
 
 def path(settings: Settings, run: str) -> str:
-    """Return the file that a run's job, or all jobs of a sweep, find the token in."""
+    """Return the path of the token's file for a run's job, or for all jobs of a sweep."""
     return str(settings.folder / FOLDER / _owner(settings) / f"{run}.hf-token")
 
 
 def is_wanted(settings: Settings, params: fields.Training) -> bool:
-    """Return whether a training gets the token: one that names a file of its own in `env` does not."""
+    """Return whether a training gets the token: not where `env` names a file of its own."""
     return bool(settings.token) and VARIABLE not in {name for name, _ in fields.variables(params.env)}
 
 
 def deliver(settings: Settings, run: str) -> None:
-    """Write the file of a run that is about to be submitted. Raises WorkspaceError."""
+    """Write the file for a run before it is submitted. Raises WorkspaceError."""
     folders.ensure_folders(settings, (FOLDER,))
-    _ask(settings, operations.keep_token, run=run, token=settings.token)
+    _call(settings, operations.keep_token, run=run, token=settings.token)
 
 
 def drop(settings: Settings, run: str) -> None:
-    """Remove the file of a run unless a job of it is waiting or running; what fails is made good by `sync`."""
+    """Remove the file of a run unless a job of it is pending or running; `sync` repeats what fails here."""
     if not settings.token:
         return
     with contextlib.suppress(jobs.SlurmError, folders.WorkspaceError):
         if not any(job.is_active for job in jobs.jobs(user=settings.user, name=run)):
-            _ask(settings, operations.drop_token, run=run)
+            _call(settings, operations.drop_token, run=run)
 
 
 def sync(settings: Settings) -> None:
-    """Give the newest token to the jobs that wait or run, and remove the files of those that are gone.
+    """Write the newest token for the jobs that are pending or running, and remove the files of all others.
 
-    Without a token all of this unit's files go. Raises WorkspaceError.
+    Without a token remove all of this unit's files. Raises WorkspaceError.
     """
-    active: list[str] | None = None  # not known: nothing is removed
+    active: list[str] | None = None  # not known: remove nothing
     if settings.token and jobs.is_installed():
         with contextlib.suppress(jobs.SlurmError):
             active = [job.name for job in jobs.jobs(user=settings.user) if job.is_active]
-    told = _ask(settings, operations.sync_tokens, token=settings.token, active=active)
-    if told["removed"] or told["replaced"]:
-        logger.info("files with the token: %d removed, %d replaced", told["removed"], told["replaced"])
+    counts = _call(settings, operations.sync_tokens, token=settings.token, active=active)
+    if counts["removed"] or counts["replaced"]:
+        logger.info("files with the token: %d removed, %d replaced", counts["removed"], counts["replaced"])
 
 
 def withdraw(settings: Settings) -> None:
-    """Remove all of this unit's files; the unit goes, and nobody would look after them."""
+    """Remove all of this unit's files, since the unit is being removed."""
     try:
-        _ask(settings, operations.sync_tokens, timeout_s=10, token="", active=None)
+        _call(settings, operations.sync_tokens, timeout_s=10, token="", active=None)
     except folders.WorkspaceError as e:
         logger.warning("files with the token may be left in %s: %s", settings.folder / FOLDER, e)
 
 
-def _ask(
-    settings: Settings,
-    operation: collections.abc.Callable[..., folders.Json],
-    *,
-    timeout_s: float = 30,
-    **arguments: object,
-) -> folders.Json:
+def _call(
+    settings: Settings, operation: collections.abc.Callable[..., T], *, timeout_s: float = 30, **arguments: object
+) -> T:
     secrets = str(settings.folder / FOLDER)
     return folders.call(settings, operation, timeout_s=timeout_s, secrets=secrets, owner=_owner(settings), **arguments)
 

@@ -224,7 +224,7 @@ def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts
     assert finding.level == "error"
     assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
     (finding,) = told(None)
-    assert (finding.level, "slurmdbd gives no answer" in finding.text) == ("warning", True)
+    assert (finding.level, "slurmdbd does not respond" in finding.text) == ("warning", True)
 
 
 # -- nodes and other jobs ----------------------------------------------------------------------------------------------

@@ -841,7 +841,7 @@ def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: 
     assert "DAMAGED" not in ready.run("doctor")["findings"]
     (archive,) = (ready.workspace / "environments").glob("*.tar.zst")
     archive.write_bytes(bytes(archive.stat().st_size))
-    assert "is not what its manifest says" in ready.fails("doctor")
+    assert "does not match its manifest" in ready.fails("doctor")
 
 
 def test_nodes_that_give_no_answer_are_told(trainer: Trainer, cluster: Cluster):  # noqa: F811
@@ -868,7 +868,7 @@ def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster:
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8(S:0-1)"
     asked = answering(cluster, *map(healthy, NAMES))
-    assert "no CUDA driver answers here" in trainer.run("doctor")["findings"]
+    assert "no CUDA driver responds here" in trainer.run("doctor")["findings"]
     assert "--gpus-per-node=8" in asked[0]
 
 

@@ -496,7 +496,7 @@ def test_the_last_node_is_not_left_out(settings: Settings, node: Node):
     assert code == 78
     assert not node.requeued()
     assert attempts(node) == ["12.r0", "12.r0t1"]
-    assert "[RESTART] slurmd-0 is not to be trusted, but partition main has no other node for it" in output
+    assert "[RESTART] slurmd-0 is suspect, but partition main has no other node for it" in output
 
 
 def test_what_every_node_complains_of_is_no_nodes_fault(settings: Settings, node: Node):
@@ -536,7 +536,7 @@ def test_a_controller_that_is_away_is_asked_again_and_the_job_is_queued_once(set
     code, output = stop(node, texts(settings), signal.SIGUSR1)
     assert code == 75
     assert (node.notes / "scontrol").read_text() == "requeue 12\n"
-    assert output.count("[REQUEUE] Slurm does not answer") == 3
+    assert output.count("[REQUEUE] Slurm does not respond") == 3
 
 
 def test_a_requeue_whose_answer_was_lost_is_not_asked_for_twice(settings: Settings, node: Node):

@@ -561,7 +561,7 @@ def test_srun_tells_which_rank_was_killed_or_left_without_a_word(settings: Setti
     begin = "[ENV] job=12 attempt=12.r0 nodes=n0 n1\n0: [ENV] node=n0 address=10.0.0.1\n"
     end = "srun: error: n{0}: task {1}: Exited with exit code {2}\n[RESULT] rc=1 outcome=none\n"
     (folder / "logs" / "12.out").write_text(begin + end.format(1, 3, 4))
-    assert failure(settings) == {"rank": 3, "node": 1, "lines": ["ended with exit code 4 and without a word"]}
+    assert failure(settings) == {"rank": 3, "node": 1, "lines": ["exited with code 4 and no error output"]}
     rank_log(folder, 0, 1, TRACE.format("ValueError: caught"))
     (folder / "logs" / "12.out").write_text(begin + end.format(1, 2, 137) + end.format(0, 1, 143))
     words = "killed by signal 9 (SIGKILL); the kernel does that to a process when memory runs out"
@@ -574,7 +574,7 @@ def test_a_rank_that_left_well_before_the_others_is_found(settings: Settings):
         rank_log(folder, 0, local, CUT)
     early = "1: E1123 03:40:34.271000 23 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.2"
     (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), early]))
-    said = "left with exit code 0 while others went on; do all ranks get the same number of batches?"
+    said = "exited with code 0 while others went on; do all ranks get the same number of batches?"
     assert failure(settings) == {"rank": 2, "node": 1, "lines": [said]}
     assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", said), "not the node's"
     shutil.rmtree(folder / "logs" / "12.r0")
@@ -608,7 +608,7 @@ def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: S
     rank_log(folder, 0, 0, CUT)
     earlier = f"[ENV] job=12 attempt=12.r0 \n{AGENT.format(0, -9, 1)}\n"  # what ended an attempt before is over
     (folder / "logs" / "12.out").write_text(f"{earlier}[ENV] job=12 attempt=12.r0t1 \n{AGENT.format(1, 3, 0)}")
-    assert failure(settings) == {"rank": 2, "node": 1, "lines": ["ended with exit code 3 and without a word"]}
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": ["exited with code 3 and no error output"]}
     assert explain.blame(str(folder), "12", "12.r0t1", ["n0", "n1"])[:2] == ("program", "n1")
 
 
@@ -701,11 +701,11 @@ def test_a_build_folder_that_somebody_planted_is_refused(settings: Settings, tmp
 
 def test_what_pip_does_now(settings: Settings, tmp_path: pathlib.Path):
     log = tmp_path / "pip.log"
-    assert ask(settings, "last_step", path=str(log)) == {"step": ""}
+    assert ask(settings, "last_step", path=str(log)) == ""
     log.write_text(
         "2026-11-20T18:46:00,1 Collecting torch==2.13.0+cpu\n2026-11-20T18:46:00,1   Skipping link: none of the wheel's tags\n"
     )
-    assert ask(settings, "last_step", path=str(log)) == {"step": "Collecting torch==2.13.0+cpu"}
+    assert ask(settings, "last_step", path=str(log)) == "Collecting torch==2.13.0+cpu"
 
 
 CAME = "[ENV] job=12 attempt=12.r0 nodes=n0 n1 n2 head=10.0.0.1:20096 ranks_per_node=2 launcher=torchrun\n"
@@ -741,7 +741,7 @@ def test_ranks_that_never_came_are_named_with_their_nodes(
     assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
     kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
-        told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} did not come"
+        told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
         assert (kind, node, words) == ("node", nodes[0], told), "the next attempt is made without it"
     else:
         assert kind == "program"
