@@ -18,6 +18,7 @@ import typing
 import zipfile
 import zlib
 
+from ddp import backports
 from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import RefusedError, replace
 
@@ -34,8 +35,7 @@ def verify_environments(folder: str) -> Json:
             archive = path.with_suffix(".tar.zst")
             try:
                 with opened(archive) as found:
-                    file: typing.Any = found
-                    right = hashlib.file_digest(file, "sha256").hexdigest() == manifest["sha256"]
+                    right = backports.sha256(found) == manifest["sha256"]
             except OSError:
                 right = False
             if not right:
@@ -67,11 +67,11 @@ def digest_wheelhouse(path: str) -> Json:
     place = pathlib.Path(path)
     if not place.is_dir():
         with opened(place) as file:
-            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+            return {"sha256": backports.sha256(file)}
     whole = hashlib.sha256()
     for wheel in _wheels(place):
         with opened(wheel) as file:
-            whole.update(f"{wheel.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+            whole.update(f"{wheel.name}\0{backports.sha256(file)}\n".encode())
     return {"sha256": whole.hexdigest()}
 
 
@@ -134,7 +134,7 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
         if done.returncode != 0:
             raise RefusedError(f"archiving the environment failed: {' '.join(done.stderr.split())[-300:]}")
         with partial.open("rb+") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = backports.sha256(file)
             os.fsync(file.fileno())
         partial.chmod(0o644)
         size = partial.stat().st_size

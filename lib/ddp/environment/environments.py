@@ -7,7 +7,6 @@ soon as any of these differs.
 
 import collections.abc
 import dataclasses
-import datetime
 import hashlib
 import json
 import pathlib
@@ -15,7 +14,7 @@ import platform
 import re
 import time
 
-from ddp import remedies
+from ddp import backports, remedies
 from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
 from ddp.environment import archives
 from ddp.options import models
@@ -331,7 +330,7 @@ def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Lo
             "torch": version,
             "build": choice.build,
             "driverless": choice.driverless,
-            "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         stored = with_progress(
             log,
@@ -385,7 +384,7 @@ def _attached(settings: Settings, log: Log) -> Wheelhouse | None:
 
     def digest() -> str:
         with attached.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return backports.sha256(file)
 
     return Wheelhouse(str(attached), with_progress(log, "reading the attached wheelhouse", digest))
 

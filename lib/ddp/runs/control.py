@@ -695,7 +695,7 @@ def pause(seconds: float) -> None:
 
 def now() -> datetime.datetime:
     """Return the time; tests replace it."""
-    return datetime.datetime.now(datetime.UTC)
+    return datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 
 
 def _known(settings: Settings, job_id: int, element: int | None = None) -> jobs.Job | None:
