@@ -9,6 +9,7 @@ import collections.abc
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import platform
 import re
@@ -32,6 +33,11 @@ _CLAIM = "environments"
 _BUILD_BYTES = {"cpu": 3 << 30, "cuda": 16 << 30}  # where it is made: packages, and what pip unpacks on its way
 _STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
 _BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
+_PIP_VARIABLES = (
+    "PIP_CONFIG_FILE", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST", "PIP_PROXY",
+    "PIP_CERT", "PIP_CLIENT_CERT", "PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES", "PIP_CACHE_DIR",
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
 _DRIVER = """
 import ctypes
 try:
@@ -544,7 +550,7 @@ def _last_step(settings: Settings, path: pathlib.Path) -> str:
 
 def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
     try:
-        return run(*argv, cwd="/", timeout=timeout).stdout
+        return run(*argv, cwd="/", timeout=timeout, env=_pip_variables()).stdout
     except CommandTimeout as e:
         if "--no-index" in argv:
             raise TrainerError(f"{e}; is the filesystem of the wheelhouse slow?") from e
@@ -554,6 +560,11 @@ def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
             what = f"no wheel of {missing[1]} for Python {_python_version()} on {platform.machine()} is in it; add it"
             raise ParameterError("wheelhouse", what) from e
         raise TrainerError(f"{_what(argv)}: {_cause(e)}") from e
+
+
+def _pip_variables() -> dict[str, str]:
+    """Return what the user's shell says of package indexes; what else pip can be told, such as a target, is ours."""
+    return {name: os.environ[name] for name in _PIP_VARIABLES if name in os.environ}
 
 
 def _cause(e: CommandError) -> str:
