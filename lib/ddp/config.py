@@ -5,9 +5,9 @@ import json
 import os
 import pathlib
 import pwd
-import tomllib
 import typing
 
+from ddp import backports
 from ddp.base import ParameterError, Settings
 from ddp.options import fields
 
@@ -97,10 +97,10 @@ def _typed(name: str, text: str) -> object:
 def _read(path: pathlib.Path) -> dict[str, object]:
     """Parse a file; an empty dict where there is none. Raises ParameterError."""
     try:
-        return tomllib.loads(path.read_text())
+        return backports.parse_toml(path.read_text())
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+    except (OSError, ValueError) as e:
         raise ParameterError(str(path), f"{e}; correct the file, or remove it") from e
 
 

@@ -4,7 +4,6 @@ Both are texts, as actions, pipes and JSON have them.
 """
 
 import collections.abc
-import typing
 
 Rows = collections.abc.Sequence[collections.abc.Sequence[str]]
 
@@ -15,7 +14,7 @@ class Table(str):
     __slots__ = ("rows",)
     rows: Rows
 
-    def __new__(cls, rows: Rows, text: str | None = None) -> typing.Self:
+    def __new__(cls, rows: Rows, text: str | None = None) -> "Table":
         """Make a table of rows, which all have as many cells; `text` where it is not the aligned rows."""
         made = super().__new__(cls, _aligned(rows) if text is None else text)
         made.rows = rows

@@ -430,7 +430,7 @@ def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
     1.x takes a session away when its client unmounts, and lists that of one that was killed until another client clears
     it away: its time to live was renewed every 12 s, to a minute. 0.14 never takes one away, and beats once a minute.
     """
-    now, found = datetime.datetime.now(datetime.UTC), list[str]()
+    now, found = datetime.datetime.now(datetime.timezone.utc), list[str]()  # noqa: UP017 - Python 3.10
     for session in sessions:
         if "Expire" in session:
             ends = datetime.datetime.fromisoformat(session["Expire"])

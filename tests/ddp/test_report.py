@@ -18,7 +18,7 @@ import pytest
 
 from ddp.report import charts, facts, page
 
-MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.UTC)
+MADE = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 MakeRun = collections.abc.Callable[..., pathlib.Path]
 LOSS, THROUGHPUT = "figure.chart[data-chart='0']", "figure.chart[data-chart='1']"
 # In every place where a run's text may land; each would leave a trace, were it taken for more than text.

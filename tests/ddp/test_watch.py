@@ -25,7 +25,7 @@ import rich.text
 from ddp import watch
 from ddp.watch import braille, view
 
-NOW = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.UTC)
+NOW = datetime.datetime(2026, 11, 23, 18, 0, tzinfo=datetime.timezone.utc)  # noqa: UP017 - Python 3.10
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MakeRun = collections.abc.Callable[..., pathlib.Path]
 

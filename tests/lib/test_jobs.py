@@ -211,6 +211,14 @@ def test_one_job(commands: Commands):
     assert (found.state, found.exit_code) == ("FAILED", 3)
 
 
+@pytest.mark.parametrize(("status", "code"), [("0", 0), ("256", 1), ("19968", 78), ("9", 137), ("15", 143)])
+def test_squeue_of_22_05_prints_the_status_as_one_number(commands: Commands, status: str, code: int):
+    ask_for(commands, 13, stdout=QUEUE.splitlines(keepends=True)[1].replace("|3:0|", f"|{status}|"))
+    found = jobs.job(13, user="ddp")
+    assert found is not None
+    assert found.exit_code == code
+
+
 def test_somebody_elses_job_is_none_of_ours(commands: Commands):
     ask_for(commands, 13, stdout=QUEUE.splitlines(keepends=True)[1])
     assert jobs.job(13, user="eve") is None

@@ -17,6 +17,7 @@ import typing
 import zipfile
 import zlib
 
+from ddp import backports
 from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import RefusedError, replace
 
@@ -124,7 +125,7 @@ def store_environment(build: str, folder: str, manifest: Json) -> Json:
         if done.returncode != 0:
             raise RefusedError(f"archiving the environment failed: {' '.join(done.stderr.split())[-300:]}")
         with partial.open("rb+") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = backports.sha256(file)
             os.fsync(file.fileno())
         partial.chmod(0o644)
         size = partial.stat().st_size
@@ -209,11 +210,8 @@ def last_step(path: str) -> str:
 
 
 def _digest(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
     with opened(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return backports.sha256(file)
 
 
 def _folders_of_tests(site: pathlib.Path) -> list[pathlib.Path]:

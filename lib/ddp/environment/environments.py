@@ -6,17 +6,17 @@ requirements, and the wheelhouse where one is named. An environment with the cur
 
 import collections.abc
 import dataclasses
-import datetime
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import platform
 import re
 import time
 import typing
 
-from ddp import remedies
+from ddp import backports, remedies
 from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
 from ddp.environment import archives
 from ddp.options import models
@@ -36,6 +36,11 @@ _STORE_BYTES = {"cpu": 512 << 20, "cuda": 5 << 30}
 _DRIVER = pathlib.Path(__file__).with_name("driver.py")
 IMPORTS = pathlib.Path(__file__).with_name("imports.py")
 _BUILDS = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "cuda": ("cuda",)}  # by the option torch-build, the better first
+_PIP_VARIABLES = (
+    "PIP_CONFIG_FILE", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST", "PIP_PROXY",
+    "PIP_CERT", "PIP_CLIENT_CERT", "PIP_TIMEOUT", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES", "PIP_CACHE_DIR",
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +325,7 @@ def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Lo
             "python": _python_version(),
             "build": choice.build,
             "driverless": choice.driverless,
-            "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         keep = functools.partial(
             folders.call, settings, archives.store_environment, timeout_s=3600,
@@ -363,7 +368,7 @@ def _attached(settings: Settings, log: Log) -> Wheelhouse | None:
 
     def digest() -> str:
         with attached.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return backports.sha256(file)
 
     return Wheelhouse(str(attached), with_progress(log, "reading the attached wheelhouse", digest))
 
@@ -508,7 +513,7 @@ def _last_step(settings: Settings, path: pathlib.Path) -> str:
 
 def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
     try:
-        return run(*argv, cwd="/", timeout=timeout).stdout
+        return run(*argv, cwd="/", timeout=timeout, env=_pip_variables()).stdout
     except CommandTimeout as e:
         if "--no-index" in argv:
             raise TrainerError(f"{e}; is the filesystem of the wheelhouse slow?") from e
@@ -518,6 +523,11 @@ def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
             what = f"no wheel of {missing[1]} for Python {_python_version()} on {platform.machine()} is in it; add it"
             raise ParameterError("wheelhouse", what) from e
         raise TrainerError(f"{_what(argv)}: {_cause(e)}") from e
+
+
+def _pip_variables() -> dict[str, str]:
+    """Return what the user's shell says of package indexes; what else pip can be told, such as a target, is ours."""
+    return {name: os.environ[name] for name in _PIP_VARIABLES if name in os.environ}
 
 
 def _cause(e: CommandError) -> str:

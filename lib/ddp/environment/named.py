@@ -2,10 +2,9 @@
 
 import pathlib
 import re
-import tomllib
 import typing
 
-from ddp import tables
+from ddp import backports, tables
 from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import archives, environments
 from ddp.options import models
@@ -86,8 +85,8 @@ def read(path: pathlib.Path) -> tuple[str, ...]:
 
 def _of_project(path: pathlib.Path, text: str) -> tuple[str, ...]:
     try:
-        project: object = tomllib.loads(text).get("project", {})
-    except tomllib.TOMLDecodeError as e:
+        project: object = backports.parse_toml(text).get("project", {})
+    except ValueError as e:
         raise ParameterError("requirements", f"{path}: {e}") from e
     found = typing.cast("dict[str, object]", project) if isinstance(project, dict) else {"dependencies": None}
     wanted = found.get("dependencies", [])

@@ -114,6 +114,8 @@ def ensure_folders(settings: Settings, names: tuple[str, ...] = FOLDERS) -> None
     """Make this user's folders in the workspace. Raises WorkspaceError."""
     if settings.folder != settings.workspace:
         call(settings, operations.own_folder, path=str(settings.folder))
+    elif not settings.unit:  # a charm's is a mount
+        call(settings, operations.make_workspace, path=str(settings.workspace))
     place = str(settings.folder)
     made = call(settings, operations.make_folders, workspace=place, names=names, trusted=trusted(settings))
     if made["untrusted"]:

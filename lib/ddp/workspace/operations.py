@@ -38,6 +38,18 @@ def make_folders(workspace: str, names: list[str], trusted: list[int]) -> Json:
     return {"denied": denied, "untrusted": _untrusted(workspace, names, trusted) if denied else ""}
 
 
+def make_workspace(path: str) -> None:
+    """Make the workspace of a cluster without charms, in a folder that exists. Raises RefusedError."""
+    folder = pathlib.Path(path)
+    try:
+        folder.mkdir(mode=0o755)
+    except FileExistsError:
+        pass
+    except OSError as e:
+        hint = f"is the shared filesystem mounted at {folder.parent}? else name another folder with `workspace`"
+        raise RefusedError(f"{path} cannot be made ({e.strerror}); {hint}") from e
+
+
 def make_users(workspace: str) -> None:
     """Make the folder of the users' folders, where the workspace is this account's; in root's, root makes it."""
     if pathlib.Path(workspace).lstat().st_uid == os.geteuid():

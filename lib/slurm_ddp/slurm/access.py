@@ -7,10 +7,10 @@ import collections.abc
 import dataclasses
 
 from slurm_ddp.run import CommandError, run
-from slurm_ddp.slurm import jobs, show
+from slurm_ddp.slurm import commands, jobs, show
 
-_SACCTMGR = "/usr/bin/sacctmgr"
-_SCONTROL = "/usr/bin/scontrol"
+_SACCTMGR = commands.find("sacctmgr")
+_SCONTROL = commands.find("scontrol")
 _OPEN = frozenset({"FLEX", "ANY_NODES"})  # its jobs may have other nodes, too (scontrol(1), Flags)
 OUTSIDE = "outside the reservation"
 

@@ -10,14 +10,14 @@ import os
 import re
 
 from slurm_ddp.run import CommandError, CommandTimeout, run
-from slurm_ddp.slurm import nodes, show
+from slurm_ddp.slurm import commands, nodes, show
 
-_SBATCH = "/usr/bin/sbatch"
-_SCANCEL = "/usr/bin/scancel"
-_SCONTROL = "/usr/bin/scontrol"
-_SQUEUE = "/usr/bin/squeue"
-_SRUN = "/usr/bin/srun"
-_SACCT = "/usr/bin/sacct"
+_SBATCH = commands.find("sbatch")
+_SCANCEL = commands.find("scancel")
+_SCONTROL = commands.find("scontrol")
+_SQUEUE = commands.find("squeue")
+_SRUN = commands.find("srun")
+_SACCT = commands.find("sacct")
 
 ACTIVE = frozenset(
     {
@@ -309,8 +309,10 @@ def ask(
     Raises SlurmError.
     """
     try:
-        env = {"TZ": "UTC"} if argv[0] in (_SQUEUE, _SACCT) else None  # sbatch and srun hand theirs on to the job
-        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/", env=env)
+        env = commands.variables(argv[0])
+        if argv[0] in (_SQUEUE, _SACCT):  # sbatch and srun hand theirs on to the job
+            env["TZ"] = "UTC"
+        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/", env=env or None)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
@@ -467,9 +469,11 @@ def _exit_code(text: str, state: str) -> int:
     """Return an exit code as a shell would, from Slurm's `code:signal`.
 
     Of a job whose script did not end by itself slurmctld notes the bare status 1 or nothing: squeue prints 0:1, sacct
-    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0.
+    1:0 (as_mysql_job.c, as_mysql_job_complete) or 0:0. squeue of 22.05 prints wait(2)'s status as one number.
     """
     code, signal = (_number(part) for part in text.partition(":")[::2])
+    if ":" not in text:
+        code, signal = code >> 8, code & 127
     if signal == 1:
         code, signal = 1, 0
     return code or (128 + signal if signal else int(state in _LOST))

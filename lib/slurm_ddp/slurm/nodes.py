@@ -11,10 +11,11 @@ import re
 import time
 
 from slurm_ddp.run import CommandError, CommandTimeout, Completed, run
+from slurm_ddp.slurm import commands
 from slurm_ddp.slurm import show as show_text
 
-SCONTROL = "/usr/bin/scontrol"
-SQUEUE = "/usr/bin/squeue"
+SCONTROL = commands.find("scontrol")
+SQUEUE = commands.find("squeue")
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 

@@ -27,6 +27,7 @@ class Pip:
         self.cpu_wheel = True  # whether the machine's own indexes have torch's build for CPUs
         self.pytorch_answers = True
         self.failure = ""
+        self.env: dict[str, str] = {}  # variables beside those of every command
 
     def run(
         self,
@@ -55,6 +56,7 @@ class Pip:
             return Completed(0, "", "")
         if call[1:4] == ("-m", "pip", "install"):
             assert "--no-input" in call
+            self.env = dict(env or {})
             if self.failure:
                 raise CommandError("python exited 1", returncode=1, stderr=self.failure)
             elsewhere = self.pytorch_answers and any(word.startswith("--index-url=") for word in call)

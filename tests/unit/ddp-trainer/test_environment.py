@@ -121,6 +121,16 @@ def test_the_option_torch_index_is_searched_too(settings: Settings, pip: Pip, cl
     assert torch[-2:] == ("--extra-index-url=https://wheels.example/cpu", "torch==2.13.0+cpu")
 
 
+def test_the_users_variables_say_where_packages_are_and_no_more(
+    settings: Settings, pip: Pip, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PIP_INDEX_URL", "https://example.org/simple")
+    monkeypatch.setenv("PIP_TARGET", "/elsewhere")
+    install(settings)
+    assert {"PIP_INDEX_URL": "https://example.org/simple"}.items() <= pip.env.items()
+    assert "PIP_TARGET" not in pip.env
+
+
 def test_pips_own_reason_is_told_and_nothing_is_left(settings: Settings, pip: Pip, cluster: Cluster):
     pip.failure = (
         "WARNING: x\nERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"

@@ -1,0 +1,128 @@
+"""`pipx install` and `ddp` on a Slurm of two nodes without Juju, under an ordinary account: docs/howto/plain-slurm.md."""
+
+import collections.abc
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from functional import plain_slurm
+from functional.conftest import REPOSITORY, Json
+from functional.plain_slurm import HOME, PlainSlurm
+
+pytestmark = pytest.mark.timeout(1500)  # the first test installs ddp, and makes the jobs' environment
+
+WORKSPACE = HOME / "training"
+TRAIN = """
+import os, socket, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+total = torch.tensor([float(rank + 1)])
+dist.all_reduce(total)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+model(torch.full((2, 4), float(rank))).pow(2).mean().backward()
+print(f"rank={rank} host={socket.gethostname()} uid={os.getuid()} sum={total.item():g} argv={sys.argv[1:]}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def plain() -> collections.abc.Iterator[PlainSlurm]:
+    """The cluster, with `ddp` installed from the repository's tracked files as its page says."""
+    if missing := plain_slurm.lacks():
+        pytest.fail(missing)
+    assert not pathlib.Path("/etc/slurm-ddp.toml").exists(), "this machine is one of a deployed bundle"
+    with plain_slurm.running() as cluster:
+        _copy_repository(cluster.home / "checkout")
+        shutil.copy2(REPOSITORY / "tests/requirements/pipx.txt", cluster.home / "pipx.txt")
+        cluster.as_root("chown", "-R", f"{plain_slurm.USER}:", str(HOME))
+        cluster.does("/usr/bin/python3 -m venv .pipx && .pipx/bin/pip install --require-hashes -r pipx.txt")
+        cluster.does(".pipx/bin/pipx install ./checkout")
+        cluster.writes(".config/slurm-ddp.toml", f'workspace = "{WORKSPACE}"\n')
+        yield cluster
+
+
+def _copy_repository(target: pathlib.Path) -> None:
+    listed = subprocess.run(
+        ["git", "-c", f"safe.directory={REPOSITORY}", "ls-files", "-z"],
+        cwd=REPOSITORY, check=True, capture_output=True, text=True, timeout=60,
+    ).stdout  # fmt: skip
+    for name in listed.split("\0")[:-1]:
+        if (REPOSITORY / name).is_file():  # not one that was just removed
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name)
+
+
+def results(plain: PlainSlurm, command: str) -> Json:
+    return json.loads(plain.does(command, timeout=1200))
+
+
+@pytest.fixture(scope="module")
+def smoke(plain: PlainSlurm) -> Json:
+    """The first command that one types: it makes the environment, and trains on both nodes."""
+    return results(plain, "ddp --json submit --wait smoke")
+
+
+def test_the_smoke_test_trains_on_both_nodes(plain: PlainSlurm, smoke: Json):
+    assert (smoke["state"], smoke["exit-code"], smoke["nodes"], smoke["ranks"]) == ("COMPLETED", "0", "2", "2")
+    assert smoke["run-dir"] == f"{WORKSPACE}/runs/{smoke['run']}"
+    assert float(smoke["loss"]) < float(smoke["first-loss"])
+    assert plain.does(f"find {WORKSPACE} -not -user {plain_slurm.USER}") == ""
+
+
+def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smoke: Json):
+    plain.writes("code/train.py", TRAIN)
+    plain.does("cd code && ddp submit -N 2 --run first train.py a 'b c'")
+    said = plain.does("ddp log -f first")
+    assert sorted(re.findall(r"rank=\d host.*", said.partition("text:")[2])) == [
+        f"rank={rank} host=n{rank + 1} uid={plain_slurm.UID} sum=3 argv=['a', 'b c']" for rank in (0, 1)
+    ]
+    assert results(plain, "ddp --json job first")["state"] == "COMPLETED"
+    shown = plain.does("ddp show first")
+    assert re.search(rf"^run-dir +{WORKSPACE}/runs/first$", shown, re.MULTILINE)
+    assert "num_nodes: 2" in shown
+    assert re.findall(r"^\d+ +(\S+) +(\S+) +2 ", plain.does("ddp list"), re.MULTILINE) == [
+        ("first", "COMPLETED"),
+        (smoke["run"], "COMPLETED"),
+    ]
+
+
+def test_what_fails_is_told_by_the_exit_status(plain: PlainSlurm, smoke: Json):
+    plain.writes("code/fails.py", "raise SystemExit('of its own accord')\n")
+    failed = plain.tries("cd code && ddp submit --wait -N 1 --run failing fails.py")
+    assert failed.code == 1
+    assert re.fullmatch(
+        r"ddp: job \d+ FAILED, exit code 1; rank 0 on n\d: of its own accord", failed.err.splitlines()[-1]
+    ), failed.err
+    absent = plain.tries("ddp show nothing")
+    assert (absent.code, absent.err.splitlines()) == (
+        1,
+        [f"ddp: run: there is no run 'nothing' in {WORKSPACE}/runs; see: ddp runs"],
+    )
+    assert plain.tries("ddp submit --nodse 2 train.py").code == 2
+    wrong = plain.tries("DDP_TORCH_BUILD=rocm ddp list")
+    assert (wrong.code, "$DDP_TORCH_BUILD" in wrong.err) == (2, True)
+
+
+def test_a_run_is_cancelled(plain: PlainSlurm, smoke: Json):
+    plain.writes("code/sleeps.py", "import time\nprint('asleep', flush=True)\ntime.sleep(600)\n")
+    plain.does("cd code && ddp submit -N 2 --run sleeper sleeps.py")
+    plain.does("until grep -q asleep training/runs/sleeper/logs/*.out 2>/dev/null; do sleep 0.2; done", timeout=180)
+    plain.does("ddp cancel sleeper")
+    ended = plain.tries("ddp log -f sleeper 2>/dev/null")  # with the rank's own traceback
+    assert re.search(r"^state +CANCELLED$", ended.out, re.MULTILINE), ended.out
+    assert results(plain, "ddp --json job sleeper")["state"] == "CANCELLED"
+
+
+def test_a_variable_goes_before_the_file(plain: PlainSlurm, smoke: Json):
+    assert results(plain, "ddp --json runs")["count"] != "0"
+    assert results(plain, f"DDP_WORKSPACE={HOME}/elsewhere ddp --json runs")["count"] == "0"
+    nowhere = plain.tries("ddp --workspace /absent/training runs")
+    assert nowhere.code == 1
+    assert nowhere.err.startswith("ddp: /absent/training cannot be made (No such file or directory); is the shared ")
