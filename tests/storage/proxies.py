@@ -67,16 +67,6 @@ class Proxy:
         self.results = dict(context.action_results or {})
         return self.results
 
-    def steady_action(self, name: str) -> dict[str, typing.Any]:
-        """Run an action again if juicefs crashes: 0.14.2 now and then does in fsck, by a nil pointer of its own."""
-        for _ in range(2):
-            try:
-                return self.action(name)
-            except testing.ActionFailed as e:
-                if not e.message.startswith("juicefs crashed: "):
-                    raise
-        return self.action(name)
-
     def changed_secret(self, **changes: str) -> testing.State:
         """Give the person's secret new content, and run the hook that tells of it."""
         assert self.state is not None

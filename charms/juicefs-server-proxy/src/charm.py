@@ -60,7 +60,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             with explained(self.app.name):
                 self._offer()
                 volume, setting = self.verify()
-                self._tell_room(setting.used_bytes or 0)
+                self._tell_room(setting.used_bytes)
                 self._status = volume_users.unable(self, self.ledger()) or ops.ActiveStatus(self._describe(volume))
         except TroubleError as e:
             self._status = e.status
@@ -112,7 +112,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         if pinned.mode == "external":
             embedded_store.ensure_none(self.app.name)
         juicefs.ensure_program(self.program, self._resource())
-        self.unit.set_workload_version(".".join(map(str, juicefs.version(self.program))))
+        self.unit.set_workload_version(juicefs.text(juicefs.version(self.program)))
         if wanted is None and leads:
             ledger.ensure_secret(embedded_store.passwords(self.app.name, None if is_new else ledger.credentials()))
         if wanted is None and pinned.server == self.unit.name:
@@ -154,8 +154,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         wanted, pinned = self._wanted(), self.ledger().pinned
         if wanted is None and pinned.server == self.unit.name and not embedded_store.is_running(self._settings()):
             raise TroubleError(ops.MaintenanceStatus("starting the servers of the volume"))
-        sets_capacity = juicefs.has_command(juicefs.version(self.program), "config")
-        volume, credentials = wanted or volume_sources.Sources(self).embedded(self.ledger(), sets_capacity)
+        volume, credentials = wanted or volume_sources.Sources(self).embedded(self.ledger())
         return volume, credentials, juicefs_volume.open_access(self.program, self.app.name, volume, credentials)
 
     def _wanted(self) -> tuple[Volume, fs.JuicefsSecret] | None:

@@ -119,17 +119,16 @@ def _move(
     program: pathlib.Path, volume: Volume, access: juicefs_access.Access, setting: juicefs.Setting
 ) -> juicefs.Setting:
     """Tell an embedded volume that its server has another address; return the new setting."""
-    version = juicefs.version(program)
-    if not juicefs.has_command(version, "config"):
-        raise VolumeError(
-            f"the unit's address changed, and juicefs {'.'.join(map(str, version))} cannot tell the volume: attach 1.0 "
-            f"or newer as the resource juicefs, or bring back {setting.bucket.rpartition(':')[0]}"
-        )
+    _config(program, access, {"bucket": volume.bucket})
+    return dataclasses.replace(setting, bucket=volume.bucket)
+
+
+def _config(program: pathlib.Path, access: juicefs_access.Access, changes: dict[str, str]) -> None:
+    flags = [f"--{flag}={value}" for flag, value in changes.items()]
     try:
-        juicefs.invoke(program, access, "config", f"--bucket={volume.bucket}", "--yes", access.url, timeout=_CONFIG_S)
+        juicefs.invoke(program, access, "config", *flags, "--yes", access.url, timeout=_CONFIG_S)
     except CommandError as e:
         raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
-    return dataclasses.replace(setting, bucket=volume.bucket)
 
 
 def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> None:
@@ -161,21 +160,19 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
             raise VolumeError(
                 f"{option}: volume {volume.name} was made with {found}, which cannot change: set {option}={found}"
             )
-    if volume.encrypt_key and setting.encrypted is False:
+    if volume.encrypt_key and not setting.encrypted:
         raise VolumeError(
             f"credentials: encrypt-key: volume {volume.name} was made without, which cannot change: take it out"
         )
 
 
-def pending_changes(volume: Volume, setting: juicefs.Setting, version: juicefs.Version) -> dict[str, str]:
+def pending_changes(volume: Volume, setting: juicefs.Setting) -> dict[str, str]:
     """Return the flags of `juicefs config` for what the options ask for and the volume has not."""
     differences = {
         "capacity": (volume.format.capacity_gib, setting.capacity_gib),
         "inodes": (volume.format.inodes, setting.inodes),
         "trash-days": (volume.format.trash_days, setting.trash_days),
     }
-    if not juicefs.knows(version, "trash-days"):
-        differences.pop("trash-days")
     return {flag: str(wanted) for flag, (wanted, found) in differences.items() if wanted != found}
 
 
@@ -185,24 +182,12 @@ def ensure_options(
     """Make the volume have the options that can change; return whether one had to be changed.
 
     Raises:
-        VolumeError: this juicefs cannot.
         juicefs.JuicefsError: it failed.
     """
-    version = juicefs.version(program)
-    changes = pending_changes(volume, setting, version)
-    if not changes:
-        return False
-    if not juicefs.has_command(version, "config"):
-        have = ".".join(map(str, version))
-        raise VolumeError(
-            f"{', '.join(changes)}: juicefs {have} cannot change it on a volume that is there: attach 1.0 or newer"
-        )
-    try:
-        flags = [f"--{flag}={value}" for flag, value in changes.items()]
-        juicefs.invoke(program, access, "config", *flags, "--yes", access.url, timeout=_CONFIG_S)
-    except CommandError as e:
-        raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
-    return True
+    changes = pending_changes(volume, setting)
+    if changes:
+        _config(program, access, changes)
+    return bool(changes)
 
 
 def ensure_sticky_root(program: pathlib.Path, volume: Volume, access: juicefs_access.Access) -> None:
@@ -233,7 +218,7 @@ def published(
         params=volume.engine.params,
         storage=volume.storage,
         bucket=volume.bucket,
-        version=".".join(map(str, juicefs.version(program))),
+        version=juicefs.text(juicefs.version(program)),
         keyless=volume.keyless,
         master=volume.engine.master,
         region=volume.region,
@@ -242,25 +227,22 @@ def published(
 
 def describe(volume: Volume, setting: juicefs.Setting, program: pathlib.Path) -> dict[str, str]:
     """Return what may be shown of a volume, by name."""
-    shown = {
+    return {
         "volume": volume.name,
         "uuid": setting.uuid,
         "metadata-url": volume.engine.url(),
         "storage-type": setting.storage,
         "bucket": setting.bucket,
         "clients": str(len(setting.clients)),
-        "juicefs-version": ".".join(map(str, juicefs.version(program))),
+        "juicefs-version": juicefs.text(juicefs.version(program)),
         "block-size": f"{setting.block_kib}K",
         "compression": setting.compression,
-        "encrypted": {True: "yes", False: "no", None: "unknown"}[setting.encrypted],
+        "encrypted": "yes" if setting.encrypted else "no",
         "capacity-gib": str(setting.capacity_gib or "unlimited"),
         "inodes": str(setting.inodes or "unlimited"),
+        "used-bytes": str(setting.used_bytes),
+        "used-inodes": str(setting.used_inodes),
     }
-    if setting.used_bytes is not None:
-        shown["used-bytes"] = str(setting.used_bytes)
-    if setting.used_inodes is not None:
-        shown["used-inodes"] = str(setting.used_inodes)
-    return shown
 
 
 def _format(program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret, access: juicefs_access.Access) -> None:

@@ -61,10 +61,8 @@ class Target:
 
 def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say) -> dict[str, str]:
     """Check that every block of every file is in the object store; return what was found."""
-    _require_listing(target, "fsck")
     flags: list[str] = []
     if path or repair:
-        _require(target, "quota", "--path and --repair of fsck")  # of the same version, 1.1
         flags += [f"--path={path or '/'}", "--recursive", *(["--repair"] if repair else [])]
     report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, say=say)
     if failure is not None:
@@ -74,7 +72,6 @@ def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say
 
 def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Say) -> dict[str, str]:
     """Find blocks that no file uses; delete them, and join fragments, if asked to; return what was found."""
-    _require_listing(target, "gc")
     flags = [*(["--delete"] if delete else []), *(["--compact"] if compact else [])]
     report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, say=say)
     if failure is not None:
@@ -85,7 +82,6 @@ def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: f
 
 def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
     """Write all metadata, without credentials, into a file on this machine; return where it is."""
-    _require(target, "dump", "dump of the metadata")
     folder = target.directory / "backups"
     _private(folder)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -108,7 +104,6 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[st
 
 def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
     """Load a backup of volume `uuid` into an engine that holds nothing; return what is there then."""
-    _require(target, "load", "load of a backup")
     if not target.volume.keyless:
         raise MaintenanceError(
             "an embedded volume keeps its metadata in the unit's storage, in Redis' append-only log: bring that back"
@@ -134,7 +129,6 @@ def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, 
 
 def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, delete: bool) -> dict[str, str]:
     """Limit what a folder of the volume may hold, or lift its limits; return them as they are then."""
-    _require(target, "quota", "quotas")
     if delete:
         _quota(target, "delete", "--path", path)
         return {"path": path, "capacity-gib": "unlimited", "inodes": "unlimited"}
@@ -151,7 +145,6 @@ def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, dele
 
 def list_quotas(target: Target) -> list[dict[str, str]]:
     """Return the quotas of the volume's folders."""
-    _require(target, "quota", "quotas")
     return read_quotas(_quota(target, "list"))
 
 
@@ -176,11 +169,6 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
         env["PATH"] = ""  # it finds no `rm` then, which would put what it wrote into the trash, and only says so
     if not os.access(_DROP_CACHES, os.W_OK):  # a container
         env["SKIP_DROP_CACHES"] = "true"
-        if version < (1, 0):
-            raise MaintenanceError(
-                f"juicefs {'.'.join(map(str, version))} drops the machine's caches to measure, which this machine does "
-                "not let it: attach 1.0 or newer as the resource juicefs"
-            )
     _private(target.directory)
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=target.directory) as scratch:
         mountpoint, cache = pathlib.Path(scratch) / "mnt", pathlib.Path(scratch) / "cache"
@@ -215,18 +203,11 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
 
 
 def read_benchmark(said: str) -> dict[str, str]:
-    """Return the figures that `juicefs bench` prints: as a table, or, before 1.0, as sentences."""
+    """Return the figures in the table that `juicefs bench` prints."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
     figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
     rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
     found = {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
-    for verb, size, value in re.findall(
-        r"^(Written|Read|Stated) (a big file|\d+ small files|\d+ files)(?: \([^)]*\))?: \(?([^)\n]+)\)?$",
-        plain,
-        re.MULTILINE,
-    ):
-        kind = "big-file" if "big" in size else "small-file" if "small" in size else "file"
-        found[f"{ {'Written': 'write', 'Read': 'read', 'Stated': 'stat'}[verb] }-{kind}"] = value
     if not found:
         raise MaintenanceError("juicefs bench printed something unexpected")
     return found
@@ -328,29 +309,6 @@ def _quota(target: Target, verb: str, *arguments: str) -> str:
         )
     except CommandError as e:
         raise MaintenanceError(f"quota {verb}: {juicefs.explain(e)}") from e
-
-
-def _require(target: Target, command: str, what: str) -> None:
-    version = juicefs.version(target.program)
-    if not juicefs.has_command(version, command):
-        raise MaintenanceError(
-            f"juicefs {'.'.join(map(str, version))} has no {what}: attach {juicefs.command_since(command)} or newer as "
-            "the resource juicefs"
-        )
-
-
-def _require_listing(target: Target, command: str) -> None:
-    """Refuse what lists the bucket where juicefs cannot.
-
-    0.14.2 lists an SFTP store from its root on, whose own name is shorter than the volume's prefix, and panics at every
-    attempt, with files in the volume or none. 1.3 lists the folder that it is asked for (its pkg/object/sftp.go).
-    """
-    version = juicefs.version(target.program)
-    if target.volume.storage == "sftp" and version < (1, 0):
-        raise MaintenanceError(
-            f"juicefs {'.'.join(map(str, version))} crashes when it lists an sftp store, as {command} does: attach "
-            "1.3 or newer as the resource juicefs"
-        )
 
 
 def _private(folder: pathlib.Path) -> None:

@@ -75,8 +75,8 @@ class Sources:
             config.block_size, config.compression, config.capacity, config.inodes, config.trash_days
         )
 
-    def embedded(self, ledger: Ledger, sets_capacity: bool) -> tuple[Volume, fs.JuicefsSecret]:
-        """Return the volume that a unit serves, as large as its disk allows where that can be set; its credentials.
+    def embedded(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret]:
+        """Return the volume that a unit serves, as large as its disk allows, and its credentials.
 
         Raises:
             TroubleError: there is none, or not yet.
@@ -90,7 +90,7 @@ class Sources:
         if address is None or credentials is None:
             raise TroubleError(ops.WaitingStatus(f"waiting for {server or 'the leader'} to serve the volume"))
         made = self.format()
-        if room_gib is not None and sets_capacity:
+        if room_gib is not None:
             made = dataclasses.replace(made, capacity_gib=min(made.capacity_gib or room_gib, room_gib))
         return embedded_store.volume(self.config.volume_name, address, made), credentials
 

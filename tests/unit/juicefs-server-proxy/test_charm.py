@@ -115,13 +115,11 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     assert capacity_after(out, config={"capacity": 4000})[0] == 1010
 
 
-def test_an_old_juicefs_makes_an_embedded_volume_without_a_limit(rig: Rig):
-    rig.world.program = (0, 14, 2)
+def test_an_embedded_volume_without_a_limit_gets_one(rig: Rig):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
     assert out.unit_status == SERVING
-    assert rig.world.volumes[URL].capacity_gib == 0
-    rig.world.program = (1, 3, 1)  # a charm before this one left such a volume, too
-    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=100 << 30)
+    # as a charm before this one left it
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], capacity_gib=0, used_bytes=100 << 30)
     for _ in range(2):
         out = rig.ctx.run(rig.ctx.on.upgrade_charm(), out)
     assert rig.world.volumes[URL].capacity_gib == 128
@@ -605,6 +603,8 @@ def test_the_action_shows_the_volume_and_no_secret(rig: Rig):
         "encrypted": "no",
         "capacity-gib": "28",
         "inodes": "unlimited",
+        "used-bytes": "0",
+        "used-inodes": "0",
         "storage-used-bytes": str(2 << 30),
         "storage-free-bytes": str(30 << 30),
         "storage-sync-ms": "1.5",

@@ -46,11 +46,13 @@ def test_options_become_flags_of_format(rig: Rig):
     assert [command[0] for command in rig.world.commands] == ["format"]  # and nothing is left to change
 
 
-def test_an_old_program_formats_without_a_trash(rig: Rig):
-    rig.world.program = (0, 14, 2)
+def test_a_program_that_is_too_old_touches_no_volume(rig: Rig):
+    rig.world.program = (1, 0, 4)
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    assert out.unit_status == OFFERING
-    assert not any("trash" in word for word in rig.world.formats[0])
+    assert out.unit_status == testing.BlockedStatus(
+        "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource juicefs-server-proxy juicefs=FILE"
+    )
+    assert rig.world.commands == []
 
 
 def repairs(rig: Rig) -> list[str]:
@@ -78,15 +80,12 @@ def test_only_the_leader_looks_at_the_root(rig: Rig):
     assert rig.world.modes[URL] == 0o777
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig: Rig, is_old: bool):
-    if is_old:
-        rig.world.program = (0, 14, 2)
+def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig: Rig):
     rig.world.sync_error = "set attr: read-only file system"
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     assert out.unit_status == OFFERING
     (said,) = repairs(rig)
-    assert said.endswith("juicefs before 1.1 does not show the mode of /" if is_old else "read-only file system")
+    assert said.endswith("read-only file system")
 
 
 def test_what_can_change_is_changed_once(rig: Rig):
@@ -101,17 +100,6 @@ def test_what_can_change_is_changed_once(rig: Rig):
     follower = dataclasses.replace(out, leader=False, config=EXTERNAL)
     rig.ctx.run(rig.ctx.on.config_changed(), follower)
     assert len(rig.world.commands) == done  # only the leader changes a volume
-
-
-def test_an_old_program_cannot_change_it_and_says_so(rig: Rig):
-    rig.world.program = (0, 14, 2)
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    out = rig.ctx.run(
-        rig.ctx.on.config_changed(), dataclasses.replace(first, config={**EXTERNAL, "capacity": 10, "trash-days": 5})
-    )
-    assert out.unit_status == testing.BlockedStatus(
-        "capacity: juicefs 0.14.2 cannot change it on a volume that is there: attach 1.0 or newer"
-    )
 
 
 @pytest.mark.parametrize(
@@ -299,18 +287,6 @@ def test_an_embedded_volume_follows_its_units_address(rig: Rig):
     )
     assert "192.0.2.77" in out.get_relation(client.id).local_app_data["endpoint"]
     assert len(rig.world.formats) == 1
-
-
-def test_an_old_program_cannot_follow_and_says_so(rig: Rig):
-    rig.world.program = (0, 14, 2)
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
-    rig.world.volumes["redis://192.0.2.77:6379/1"] = rig.world.volumes.pop("redis://192.0.2.0:6379/1")
-    network = testing.Network("filesystem", ingress_addresses=["192.0.2.77"])
-    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, networks={network}))
-    assert out.unit_status == testing.BlockedStatus(
-        "the unit's address changed, and juicefs 0.14.2 cannot tell the volume: attach 1.0 or newer as the resource "
-        "juicefs, or bring back 192.0.2.0:2022"
-    )
 
 
 @pytest.fixture
