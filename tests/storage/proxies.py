@@ -8,11 +8,9 @@ import pytest
 import yaml
 from ops import testing
 
-import juicefs_volume
-import volume_begun
-import volume_maintenance
 from charm import JuicefsServerProxyCharm
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import format_journal, formatting, maintenance
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 META = yaml.safe_load((ROOT / "charms" / "juicefs-server-proxy" / "charmcraft.yaml").read_text())
@@ -98,7 +96,7 @@ class Proxy:
 
 def isolated(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
     """Keep what the charm writes on its machine below a folder."""
-    monkeypatch.setattr(juicefs_volume, "PROGRAM_DIR", folder / "lib")
-    monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", folder / "etc")
-    for module in (volume_begun, volume_maintenance):
+    monkeypatch.setattr(formatting, "PROGRAM_DIR", folder / "lib")
+    monkeypatch.setattr(formatting, "CONFIG_DIR", folder / "etc")
+    for module in (format_journal, maintenance):
         monkeypatch.setattr(module, "STATE_DIR", folder / "state")

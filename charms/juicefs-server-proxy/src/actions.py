@@ -1,63 +1,37 @@
-"""The actions: parameters in, results out. Whatever fails is one line."""
+"""The actions: parameters in, results out."""
 
 import collections.abc
+import dataclasses
 import json
 import pathlib
 import re
-import typing
 
-import ops
 import pydantic
 
-import embedded_store
-import juicefs_volume
-import kubernetes_export
-import volume_maintenance
+import embedded.store
 from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume_ledger import Ledger
-from volume_maintenance import Target
-from volume_options import Volume
-from volume_trouble import TroubleError, explained
+from volume import formatting, kubernetes, maintenance
+from volume.maintenance import Target
+from volume.spec import Volume
 
 _DAY_S = 24 * 3600
 
 
-class Charm(typing.Protocol):
-    """What an action needs of the charm."""
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What an action works on: this unit, its application's volume, and the ways to it."""
 
+    app: str
+    name: str
+    leads: bool
     program: pathlib.Path
-
-    @property
-    def app(self) -> ops.Application:
-        """Return the application."""
-        ...
-
-    @property
-    def unit(self) -> ops.Unit:
-        """Return the unit."""
-        ...
-
-    @property
-    def model(self) -> ops.Model:
-        """Return the model."""
-        ...
-
-    def verify(self) -> tuple[Volume, juicefs.Setting]:
-        """Return the volume, after a look that it is there."""
-        ...
-
-    def access(self) -> tuple[Volume, fs.JuicefsSecret, juicefs_access.Access]:
-        """Return the volume that should be there, and how to get at it."""
-        ...
-
-    def ledger(self) -> Ledger:
-        """Return what the application remembers."""
-        ...
-
-
-class Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """An action without parameters."""
+    uuid: str | None  # of the volume; None before it is formatted
+    directory: pathlib.Path | None  # the storage, on the unit that serves an embedded volume
+    verify: collections.abc.Callable[[], tuple[Volume, juicefs.Setting]]  # looks that the volume is there
+    access: collections.abc.Callable[[], tuple[Volume, fs.JuicefsSecret, juicefs_access.Access]]  # without a look
+    pin: collections.abc.Callable[[str], object]  # keeps the UUID of a volume that was restored
 
 
 class _Long(Parameters, frozen=True):
@@ -93,158 +67,114 @@ class _Kubernetes(Parameters, frozen=True):
 
 
 class _Benchmark(_Long, frozen=True):
-    big_file_size: int = pydantic.Field(default=256, ge=1, le=65536, alias="big-file-size")
-    small_files: int = pydantic.Field(default=100, ge=1, le=100000, alias="small-files")
+    big_file_size: int = pydantic.Field(default=256, ge=1, le=65536)
+    small_files: int = pydantic.Field(default=100, ge=1, le=100000)
 
 
-Results = dict[str, str]
-
-
-def run(charm: Charm, event: ops.ActionEvent) -> None:
-    """Do what an action asks for."""
-    name = event.handle.kind.removesuffix("_action").replace("_", "-")
-    model, act = ACTIONS[name]
-    try:
-        parameters = model.model_validate(event.params)
-        with explained(charm.app.name):
-            event.set_results(act(charm, parameters, event))
-    except pydantic.ValidationError as e:
-        error = e.errors()[0]
-        event.fail(f"{'.'.join(str(part) for part in error['loc'])}: {error['msg'].lower()}")
-    except TroubleError as e:
-        event.fail(e.status.message)
-    except (volume_maintenance.MaintenanceError, ValueError) as e:
-        event.fail(str(e))
-
-
-def _target(charm: Charm) -> tuple[Target, juicefs.Setting]:
+def _target(unit: Unit) -> tuple[Target, juicefs.Setting]:
     """Return the volume, after a look that it is the one it should be."""
-    volume, setting = charm.verify()
-    return Target(charm.app.name, charm.program, volume, charm.access()[2]), setting
+    volume, setting = unit.verify()
+    return Target(unit.app, unit.program, volume, unit.access()[2]), setting
 
 
-def _status(charm: Charm, _parameters: Parameters, _event: ops.ActionEvent) -> Results:
-    volume, setting = charm.verify()
-    shown = juicefs_volume.describe(volume, setting, charm.program)
-    storages = charm.model.storages["volume"]
-    if charm.ledger().pinned.server == charm.unit.name and storages:
-        directory = storages[0].location
-        usage = embedded_store.usage(directory)
+def _status(unit: Unit, _: Parameters, _log: Log) -> Results:
+    volume, setting = unit.verify()
+    shown = formatting.describe(volume, setting, unit.program)
+    if unit.directory is not None:
+        usage = embedded.store.usage(unit.directory)
         shown |= {
             "storage-used-bytes": str(usage.used),
             "storage-free-bytes": str(usage.free),
-            "storage-sync-ms": f"{embedded_store.sync_ms(directory):.1f}",
-            "survives-power-loss": "yes" if embedded_store.is_durable(directory) else "no",
+            "storage-sync-ms": f"{embedded.store.sync_ms(unit.directory):.1f}",
+            "survives-power-loss": "yes" if embedded.store.is_durable(unit.directory) else "no",
         }
     return shown
 
 
-def _fsck(charm: Charm, parameters: _Fsck, event: ops.ActionEvent) -> Results:
-    if parameters.path:
-        _check_path(parameters.path)
-    return volume_maintenance.check(
-        _target(charm)[0],
-        repair=parameters.repair,
-        path=parameters.path,
-        timeout_s=parameters.timeout,
-        say=event.log,
+def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
+    if wanted.path:
+        _check_path(wanted.path)
+    target, timeout_s = _target(unit)[0], wanted.timeout
+    return maintenance.check(target, repair=wanted.repair, path=wanted.path, timeout_s=timeout_s, say=log)
+
+
+def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
+    target, timeout_s = _target(unit)[0], wanted.timeout
+    return maintenance.collect_garbage(
+        target, delete=wanted.delete, compact=wanted.compact, timeout_s=timeout_s, say=log
     )
 
 
-def _gc(charm: Charm, parameters: _Gc, event: ops.ActionEvent) -> Results:
-    return volume_maintenance.collect_garbage(
-        _target(charm)[0],
-        delete=parameters.delete,
-        compact=parameters.compact,
-        timeout_s=parameters.timeout,
-        say=event.log,
-    )
+def _backup(unit: Unit, wanted: _Long, log: Log) -> Results:
+    target, setting = _target(unit)
+    return maintenance.back_up(target, setting.uuid, timeout_s=wanted.timeout, say=log)
 
 
-def _backup(charm: Charm, parameters: _Long, event: ops.ActionEvent) -> Results:
-    target, setting = _target(charm)
-    return volume_maintenance.back_up(target, setting.uuid, timeout_s=parameters.timeout, say=event.log)
-
-
-def _restore(charm: Charm, parameters: _Restore, event: ops.ActionEvent) -> Results:
-    if not charm.unit.is_leader():
-        raise ValueError("run it on the leader: the unit with a * in juju status")
-    pinned = charm.ledger().pinned
-    if pinned.uuid is not None and pinned.uuid != parameters.uuid:
-        raise ValueError(f"uuid: this application's volume is {pinned.uuid}: deploy another application for another")
-    if not parameters.file.startswith("/"):
-        raise ValueError("file: an absolute path on this unit is needed, like /tmp/backup.json.gz")
-    volume, _, access = charm.access()
-    target = Target(charm.app.name, charm.program, volume, access)
-    path = pathlib.Path(parameters.file)
-    done = volume_maintenance.restore(target, path, parameters.uuid, timeout_s=parameters.timeout, say=event.log)
-    charm.ledger().pin(uuid=parameters.uuid)
+def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
+    if not unit.leads:
+        raise ActionError("run it on the leader: the unit with a * in juju status")
+    if unit.uuid not in (None, wanted.uuid):
+        raise ActionError(f"uuid: this application's volume is {unit.uuid}: deploy another application for another")
+    if not wanted.file.startswith("/"):
+        raise ActionError("file: an absolute path on this unit is needed, like /tmp/backup.json.gz")
+    volume, _, access = unit.access()
+    target, path = Target(unit.app, unit.program, volume, access), pathlib.Path(wanted.file)
+    done = maintenance.restore(target, path, wanted.uuid, timeout_s=wanted.timeout, say=log)
+    unit.pin(wanted.uuid)
     return done
 
 
-def _set_quota(charm: Charm, parameters: _Quota, _event: ops.ActionEvent) -> Results:
-    _check_path(parameters.path)
-    if not parameters.remove and not parameters.capacity and not parameters.inodes:
-        raise ValueError("capacity, inodes: set one of them, or remove=true")
-    return volume_maintenance.set_quota(
-        _target(charm)[0],
-        parameters.path,
-        capacity_gib=parameters.capacity,
-        inodes=parameters.inodes,
-        delete=parameters.remove,
+def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
+    _check_path(wanted.path)
+    if not wanted.remove and not wanted.capacity and not wanted.inodes:
+        raise ActionError("capacity, inodes: set one of them, or remove=true")
+    return maintenance.set_quota(
+        _target(unit)[0], wanted.path, capacity_gib=wanted.capacity, inodes=wanted.inodes, delete=wanted.remove
     )
 
 
-def _list_quotas(charm: Charm, _parameters: Parameters, _event: ops.ActionEvent) -> Results:
-    found = volume_maintenance.list_quotas(_target(charm)[0])
+def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
+    found = maintenance.list_quotas(_target(unit)[0])
     return {"count": str(len(found)), "quotas": json.dumps(found)}
 
 
-def _export(charm: Charm, parameters: _Kubernetes, _event: ops.ActionEvent) -> Results:
-    volume, setting = charm.verify()
-    secret = charm.access()[1]
-    name = parameters.name or volume.name
-    export = kubernetes_export.manifests(
-        volume,
-        setting.uuid,
-        secret,
-        juicefs.version(charm.program),
-        namespace=parameters.namespace,
-        name=name,
-        size=parameters.size,
+def _export(unit: Unit, wanted: _Kubernetes, _log: Log) -> Results:
+    volume, setting = unit.verify()
+    name, version = wanted.name or volume.name, juicefs.version(unit.program)
+    export = kubernetes.manifests(
+        volume, setting.uuid, unit.access()[1], version, namespace=wanted.namespace, name=name, size=wanted.size
     )
-    path = kubernetes_export.write(export, volume_maintenance.STATE_DIR / charm.app.name / "kubernetes", name)
+    path = kubernetes.write(export, maintenance.STATE_DIR / unit.app / "kubernetes", name)
     return {
         "file": str(path),
-        "apply": f"juju ssh {charm.unit.name} sudo cat {path} | kubectl apply -f -",
+        "apply": f"juju ssh {unit.name} sudo cat {path} | kubectl apply -f -",
         "without-secrets": export.others,
     }
 
 
-def _benchmark(charm: Charm, parameters: _Benchmark, event: ops.ActionEvent) -> Results:
-    return volume_maintenance.benchmark(
-        _target(charm)[0],
-        big_mib=parameters.big_file_size,
-        small_files=parameters.small_files,
-        timeout_s=parameters.timeout,
-        say=event.log,
+def _benchmark(unit: Unit, wanted: _Benchmark, log: Log) -> Results:
+    return maintenance.benchmark(
+        _target(unit)[0],
+        big_mib=wanted.big_file_size,
+        small_files=wanted.small_files,
+        timeout_s=wanted.timeout,
+        say=log,
     )
 
 
 def _check_path(path: str) -> None:
     if not re.fullmatch(r"/[^\0\n]*", path) or ".." in path.split("/"):
-        raise ValueError("path: an absolute path inside the volume is needed, like /datasets")
+        raise ActionError("path: an absolute path inside the volume is needed, like /datasets")
 
 
-Act = collections.abc.Callable[[Charm, typing.Any, ops.ActionEvent], Results]
-ACTIONS: dict[str, tuple[type[Parameters], Act]] = {
-    "status": (Parameters, _status),
-    "fsck": (_Fsck, _fsck),
-    "gc": (_Gc, _gc),
-    "backup-metadata": (_Long, _backup),
-    "restore-metadata": (_Restore, _restore),
-    "set-quota": (_Quota, _set_quota),
-    "list-quotas": (Parameters, _list_quotas),
-    "export-kubernetes": (_Kubernetes, _export),
-    "benchmark": (_Benchmark, _benchmark),
+ACTIONS: dict[str, Action[Unit]] = {
+    "status": Action(Parameters, _status),
+    "fsck": Action(_Fsck, _fsck),
+    "gc": Action(_Gc, _gc),
+    "backup-metadata": Action(_Long, _backup),
+    "restore-metadata": Action(_Restore, _restore),
+    "set-quota": Action(_Quota, _set_quota),
+    "list-quotas": Action(Parameters, _list_quotas),
+    "export-kubernetes": Action(_Kubernetes, _export),
+    "benchmark": Action(_Benchmark, _benchmark),
 }

@@ -13,10 +13,11 @@ from doubles import UUID
 from ops import testing
 from rig import Config, Rig, peers
 
+import actions
 import charm
-import volume_actions
-import volume_maintenance
+from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
+from volume import maintenance
 
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
@@ -47,8 +48,9 @@ def failure(rig: Rig, state: testing.State, name: str, /, **params: typing.Any) 
 
 
 def test_the_actions_are_those_that_are_declared_with_the_same_parameters():
-    assert set(META["actions"]) == set(volume_actions.ACTIONS)
-    for name, (model, _) in volume_actions.ACTIONS.items():
+    assert set(META["actions"]) == set(actions.ACTIONS)
+    for name, action in actions.ACTIONS.items():
+        model = action.parameters
         fields = {field.alias or key for key, field in model.model_fields.items()}
         declared = META["actions"][name].get("params", {})
         assert set(declared) == fields, name
@@ -102,7 +104,7 @@ def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
 
 
 def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(volume_maintenance, "_BEAT_S", 0.05)
+    monkeypatch.setattr(maintenance, "_BEAT_S", 0.05)
 
     def slow(*_: str) -> str:
         end = time.monotonic() + 30
@@ -244,7 +246,7 @@ def test_a_quota_is_set_and_lifted(rig: Rig, state: testing.State):
     assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith("path: an absolute path")
 
 
-@pytest.mark.parametrize("name", sorted(set(volume_actions.ACTIONS)))
+@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS)))
 def test_a_program_that_is_too_old_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
     rig.world.program = (1, 0, 4)
     params = {"set-quota": {"path": "/a", "capacity": 1}, "restore-metadata": {"uuid": UUID, "file": "/tmp/x"}}
@@ -253,7 +255,7 @@ def test_a_program_that_is_too_old_fails_every_action_in_one_line(rig: Rig, stat
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(volume_actions.ACTIONS) - {"restore-metadata"}))
+@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"restore-metadata"}))
 def test_an_engine_that_is_away_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
     rig.world.down.add("db:6379")
     params = {"set-quota": {"path": "/a", "capacity": 1}}.get(name, {})
@@ -314,18 +316,18 @@ BlockSize: 1.0 MiB, BigFileSize: 16 MiB, SmallFileSize: 100 KiB, SmallFileCount:
 
 
 def test_the_figures_of_a_benchmark_are_read():
-    assert volume_maintenance.read_benchmark(BENCH) == {
+    assert maintenance.read_benchmark(BENCH) == {
         "write-big-file": "45.10 MiB/s, 0.35 s/file",
         "read-big-file": "210.40 MiB/s, 0.08 s/file",
         "write-small-file": "95.0 files/s, 10.53 ms/file",
         "stat-file": "1210.0 files/s, 0.83 ms/file",
     }
-    with pytest.raises(volume_maintenance.MaintenanceError):
-        volume_maintenance.read_benchmark("nothing")
+    with pytest.raises(ActionError):
+        maintenance.read_benchmark("nothing")
 
 
 def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(volume_maintenance.os, "access", lambda *_: False)
+    monkeypatch.setattr(maintenance.os, "access", lambda *_: False)
     assert failure(rig, state, "benchmark") == (
         "/dev/fuse does not open here: run the action benchmark of shared-filesystem-client"
     )

@@ -9,11 +9,11 @@ from doubles import UUID
 from ops import testing
 from rig import Rig, clients, peers
 
-import embedded_store
-import volume_maintenance
+import embedded.store
 from slurm_ddp import juicefs, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
+from volume import maintenance
 
 ADDRESS = "192.0.2.0"  # Scenario's default network
 URL = f"redis://{ADDRESS}:6379/1"
@@ -97,16 +97,16 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     assert capacity == 28  # of 32 GiB 2 are taken, and a twentieth stays free
     # What the volume itself holds is part of what it may hold
     rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=20 << 30)
-    rig.servers.disk = embedded_store.Usage(22 << 30, 10 << 30)
+    rig.servers.disk = embedded.store.Usage(22 << 30, 10 << 30)
     capacity, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 28
     # Somebody else's files on the disk; then a larger disk: each is heeded by the next look
-    rig.servers.disk = embedded_store.Usage(27 << 30, 5 << 30)
+    rig.servers.disk = embedded.store.Usage(27 << 30, 5 << 30)
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 23
-    rig.servers.disk = embedded_store.Usage(27 << 30, 1000 << 30)
+    rig.servers.disk = embedded.store.Usage(27 << 30, 1000 << 30)
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 1010
@@ -137,7 +137,7 @@ def test_an_embedded_volume_without_a_limit_gets_one(rig: Rig):
     ],
 )
 def test_room(used: int, free: int, volume: int, room: int):
-    assert embedded_store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
+    assert embedded.store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
 
 
 @pytest.mark.parametrize("event", ["created", "changed"])
@@ -575,7 +575,7 @@ def test_a_program_that_cannot_be_had(
 @pytest.mark.parametrize(
     "error",
     [
-        embedded_store.StoreError("something else listens on port 6379: stop it"),
+        embedded.store.StoreError("something else listens on port 6379: stop it"),
         CommandError("apt-get exited 100: E: Unable to locate package redis-server"),
     ],
 )
@@ -643,7 +643,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
 ):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
     rig.ctx.run(rig.ctx.on.action("export-kubernetes"), out)
-    folder = volume_maintenance.STATE_DIR / "juicefs-server-proxy"
+    folder = maintenance.STATE_DIR / "juicefs-server-proxy"
     assert (folder / "kubernetes/shared.yaml").exists()
     (folder / "backups").mkdir()
     (folder / "backups/shared.json.gz").touch()
@@ -651,7 +651,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
     def fail(_: str) -> None:
         raise CommandError("systemctl did not end within 120 s")
 
-    monkeypatch.setattr(embedded_store, "remove", fail)  # a hook that fails would keep the unit from going
+    monkeypatch.setattr(embedded.store, "remove", fail)  # a hook that fails would keep the unit from going
     rig.ctx.run(rig.ctx.on.stop(), out)
     assert not (folder / "kubernetes").exists()
     assert (folder / "backups/shared.json.gz").exists()
@@ -659,7 +659,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
 
 
 def test_what_waits_or_reads_holds_up_no_hook():
-    folder = pathlib.Path(embedded_store.__file__).parents[1]
+    folder = pathlib.Path(embedded.store.__file__).parents[2]
     actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
     assert {name for name, action in actions.items() if not action.get("parallel")} == {"restore-metadata", "set-quota"}
 

@@ -9,11 +9,11 @@ from doubles import UUID
 from ops import testing
 from rig import Config, Rig, clients, peers
 
-import embedded_store
-import volume_begun
-import volume_ledger
-import volume_users
+import embedded.store
+import embedded.users
+import relations.peers
 from slurm_ddp import juicefs, wake
+from volume import format_journal, spec
 
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
@@ -185,11 +185,9 @@ def test_encryption_cannot_be_added(rig: Rig):
 
 
 def test_the_key_that_openssl_makes_is_taken():
-    import volume_options
-
     argv = ["openssl", "genrsa", "-traditional", "-aes256", "-passout", "pass:x", "2048"]
     key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert volume_options.read_credentials({"encrypt-key": key, "encrypt-passphrase": "x"})[1] == key
+    assert spec.read_credentials({"encrypt-key": key, "encrypt-passphrase": "x"})[1] == key
 
 
 def test_a_volume_whose_making_was_cut_off_is_ours(rig: Rig):
@@ -227,7 +225,7 @@ def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
         (secret,) = out.secrets
         assert (secret.latest_content or {})["secret-key"] == first["SECRET_KEY"]
     rig.ctx.run(rig.ctx.on.update_status(), out)
-    state = volume_begun.STATE_DIR / "juicefs-server-proxy"
+    state = format_journal.STATE_DIR / "juicefs-server-proxy"
     assert list(state.glob("begun*")) == [], "Juju knows now"
 
 
@@ -293,8 +291,8 @@ def test_an_embedded_volume_follows_its_units_address(rig: Rig):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let time pass only where the charm sleeps; return what it slept."""
     slept: list[float] = []
-    monkeypatch.setattr(volume_users.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(volume_users.time, "sleep", slept.append)
+    monkeypatch.setattr(embedded.users.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(embedded.users.time, "sleep", slept.append)
     return slept
 
 
@@ -339,7 +337,7 @@ def test_clients_that_unmount_meanwhile_are_waited_for_without_an_error(
         left = rig.world.volumes[LOOPBACK].clients[1:]
         rig.world.volumes[LOOPBACK] = dataclasses.replace(rig.world.volumes[LOOPBACK], clients=left)
 
-    monkeypatch.setattr(volume_users.time, "sleep", sleep)
+    monkeypatch.setattr(embedded.users.time, "sleep", sleep)
     rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
     assert len(clock) == 2
@@ -401,7 +399,7 @@ def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect
 
 def test_a_metadata_server_that_does_not_start_keeps_the_storage(rig: Rig, clock: list[float]):
     out, storage = used(rig)
-    rig.servers.error = embedded_store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
+    rig.servers.error = embedded.store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
     with pytest.raises(testing.errors.UncaughtCharmError) as caught:
         rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert str(caught.value.__cause__) == (
@@ -418,7 +416,7 @@ def test_a_metadata_server_that_does_not_start_keeps_the_storage(rig: Rig, clock
 def test_a_volume_that_was_never_offered_goes_although_its_server_does_not_start(rig: Rig, clock: list[float]):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
     (storage,) = out.storages
-    rig.servers.error = embedded_store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
+    rig.servers.error = embedded.store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
     rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
 
@@ -441,7 +439,7 @@ def waking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return after how many seconds the charm had itself woken, each time; so many have then passed."""
     woken: list[int] = []
     monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append(seconds))
-    monkeypatch.setattr(volume_ledger.time, "time", lambda: 1.8e9 + sum(woken))
+    monkeypatch.setattr(relations.peers.time, "time", lambda: 1.8e9 + sum(woken))
     return woken
 
 

@@ -20,11 +20,10 @@ import time
 
 import jinja2
 
-import volume_begun
-import volume_options
 from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info
 from slurm_ddp.run import CommandError, last_line, run
+from volume import format_journal, spec
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
@@ -108,12 +107,12 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count < 2**40 else f"{count / 2**40:.1f} TiB"
 
 
-def volume(name: str, address: str, made: volume_options.Format) -> volume_options.Volume:
+def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
     """Return the volume that a unit with this address serves."""
     host = filesystem_info.join_address(address, METADATA_PORT)
     bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
     engine = juicefs_access.Engine("redis", (host,), DATABASE)
-    return volume_options.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
+    return spec.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
 
 def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
@@ -124,12 +123,12 @@ def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesy
         "access-key": ACCOUNT,
         "secret-key": secrets.token_urlsafe(32),
     }
-    begun = volume_begun.credentials(app) if content is None else None  # of a hook that did not end
+    begun = format_journal.credentials(app) if content is None else None  # of a hook that did not end
     found = content or begun
     known = found.content() if found is not None else {}
     made = filesystem_info.JuicefsSecret.from_content(fresh | known)
     if content is None:
-        volume_begun.keep_credentials(app, made)
+        format_journal.keep_credentials(app, made)
     return made
 
 

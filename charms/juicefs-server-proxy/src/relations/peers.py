@@ -8,9 +8,8 @@ import typing
 import ops
 import pydantic
 
-import juicefs_volume
-import volume_begun
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import format_journal, formatting
 
 PEERS = "server-peers"
 _SILENT = "silent-since"  # the key in a unit's databag: relations whose units publish nothing, and since when
@@ -55,23 +54,23 @@ class Ledger:
         if self.pinned.mode == mode:
             return False
         if self.pinned.mode is not None:
-            volume_begun.forget(self._app.name)  # what began was of the other kind
+            format_journal.forget(self._app.name)  # what began was of the other kind
         self.pin(mode=mode, server=unit if embedded else None, uuid=None, formatting=None)
         return True
 
-    def known(self, url: str, name: str, *, adopt: str) -> juicefs_volume.Known:
+    def known(self, url: str, name: str, *, adopt: str) -> formatting.Known:
         """Return what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours."""
         app, pinned = self._app.name, self.pinned
         if pinned.uuid is not None:
-            volume_begun.forget(app)
-        if pinned.uuid is not None or pinned.formatting is not None or volume_begun.is_noted(app, url, name):
-            return juicefs_volume.Known(pinned.uuid, ours=pinned.uuid is None)
+            format_journal.forget(app)
+        if pinned.uuid is not None or pinned.formatting is not None or format_journal.is_noted(app, url, name):
+            return formatting.Known(pinned.uuid, ours=pinned.uuid is None)
 
         def announce() -> None:
             self.pin(formatting="yes")
-            volume_begun.note(app, url, name)  # the hook's end keeps what is pinned, if it comes
+            format_journal.note(app, url, name)  # the hook's end keeps what is pinned, if it comes
 
-        return juicefs_volume.Known(None, adopt=adopt, announce=announce)
+        return formatting.Known(None, adopt=adopt, announce=announce)
 
     def pin(self, **fields: str | None) -> Pinned:
         """Pin some fields; return all."""
@@ -79,11 +78,11 @@ class Ledger:
         self._relation.save(pinned, self._app)
         return pinned
 
-    def tell_address(self, address: str) -> None:
+    def publish_address(self, address: str) -> None:
         """Tell the other units where this unit serves the volume."""
         self._relation.data[self._unit]["address"] = address
 
-    def tell_room(self, gib: int) -> None:
+    def publish_room(self, gib: int) -> None:
         """Tell the other units what the volume may hold in all, in GiB; one more than before is no news."""
         known = self.room()
         if known is None or not known <= gib <= known + 1:

@@ -8,11 +8,11 @@ import pathlib
 import shutil
 import tempfile
 
-import volume_begun
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
-from volume_options import Format, Volume
+from volume import format_journal
+from volume.spec import Format, Volume
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def program_path(app: str) -> pathlib.Path:
 
 def remove_program(app: str) -> None:
     """Remove an application's copy of the program, the files with its certificates, and what was noted here."""
-    volume_begun.forget(app)
+    format_journal.forget(app)
     for folder in (PROGRAM_DIR, CONFIG_DIR):
         shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):  # another application's is there too

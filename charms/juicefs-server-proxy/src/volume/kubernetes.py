@@ -14,7 +14,7 @@ import yaml
 
 from slurm_ddp import files, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume_options import Volume
+from volume.spec import Volume
 
 _DRIVER = "csi.juicefs.com"
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods

@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import gzip
 import hashlib
-import logging
 import os
 import pathlib
 import re
@@ -22,13 +21,11 @@ import subprocess
 import tempfile
 import time
 
-import embedded_store
-import juicefs_volume
 from slurm_ddp import apt, juicefs, juicefs_access, mounts
+from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import CommandError, clean_env, last_line, run, scrub
-from volume_options import Volume
+from volume.spec import Volume
 
-_log = logging.getLogger(__name__)
 STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
 _DROP_CACHES = pathlib.Path("/proc/sys/vm/drop_caches")
 _LONG_S = 24 * 3600.0
@@ -36,12 +33,6 @@ _SHORT_S = 120.0
 _BEAT_S = 15.0
 _MOUNT_S = 60.0
 _HEAD_BYTES = 1 << 16  # of a backup: its setting stands first
-
-Say = collections.abc.Callable[[str], object]
-
-
-class MaintenanceError(Exception):
-    """It could not be done. `str()` is one line without secrets that says why, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +50,28 @@ class Target:
         return STATE_DIR / self.app
 
 
-def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say) -> dict[str, str]:
+def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Log) -> Results:
     """Check that every block of every file is in the object store; return what was found."""
     flags: list[str] = []
     if path or repair:
         flags += [f"--path={path or '/'}", "--recursive", *(["--repair"] if repair else [])]
     report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, say=say)
     if failure is not None:
-        raise MaintenanceError(f"fsck: {juicefs.explain(failure)}; its whole report: {report}")
+        raise ActionError(f"fsck: {juicefs.explain(failure)}; its whole report: {report}")
     return {"state": "clean", "summary": _last_words(report), "report": str(report)}
 
 
-def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Say) -> dict[str, str]:
+def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Log) -> Results:
     """Find blocks that no file uses; delete them, and join fragments, if asked to; return what was found."""
     flags = [*(["--delete"] if delete else []), *(["--compact"] if compact else [])]
     report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, say=say)
     if failure is not None:
-        raise MaintenanceError(f"gc: {juicefs.explain(failure)}; its whole report: {report}")
+        raise ActionError(f"gc: {juicefs.explain(failure)}; its whole report: {report}")
     did = "deleted" if delete else "dry run: nothing was deleted; delete=true does"
     return {"mode": did, "summary": _last_words(report), "report": str(report)}
 
 
-def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
+def back_up(target: Target, uuid: str, *, timeout_s: float, say: Log) -> Results:
     """Write all metadata, without credentials, into a file on this machine; return where it is."""
     folder = target.directory / "backups"
     _private(folder)
@@ -91,10 +82,10 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[st
     try:
         report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, say=say)
         if failure is not None:
-            raise MaintenanceError(f"dump: {juicefs.explain(failure)}; its whole report: {report}")
+            raise ActionError(f"dump: {juicefs.explain(failure)}; its whole report: {report}")
         found = _uuid_of(partial)
         if found != uuid:
-            raise MaintenanceError(f"the backup is of volume {found or 'unknown'}, not {uuid}: it is not kept")
+            raise ActionError(f"the backup is of volume {found or 'unknown'}, not {uuid}: it is not kept")
         partial.chmod(0o600)
         partial.replace(path)
     finally:
@@ -102,32 +93,32 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[st
     return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": _digest(path), "uuid": uuid}
 
 
-def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
+def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, say: Log) -> Results:
     """Load a backup of volume `uuid` into an engine that holds nothing; return what is there then."""
     if not target.volume.keyless:
-        raise MaintenanceError(
+        raise ActionError(
             "an embedded volume keeps its metadata in the unit's storage, in Redis' append-only log: bring that back"
         )
     if not path.is_file() or path.is_symlink():
-        raise MaintenanceError(f"file: {path} is not there: juju scp BACKUP UNIT:/tmp/ first")
+        raise ActionError(f"file: {path} is not there: juju scp BACKUP UNIT:/tmp/ first")
     found = _uuid_of(path)
     if found != uuid:
-        raise MaintenanceError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
+        raise ActionError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
     there = juicefs.inspect(target.program, target.access)
     if there is not None:
-        raise MaintenanceError(
+        raise ActionError(
             f"the metadata engine holds volume {there.name} ({there.uuid}): a backup goes into an empty one only"
         )
     report, failure = _long(target, "load", target.access.url, str(path), timeout_s=timeout_s, say=say)
     if failure is not None:
-        raise MaintenanceError(f"load: {juicefs.explain(failure)}; its whole report: {report}")
+        raise ActionError(f"load: {juicefs.explain(failure)}; its whole report: {report}")
     there = juicefs.inspect(target.program, target.access)
     if there is None or there.uuid != uuid:
-        raise MaintenanceError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
+        raise ActionError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
     return {"uuid": there.uuid, "volume": there.name, "report": str(report)}
 
 
-def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, delete: bool) -> dict[str, str]:
+def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, delete: bool) -> Results:
     """Limit what a folder of the volume may hold, or lift its limits; return them as they are then."""
     if delete:
         _quota(target, "delete", "--path", path)
@@ -140,7 +131,7 @@ def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, dele
     for quota in list_quotas(target):
         if quota["path"] == path:
             return quota
-    raise MaintenanceError(f"path: juicefs knows no quota of {path} after it was set")
+    raise ActionError(f"path: juicefs knows no quota of {path} after it was set")
 
 
 def list_quotas(target: Target) -> list[dict[str, str]]:
@@ -159,10 +150,10 @@ def read_quotas(table: str) -> list[dict[str, str]]:
     return found
 
 
-def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, say: Say) -> dict[str, str]:
+def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, say: Log) -> Results:
     """Mount the volume on this machine for a moment, without a cache, and measure it; return the figures."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise MaintenanceError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
+        raise ActionError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
     apt.ensure_packages(["fuse3"])
     version, env = juicefs.version(target.program), dict[str, str]()
     if juicefs.knows(version, "skip-trash"):
@@ -202,14 +193,14 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
         return read_benchmark(said)
 
 
-def read_benchmark(said: str) -> dict[str, str]:
+def read_benchmark(said: str) -> Results:
     """Return the figures in the table that `juicefs bench` prints."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
     figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
     rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
     found = {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
     if not found:
-        raise MaintenanceError("juicefs bench printed something unexpected")
+        raise ActionError("juicefs bench printed something unexpected")
     return found
 
 
@@ -240,7 +231,7 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
                 if process.poll() is not None or time.monotonic() > end:
                     log.seek(0)
                     said = scrub(log.read(), target.access.secrets)
-                    raise MaintenanceError(f"mount: {juicefs.reason(said) or last_line(said) or 'it does not come'}")
+                    raise ActionError(f"mount: {juicefs.reason(said) or last_line(said) or 'it does not come'}")
                 time.sleep(0.1)
             yield
         finally:
@@ -257,7 +248,7 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
 
 @contextlib.contextmanager
 def _beating(
-    what: str, say: Say
+    what: str, say: Log
 ) -> collections.abc.Generator[collections.abc.Callable[[collections.abc.Callable[[], str]], str]]:
     """Return a function that runs another one, and says every now and then how long that has taken."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -276,7 +267,7 @@ def _beating(
 
 
 def _long(
-    target: Target, command: str, *arguments: str, timeout_s: float, say: Say
+    target: Target, command: str, *arguments: str, timeout_s: float, say: Log
 ) -> tuple[pathlib.Path, CommandError | None]:
     """Run a command that may take long; return the file with all that it said, and its failure if it failed."""
     folder = target.directory / "reports"
@@ -308,7 +299,7 @@ def _quota(target: Target, verb: str, *arguments: str) -> str:
             target.program, target.access, "quota", verb, target.access.url, *arguments, timeout=_SHORT_S
         )
     except CommandError as e:
-        raise MaintenanceError(f"quota {verb}: {juicefs.explain(e)}") from e
+        raise ActionError(f"quota {verb}: {juicefs.explain(e)}") from e
 
 
 def _private(folder: pathlib.Path) -> None:
@@ -341,15 +332,7 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def remove(app: str) -> None:
-    """Remove all of the application from this machine but the volume's data, and backups: they may be the only ones.
-
-    Reports and exports go, since names of files and credentials are in them. What fails is logged: the unit is to go.
-    """
-    try:
-        embedded_store.remove(app)
-    except CommandError as e:
-        _log.warning("%s", e)
-    juicefs_volume.remove_program(app)
+    """Remove reports and exports, which hold names and credentials. Backups stay: they may be the only ones."""
     for name in ("reports", "kubernetes"):
         shutil.rmtree(STATE_DIR / app / name, ignore_errors=True)
     for folder in (STATE_DIR / app, STATE_DIR):

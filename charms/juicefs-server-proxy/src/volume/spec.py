@@ -1,12 +1,12 @@
 """What a person asks for, in options and a secret, as the volume that should be there."""
 
 import collections.abc
-import contextlib
 import dataclasses
 import re
 import urllib.parse
 
 from slurm_ddp import juicefs_access
+from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
 
 _KEYS_HINT = "leave the keys out of it: they belong into a secret, named by the option credentials"
@@ -44,15 +44,6 @@ class Volume:
     format: Format = Format()
     # An RSA key in PEM, which formatting alone needs; with it, blocks are encrypted
     encrypt_key: str = dataclasses.field(default="", repr=False)
-
-
-@contextlib.contextmanager
-def naming(option: str) -> collections.abc.Generator[None]:
-    """Put the option's name in front of what is wrong with it."""
-    try:
-        yield
-    except ValueError as e:
-        raise ValueError(f"{option}: {e}") from e
 
 
 def read_format(block_size: str, compression: str, capacity: int, inodes: int, trash_days: int) -> Format:
