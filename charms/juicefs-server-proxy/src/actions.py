@@ -95,19 +95,19 @@ def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
     if wanted.path:
         _check_path(wanted.path)
     target, timeout_s = _target(unit)[0], wanted.timeout
-    return maintenance.check(target, repair=wanted.repair, path=wanted.path, timeout_s=timeout_s, say=log)
+    return maintenance.check(target, repair=wanted.repair, path=wanted.path, timeout_s=timeout_s, log=log)
 
 
 def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
     target, timeout_s = _target(unit)[0], wanted.timeout
     return maintenance.collect_garbage(
-        target, delete=wanted.delete, compact=wanted.compact, timeout_s=timeout_s, say=log
+        target, delete=wanted.delete, compact=wanted.compact, timeout_s=timeout_s, log=log
     )
 
 
 def _backup(unit: Unit, wanted: _Long, log: Log) -> Results:
     target, setting = _target(unit)
-    return maintenance.back_up(target, setting.uuid, timeout_s=wanted.timeout, say=log)
+    return maintenance.back_up(target, setting.uuid, timeout_s=wanted.timeout, log=log)
 
 
 def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
@@ -119,7 +119,7 @@ def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
         raise ActionError("file: an absolute path on this unit is needed, like /tmp/backup.json.gz")
     volume, _, access = unit.access()
     target, path = Target(unit.app, unit.program, volume, access), pathlib.Path(wanted.file)
-    done = maintenance.restore(target, path, wanted.uuid, timeout_s=wanted.timeout, say=log)
+    done = maintenance.restore(target, path, wanted.uuid, timeout_s=wanted.timeout, log=log)
     unit.pin(wanted.uuid)
     return done
 
@@ -158,7 +158,7 @@ def _benchmark(unit: Unit, wanted: _Benchmark, log: Log) -> Results:
         big_mib=wanted.big_file_size,
         small_files=wanted.small_files,
         timeout_s=wanted.timeout,
-        say=log,
+        log=log,
     )
 
 

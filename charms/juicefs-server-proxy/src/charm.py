@@ -73,7 +73,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
                 wake.later(self.unit.name, self.charm_dir, 60)
 
     def _on_filesystem_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
-        with contextlib.suppress(StatusError):  # the peer relation may be gone first
+        with contextlib.suppress(StatusError):  # the peer relation may be removed first
             secret = self._ledger().secret()
             if secret is not None and self.unit.is_leader():
                 secret.revoke(event.relation)
@@ -107,10 +107,10 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
 
-        def tell(_: Exception, said: str, *, passes: bool) -> StatusError:
+        def tell(_: Exception, text: str, *, passes: bool) -> StatusError:
             if passes:
-                return StatusError(Level.WAITING, f"metadata engine: {said}", retry=True)
-            return StatusError(Level.BLOCKED, said)
+                return StatusError(Level.WAITING, f"metadata engine: {text}", retry=True)
+            return StatusError(Level.BLOCKED, text)
 
         return trouble.explained(self.app.name, tell, lasting=(formatting.VolumeError, embedded.store.StoreError))
 

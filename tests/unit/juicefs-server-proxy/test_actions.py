@@ -1,4 +1,4 @@
-"""What is done to a volume at somebody's request."""
+"""What actions do to a volume."""
 
 import gzip
 import json
@@ -72,7 +72,7 @@ def test_fsck_says_that_all_is_there(rig: Rig, state: testing.State):
     assert report.read_text() == rig.world.answers["fsck"]
     assert report.stat().st_mode & 0o777 == 0o600
     assert report.parent.stat().st_mode & 0o777 == 0o700
-    assert rig.ctx.action_logs == ["fsck of volume shared begins"]
+    assert rig.ctx.action_logs == ["fsck of volume shared started"]
 
 
 def test_fsck_tells_what_is_lost(rig: Rig, state: testing.State):
@@ -114,7 +114,7 @@ def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: py
 
     rig.world.answers["gc"] = slow
     act(rig, state, "gc")
-    assert rig.ctx.action_logs[0] == "gc of volume shared begins"
+    assert rig.ctx.action_logs[0] == "gc of volume shared started"
     assert re.fullmatch(r"gc: \d+ s", rig.ctx.action_logs[1])
 
 

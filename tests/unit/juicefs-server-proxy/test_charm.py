@@ -234,7 +234,7 @@ def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
     relation = peers(mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id)
     out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "juicefs-server-proxy/1, whose storage holds the volume, is gone: deploy another application"
+        "juicefs-server-proxy/1, whose storage holds the volume, was removed: deploy another application"
     )
     assert rig.servers.running is None
     assert rig.world.formats == []
@@ -342,7 +342,7 @@ def pinned_external(**changes: str) -> testing.PeerRelation:
         (
             juicefs.Setting("shared", "other-uuid", "s3", str(EXTERNAL["bucket"])),
             f"the metadata engine holds another volume shared (other-uuid) than the one published ({UUID}): "
-            "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application",
+            "it was formatted again, or metadata-url changed: set the old metadata-url, or deploy another application",
         ),
         (
             juicefs.Setting("theirs", UUID, "s3", str(EXTERNAL["bucket"])),
@@ -392,7 +392,7 @@ ENGINES_HINT = (
     "postgres://USER@HOST:5432/DATABASE, tikv://HOST:2379,HOST:2379/PREFIX, etcd://HOST:2379,HOST:2379/PREFIX"
 )
 PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"
-KEYS_HINT = "leave the keys out of it: they belong into a secret, named by the option credentials"
+KEYS_HINT = "remove the keys from it: they go into a secret, named by the option credentials"
 BUCKET_HINT = "write it as https://BUCKET.HOST or https://HOST/BUCKET"
 NAME_HINT = "a volume's name has 3 to 63 letters a-z, digits and hyphens, with no hyphen at either end"
 
@@ -485,7 +485,7 @@ def test_a_wrong_option_is_named_and_never_quoted(
         (
             {"meta-user": "me"},
             "redis://you@h/1",
-            "credentials: meta-user: the user stands in metadata-url already: leave one of them out",
+            "credentials: meta-user: metadata-url already names the user: remove one of the two",
         ),
         ({"secret-key": "top\nSecret"}, None, "credentials: secret-key: line breaks and NUL are not possible here"),
     ],
@@ -515,7 +515,7 @@ def test_credentials_are_of_no_use_to_an_embedded_volume(rig: Rig):
     secret = testing.Secret(CONTENT)
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={"credentials": secret.id}, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "credentials: they are of use with metadata-url and bucket only: set those, or reset this"
+        "credentials: only used with metadata-url and bucket: set both, or reset credentials"
     )
 
 
@@ -575,7 +575,7 @@ def test_a_program_that_cannot_be_had(
 @pytest.mark.parametrize(
     "error",
     [
-        embedded.store.StoreError("something else listens on port 6379: stop it"),
+        embedded.store.StoreError("another program listens on port 6379: stop it"),
         CommandError("apt-get exited 100: E: Unable to locate package redis-server"),
     ],
 )

@@ -283,7 +283,7 @@ def test_a_port_that_somebody_else_has_is_named(store: Store, monkeypatch: pytes
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         monkeypatch.setattr(embedded.store, port, taken)
-        with pytest.raises(embedded.store.StoreError, match=rf"^something else listens on port {taken}: stop it$"):
+        with pytest.raises(embedded.store.StoreError, match=rf"^another program listens on port {taken}: stop it$"):
             embedded.store.ensure(store.settings)
 
 

@@ -161,10 +161,10 @@ def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig:
     [
         (
             {"encrypt-key": "topSecret"},
-            "credentials: encrypt-key: an RSA key in PEM, under a passphrase, is needed: "
+            "credentials: encrypt-key: not an RSA key in PEM with a passphrase: make one with "
             "openssl genrsa -traditional -aes256 -out key.pem 2048",
         ),
-        ({"encrypt-key": RSA}, "credentials: encrypt-passphrase: encrypt-key is of no use without it"),
+        ({"encrypt-key": RSA}, "credentials: encrypt-passphrase: required by encrypt-key"),
     ],
 )
 def test_an_encryption_key_that_cannot_be_used(rig: Rig, content: dict[str, str], message: str):
@@ -180,7 +180,7 @@ def test_encryption_cannot_be_added(rig: Rig):
     config: Config = {**EXTERNAL, "credentials": secret.id}
     out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config=config, secrets={secret}))
     assert out.unit_status == testing.BlockedStatus(
-        "credentials: encrypt-key: volume shared was made without, which cannot change: take it out"
+        "credentials: encrypt-key: volume shared was made without, which cannot change: remove it from the secret"
     )
 
 
@@ -226,7 +226,7 @@ def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
         assert (secret.latest_content or {})["secret-key"] == first["SECRET_KEY"]
     rig.ctx.run(rig.ctx.on.update_status(), out)
     state = format_journal.STATE_DIR / "juicefs-server-proxy"
-    assert list(state.glob("begun*")) == [], "Juju knows now"
+    assert list(state.glob("format-*")) == [], "Juju knows now"
 
 
 def test_what_began_here_is_not_another_volume(rig: Rig):

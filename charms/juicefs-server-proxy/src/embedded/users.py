@@ -42,7 +42,7 @@ def await_none(
     program: pathlib.Path,
     settings: embedded.store.Settings,
     clients: collections.abc.Iterable[str],
-    say: collections.abc.Callable[[str], object],
+    show: collections.abc.Callable[[str], object],
 ) -> None:
     """Wait a moment until no client has the volume mounted. A metadata server that is down is started and asked.
 
@@ -52,7 +52,7 @@ def await_none(
         program: juicefs.
         settings: of the servers.
         clients: the applications that are related.
-        say: shows what is waited for.
+        show: takes what is waited for, as one line.
 
     Raises:
         RemovalRefusedError: one still has, or that cannot be found out.
@@ -72,7 +72,7 @@ def await_none(
             problem, remedy = f"{_UNKNOWN} ({e})", "repair the metadata server"
         if time.monotonic() >= end:
             raise RemovalRefusedError(settings.app, problem, remedy)
-        say(f"{problem}; waiting until it is unmounted")
+        show(f"{problem}; waiting until it is unmounted")
         time.sleep(_LOOK_S)
 
 

@@ -86,7 +86,7 @@ class Sources:
         try:
             address, room_gib, credentials = ledger.address(), ledger.room(), ledger.credentials()
         except KeyError:
-            text = f"{server}, whose storage holds the volume, is gone: deploy another application"
+            text = f"{server}, whose storage holds the volume, was removed: deploy another application"
             raise StatusError(Level.BLOCKED, text) from None
         if address is None or credentials is None:
             raise StatusError(Level.WAITING, f"waiting for {server or 'the leader'} to serve the volume")
@@ -110,9 +110,7 @@ class Sources:
         engine, store = self._engine_relation(), self._relation(STORE, "bucket", config.bucket)
         if not (config.metadata_url or config.bucket or engine or store):
             if content is not None:
-                raise ValueError(
-                    "credentials: they are of use with metadata-url and bucket only: set those, or reset this"
-                )
+                raise ValueError("credentials: only used with metadata-url and bucket: set both, or reset credentials")
             return None
         if not config.metadata_url and engine is None:
             raise ValueError("metadata-url: set it too, or reset bucket for an embedded volume")
@@ -157,14 +155,14 @@ class Sources:
             ) from None
 
     def _merged(self, content: dict[str, str], offers: list[services.Offer]) -> dict[str, str]:
-        """Return a person's credentials with those that services offer; two for one thing are refused by name."""
+        """Merge the user's credentials with those that services offer; refuse two for one thing by name."""
         merged = dict(content)
         for offer in offers:
             for key, value in offer.credentials.items():
                 if key == "tls-ca":  # authorities add up
                     merged[key] = "\n".join(text for text in (merged.get(key, "").strip(), value) if text)
                 elif key in content:
-                    raise ValueError(f"{key}: a related charm brings it already: take it out of the secret")
+                    raise ValueError(f"{key}: a related charm provides it: remove it from the secret")
                 else:
                     merged[key] = value
         return merged
@@ -172,7 +170,7 @@ class Sources:
     def _engine_relation(self) -> ops.Relation | None:
         found = [name for name in ENGINES if self._model.relations[name]]
         if len(found) > 1:
-            raise ValueError(f"{', '.join(found)}: one metadata engine is enough: remove one of the relations")
+            raise ValueError(f"{', '.join(found)}: only one metadata engine is possible: remove one of the relations")
         return self._relation(found[0], "metadata-url", self.config.metadata_url) if found else None
 
     def _relation(self, name: str, option: str, value: str) -> ops.Relation | None:

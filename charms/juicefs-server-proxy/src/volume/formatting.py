@@ -1,4 +1,4 @@
-"""The volume: that it is formatted once and by nobody else, and that it is still the one it was."""
+"""Format the volume once, and check that the engine still holds that volume."""
 
 import collections.abc
 import contextlib
@@ -23,7 +23,7 @@ _CONFIG_S = 120.0
 
 
 class VolumeError(Exception):
-    """The volume is not what it should be, and a person must act. `str()` is one line that says how."""
+    """The volume is not what it should be, and the operator must act. `str()` is one line that states how."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Known:
 
     uuid: str | None  # of the volume that was there before; such a volume is never formatted again
     ours: bool = False  # formatting began here: what is there without a known UUID is ours
-    adopt: str = ""  # the UUID of a volume that somebody else made, which may be taken over
+    adopt: str = ""  # the UUID of a volume made elsewhere, which may be taken over
     announce: collections.abc.Callable[[], object] = lambda: None  # called before formatting begins
 
 
@@ -89,7 +89,7 @@ def ensure_formatted(
     Raises:
         juicefs.UnreachableError: the engine does not answer.
         juicefs.JuicefsError: juicefs failed.
-        VolumeError: something else is there, or the volume is gone.
+        VolumeError: another volume is there, or none.
     """
     setting, uuid = juicefs.inspect(program, access), known.uuid
     if setting is None and uuid is None:
@@ -118,7 +118,7 @@ def ensure_formatted(
 def _move(
     program: pathlib.Path, volume: Volume, access: juicefs_access.Access, setting: juicefs.Setting
 ) -> juicefs.Setting:
-    """Tell an embedded volume that its server has another address; return the new setting."""
+    """Move an embedded volume to its server's new address; return the new setting."""
     _config(program, access, {"bucket": volume.bucket})
     return dataclasses.replace(setting, bucket=volume.bucket)
 
@@ -141,7 +141,7 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     if uuid is not None and setting.uuid != uuid:
         raise VolumeError(
             f"the metadata engine holds another volume {volume.name} ({setting.uuid}) than the one published ({uuid}): "
-            "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application"
+            "it was formatted again, or metadata-url changed: set the old metadata-url, or deploy another application"
         )
     if setting.storage and setting.storage != volume.storage:
         raise VolumeError(
@@ -162,7 +162,8 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
             )
     if volume.encrypt_key and not setting.encrypted:
         raise VolumeError(
-            f"credentials: encrypt-key: volume {volume.name} was made without, which cannot change: take it out"
+            f"credentials: encrypt-key: volume {volume.name} was made without, which cannot change: remove it "
+            "from the secret"
         )
 
 
@@ -275,7 +276,7 @@ def _format(program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret, acc
             raise juicefs.JuicefsError(f"juicefs format: {_format_reason(juicefs.explain(e))}") from e
 
 
-def _format_reason(said: str) -> str:
-    if "is not empty" in said:
-        return f"{said}: it may be another application's volume; choose another volume-name, bucket or prefix"
-    return said
+def _format_reason(reason: str) -> str:
+    if "is not empty" in reason:
+        return f"{reason}: it may be another application's volume; choose another volume-name, bucket or prefix"
+    return reason

@@ -1,7 +1,7 @@
-"""What is done to a volume at somebody's request: check, clean, back up, restore, limit, measure.
+"""What actions do to a volume: check, clean, back up, restore, limit, measure.
 
-Commands that can take long run beside a loop that says how long they have been running. What they print is kept on the
-unit, for root alone, since names of files are in it.
+Commands that can take long run beside a loop that logs how long they have been running. Their output, which holds names
+of files, is kept on the unit for root alone.
 """
 
 import collections.abc
@@ -50,28 +50,28 @@ class Target:
         return STATE_DIR / self.app
 
 
-def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Log) -> Results:
+def check(target: Target, *, repair: bool, path: str, timeout_s: float, log: Log) -> Results:
     """Check that every block of every file is in the object store; return what was found."""
     flags: list[str] = []
     if path or repair:
         flags += [f"--path={path or '/'}", "--recursive", *(["--repair"] if repair else [])]
-    report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, say=say)
+    report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, log=log)
     if failure is not None:
         raise ActionError(f"fsck: {juicefs.explain(failure)}; its whole report: {report}")
-    return {"state": "clean", "summary": _last_words(report), "report": str(report)}
+    return {"state": "clean", "summary": _summary(report), "report": str(report)}
 
 
-def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Log) -> Results:
+def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, log: Log) -> Results:
     """Find blocks that no file uses; delete them, and join fragments, if asked to; return what was found."""
     flags = [*(["--delete"] if delete else []), *(["--compact"] if compact else [])]
-    report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, say=say)
+    report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, log=log)
     if failure is not None:
         raise ActionError(f"gc: {juicefs.explain(failure)}; its whole report: {report}")
     did = "deleted" if delete else "dry run: nothing was deleted; delete=true does"
-    return {"mode": did, "summary": _last_words(report), "report": str(report)}
+    return {"mode": did, "summary": _summary(report), "report": str(report)}
 
 
-def back_up(target: Target, uuid: str, *, timeout_s: float, say: Log) -> Results:
+def back_up(target: Target, uuid: str, *, timeout_s: float, log: Log) -> Results:
     """Write all metadata, without credentials, into a file on this machine; return where it is."""
     folder = target.directory / "backups"
     _private(folder)
@@ -80,7 +80,7 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Log) -> Results
     partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")  # another may begin this second
     partial.touch(mode=0o600)
     try:
-        report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, say=say)
+        report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, log=log)
         if failure is not None:
             raise ActionError(f"dump: {juicefs.explain(failure)}; its whole report: {report}")
         found = _uuid_of(partial)
@@ -93,7 +93,7 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Log) -> Results
     return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": _digest(path), "uuid": uuid}
 
 
-def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, say: Log) -> Results:
+def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, log: Log) -> Results:
     """Load a backup of volume `uuid` into an engine that holds nothing; return what is there then."""
     if not target.volume.keyless:
         raise ActionError(
@@ -109,7 +109,7 @@ def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, 
         raise ActionError(
             f"the metadata engine holds volume {there.name} ({there.uuid}): a backup goes into an empty one only"
         )
-    report, failure = _long(target, "load", target.access.url, str(path), timeout_s=timeout_s, say=say)
+    report, failure = _long(target, "load", target.access.url, str(path), timeout_s=timeout_s, log=log)
     if failure is not None:
         raise ActionError(f"load: {juicefs.explain(failure)}; its whole report: {report}")
     there = juicefs.inspect(target.program, target.access)
@@ -150,7 +150,7 @@ def read_quotas(table: str) -> list[dict[str, str]]:
     return found
 
 
-def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, say: Log) -> Results:
+def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, log: Log) -> Results:
     """Mount the volume on this machine for a moment, without a cache, and measure it; return the figures."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise ActionError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
@@ -176,13 +176,13 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
             },
         )
         with _mounted(target, flags, mountpoint):
-            say(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
+            log(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
             words = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
             folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
             run("/usr/bin/mkdir", folder, timeout=_SHORT_S)
             try:
-                with _beating("bench", say) as beat:
-                    said = beat(
+                with _beating("bench", log) as beat:
+                    output = beat(
                         lambda: juicefs.invoke(
                             target.program, target.access, "bench", *words, folder, env=env, timeout=timeout_s
                         )
@@ -190,17 +190,17 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
             finally:
                 for command in juicefs.removal(target.program, version, folder):
                     run(*command, timeout=_SHORT_S)
-        return read_benchmark(said)
+        return read_benchmark(output)
 
 
-def read_benchmark(said: str) -> Results:
+def read_benchmark(output: str) -> Results:
     """Return the figures in the table that `juicefs bench` prints."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
     rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
     found = {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
     if not found:
-        raise ActionError("juicefs bench printed something unexpected")
+        raise ActionError("juicefs bench returned unexpected output")
     return found
 
 
@@ -216,12 +216,12 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
         target.access.url,
         str(mountpoint),
     ]
-    with (mountpoint.parent / "log").open("w+") as log:
+    with (mountpoint.parent / "log").open("w+") as output:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             env=clean_env(target.access.environment),
             start_new_session=True,
         )
@@ -229,9 +229,11 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
             end = time.monotonic() + _MOUNT_S
             while not mounts.at(str(mountpoint)):
                 if process.poll() is not None or time.monotonic() > end:
-                    log.seek(0)
-                    said = scrub(log.read(), target.access.secrets)
-                    raise ActionError(f"mount: {juicefs.reason(said) or last_line(said) or 'it does not come'}")
+                    output.seek(0)
+                    text = scrub(output.read(), target.access.secrets)
+                    raise ActionError(
+                        f"mount: {juicefs.reason(text) or last_line(text) or f'not mounted within {_MOUNT_S:.0f} s'}"
+                    )
                 time.sleep(0.1)
             yield
         finally:
@@ -248,9 +250,9 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
 
 @contextlib.contextmanager
 def _beating(
-    what: str, say: Log
+    what: str, log: Log
 ) -> collections.abc.Generator[collections.abc.Callable[[collections.abc.Callable[[], str]], str]]:
-    """Return a function that runs another one, and says every now and then how long that has taken."""
+    """Yield a function that runs another one and logs every now and then how long it has taken."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
         def beat(function: collections.abc.Callable[[], str]) -> str:
@@ -261,34 +263,34 @@ def _beating(
                 except concurrent.futures.TimeoutError:
                     if future.done():
                         raise
-                    say(f"{what}: {time.monotonic() - began:.0f} s")
+                    log(f"{what}: {time.monotonic() - began:.0f} s")
 
         yield beat
 
 
 def _long(
-    target: Target, command: str, *arguments: str, timeout_s: float, say: Log
+    target: Target, command: str, *arguments: str, timeout_s: float, log: Log
 ) -> tuple[pathlib.Path, CommandError | None]:
-    """Run a command that may take long; return the file with all that it said, and its failure if it failed."""
+    """Run a command that may take long; return the file with its output, and its error if it failed."""
     folder = target.directory / "reports"
     _private(folder)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     report, failure = folder / f"{command}-{stamp}-{os.getpid()}.log", None  # another may begin this second
-    say(f"{command} of volume {target.volume.name} begins")
-    with _beating(command, say) as beat:
+    log(f"{command} of volume {target.volume.name} started")
+    with _beating(command, log) as beat:
         try:
-            said = beat(lambda: _both(target, command, *arguments, timeout_s=timeout_s))
+            output = beat(lambda: _both(target, command, *arguments, timeout_s=timeout_s))
         except CommandError as e:
-            said, failure = e.stdout + e.stderr or f"{e}\n", e
+            output, failure = e.stdout + e.stderr or f"{e}\n", e
     report.touch(mode=0o600)
-    report.write_text(said)
+    report.write_text(output)
     for old in sorted(folder.glob(f"{command}-*.log"))[:-10]:
         old.unlink(missing_ok=True)
     return report, failure
 
 
 def _both(target: Target, command: str, *arguments: str, timeout_s: float) -> str:
-    """Return what a command said on both its outputs."""
+    """Return a command's standard output and error."""
     done = juicefs.run_program(target.program, target.access, command, *arguments, timeout=min(timeout_s, _LONG_S))
     return done.stdout + done.stderr
 
@@ -307,10 +309,10 @@ def _private(folder: pathlib.Path) -> None:
     folder.chmod(0o700)
 
 
-def _last_words(report: pathlib.Path) -> str:
+def _summary(report: pathlib.Path) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
-    said = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # what 1.3 says at its end
-    return juicefs.without_place(last_line("\n".join(said) or plain))
+    lines = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # the last lines of 1.3
+    return juicefs.without_place(last_line("\n".join(lines) or plain))
 
 
 def _uuid_of(backup: pathlib.Path) -> str:
