@@ -13,7 +13,7 @@ import click
 
 import ddp
 from ddp import config, verbs
-from ddp.base import Log, ParameterError, Results, Settings, TrainerError, one_line
+from ddp.base import ParameterError, Results, Settings, TrainerError, one_line
 from ddp.options import declared, fields
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -217,7 +217,7 @@ def perform(
     """Do what a verb does with flags as they were parsed; return the exit status."""
     params = _parsed(verb, given, arguments)
     log = Screen(is_json=session.is_json).log
-    return _guarded(session, lambda settings: _act(settings, verb, params, log), verb=verb)
+    return _guarded(session, lambda settings: verb.do_when_ready(settings, params, log), verb=verb)
 
 
 def _parsed(
@@ -265,14 +265,6 @@ def _guarded(
             screen.show(results)
         return OK
     return FAILED
-
-
-def _act(settings: Settings, verb: verbs.Verb, params: fields.Parsed, log: Log) -> Results:
-    from ddp import readiness  # noqa: PLC0415 - `ddp --help` is there at once
-
-    with settings.claims:
-        readiness.require(settings, asks_nodes=verb.asks_nodes)
-        return verb.do(settings, params, log)
 
 
 def _resolved(verb: verbs.Verb, values: dict[str, object]) -> dict[str, object]:

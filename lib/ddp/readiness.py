@@ -52,10 +52,9 @@ def require(settings: Settings, *, asks_nodes: bool = False) -> None:
     A list of the nodes that will be asked for is made meanwhile: that of a large cluster takes as long as all else
     together.
     """
-    problem = silent(settings)
-    if not problem and asks_nodes:
+    if asks_nodes:
         checks.list_ahead()
-    if problem := problem or mounted(settings) or _lacking():
+    if problem := silent(settings) or mounted(settings) or _lacking():
         raise TrainerError(problem)
     folders.ensure_folders(settings)
 

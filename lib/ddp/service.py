@@ -80,6 +80,4 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
     if verb is None:
         raise ParameterError("do", f"there is no {wanted!r}")
     params = fields.parse(verb.params, request["params"])
-    with settings.claims:
-        readiness.require(settings, asks_nodes=verb.asks_nodes)
-        return verb.do(settings, params, log)
+    return verb.do_when_ready(settings, params, log)

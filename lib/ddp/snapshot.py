@@ -29,8 +29,10 @@ import stat
 import subprocess
 import tempfile
 import time
+import typing
 
-import pathspec
+if typing.TYPE_CHECKING:
+    import pathspec
 
 LIMIT_BYTES = 256 * 2**20
 LIMIT_FILES = 10_000
@@ -208,7 +210,7 @@ class _Filter:
                 return verdict
         return False
 
-    def _spec(self, folder: str) -> pathspec.GitIgnoreSpec | None:
+    def _spec(self, folder: str) -> "pathspec.GitIgnoreSpec | None":
         if folder not in self._specs:
             lines: list[str] = []
             for name in self._ignore_files:
@@ -219,8 +221,13 @@ class _Filter:
                     if e.errno in (*_GONE, errno.EISDIR) or not os.access(path.parent, os.X_OK):
                         continue  # there is none, or its folder is reported as unreadable
                     raise SnapshotError(f"{_shown(path)}: {_reason(e)}; make it readable, or remove it") from e
+            self._specs[folder] = None
+            if not lines:
+                return None
+            import pathspec  # noqa: PLC0415 - few folders have such a file, and this takes as long as a submission's rest
+
             try:
-                self._specs[folder] = pathspec.GitIgnoreSpec.from_lines(lines) if lines else None
+                self._specs[folder] = pathspec.GitIgnoreSpec.from_lines(lines)
             except ValueError as e:
                 where = _shown(self.root / folder / self._ignore_files[-1])
                 raise SnapshotError(f"{where} is not in gitignore's syntax: {_line(str(e))}") from e

@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import typing
 
-from ddp.base import VERBS, Log, Results, Settings
+from ddp.base import VERBS, Ahead, Log, Results, Settings
 from ddp.options import fields, models
 
 
@@ -27,9 +27,21 @@ class Verb:
 
     def do(self, settings: Settings, params: fields.Parsed, log: Log) -> Results:
         """Do it. Raises TrainerError."""
+        return self._function()(settings, params, log)
+
+    def do_when_ready(self, settings: Settings, params: fields.Parsed, log: Log) -> Results:
+        """Do it once Slurm and the workspace answer; its code is imported while they are asked. Raises TrainerError."""
+        from ddp import readiness  # noqa: PLC0415 - `ddp --help` is there at once
+
+        with settings.claims:
+            imported = Ahead(self._function)
+            readiness.require(settings, asks_nodes=self.asks_nodes)
+            imported()
+            return self.do(settings, params, log)
+
+    def _function(self) -> collections.abc.Callable[..., Results]:
         module, _, name = self.where.partition(":")
-        function = getattr(importlib.import_module(module), name)
-        return typing.cast(collections.abc.Callable[..., Results], function)(settings, params, log)
+        return typing.cast(collections.abc.Callable[..., Results], getattr(importlib.import_module(module), name))
 
 
 ALL = {

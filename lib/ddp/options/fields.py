@@ -31,12 +31,11 @@ STRICT = pydantic.Strict()
 
 def matches(pattern: str, limit: int, allowed: str) -> pydantic.AfterValidator:
     """Hold a text to at most `limit` characters and to a pattern; `allowed` says to a person what that is."""
-    compiled = re.compile(pattern, re.ASCII)
 
     def check(value: str) -> str:
         if len(value) > limit:
             raise ValueError(f"{len(value)} characters; at most {limit} are allowed")
-        if not compiled.fullmatch(value):
+        if not re.fullmatch(pattern, value, re.ASCII):  # compiled when it is used: no command uses them all
             raise ValueError(f"{shown(value)} is not allowed; {allowed}")
         return value
 
@@ -242,7 +241,12 @@ TorchBuild = typing.Annotated[str, STRICT, among("auto", "cpu", "cuda")]
 class Parsed(pydantic.BaseModel):
     """Options or parameters under their hyphenated names; unknown ones are refused."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", alias_generator=lambda name: name.replace("_", "-"))
+    model_config = pydantic.ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+        defer_build=True,  # until it is used: a command uses two or three of all models
+    )
 
 
 Folder = typing.Annotated[

@@ -1,5 +1,6 @@
 """Operations of operations.py on runs: made, removed, read, followed."""
 
+import concurrent.futures
 import contextlib
 import errno
 import json
@@ -27,6 +28,7 @@ from ddp.workspace.files import MAX_LISTED, RefusedError, replace
 RUN_FILES = {
     "logs", "control", "job.sbatch", "job.json", "program", "sweep.jsonl", "args", "code",
 }  # fmt: skip
+_WRITERS = 8
 
 
 def create_run(workspace: str, run: str, texts: dict[str, str], again: bool) -> Json:
@@ -44,11 +46,13 @@ def create_run(workspace: str, run: str, texts: dict[str, str], again: bool) -> 
 
 
 def _write_all(folder: pathlib.Path, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        path = folder / name
-        for above in reversed(path.relative_to(folder).parents[:-1]):
+    """Write files, many at a time: most of a small file's way to a network filesystem is waiting."""
+    for name in texts:
+        for above in reversed(pathlib.PurePath(name).parents[:-1]):
             (folder / above).mkdir(mode=0o755, exist_ok=True)
-        replace(path, text)
+    with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
+        for written in [pool.submit(replace, folder / name, text) for name, text in texts.items()]:
+            written.result()
 
 
 def create_sweep(workspace: str, run: str, texts: dict[str, str], elements: list[dict[str, str]]) -> Json:
