@@ -1,6 +1,6 @@
 """The program `juicefs`: where it comes from, what each version of it can do, and what its words mean.
 
-Sources: the source of juicefs at the tags v0.14.2, v1.0.0 to v1.3.1 and v1.4.1, and runs of 0.14.2 and 1.3.1.
+Sources: the source of juicefs at the tags v1.1.0 to v1.3.1 and v1.4.1, and runs of 1.3.1.
 """
 
 import collections.abc
@@ -39,79 +39,31 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
+OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
+
 # The version that introduced each flag. A flag that a program does not know is fatal, so it is left out there; every
-# one below only tunes, or has another spelling for older programs.
-_SINCE = {
+# one below only tunes.
+_SINCE = dict.fromkeys(
+    "atime-mode attr-cache backup-meta block-size bucket buffer-size cache-dir cache-eviction cache-partial-only "
+    "cache-size capacity compress dir-entry-cache download-limit enable-xattr encrypt-rsa-key entry-cache "
+    "free-space-ratio get-timeout heartbeat inodes io-retries max-deletes max-uploads metrics no-bgjob no-syslog "
+    "no-update no-usage-report open-cache open-cache-limit prefetch prefix-internal put-timeout read-only root-squash "
+    "skip-dir-nlink storage subdir trash-days upload-limit verify-cache-checksum writeback".split(),
+    OLDEST,
+) | {
     "all-squash": (1, 3),
-    "atime-mode": (1, 1),
-    "attr-cache": (0, 14),
-    "backup-meta": (1, 0),
-    "block-size": (0, 14),
-    "bucket": (0, 14),
-    "buffer-size": (0, 14),
-    "cache-dir": (0, 14),
-    "cache-eviction": (1, 1),
     "cache-expire": (1, 2),
     "cache-large-write": (1, 3),
-    "cache-partial-only": (0, 14),
-    "cache-size": (0, 14),
-    "capacity": (0, 14),
-    "compress": (0, 14),
-    "dir-entry-cache": (0, 14),
     "disable-transparent-hugepage": (1, 3),
-    "download-limit": (0, 17),
-    "enable-xattr": (0, 14),
-    "encrypt-rsa-key": (0, 14),
-    "entry-cache": (0, 14),
-    "free-space-ratio": (0, 14),
-    "get-timeout": (0, 14),
-    "heartbeat": (1, 0),
     "hide-internal": (1, 4),
-    "inodes": (0, 14),
-    "io-retries": (0, 14),
-    "max-deletes": (1, 0),
     "max-downloads": (1, 4),
     "max-fuse-io": (1, 3),
     "max-readahead": (1, 3),
-    "max-uploads": (0, 14),
-    "metrics": (0, 14),
     "negative-entry-cache": (1, 3),
-    "no-bgjob": (1, 0),
-    "no-syslog": (0, 14),
-    "no-update": (0, 14),
-    "no-usage-report": (0, 14),
-    "open-cache": (0, 15),
-    "open-cache-limit": (1, 1),
-    "prefetch": (0, 14),
-    "prefix-internal": (1, 1),
-    "put-timeout": (0, 14),
-    "read-only": (0, 15),
     "readdir-cache": (1, 3),
-    "root-squash": (1, 1),
-    "skip-dir-nlink": (1, 1),
     "skip-trash": (1, 3),
-    "storage": (0, 14),
-    "subdir": (0, 15),
-    "trash-days": (1, 0),
-    "upload-limit": (0, 17),
-    "verify-cache-checksum": (1, 1),
-    "writeback": (0, 14),
 }
-# The version that introduced each command; format, mount, umount, status, gc and fsck were there before all these.
-# sync-perms is sync, of a volume that is not mounted (jfs://), with modes and owners
-_COMMANDS_SINCE = {"config": (1, 0), "dump": (1, 0), "load": (1, 0), "quota": (1, 1), "sync-perms": (1, 1)}
-# juicefs of the 1.x series and the ones before read each other's volumes badly or not at all
-_FIRST_STABLE = (1, 0)
-
-_OLD_SESSION = datetime.timedelta(seconds=150)  # without a beat: two were missed
-
-# What `status` says of an engine without a volume: 1.x; 0.14 on Redis, MySQL and PostgreSQL
-_NOT_FORMATTED = (
-    r"database is not formatted",
-    r"load setting: no volume found",
-    r"load setting: Error 1146[^:]*: Table '[^']*jfs_setting' doesn't exist",
-    r'load setting: pq: relation "[^"]*jfs_setting" does not exist',
-)
+_NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
@@ -140,10 +92,16 @@ class DownloadError(JuicefsError):
     """The program could not be fetched."""
 
 
+class OldProgramError(JuicefsError):
+    """The program is older than `OLDEST`."""
+
+
 def advice(error: JuicefsError, app: str) -> str:
     """Return what went wrong and, where an application's operator can mend it with one command, that command."""
     if isinstance(error, DownloadError):
         return f"{error}: attach it: juju attach-resource {app} juicefs=FILE"
+    if isinstance(error, OldProgramError):
+        return f"{error}: juju attach-resource {app} juicefs=FILE"
     return str(error)
 
 
@@ -158,12 +116,12 @@ class Setting:
     clients: tuple[str, ...] = ()  # that have it mounted now, as HOST at MOUNTPOINT
     block_kib: int = 4096
     compression: str = "none"
-    encrypted: bool | None = None  # programs before 1.0 do not tell
+    encrypted: bool = False
     capacity_gib: int = 0  # 0: no limit
     inodes: int = 0  # 0: no limit
     trash_days: int = 0
-    used_bytes: int | None = None  # programs before 1.0 do not tell
-    used_inodes: int | None = None
+    used_bytes: int = 0
+    used_inodes: int = 0
 
 
 def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
@@ -202,13 +160,30 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 
 
 def version(program: pathlib.Path) -> Version:
-    """Return the program's version. Raises `CommandError` when it does not run."""
+    """Return the program's version.
+
+    Raises:
+        CommandError: it does not run.
+        OldProgramError: it is older than `OLDEST`.
+    """
     said = _run(program, "--version", timeout=20).stdout
     found = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said)
     if not found:
         raise CommandError(f"{program.name}: cannot read its version from {last_line(said)!r}")
     major, minor, patch = (int(part) for part in found.groups())
-    return major, minor, patch
+    return supported((major, minor, patch))
+
+
+def supported(version: Version) -> Version:
+    """Return the version. Raises `OldProgramError` if it is older than `OLDEST`."""
+    if version < OLDEST:
+        raise OldProgramError(f"juicefs {text(version)} is too old: attach {text(OLDEST)} or newer")
+    return version
+
+
+def text(version: tuple[int, ...]) -> str:
+    """Return a version as it is written: 1.3.1."""
+    return ".".join(map(str, version))
 
 
 def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
@@ -227,34 +202,19 @@ def knows(program: Version, flag: str) -> bool:
 
 def since(flag: str) -> str:
     """Return the version that introduced the flag, as text."""
-    return ".".join(map(str, _SINCE[flag]))
+    return text(_SINCE[flag])
 
 
-def has_command(program: Version, command: str) -> bool:
-    """Tell whether this version has the command."""
-    return program >= _COMMANDS_SINCE.get(command, (0, 14))
-
-
-def command_since(command: str) -> str:
-    """Return the version that introduced a command, in words."""
-    return ".".join(map(str, _COMMANDS_SINCE[command]))
-
-
-def same_series(one: Version, other: Version) -> bool:
-    """Tell whether both versions can use the same volume."""
-    return (one >= _FIRST_STABLE) == (other >= _FIRST_STABLE)
-
-
-def parse_version(text: str) -> Version | None:
+def parse_version(written: str) -> Version | None:
     """Return the version that a text like 1.3.1 names."""
-    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", text)
+    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", written)
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
     """Raise `UnreachableError` unless one of the addresses takes a TCP connection. `timeout` (s) is for each of them.
 
-    Without this look first, juicefs 0.14 waits longer than a minute for an engine that is down, and 1.3 up to minutes.
+    Without this look first, juicefs waits up to minutes for an engine that is down.
     """
     problem = "no address"
     for host, port in addresses:
@@ -279,7 +239,7 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
     except CommandTimeout as e:
         raise UnreachableError(f"{','.join(access.engine.hosts)} does not answer in words") from e
     except CommandError as e:
-        if any(re.search(words, e.stderr) for words in _NOT_FORMATTED):
+        if _NOT_FORMATTED in e.stderr:
             return None
         raise JuicefsError(explain(e)) from e
     return _read_status(done)
@@ -290,13 +250,11 @@ def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: 
 
     A volume's root has mode 0777 after format, as has what mount makes for --subdir (run with 1.3.1): there any account
     can rename what is another's. What an administrator made stricter stays as it is. A folder that is absent is made.
-    It needs no mount: sync (1.1 and later) copies the mode and owner of the first thing it lists, the folder itself.
+    It needs no mount: sync copies the mode and owner of the first thing it lists, the folder itself.
 
     Raises:
-        JuicefsError: it failed, or this program cannot.
+        JuicefsError: it failed.
     """
-    if not has_command(version(program), "sync-perms"):
-        raise JuicefsError(f"juicefs before {command_since('sync-perms')} does not show the mode of {folder}")
     inside = f"jfs://VOLUME{folder.rstrip('/')}/"
     with tempfile.TemporaryDirectory(prefix="juicefs-mode-") as scratch:  # 0700
         copy = pathlib.Path(scratch, "copy")
@@ -357,7 +315,8 @@ def run_program(
 def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
     """Run the program; again when it died before it began.
 
-    0.14 lists the host's addresses when it is loaded, and panics when a network interface goes at that moment.
+    It lists the host's addresses when it is loaded, and panics when a network interface goes at that moment (seen with
+    0.14.2; minio's cmd/net.go, which does it, is part of later ones too).
     """
     for pause in (0.1, 1.0):
         try:
@@ -379,7 +338,7 @@ def reason(log: str) -> str:
     if any(words in log for words in _REFUSED):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
-    if crash := re.search(r"^panic: (.*)", plain, re.MULTILINE):  # as 0.14.2's fsck does on an SFTP store
+    if crash := re.search(r"^panic: (.*)", plain, re.MULTILINE):
         return f"juicefs crashed: {last_line(crash[1])}"
     for level in ("FATAL", "ERROR"):
         if found := re.findall(rf"<{level}>: (.*)", plain):
@@ -387,7 +346,7 @@ def reason(log: str) -> str:
                 return f"the object store refuses the keys ({refused[1]})"
             if _OLD_MYSQL in found[-1]:  # juicefs 1.3.0 and 1.3.1, its issue 6762
                 return "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
-            if any(re.search(words, found[-1]) for words in _NOT_FORMATTED):  # 1.x would have a person format it
+            if _NOT_FORMATTED in found[-1]:  # it would have a person format it
                 return "the metadata engine holds no volume: look at the charm that offers it"
             return last_line(without_place(found[-1]))
     return ""
@@ -398,13 +357,17 @@ def without_place(line: str) -> str:
     return re.sub(r" \[(?:\w+@)?\w+\.go:\d+\]$", "", line)
 
 
-def _read_status(text: str) -> Setting:
-    # 0.14 on SQL engines prints log lines before the JSON
-    lines = text.splitlines()
+def _read_status(said: str) -> Setting:
+    lines = said.splitlines()  # the JSON may follow lines of the log
     try:
         document = typing.cast("dict[str, typing.Any]", json.loads("\n".join(lines[lines.index("{") :])))
         setting = typing.cast("dict[str, typing.Any]", document["Setting"])
         stat = typing.cast("dict[str, typing.Any]", document.get("Stat") or {})
+        if not setting.get("MetaVersion"):  # which every version since 1.0 writes
+            raise JuicefsError(
+                f"volume {setting['Name']} was made by a juicefs before 1.0, which is too old: deploy another "
+                "application and copy its files to a new volume with juicefs sync"
+            )
         return Setting(
             name=str(setting["Name"]),
             uuid=str(setting["UUID"]),
@@ -413,12 +376,12 @@ def _read_status(text: str) -> Setting:
             clients=_live(document.get("Sessions") or []),
             block_kib=int(setting.get("BlockSize") or 4096),
             compression=str(setting.get("Compression") or "none"),
-            encrypted=bool(setting.get("EncryptKey")) if "TrashDays" in setting else None,
+            encrypted=bool(setting.get("EncryptKey")),
             capacity_gib=int(setting.get("Capacity") or 0) >> 30,
             inodes=int(setting.get("Inodes") or 0),
             trash_days=int(setting.get("TrashDays") or 0),
-            used_bytes=stat.get("UsedSpace"),
-            used_inodes=stat.get("UsedInodes"),
+            used_bytes=int(stat.get("UsedSpace") or 0),
+            used_inodes=int(stat.get("UsedInodes") or 0),
         )
     except (ValueError, KeyError, TypeError) as e:
         raise JuicefsError("juicefs status printed something unexpected") from e
@@ -427,18 +390,12 @@ def _read_status(text: str) -> Setting:
 def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
     """Return the clients whose session has not expired, sorted.
 
-    1.x takes a session away when its client unmounts, and lists that of one that was killed until another client clears
-    it away: its time to live was renewed every 12 s, to a minute. 0.14 never takes one away, and beats once a minute.
+    A session goes when its client unmounts; that of a client that was killed is listed until another client removes it:
+    its time to live was renewed every 12 s, to a minute.
     """
-    now, found = datetime.datetime.now(datetime.timezone.utc), list[str]()  # noqa: UP017 - Python 3.10
-    for session in sessions:
-        if "Expire" in session:
-            ends = datetime.datetime.fromisoformat(session["Expire"])
-        else:
-            ends = datetime.datetime.fromisoformat(session["Heartbeat"]) + _OLD_SESSION
-        if ends > now:
-            found.append(f"{session.get('HostName') or session.get('Hostname')} at {session.get('MountPoint')}")
-    return tuple(sorted(found))
+    now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
+    live = (session for session in sessions if datetime.datetime.fromisoformat(session["Expire"]) > now)
+    return tuple(sorted(f"{session.get('HostName')} at {session.get('MountPoint')}" for session in live))
 
 
 def _unpack(content: bytes) -> bytes:

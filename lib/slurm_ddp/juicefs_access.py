@@ -3,8 +3,8 @@
 Whoever runs juicefs, the charm that offers a volume or the one that mounts it, builds its command line here, so that
 both agree, and so that no password is ever part of one. What differs between engines and versions is in the tables.
 
-Sources: juicefs at the tags v0.14.2 and v1.3.1 (pkg/meta/{interface,redis,sql,tkv_etcd,tkv_tikv}.go, pkg/object/{s3,
-minio,gs}.go), its manual "How to set up metadata engine", and runs of 0.14.2 on each engine of the lane `storage`.
+Sources: juicefs at the tag v1.3.1 (pkg/meta/{interface,redis,sql,tkv_etcd,tkv_tikv}.go, pkg/object/{s3,
+minio,gs}.go), its manual "How to set up metadata engine", and runs on each engine of the lane `storage`.
 """
 
 import collections.abc
@@ -30,14 +30,12 @@ class _Rule:
     example: str
     db: str  # a pattern
     params: tuple[str, ...]  # that may stand behind the question mark; another one might be a password
-    since: tuple[int, int] = (0, 14)
     user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
-    variable: str = ""  # that juicefs (from 1.0 on) reads the password from
+    variable: str = ""  # that juicefs reads the password from
     many: bool = False  # several hosts are one engine
     # Parameters that name files: the authority's certificate, the client's, and its key; "" where the system's
     # certificates are looked at, which SSL_CERT_FILE adds to
     file_params: tuple[str, str, str] = ("", "", "")
-    certificates_since: tuple[int, int] = (0, 14)
 
 
 _POOL = ("max_idle_conns", "max_idle_time", "max_life_time", "max_open_conns", "table_prefix")
@@ -57,7 +55,6 @@ _RULES = {
         variable="REDIS_PASSWORD",
         many=True,
         file_params=("", "tls-cert-file", "tls-key-file"),
-        certificates_since=(1, 1),
     ),
     "mysql": _Rule(
         example="mysql://USER@HOST:3306/DATABASE",
@@ -77,7 +74,6 @@ _RULES = {
         example="tikv://HOST:2379,HOST:2379/PREFIX",
         db=r"[A-Za-z0-9._-]{1,64}",
         params=("gc-interval", "verify-cn"),
-        since=(0, 16),
         user="",
         many=True,
         file_params=("ca", "cert", "key"),
@@ -86,7 +82,6 @@ _RULES = {
         example="etcd://HOST:2379,HOST:2379/PREFIX",
         db=r"[A-Za-z0-9._-]{1,64}",
         params=("insecure-skip-verify", "server-name"),
-        since=(1, 0),
         user="",
         many=True,
         file_params=("cacert", "cert", "key"),
@@ -105,12 +100,7 @@ _SCHEMES = {
 _ONE_HOST = {"sqlite3", "badger", "unix", "memkv"}  # engines that one machine alone can reach
 _PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
 _SENTINEL_PORT = 26379
-_SENTINEL_PASSWORD_SINCE = (0, 16)
-_CLUSTER_SINCE = (1, 0)
 _PREFIX_SINCE = (1, 3)  # of table_prefix and the sizes of connection pools
-# Before, the driver of PostgreSQL was given what stands behind the URL's scheme, without the scheme
-_POSTGRES_SCHEME_SINCE = (0, 15)
-_META_PASSWORD_SINCE = (1, 0)  # before, it had to be encoded as its place in the URL asks; PGPASSWORD never had to
 
 # The variables that the drivers of the object stores read when the volume holds no keys
 _KEY_VARIABLES = {
@@ -308,10 +298,15 @@ def access(
         JuicefsError: this version cannot.
     """
     content = secret.content()
-    _check_version(engine, content, version)
+    names = {name for name, _ in urllib.parse.parse_qsl(engine.params, keep_blank_values=True)}
+    if pooled := sorted(names & set(_POOL)) if version < _PREFIX_SINCE else []:
+        have, want = ".".join(map(str, version)), ".".join(map(str, _PREFIX_SINCE))
+        raise JuicefsError(
+            f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
+        )
     found, params, environment = _with_files(engine, content, directory, store)
     if "meta-password" in content and _RULES[engine.kind].variable:
-        environment[_password_variable(engine, version)] = content["meta-password"]
+        environment[_RULES[engine.kind].variable] = content["meta-password"]
     for key, variable in _PLAIN_VARIABLES.items():
         if key in content:
             environment[variable] = content[key]
@@ -320,28 +315,10 @@ def access(
         environment |= {variable: content[key] for key, variable in variables.items() if key in content}
     if region and store in _REGION_VARIABLES:
         environment[_REGION_VARIABLES[store]] = region
-    # With META_PASSWORD juicefs asks for an @; before 1.0 also for the colon of the password that is missing
+    # With META_PASSWORD juicefs asks for an @; the colon of the password that is missing does no harm
     login = ":" if environment.get("META_PASSWORD") else ""
     url = engine.url(secret.meta_user, login=login, params=params)
-    if engine.kind == "postgres" and version < _POSTGRES_SCHEME_SINCE:
-        url = f"postgres://{url}"
     return Access(engine, url, environment, found, secret.values())
-
-
-def _check_version(engine: Engine, content: collections.abc.Mapping[str, str], version: Version) -> None:
-    """Raise `JuicefsError` when this version cannot do all that is asked for."""
-    rule = _RULES[engine.kind]
-    pooled = sorted({name for name, _ in urllib.parse.parse_qsl(engine.params, keep_blank_values=True)} & set(_POOL))
-    for is_asked, since, what in (
-        (True, rule.since, f"the metadata engine {engine.kind}"),
-        (engine.kind == "redis" and len(engine.hosts) > 1 and not engine.master, _CLUSTER_SINCE, "a Redis cluster"),
-        ("sentinel-password" in content, _SENTINEL_PASSWORD_SINCE, "a password for Sentinels"),
-        ("tls-cert" in content, rule.certificates_since, f"a client's certificate for {engine.kind}"),
-        (bool(pooled), _PREFIX_SINCE, ", ".join(pooled)),
-    ):
-        if is_asked and version < since:
-            have, want = ".".join(map(str, version)), ".".join(map(str, since))
-            raise JuicefsError(f"juicefs {have} cannot use {what}: attach {want} or newer as the resource juicefs")
 
 
 def _with_files(
@@ -378,9 +355,3 @@ def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, version: Version, *, direct
         keyless=volume.keyless,
         region=volume.region,
     )
-
-
-def _password_variable(engine: Engine, version: Version) -> str:
-    if engine.kind == "postgres" and version < _META_PASSWORD_SINCE:
-        return "PGPASSWORD"
-    return _RULES[engine.kind].variable

@@ -18,7 +18,7 @@ from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, Completed
 
-OLD, NEW = (0, 14, 2), (1, 3, 1)
+NEW = (1, 3, 1)
 SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"})
 
 # A juicefs that answers from a table beside it and fails on any command line that is not in there
@@ -32,37 +32,40 @@ sys.stdout.write(answer.get("out", "")), sys.stderr.write(answer.get("err", ""))
 sys.exit(answer.get("rc", 0))
 """
 
-STATUS_OLD = """{
-  "Setting": {
-    "Name": "shared",
-    "UUID": "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7",
-    "Storage": "sftp",
-    "Bucket": "10.0.0.5:2022:/data/",
-    "AccessKey": "juicefs-objects",
-    "BlockSize": 4096,
-    "Compression": "none",
-    "Shards": 0,
-    "Partitions": 0,
-    "Capacity": 0,
-    "Inodes": 0
-  },
-  "Sessions": []
-}
-"""
-STATUS_NEW = """2026/01/02 INFO: something
+# As 1.3.1 shows a volume that it made, and one that 0.14.2 made
+STATUS = """2026/01/02 INFO: something
 {
   "Setting": {
     "Name": "shared",
     "UUID": "u",
-    "Storage": "s3",
-    "Bucket": "https://b",
+    "Storage": "sftp",
+    "Bucket": "10.0.0.5:2022:/data/",
+    "BlockSize": 4096,
+    "Compression": "none",
+    "Capacity": 2147483648,
+    "EncryptKey": "removed",
     "TrashDays": 1,
+    "MetaVersion": 1,
+    "MinClientVersion": "1.1.0-A",
     "EnableACL": false
   },
-  "Sessions": [
-    {"Sid": 1, "Expire": "2026-01-01T00:00:00Z", "HostName": "c1", "MountPoint": "/mnt/jfs", "ProcessID": 123}
-  ],
-  "Stat": {"UsedSpace": 0, "AvailableSpace": 0}
+  "Sessions": [],
+  "Stat": {"UsedSpace": 4096, "AvailableSpace": 0, "UsedInodes": 2}
+}
+"""
+STATUS_OLD = """{
+  "Setting": {
+    "Name": "oldv",
+    "UUID": "ecd3bb63-22fd-477b-9295-21cd70e5ac55",
+    "Storage": "file",
+    "Bucket": "/tmp/obj/",
+    "BlockSize": 4096,
+    "Compression": "none",
+    "TrashDays": 0,
+    "EnableACL": false
+  },
+  "Sessions": [],
+  "Stat": {"UsedSpace": 0, "AvailableSpace": 1125899906842624, "UsedInodes": 0, "AvailableInodes": 10485760}
 }
 """
 
@@ -99,7 +102,7 @@ def program(tmp_path: pathlib.Path) -> typing.Iterator[Program]:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("juicefs version 0.14.2 (2021-09-05 03f36d6)\n", OLD),
+        ("juicefs version 1.1.0+2023-09-04.08c4ae6\n", (1, 1, 0)),
         ("juicefs version 1.3.1+2025-12-02.e0032b2\n", NEW),
         ("juicefs version 1.4.0-beta1+2026-01-01.abc\n", (1, 4, 0)),
     ],
@@ -115,22 +118,25 @@ def test_another_program_is_no_juicefs(program: Program):
         juicefs.version(program.path)
 
 
+@pytest.mark.parametrize("version", ["0.14.2", "1.0.4"])
+def test_a_program_that_is_too_old_is_refused(program: Program, version: str):
+    program.answers("--version", out=f"juicefs version {version} (2021-09-05 03f36d6)\n")
+    with pytest.raises(juicefs.OldProgramError) as caught:
+        juicefs.version(program.path)
+    assert juicefs.advice(caught.value, "fs") == (
+        f"juicefs {version} is too old: attach 1.1 or newer: juju attach-resource fs juicefs=FILE"
+    )
+
+
 def test_flags_that_a_version_does_not_know_are_left_out():
-    wanted: dict[str, str | bool] = {"cache-size": "100", "backup-meta": "0", "read-only": True, "subdir": False}
-    assert juicefs.flags(OLD, wanted) == ["--cache-size=100"]
-    assert juicefs.flags(NEW, wanted) == ["--cache-size=100", "--backup-meta=0", "--read-only"]
+    wanted: dict[str, str | bool] = {"cache-size": "100", "readdir-cache": "0", "read-only": True, "subdir": False}
+    assert juicefs.flags((1, 1, 0), wanted) == ["--cache-size=100", "--read-only"]
+    assert juicefs.flags(NEW, wanted) == ["--cache-size=100", "--readdir-cache=0", "--read-only"]
 
 
 def test_a_flag_without_its_version_is_our_own_mistake():
     with pytest.raises(KeyError):
         juicefs.flags(NEW, {"fly": True})
-
-
-def test_commands_and_their_versions():
-    assert juicefs.has_command(OLD, "fsck")
-    assert not juicefs.has_command(OLD, "config")
-    assert juicefs.has_command(NEW, "quota")
-    assert juicefs.command_since("quota") == "1.1"
 
 
 def test_a_folder_is_removed_past_the_trash_where_the_program_knows_how():
@@ -140,10 +146,7 @@ def test_a_folder_is_removed_past_the_trash_where_the_program_knows_how():
     assert juicefs.removal(pathlib.Path("/x/juicefs"), (1, 2, 9), "/m/f") == (plain,)
 
 
-def test_series():
-    assert juicefs.same_series((1, 0, 0), NEW)
-    assert juicefs.same_series(OLD, (0, 17, 5))
-    assert not juicefs.same_series(OLD, NEW)
+def test_a_version_is_parsed():
     assert juicefs.parse_version("1.3.1") == NEW
     assert juicefs.parse_version("") is None
 
@@ -154,48 +157,51 @@ def test_clients_are_those_whose_session_lives(program: Program):
         return then.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def clients(*sessions: dict[str, str]) -> tuple[str, ...]:
-        program.answers_status(out=STATUS_OLD.replace('"Sessions": []', f'"Sessions": {json.dumps(sessions)}'))
+        program.answers_status(out=STATUS.replace('"Sessions": []', f'"Sessions": {json.dumps(sessions)}'))
         found = juicefs.inspect(program.path, program.access)
         assert found is not None
         return found.clients
 
-    new = {"Version": "1.3.1", "HostName": "juju-1-2", "MountPoint": "/mnt/b"}  # seen of 1.3.1 and 0.14.2
-    old = {"Version": "0.14.2", "Hostname": "juju-1-3", "MountPoint": "/mnt/a"}
+    new = {"Version": "1.3.1", "HostName": "juju-1-2", "MountPoint": "/mnt/b"}  # seen of 1.3.1
     assert clients(new | {"Expire": moment(50)}, new | {"Expire": moment(-5), "MountPoint": "/gone"}) == (
         "juju-1-2 at /mnt/b",
     )
-    assert clients(old | {"Heartbeat": moment(-100)}, old | {"Heartbeat": moment(-200)}) == ("juju-1-3 at /mnt/a",)
     with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed something unexpected$"):
         clients(new)
 
 
-@pytest.mark.parametrize(
-    ("out", "setting"),
-    [
-        (
-            STATUS_OLD,
-            juicefs.Setting("shared", "c1896ae0-8e26-4ff1-9b47-c0cadcf4a5a7", "sftp", "10.0.0.5:2022:/data/"),
-        ),
-        (STATUS_NEW, juicefs.Setting("shared", "u", "s3", "https://b", encrypted=False, trash_days=1, used_bytes=0)),
-    ],
-)
-def test_the_volume_of_an_engine(program: Program, out: str, setting: juicefs.Setting):
-    program.answers_status(out=out)
-    assert juicefs.inspect(program.path, program.access) == setting
+def test_the_volume_of_an_engine(program: Program):
+    program.answers_status(out=STATUS)
+    assert juicefs.inspect(program.path, program.access) == juicefs.Setting(
+        "shared",
+        "u",
+        "sftp",
+        "10.0.0.5:2022:/data/",
+        encrypted=True,
+        capacity_gib=2,
+        trash_days=1,
+        used_bytes=4096,
+        used_inodes=2,
+    )
     assert program.seen["REDIS_PASSWORD"] == 'p@ss:/?#%word "x"'
     assert "topSecret" not in json.dumps(program.seen)  # of no use to the engine
 
 
-@pytest.mark.parametrize(
-    "err",
-    [
-        "2026/11/20 18:49:54.094869 juicefs[3316] <FATAL>: load setting: no volume found\n",
-        "2026/01/01 <FATAL>: get status: load setting: database is not formatted, please run `juicefs format ...` first [status.go:96]\n",
-        "juicefs[5051] <FATAL>: load setting: Error 1146: Table 'jfs.jfs_setting' doesn't exist\n",
-        'juicefs[6066] <FATAL>: load setting: pq: relation "jfs_setting" does not exist\n',
-    ],
-)
-def test_an_engine_without_a_volume(program: Program, err: str):
+def test_a_volume_from_before_1_0_is_refused(program: Program):
+    program.answers_status(out=STATUS_OLD)
+    with pytest.raises(juicefs.JuicefsError) as caught:
+        juicefs.inspect(program.path, program.access)
+    assert str(caught.value) == (
+        "volume oldv was made by a juicefs before 1.0, which is too old: deploy another application and copy its files to "
+        "a new volume with juicefs sync"
+    )
+
+
+def test_an_engine_without_a_volume(program: Program):
+    err = (
+        "2026/01/01 <FATAL>: get status: load setting: database is not formatted, please run `juicefs format ...` first "
+        "[status.go:96]\n"
+    )
     program.answers_status(rc=1, err=err)
     assert juicefs.inspect(program.path, program.access) is None
     assert juicefs.reason(err) == "the metadata engine holds no volume: look at the charm that offers it"
@@ -273,7 +279,7 @@ def test_what_died_before_it_began_is_run_again(
         return really(*argv, **keywords)
 
     monkeypatch.setattr(juicefs, "run", run)
-    program.answers_status(out=STATUS_NEW)
+    program.answers_status(out=STATUS)
     if message is None:
         assert juicefs.inspect(program.path, program.access) is not None
     else:

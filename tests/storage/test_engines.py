@@ -17,8 +17,8 @@ import servers
 import yaml
 from ops import testing
 
-import embedded_store
-import volume_users
+import embedded.store
+import embedded.users
 from slurm_ddp import juicefs, juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import clean_env
@@ -31,7 +31,6 @@ class Case:
     server: servers.Server
     url: str
     content: dict[str, str]
-    is_old: bool = False  # asked by the juicefs from before 1.0
 
 
 def _redis(redis: servers.Server) -> Case:
@@ -42,7 +41,7 @@ def _redis(redis: servers.Server) -> Case:
 def _mariadb(mariadb: servers.Server) -> Case:
     database = servers.mariadb_database(mariadb)
     url = f"mysql://{servers.USER}@{mariadb.address}/{database}"
-    return Case(mariadb, url, {"meta-password": servers.PASSWORD}, is_old=True)
+    return Case(mariadb, url, {"meta-password": servers.PASSWORD})
 
 
 def _postgres(postgres: servers.Server) -> Case:
@@ -50,17 +49,15 @@ def _postgres(postgres: servers.Server) -> Case:
     return Case(postgres, url, {"meta-user": servers.USER, "meta-password": servers.PASSWORD})
 
 
-# MariaDB with the old juicefs alone: Debian's is too old for the new one, see below
+# MariaDB before 11.1, as Debian's, is too old for juicefs 1.3: see below
 ENGINES = ["redis", "redis-tls", "sentinel", "postgres", "postgres-tls"]
-OLD_ENGINES = ["redis", "mariadb", "mariadb-tls", "postgres-tls"]
 
 
-@pytest.fixture(params=[*ENGINES, *(f"{name} old" for name in OLD_ENGINES)])
+@pytest.fixture(params=ENGINES)
 def case(request: pytest.FixtureRequest, tls: servers.Certificates) -> typing.Iterator[Case]:
-    """Return each engine, as the one version of juicefs or the other is to ask it."""
-    name, _, old = request.param.partition(" ")
-    with _engine(name, request, tls) as found:
-        yield dataclasses.replace(found, is_old=bool(old))
+    """Return each engine."""
+    with _engine(request.param, request, tls) as found:
+        yield found
 
 
 @contextlib.contextmanager
@@ -79,11 +76,6 @@ def _engine(name: str, request: pytest.FixtureRequest, tls: servers.Certificates
                 master = stack.enter_context(servers.redis())
                 watcher = stack.enter_context(servers.sentinel(master))
                 yield Case(master, f"redis://mymaster,{watcher.address}/1", login)
-            case "mariadb":
-                yield _mariadb(request.getfixturevalue("mariadb"))
-            case "mariadb-tls":
-                server = stack.enter_context(servers.mariadb(tls=tls))
-                yield Case(server, f"mysql://{servers.USER}@{server.address}/jfs", login | authority)
             case "postgres":
                 yield _postgres(request.getfixturevalue("postgres"))
             case _:
@@ -93,7 +85,7 @@ def _engine(name: str, request: pytest.FixtureRequest, tls: servers.Certificates
 
 @pytest.fixture
 def proxy(
-    program: pathlib.Path, old_program: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    program: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> typing.Callable[..., proxies.Proxy]:
     """Return a function that deploys the charm on an engine and a bucket."""
     proxies.isolated(monkeypatch, tmp_path)
@@ -104,8 +96,7 @@ def proxy(
         name = f"v{os.urandom(6).hex()}"
         options: dict[str, typing.Any] = {"metadata-url": case.url, "bucket": bucket.url, "volume-name": name}
         named = {key.replace("_", "-"): value for key, value in config.items()}
-        chosen = old_program if case.is_old else program
-        return proxies.Proxy(chosen, tmp_path, options | named, case.content | keys)
+        return proxies.Proxy(program, tmp_path, options | named, case.content | keys)
 
     return deploy
 
@@ -157,20 +148,20 @@ def test_a_volume_is_made_mounted_and_shown_and_no_secret_is_seen(
             (mountpoint / "checkpoint").write_bytes(b"weights" * 100000)
             (mountpoint / "checkpoint").rename(mountpoint / "done")
             assert (mountpoint / "done").read_bytes() == b"weights" * 100000
-            about = mountpoint.stat()  # juicefs from before 1.0 cannot change it unmounted: there, clients do
-            assert (about.st_uid, about.st_mode & 0o7777) == (0, 0o777 if case.is_old else 0o1777)
+            about = mountpoint.stat()
+            assert (about.st_uid, about.st_mode & 0o7777) == (0, 0o1777)
             look = mounts.probe(mountpoint, fstype="fuse.juicefs", writable=True)
             assert look, look.detail
             assert [path.name for path in mountpoint.glob(".trash/*/*")] == []  # of the probe, which removes for good
             for name in ("status", "fsck", "gc"):
-                mine.steady_action(name)
+                mine.action(name)
             assert mine.action("status")["clients"] == "1"
     assert "juicefs" in watch.programs
     assert not leaks.within(mine.shown, secrets)
     assert leaks.in_files(tmp_path, *secrets) == []
     # and again: it is there, and stays as it is
     shown = mine.action("status")
-    assert shown["clients"] == ("1" if case.is_old else "0")  # 0.14 leaves its session, which expires
+    assert shown["clients"] == "0"
     assert mine.hook().unit_status == out.unit_status
     assert mine.action("status")["uuid"] == shown["uuid"]
 
@@ -228,7 +219,7 @@ def test_a_wrong_password_is_told_and_nothing_is_formatted(
     assert out.unit_status == testing.ActiveStatus(f"offering volume {mine.config['volume-name']}")
 
 
-@pytest.mark.parametrize("kind", [_redis, _mariadb, _postgres], ids=["redis", "mariadb", "postgres"])
+@pytest.mark.parametrize("kind", [_redis, _postgres], ids=["redis", "postgres"])
 def test_an_engine_that_is_away_is_waited_for_and_its_return_is_noticed(
     kind: typing.Callable[[servers.Server], Case],
     bucket: servers.Bucket,
@@ -266,7 +257,7 @@ def test_a_database_that_is_too_old_is_told(
     mariadb: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
 ):
     version = servers.mariadb_version(mariadb)
-    out = proxy(dataclasses.replace(_mariadb(mariadb), is_old=False), bucket).hook("config_changed")
+    out = proxy(_mariadb(mariadb), bucket).hook("config_changed")
     if version >= (11, 1):
         assert isinstance(out.unit_status, testing.ActiveStatus)
     else:
@@ -329,9 +320,8 @@ def test_one_that_formatted_anew_is_noticed(mine: proxies.Proxy, redis: servers.
     assert f"than the one published ({uuid})" in out.unit_status.message
 
 
-@pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
 def test_wrong_keys_are_told_and_right_ones_are_all_it_takes(
-    redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy], is_old: bool
+    redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
 ):
     mine = proxy(_redis(redis), bucket)
     right = mine.content["secret-key"]
@@ -363,22 +353,22 @@ def test_a_read_only_mount_is_known_by_its_connection_and_opens_it_again(
 ):
     mine = proxy(_redis(redis), bucket)
     mine.hook("start")
-    monkeypatch.setattr(embedded_store, "METADATA_PORT", redis.port)
+    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
     password = fs.JuicefsSecret.from_content({"meta-password": servers.PASSWORD})
-    settings = embedded_store.Settings(mine.app, "127.0.0.1", tmp_path, password)
-    assert volume_users.mounted_by(mine.program, settings) == ""
+    settings = embedded.store.Settings(mine.app, "127.0.0.1", tmp_path, password)
+    assert embedded.users.mounted_by(mine.program, settings) == ""
     connection = "the volume's metadata server has connections from 127.0.0.1"
     with mounted(mine, tmp_path, is_read_only=True) as mountpoint:
         with pytest.raises(OSError, match="Read-only file system"):
             (mountpoint / "file").touch()
-        assert volume_users.mounted_by(mine.program, settings) == connection
+        assert embedded.users.mounted_by(mine.program, settings) == connection
         redis.stop()
         redis.start()
-        end = time.monotonic() + volume_users.RECONNECT_S
-        while volume_users.mounted_by(mine.program, settings) != connection:
+        end = time.monotonic() + embedded.users.RECONNECT_S
+        while embedded.users.mounted_by(mine.program, settings) != connection:
             assert time.monotonic() < end, (tmp_path / "mount.log").read_text()
             time.sleep(0.5)
-    assert volume_users.mounted_by(mine.program, settings) == ""
+    assert embedded.users.mounted_by(mine.program, settings) == ""
 
 
 def test_a_wrong_key_on_one_client_fails_there_alone(mine: proxies.Proxy, tmp_path: pathlib.Path):

@@ -8,12 +8,10 @@ from doubles import FakeJuicefs, FakeServers
 from ops import testing
 from rig import Rig
 
-import embedded_store
-import juicefs_volume
-import volume_begun
-import volume_maintenance
+import embedded.store
 from charm import JuicefsServerProxyCharm
 from slurm_ddp import juicefs
+from volume import format_journal, formatting, maintenance
 
 CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-server-proxy"
 
@@ -37,10 +35,10 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
         "sync_ms",
         "is_durable",
     ):
-        monkeypatch.setattr(embedded_store, name, getattr(servers, name))
-    monkeypatch.setattr(juicefs_volume, "remove_program", servers.remove_program)
-    monkeypatch.setattr(juicefs_volume, "CONFIG_DIR", tmp_path / "etc")
-    for module in (volume_begun, volume_maintenance):
+        monkeypatch.setattr(embedded.store, name, getattr(servers, name))
+    monkeypatch.setattr(formatting, "remove_program", servers.remove_program)
+    monkeypatch.setattr(formatting, "CONFIG_DIR", tmp_path / "etc")
+    for module in (format_journal, maintenance):
         monkeypatch.setattr(module, "STATE_DIR", tmp_path / "state")
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
     program = tmp_path / "juicefs"

@@ -6,7 +6,7 @@ import pathlib
 import time
 import typing
 
-import embedded_store
+import embedded.store
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.run import CommandError, Completed
 
@@ -42,7 +42,7 @@ class FakeJuicefs:
         return len(self.installed) == 1
 
     def version(self, _program: pathlib.Path) -> tuple[int, int, int]:
-        return self.program
+        return juicefs.supported(self.program)
 
     def inspect(
         self, _program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 20
@@ -142,7 +142,7 @@ def _flags(arguments: tuple[str, ...]) -> dict[str, str]:
 class FakeServers:
     """The servers of an embedded volume on this machine."""
 
-    running: embedded_store.Settings | None = None
+    running: embedded.store.Settings | None = None
     enabled: bool = False
     down: bool = False  # the metadata server failed, or systemd is about to start it again
     since: float = float("-inf")  # that it is up, by the monotonic clock
@@ -151,9 +151,9 @@ class FakeServers:
     removed: list[str] = dataclasses.field(default_factory=list[str])
     error: Exception | None = None
     slow: bool = False  # they take longer than the hook
-    disk: embedded_store.Usage = dataclasses.field(default_factory=lambda: embedded_store.Usage(2 << 30, 30 << 30))
+    disk: embedded.store.Usage = dataclasses.field(default_factory=lambda: embedded.store.Usage(2 << 30, 30 << 30))
 
-    def ensure(self, settings: embedded_store.Settings) -> bool:
+    def ensure(self, settings: embedded.store.Settings) -> bool:
         if self.error is not None:
             raise self.error
         self.ensured += 1
@@ -163,7 +163,7 @@ class FakeServers:
         changed, self.running = self.running != settings, settings
         return changed
 
-    def is_running(self, settings: embedded_store.Settings) -> bool:
+    def is_running(self, settings: embedded.store.Settings) -> bool:
         return self.running == settings
 
     def is_enabled(self, app: str) -> bool:
@@ -180,7 +180,7 @@ class FakeServers:
     def connected(self) -> tuple[str, ...]:
         return self.peers(time.monotonic() - self.since)
 
-    def usage(self, _directory: pathlib.Path) -> embedded_store.Usage:
+    def usage(self, _directory: pathlib.Path) -> embedded.store.Usage:
         return self.disk
 
     def sync_ms(self, _directory: pathlib.Path) -> float:

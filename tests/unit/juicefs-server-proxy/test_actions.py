@@ -1,4 +1,4 @@
-"""What is done to a volume at somebody's request."""
+"""What actions do to a volume."""
 
 import gzip
 import json
@@ -13,10 +13,11 @@ from doubles import UUID
 from ops import testing
 from rig import Config, Rig, peers
 
+import actions
 import charm
-import volume_actions
-import volume_maintenance
+from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
+from volume import maintenance
 
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
@@ -47,8 +48,9 @@ def failure(rig: Rig, state: testing.State, name: str, /, **params: typing.Any) 
 
 
 def test_the_actions_are_those_that_are_declared_with_the_same_parameters():
-    assert set(META["actions"]) == set(volume_actions.ACTIONS)
-    for name, (model, _) in volume_actions.ACTIONS.items():
+    assert set(META["actions"]) == set(actions.ACTIONS)
+    for name, action in actions.ACTIONS.items():
+        model = action.parameters
         fields = {field.alias or key for key, field in model.model_fields.items()}
         declared = META["actions"][name].get("params", {})
         assert set(declared) == fields, name
@@ -70,7 +72,7 @@ def test_fsck_says_that_all_is_there(rig: Rig, state: testing.State):
     assert report.read_text() == rig.world.answers["fsck"]
     assert report.stat().st_mode & 0o777 == 0o600
     assert report.parent.stat().st_mode & 0o777 == 0o700
-    assert rig.ctx.action_logs == ["fsck of volume shared begins"]
+    assert rig.ctx.action_logs == ["fsck of volume shared started"]
 
 
 def test_fsck_tells_what_is_lost(rig: Rig, state: testing.State):
@@ -88,22 +90,6 @@ def test_fsck_of_a_folder(rig: Rig, state: testing.State):
     assert (
         failure(rig, state, "fsck", path="data") == "path: an absolute path inside the volume is needed, like /datasets"
     )
-    rig.world.program = (1, 0, 4)
-    assert failure(rig, state, "fsck", path="/data") == (
-        "juicefs 1.0.4 has no --path and --repair of fsck: attach 1.1 or newer as the resource juicefs"
-    )
-
-
-@pytest.mark.parametrize("command", ["fsck", "gc"])
-def test_an_sftp_store_is_not_listed_by_a_juicefs_that_crashes(rig: Rig, command: str):
-    rig.world.program = (0, 14, 2)
-    embedded = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
-    assert failure(rig, embedded, command) == (
-        f"juicefs 0.14.2 crashes when it lists an sftp store, as {command} does: attach 1.3 or newer as the resource juicefs"
-    )
-    assert not [words for words in rig.world.commands if words[0] == command]
-    rig.world.program, rig.world.answers[command] = (1, 3, 1), "<INFO>: done\n"
-    act(rig, embedded, command)
 
 
 def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
@@ -118,7 +104,7 @@ def test_gc_deletes_only_when_asked_to(rig: Rig, state: testing.State):
 
 
 def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(volume_maintenance, "_BEAT_S", 0.05)
+    monkeypatch.setattr(maintenance, "_BEAT_S", 0.05)
 
     def slow(*_: str) -> str:
         end = time.monotonic() + 30
@@ -128,7 +114,7 @@ def test_what_takes_long_says_so(rig: Rig, state: testing.State, monkeypatch: py
 
     rig.world.answers["gc"] = slow
     act(rig, state, "gc")
-    assert rig.ctx.action_logs[0] == "gc of volume shared begins"
+    assert rig.ctx.action_logs[0] == "gc of volume shared started"
     assert re.fullmatch(r"gc: \d+ s", rig.ctx.action_logs[1])
 
 
@@ -260,35 +246,16 @@ def test_a_quota_is_set_and_lifted(rig: Rig, state: testing.State):
     assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith("path: an absolute path")
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "message"),
-    [
-        (
-            "backup-metadata",
-            {},
-            "juicefs 0.14.2 has no dump of the metadata: attach 1.0 or newer as the resource juicefs",
-        ),
-        (
-            "restore-metadata",
-            {"uuid": UUID, "file": "/tmp/x"},
-            "juicefs 0.14.2 has no load of a backup: attach 1.0 or newer as the resource juicefs",
-        ),
-        ("list-quotas", {}, "juicefs 0.14.2 has no quotas: attach 1.1 or newer as the resource juicefs"),
-        (
-            "set-quota",
-            {"path": "/a", "capacity": 1},
-            "juicefs 0.14.2 has no quotas: attach 1.1 or newer as the resource juicefs",
-        ),
-    ],
-)
-def test_what_an_old_program_cannot_do_is_said(
-    rig: Rig, state: testing.State, name: str, params: dict[str, typing.Any], message: str
-):
-    rig.world.program = (0, 14, 2)
-    assert failure(rig, state, name, **params) == message
+@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS)))
+def test_a_program_that_is_too_old_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
+    rig.world.program = (1, 0, 4)
+    params = {"set-quota": {"path": "/a", "capacity": 1}, "restore-metadata": {"uuid": UUID, "file": "/tmp/x"}}
+    assert failure(rig, state, name, **params.get(name, {})) == (
+        "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource juicefs-server-proxy juicefs=FILE"
+    )
 
 
-@pytest.mark.parametrize("name", sorted(set(volume_actions.ACTIONS) - {"restore-metadata"}))
+@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"restore-metadata"}))
 def test_an_engine_that_is_away_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
     rig.world.down.add("db:6379")
     params = {"set-quota": {"path": "/a", "capacity": 1}}.get(name, {})
@@ -348,52 +315,19 @@ BlockSize: 1.0 MiB, BigFileSize: 16 MiB, SmallFileSize: 100 KiB, SmallFileCount:
 """
 
 
-OLD_BENCH = """
-Written a big file (8.00 MiB): (248.17 MiB/s)
-
-Read a big file (8.00 MiB): (212.14 MiB/s)
-
-Written 5 small files (102.40 KiB): 252.1 files/s, 4.0 ms for each file
-
-Read 5 small files (102.40 KiB): 2393.4 files/s, 0.4 ms for each file
-
-Stated 5 files: 7126.4 files/s, 0.1 ms for each file
-FUSE operation: 234, avg: 0.2 ms
-Used: 0.5s, CPU: 17.2%, MEM: 79.4 MiB
-"""
-
-
 def test_the_figures_of_a_benchmark_are_read():
-    assert volume_maintenance.read_benchmark(BENCH) == {
+    assert maintenance.read_benchmark(BENCH) == {
         "write-big-file": "45.10 MiB/s, 0.35 s/file",
         "read-big-file": "210.40 MiB/s, 0.08 s/file",
         "write-small-file": "95.0 files/s, 10.53 ms/file",
         "stat-file": "1210.0 files/s, 0.83 ms/file",
     }
-    assert volume_maintenance.read_benchmark(OLD_BENCH) == {
-        "write-big-file": "248.17 MiB/s",
-        "read-big-file": "212.14 MiB/s",
-        "write-small-file": "252.1 files/s, 4.0 ms for each file",
-        "read-small-file": "2393.4 files/s, 0.4 ms for each file",
-        "stat-file": "7126.4 files/s, 0.1 ms for each file",
-    }
-    with pytest.raises(volume_maintenance.MaintenanceError):
-        volume_maintenance.read_benchmark("nothing")
-
-
-def test_an_old_program_cannot_measure_in_a_container(
-    rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-):
-    monkeypatch.setattr(volume_maintenance, "_DROP_CACHES", tmp_path / "none")
-    monkeypatch.setattr(volume_maintenance.apt, "ensure_packages", lambda _: False)
-    rig.world.program = (0, 14, 2)
-    if not volume_maintenance.os.access("/dev/fuse", 6):
-        pytest.skip("no /dev/fuse here")
-    assert failure(rig, state, "benchmark").startswith("juicefs 0.14.2 drops the machine's caches to measure, which")
+    with pytest.raises(ActionError):
+        maintenance.read_benchmark("nothing")
 
 
 def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(volume_maintenance.os, "access", lambda *_: False)
+    monkeypatch.setattr(maintenance.os, "access", lambda *_: False)
     assert failure(rig, state, "benchmark") == (
         "/dev/fuse does not open here: run the action benchmark of shared-filesystem-client"
     )

@@ -9,11 +9,11 @@ from doubles import UUID
 from ops import testing
 from rig import Rig, clients, peers
 
-import embedded_store
-import volume_maintenance
+import embedded.store
 from slurm_ddp import juicefs, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
+from volume import maintenance
 
 ADDRESS = "192.0.2.0"  # Scenario's default network
 URL = f"redis://{ADDRESS}:6379/1"
@@ -97,16 +97,16 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     assert capacity == 28  # of 32 GiB 2 are taken, and a twentieth stays free
     # What the volume itself holds is part of what it may hold
     rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=20 << 30)
-    rig.servers.disk = embedded_store.Usage(22 << 30, 10 << 30)
+    rig.servers.disk = embedded.store.Usage(22 << 30, 10 << 30)
     capacity, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 28
     # Somebody else's files on the disk; then a larger disk: each is heeded by the next look
-    rig.servers.disk = embedded_store.Usage(27 << 30, 5 << 30)
+    rig.servers.disk = embedded.store.Usage(27 << 30, 5 << 30)
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 23
-    rig.servers.disk = embedded_store.Usage(27 << 30, 1000 << 30)
+    rig.servers.disk = embedded.store.Usage(27 << 30, 1000 << 30)
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 1010
@@ -115,13 +115,11 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     assert capacity_after(out, config={"capacity": 4000})[0] == 1010
 
 
-def test_an_old_juicefs_makes_an_embedded_volume_without_a_limit(rig: Rig):
-    rig.world.program = (0, 14, 2)
+def test_an_embedded_volume_without_a_limit_gets_one(rig: Rig):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
     assert out.unit_status == SERVING
-    assert rig.world.volumes[URL].capacity_gib == 0
-    rig.world.program = (1, 3, 1)  # a charm before this one left such a volume, too
-    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=100 << 30)
+    # as a charm before this one left it
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], capacity_gib=0, used_bytes=100 << 30)
     for _ in range(2):
         out = rig.ctx.run(rig.ctx.on.upgrade_charm(), out)
     assert rig.world.volumes[URL].capacity_gib == 128
@@ -139,7 +137,7 @@ def test_an_old_juicefs_makes_an_embedded_volume_without_a_limit(rig: Rig):
     ],
 )
 def test_room(used: int, free: int, volume: int, room: int):
-    assert embedded_store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
+    assert embedded.store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
 
 
 @pytest.mark.parametrize("event", ["created", "changed"])
@@ -236,7 +234,7 @@ def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
     relation = peers(mode="embedded", server="juicefs-server-proxy/1", uuid=UUID, secret_id=secret.id)
     out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "juicefs-server-proxy/1, whose storage holds the volume, is gone: deploy another application"
+        "juicefs-server-proxy/1, whose storage holds the volume, was removed: deploy another application"
     )
     assert rig.servers.running is None
     assert rig.world.formats == []
@@ -344,7 +342,7 @@ def pinned_external(**changes: str) -> testing.PeerRelation:
         (
             juicefs.Setting("shared", "other-uuid", "s3", str(EXTERNAL["bucket"])),
             f"the metadata engine holds another volume shared (other-uuid) than the one published ({UUID}): "
-            "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application",
+            "it was formatted again, or metadata-url changed: set the old metadata-url, or deploy another application",
         ),
         (
             juicefs.Setting("theirs", UUID, "s3", str(EXTERNAL["bucket"])),
@@ -394,7 +392,7 @@ ENGINES_HINT = (
     "postgres://USER@HOST:5432/DATABASE, tikv://HOST:2379,HOST:2379/PREFIX, etcd://HOST:2379,HOST:2379/PREFIX"
 )
 PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"
-KEYS_HINT = "leave the keys out of it: they belong into a secret, named by the option credentials"
+KEYS_HINT = "remove the keys from it: they go into a secret, named by the option credentials"
 BUCKET_HINT = "write it as https://BUCKET.HOST or https://HOST/BUCKET"
 NAME_HINT = "a volume's name has 3 to 63 letters a-z, digits and hyphens, with no hyphen at either end"
 
@@ -487,7 +485,7 @@ def test_a_wrong_option_is_named_and_never_quoted(
         (
             {"meta-user": "me"},
             "redis://you@h/1",
-            "credentials: meta-user: the user stands in metadata-url already: leave one of them out",
+            "credentials: meta-user: metadata-url already names the user: remove one of the two",
         ),
         ({"secret-key": "top\nSecret"}, None, "credentials: secret-key: line breaks and NUL are not possible here"),
     ],
@@ -517,7 +515,7 @@ def test_credentials_are_of_no_use_to_an_embedded_volume(rig: Rig):
     secret = testing.Secret(CONTENT)
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={"credentials": secret.id}, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "credentials: they are of use with metadata-url and bucket only: set those, or reset this"
+        "credentials: only used with metadata-url and bucket: set both, or reset credentials"
     )
 
 
@@ -577,7 +575,7 @@ def test_a_program_that_cannot_be_had(
 @pytest.mark.parametrize(
     "error",
     [
-        embedded_store.StoreError("something else listens on port 6379: stop it"),
+        embedded.store.StoreError("another program listens on port 6379: stop it"),
         CommandError("apt-get exited 100: E: Unable to locate package redis-server"),
     ],
 )
@@ -605,6 +603,8 @@ def test_the_action_shows_the_volume_and_no_secret(rig: Rig):
         "encrypted": "no",
         "capacity-gib": "28",
         "inodes": "unlimited",
+        "used-bytes": "0",
+        "used-inodes": "0",
         "storage-used-bytes": str(2 << 30),
         "storage-free-bytes": str(30 << 30),
         "storage-sync-ms": "1.5",
@@ -643,7 +643,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
 ):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
     rig.ctx.run(rig.ctx.on.action("export-kubernetes"), out)
-    folder = volume_maintenance.STATE_DIR / "juicefs-server-proxy"
+    folder = maintenance.STATE_DIR / "juicefs-server-proxy"
     assert (folder / "kubernetes/shared.yaml").exists()
     (folder / "backups").mkdir()
     (folder / "backups/shared.json.gz").touch()
@@ -651,7 +651,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
     def fail(_: str) -> None:
         raise CommandError("systemctl did not end within 120 s")
 
-    monkeypatch.setattr(embedded_store, "remove", fail)  # a hook that fails would keep the unit from going
+    monkeypatch.setattr(embedded.store, "remove", fail)  # a hook that fails would keep the unit from going
     rig.ctx.run(rig.ctx.on.stop(), out)
     assert not (folder / "kubernetes").exists()
     assert (folder / "backups/shared.json.gz").exists()
@@ -659,7 +659,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
 
 
 def test_what_waits_or_reads_holds_up_no_hook():
-    folder = pathlib.Path(embedded_store.__file__).parents[1]
+    folder = pathlib.Path(embedded.store.__file__).parents[2]
     actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
     assert {name for name, action in actions.items() if not action.get("parallel")} == {"restore-metadata", "set-quota"}
 

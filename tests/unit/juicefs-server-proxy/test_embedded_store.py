@@ -10,16 +10,15 @@ import time
 
 import pytest
 
-import embedded_store
-import volume_begun
-import volume_options
+import embedded.store
 from machine import Machine
 from slurm_ddp import systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
+from volume import format_journal, spec
 
-PASSWORDS = {"meta-password": "topSecret-meta", "access-key": embedded_store.ACCOUNT, "secret-key": "topSecret-objects"}
-METADATA, OBJECTS = embedded_store.unit_names("volume")
+PASSWORDS = {"meta-password": "topSecret-meta", "access-key": embedded.store.ACCOUNT, "secret-key": "topSecret-objects"}
+METADATA, OBJECTS = embedded.store.unit_names("volume")
 
 
 class Store:
@@ -29,8 +28,8 @@ class Store:
         self.root = root
         self.storage = root / "storage"
         self.storage.mkdir(mode=0o755)
-        self.machine = Machine(secrets=set(PASSWORDS.values()) - {embedded_store.ACCOUNT})
-        self.machine.take_over(monkeypatch, [embedded_store], root / "units")
+        self.machine = Machine(secrets=set(PASSWORDS.values()) - {embedded.store.ACCOUNT})
+        self.machine.take_over(monkeypatch, [embedded.store], root / "units")
         self.machine.answers |= {
             "useradd": self._useradd,
             "userdel": self._userdel,
@@ -50,11 +49,11 @@ class Store:
         self.accounts = {"redis": me}
         monkeypatch.setattr(pwd, "getpwnam", self.accounts.__getitem__)
         monkeypatch.setattr(os, "chown", lambda path, uid, gid: self.owners.__setitem__(path, (uid, gid)))
-        monkeypatch.setattr(embedded_store, "_CONFIG", root / "etc")
-        monkeypatch.setattr(embedded_store, "_SSHD_DROPINS", root / "sshd_config.d")
-        monkeypatch.setattr(embedded_store, "_SHADOW", self.shadow)
-        monkeypatch.setattr(embedded_store, "check_parents", lambda storage: None)
-        self.settings = embedded_store.Settings(
+        monkeypatch.setattr(embedded.store, "_CONFIG", root / "etc")
+        monkeypatch.setattr(embedded.store, "_SSHD_DROPINS", root / "sshd_config.d")
+        monkeypatch.setattr(embedded.store, "_SHADOW", self.shadow)
+        monkeypatch.setattr(embedded.store, "check_parents", lambda storage: None)
+        self.settings = embedded.store.Settings(
             "volume", "127.0.0.1", self.storage, fs.JuicefsSecret.from_content(PASSWORDS)
         )
 
@@ -126,7 +125,7 @@ def directives(path: pathlib.Path) -> dict[str, list[str]]:
 
 
 def test_the_first_time_everything_is_made(store: Store):
-    assert embedded_store.ensure(store.settings)
+    assert embedded.store.ensure(store.settings)
     machine = store.machine
     assert {"redis-server", "openssh-server", "iproute2"} <= machine.packages
     assert machine.did("disable", "--now", "redis-server.service") == 1  # the packages' own instances
@@ -136,14 +135,14 @@ def test_the_first_time_everything_is_made(store: Store):
     assert (store.storage / "objects").stat().st_mode & 0o7777 == 0o755
     assert (store.storage / "objects/data").stat().st_mode & 0o7777 == 0o700
     assert os.geteuid() == 0 or store.owners[store.storage / "objects"] == (0, 0)
-    assert embedded_store.is_durable(store.storage)
-    assert f"DenyUsers {embedded_store.ACCOUNT}\n" in (store.root / "sshd_config.d/50-volume.conf").read_text()
+    assert embedded.store.is_durable(store.storage)
+    assert f"DenyUsers {embedded.store.ACCOUNT}\n" in (store.root / "sshd_config.d/50-volume.conf").read_text()
 
 
 def test_the_second_time_nothing_is_touched(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     before, calls = store.snapshot(), len(store.machine.calls)
-    assert not embedded_store.ensure(store.settings)
+    assert not embedded.store.ensure(store.settings)
     assert store.snapshot() == before
     reading = {"dpkg-query", "lsattr", "openssl", "systemctl is-active"}
     for call in store.machine.calls[calls:]:
@@ -152,7 +151,7 @@ def test_the_second_time_nothing_is_touched(store: Store):
 
 
 def test_no_password_lies_in_a_file(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     for path in store.root.rglob("*"):
         if path.is_file():
             assert "topSecret" not in path.read_text(), path
@@ -160,7 +159,7 @@ def test_no_password_lies_in_a_file(store: Store):
 
 
 def test_redis_keeps_what_it_was_told_and_knows_the_password_by_its_hash(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     found = directives(store.config / "redis.conf")
     assert found["bind"] == ["127.0.0.1"]
     assert found["appendonly"] == ["yes"]
@@ -174,9 +173,9 @@ def test_redis_keeps_what_it_was_told_and_knows_the_password_by_its_hash(store: 
 
 
 def test_the_sftp_server_lets_one_account_into_one_folder_and_nothing_else(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     found = {name: values[-1] for name, values in directives(store.config / "sshd_config").items()}
-    assert found["AllowUsers"] == embedded_store.ACCOUNT
+    assert found["AllowUsers"] == embedded.store.ACCOUNT
     assert found["ChrootDirectory"] == str(store.storage / "objects")
     assert found["ForceCommand"].startswith("internal-sftp")
     assert found["AuthenticationMethods"] == "password"
@@ -189,7 +188,7 @@ def test_the_sftp_server_lets_one_account_into_one_folder_and_nothing_else(store
 
 @pytest.mark.skipif(not pathlib.Path("/usr/sbin/sshd").exists(), reason="no sshd here to ask")
 def test_a_real_sshd_takes_the_configuration(store: Store, tmp_path: pathlib.Path):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     config = store.config / "sshd_config"
     key = store.config / "ssh_host_ed25519_key"
     key.unlink()
@@ -200,7 +199,7 @@ def test_a_real_sshd_takes_the_configuration(store: Store, tmp_path: pathlib.Pat
         ["/usr/sbin/sshd", "-T", "-f", str(config)], capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert f"allowusers {embedded_store.ACCOUNT}\n" in done.stdout
+    assert f"allowusers {embedded.store.ACCOUNT}\n" in done.stdout
     assert "disableforwarding yes\n" in done.stdout
 
 
@@ -210,8 +209,8 @@ def test_a_real_redis_takes_the_configuration_and_clients_cannot_administer_it(
 ):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(embedded_store, "METADATA_PORT", port)
-    embedded_store.ensure(store.settings)
+    monkeypatch.setattr(embedded.store, "METADATA_PORT", port)
+    embedded.store.ensure(store.settings)
     with subprocess.Popen(
         ["redis-server", str(store.config / "redis.conf")], stdout=subprocess.PIPE, text=True
     ) as server:
@@ -246,35 +245,35 @@ def test_a_real_redis_takes_the_configuration_and_clients_cannot_administer_it(
 
 
 def test_without_synchronous_redis_syncs_every_second_and_files_do_not(store: Store):
-    embedded_store.ensure(store.settings)
-    assert embedded_store.ensure(dataclasses.replace(store.settings, synchronous=False))
+    embedded.store.ensure(store.settings)
+    assert embedded.store.ensure(dataclasses.replace(store.settings, synchronous=False))
     assert directives(store.config / "redis.conf")["appendfsync"] == ["everysec"]
-    assert not embedded_store.is_durable(store.storage)
+    assert not embedded.store.is_durable(store.storage)
     assert store.machine.did("restart", METADATA) == 1
     assert store.machine.did("restart", OBJECTS) == 0
 
 
 def test_a_filesystem_that_cannot_write_synchronously_is_served_and_known(store: Store):
     store.can_synchronise = False
-    assert embedded_store.ensure(store.settings)
-    assert not embedded_store.is_durable(store.storage)
+    assert embedded.store.ensure(store.settings)
+    assert not embedded.store.is_durable(store.storage)
 
 
 def test_a_new_address_restarts_both(store: Store):
-    embedded_store.ensure(store.settings)
-    assert embedded_store.ensure(dataclasses.replace(store.settings, address="192.0.2.9"))
+    embedded.store.ensure(store.settings)
+    assert embedded.store.ensure(dataclasses.replace(store.settings, address="192.0.2.9"))
     assert store.machine.did("restart", METADATA) == store.machine.did("restart", OBJECTS) == 1
     assert directives(store.config / "redis.conf")["bind"] == ["192.0.2.9 127.0.0.1"]
     listens = directives(store.config / "sshd_config")["ListenAddress"]
-    assert listens == [f"192.0.2.9:{embedded_store.OBJECTS_PORT}", f"127.0.0.1:{embedded_store.OBJECTS_PORT}"]
+    assert listens == [f"192.0.2.9:{embedded.store.OBJECTS_PORT}", f"127.0.0.1:{embedded.store.OBJECTS_PORT}"]
 
 
 def test_a_new_password_is_set_and_the_servers_follow(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     before = store.shadow.read_text()
     new = fs.JuicefsSecret.from_content(PASSWORDS | {"secret-key": "topSecret-other"})
     store.machine.secrets.add("topSecret-other")
-    assert embedded_store.ensure(dataclasses.replace(store.settings, credentials=new))
+    assert embedded.store.ensure(dataclasses.replace(store.settings, credentials=new))
     assert store.shadow.read_text() != before
     assert store.machine.did("restart", METADATA) == 0
 
@@ -283,115 +282,115 @@ def test_a_new_password_is_set_and_the_servers_follow(store: Store):
 def test_a_port_that_somebody_else_has_is_named(store: Store, monkeypatch: pytest.MonkeyPatch, port: str):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        monkeypatch.setattr(embedded_store, port, taken)
-        with pytest.raises(embedded_store.StoreError, match=rf"^something else listens on port {taken}: stop it$"):
-            embedded_store.ensure(store.settings)
+        monkeypatch.setattr(embedded.store, port, taken)
+        with pytest.raises(embedded.store.StoreError, match=rf"^another program listens on port {taken}: stop it$"):
+            embedded.store.ensure(store.settings)
 
 
 def test_a_server_that_does_not_start_says_why_in_its_own_words(store: Store):
     store.machine.broken.add(METADATA)
     said = "*** FATAL CONFIG FILE ERROR ***\nUnrecognized option\njuicefs-metadata-volume.service: Failed\nFailed to start x\n"
     store.machine.answers["journalctl"] = lambda words, stdin: said
-    with pytest.raises(embedded_store.StoreError) as caught:
-        embedded_store.ensure(store.settings)
+    with pytest.raises(embedded.store.StoreError) as caught:
+        embedded.store.ensure(store.settings)
     assert str(caught.value) == f"{METADATA} does not start: Unrecognized option"
 
 
 def test_running_means_active_and_listening(store: Store, monkeypatch: pytest.MonkeyPatch):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        monkeypatch.setattr(embedded_store, "METADATA_PORT", one.getsockname()[1])
-        monkeypatch.setattr(embedded_store, "OBJECTS_PORT", other.getsockname()[1])
-        assert embedded_store.is_running(store.settings)
+        monkeypatch.setattr(embedded.store, "METADATA_PORT", one.getsockname()[1])
+        monkeypatch.setattr(embedded.store, "OBJECTS_PORT", other.getsockname()[1])
+        assert embedded.store.is_running(store.settings)
         store.machine.active.discard(OBJECTS)
-        assert not embedded_store.is_running(store.settings)
+        assert not embedded.store.is_running(store.settings)
         store.machine.active.add(OBJECTS)
         other.close()
-        assert not embedded_store.is_running(store.settings)
+        assert not embedded.store.is_running(store.settings)
 
 
 def test_servers_whose_storage_goes_start_no_more_until_there_is_storage_again(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     store.machine.active.discard(METADATA)  # as one that failed: its clients are still there
-    assert embedded_store.is_enabled("volume")
-    embedded_store.stop("volume")
+    assert embedded.store.is_enabled("volume")
+    embedded.store.stop("volume")
     assert not (store.machine.active | store.machine.enabled) & {METADATA, OBJECTS}
-    assert not embedded_store.is_enabled("volume")
-    embedded_store.ensure(store.settings)
+    assert not embedded.store.is_enabled("volume")
+    embedded.store.ensure(store.settings)
     assert {METADATA, OBJECTS} <= store.machine.active & store.machine.enabled
 
 
 def test_a_metadata_server_that_is_down_is_started_and_tells_for_how_long_it_is_up(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     store.machine.active.discard(METADATA)
     store.machine.stamps["ActiveEnterTimestampMonotonic"] = str(
         int((time.clock_gettime(time.CLOCK_MONOTONIC) - 7) * 1e6)
     )
-    assert 7 <= embedded_store.start_metadata("volume") < 60
+    assert 7 <= embedded.store.start_metadata("volume") < 60
     assert METADATA in store.machine.active
     assert OBJECTS in store.machine.active
     done = store.machine.did("enable", "--now", METADATA)
-    embedded_store.start_metadata("volume")
+    embedded.store.start_metadata("volume")
     assert store.machine.did("enable", "--now", METADATA) == done
     store.machine.active.discard(METADATA)
     store.machine.broken.add(METADATA)
     store.machine.answers["journalctl"] = lambda words, stdin: "Bad file format reading the append only file\n"
-    with pytest.raises(embedded_store.StoreError, match="does not start: Bad file format"):
-        embedded_store.start_metadata("volume")
+    with pytest.raises(embedded.store.StoreError, match="does not start: Bad file format"):
+        embedded.store.start_metadata("volume")
 
 
 def test_who_is_connected_to_the_metadata_server(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setattr(embedded_store, "METADATA_PORT", server.getsockname()[1])
-        assert embedded_store.connected() == ()
+        monkeypatch.setattr(embedded.store, "METADATA_PORT", server.getsockname()[1])
+        assert embedded.store.connected() == ()
         with socket.create_connection(server.getsockname()):
-            assert embedded_store.connected() == ("127.0.0.1",)
-        assert embedded_store.connected() == ()
+            assert embedded.store.connected() == ("127.0.0.1",)
+        assert embedded.store.connected() == ()
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-        monkeypatch.setattr(embedded_store, "METADATA_PORT", server.getsockname()[1])
+        monkeypatch.setattr(embedded.store, "METADATA_PORT", server.getsockname()[1])
         with socket.create_connection(server.getsockname()[:2]):
-            assert embedded_store.connected() == ("::1",)
+            assert embedded.store.connected() == ("::1",)
 
 
 def test_a_storage_that_others_may_write_to_is_named(tmp_path: pathlib.Path):
     with pytest.raises(
-        embedded_store.StoreError, match=r"^/tmp can be written by others than root: chown root, chmod go-w it$"
+        embedded.store.StoreError, match=r"^/tmp can be written by others than root: chown root, chmod go-w it$"
     ):
-        embedded_store.check_parents(pathlib.Path("/tmp"))
-    embedded_store.check_parents(pathlib.Path("/usr/bin"))
+        embedded.store.check_parents(pathlib.Path("/tmp"))
+    embedded.store.check_parents(pathlib.Path("/usr/bin"))
 
 
 def test_removal_leaves_the_data_and_nothing_else(store: Store):
     before = {name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")}
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     (store.storage / "objects/data/block").write_text("data")
-    embedded_store.remove("volume")
+    embedded.store.remove("volume")
     left = {name for name in store.snapshot() if "/storage" not in name and not name.endswith("/shadow")}
     assert left - before == {str(store.root / "etc"), str(store.root / "sshd_config.d")}  # as on a real machine: /etc
     assert not store.machine.active & {METADATA, OBJECTS}
-    assert embedded_store.ACCOUNT not in store.accounts
+    assert embedded.store.ACCOUNT not in store.accounts
     assert (store.storage / "objects/data/block").read_text() == "data"
-    embedded_store.remove("volume")  # and again
+    embedded.store.remove("volume")  # and again
 
 
 def test_a_volume_that_went_elsewhere_leaves_nothing_behind(store: Store):
-    assert not embedded_store.ensure_none("volume")
-    embedded_store.ensure(store.settings)
-    assert embedded_store.ensure_none("volume")
+    assert not embedded.store.ensure_none("volume")
+    embedded.store.ensure(store.settings)
+    assert embedded.store.ensure_none("volume")
     assert not store.machine.active & {METADATA, OBJECTS}
-    assert not embedded_store.ensure_none("volume")
+    assert not embedded.store.ensure_none("volume")
 
 
 def test_how_full_and_how_fast_the_storage_is(tmp_path: pathlib.Path):
-    found = embedded_store.usage(tmp_path)
+    found = embedded.store.usage(tmp_path)
     assert found.used > 0 and found.free > 0
-    assert embedded_store.Usage(3 << 29, 2 << 40).summary() == "1.5 GiB of its disk used, 2.0 TiB free"
-    assert 0 < embedded_store.sync_ms(tmp_path) < 60000
+    assert embedded.store.Usage(3 << 29, 2 << 40).summary() == "1.5 GiB of its disk used, 2.0 TiB free"
+    assert 0 < embedded.store.sync_ms(tmp_path) < 60000
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_units_start_by_themselves_and_only_on_their_storage(store: Store):
-    embedded_store.ensure(store.settings)
+    embedded.store.ensure(store.settings)
     for unit in (METADATA, OBJECTS):
         text = (systemd.UNIT_DIR / unit).read_text()
         assert "WantedBy=multi-user.target\n" in text
@@ -401,17 +400,17 @@ def test_the_units_start_by_themselves_and_only_on_their_storage(store: Store):
 
 
 def test_passwords_are_kept_and_made_where_there_are_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(volume_begun, "STATE_DIR", tmp_path / "state")
-    fresh = embedded_store.passwords("one", None).content()
-    assert embedded_store.passwords("two", None).content() != fresh
-    assert embedded_store.passwords("one", None).content() == fresh, "a hook that did not end gave them to the servers"
+    monkeypatch.setattr(format_journal, "STATE_DIR", tmp_path / "state")
+    fresh = embedded.store.passwords("one", None).content()
+    assert embedded.store.passwords("two", None).content() != fresh
+    assert embedded.store.passwords("one", None).content() == fresh, "a hook that did not end gave them to the servers"
     (kept,) = (tmp_path / "state" / "one").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
-    volume_begun.forget("one")
-    assert embedded_store.passwords("one", None).content() != fresh
-    assert embedded_store.passwords("three", fs.JuicefsSecret.from_content(fresh)).content() == fresh
+    format_journal.forget("one")
+    assert embedded.store.passwords("one", None).content() != fresh
+    assert embedded.store.passwords("three", fs.JuicefsSecret.from_content(fresh)).content() == fresh
     partial = fs.JuicefsSecret.from_content({"meta-password": "kept"})
-    assert embedded_store.passwords("three", partial).content()["meta-password"] == "kept"
+    assert embedded.store.passwords("three", partial).content()["meta-password"] == "kept"
     assert not (tmp_path / "state" / "three").exists()
 
 
@@ -423,7 +422,7 @@ def test_passwords_are_kept_and_made_where_there_are_none(tmp_path: pathlib.Path
     ],
 )
 def test_the_volume_of_a_unit(address: str, host: str, bucket: str):
-    volume = embedded_store.volume("shared", address, volume_options.Format())
+    volume = embedded.store.volume("shared", address, spec.Format())
     assert volume.engine.hosts == (host,)
     assert volume.bucket == bucket
     assert not volume.keyless

@@ -189,7 +189,9 @@ ENGINE = database("mysql", endpoints="10.1.2.3:3306", database="shared", usernam
         (
             [ENGINE, testing.Relation("postgresql", "postgresql_client", id=21)],
             BUCKET,
-            testing.BlockedStatus("postgresql, mysql: one metadata engine is enough: remove one of the relations"),
+            testing.BlockedStatus(
+                "postgresql, mysql: only one metadata engine is possible: remove one of the relations"
+            ),
         ),
         ([ENGINE], {}, testing.BlockedStatus("bucket: set it too, or reset metadata-url for an embedded volume")),
         ([store()], {}, testing.BlockedStatus("metadata-url: set it too, or reset bucket for an embedded volume")),
@@ -231,13 +233,13 @@ ENGINE = database("mysql", endpoints="10.1.2.3:3306", database="shared", usernam
         (
             [ENGINE, store(bucket="b", endpoint="s3.example.com", access_key="topSecret2", secret_key="topSecret3")],
             {},
-            testing.BlockedStatus("s3: s3-integrator cannot be used: its endpoint is something else than https://HOST"),
+            testing.BlockedStatus("s3: s3-integrator cannot be used: its endpoint is not https://HOST"),
         ),
         (
             [ENGINE, store(**S3, access_key="topSecret2", secret_key="topSecret3", tls_ca_chain='["%%"]')],
             {},
             testing.BlockedStatus(
-                "s3: s3-integrator cannot be used: its tls-ca-chain has something else than certificates in it"
+                "s3: s3-integrator cannot be used: its tls-ca-chain holds something that is no certificate"
             ),
         ),
     ],
@@ -256,7 +258,7 @@ def test_credentials_that_a_relation_brings_are_not_given_twice(rig: Rig):
     config = {**BUCKET, "credentials": secret.id}
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), ENGINE, config=config, secrets=[secret]))
     assert out.unit_status == testing.BlockedStatus(
-        "credentials: meta-password: a related charm brings it already: take it out of the secret"
+        "credentials: meta-password: a related charm provides it: remove it from the secret"
     )
 
 

@@ -9,11 +9,11 @@ from doubles import UUID
 from ops import testing
 from rig import Config, Rig, clients, peers
 
-import embedded_store
-import volume_begun
-import volume_ledger
-import volume_users
+import embedded.store
+import embedded.users
+import relations.peers
 from slurm_ddp import juicefs, wake
+from volume import format_journal, spec
 
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
@@ -46,11 +46,13 @@ def test_options_become_flags_of_format(rig: Rig):
     assert [command[0] for command in rig.world.commands] == ["format"]  # and nothing is left to change
 
 
-def test_an_old_program_formats_without_a_trash(rig: Rig):
-    rig.world.program = (0, 14, 2)
+def test_a_program_that_is_too_old_touches_no_volume(rig: Rig):
+    rig.world.program = (1, 0, 4)
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    assert out.unit_status == OFFERING
-    assert not any("trash" in word for word in rig.world.formats[0])
+    assert out.unit_status == testing.BlockedStatus(
+        "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource juicefs-server-proxy juicefs=FILE"
+    )
+    assert rig.world.commands == []
 
 
 def repairs(rig: Rig) -> list[str]:
@@ -78,15 +80,12 @@ def test_only_the_leader_looks_at_the_root(rig: Rig):
     assert rig.world.modes[URL] == 0o777
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig: Rig, is_old: bool):
-    if is_old:
-        rig.world.program = (0, 14, 2)
+def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig: Rig):
     rig.world.sync_error = "set attr: read-only file system"
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     assert out.unit_status == OFFERING
     (said,) = repairs(rig)
-    assert said.endswith("juicefs before 1.1 does not show the mode of /" if is_old else "read-only file system")
+    assert said.endswith("read-only file system")
 
 
 def test_what_can_change_is_changed_once(rig: Rig):
@@ -101,17 +100,6 @@ def test_what_can_change_is_changed_once(rig: Rig):
     follower = dataclasses.replace(out, leader=False, config=EXTERNAL)
     rig.ctx.run(rig.ctx.on.config_changed(), follower)
     assert len(rig.world.commands) == done  # only the leader changes a volume
-
-
-def test_an_old_program_cannot_change_it_and_says_so(rig: Rig):
-    rig.world.program = (0, 14, 2)
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    out = rig.ctx.run(
-        rig.ctx.on.config_changed(), dataclasses.replace(first, config={**EXTERNAL, "capacity": 10, "trash-days": 5})
-    )
-    assert out.unit_status == testing.BlockedStatus(
-        "capacity: juicefs 0.14.2 cannot change it on a volume that is there: attach 1.0 or newer"
-    )
 
 
 @pytest.mark.parametrize(
@@ -173,10 +161,10 @@ def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig:
     [
         (
             {"encrypt-key": "topSecret"},
-            "credentials: encrypt-key: an RSA key in PEM, under a passphrase, is needed: "
+            "credentials: encrypt-key: not an RSA key in PEM with a passphrase: make one with "
             "openssl genrsa -traditional -aes256 -out key.pem 2048",
         ),
-        ({"encrypt-key": RSA}, "credentials: encrypt-passphrase: encrypt-key is of no use without it"),
+        ({"encrypt-key": RSA}, "credentials: encrypt-passphrase: required by encrypt-key"),
     ],
 )
 def test_an_encryption_key_that_cannot_be_used(rig: Rig, content: dict[str, str], message: str):
@@ -192,16 +180,14 @@ def test_encryption_cannot_be_added(rig: Rig):
     config: Config = {**EXTERNAL, "credentials": secret.id}
     out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config=config, secrets={secret}))
     assert out.unit_status == testing.BlockedStatus(
-        "credentials: encrypt-key: volume shared was made without, which cannot change: take it out"
+        "credentials: encrypt-key: volume shared was made without, which cannot change: remove it from the secret"
     )
 
 
 def test_the_key_that_openssl_makes_is_taken():
-    import volume_options
-
     argv = ["openssl", "genrsa", "-traditional", "-aes256", "-passout", "pass:x", "2048"]
     key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert volume_options.read_credentials({"encrypt-key": key, "encrypt-passphrase": "x"})[1] == key
+    assert spec.read_credentials({"encrypt-key": key, "encrypt-passphrase": "x"})[1] == key
 
 
 def test_a_volume_whose_making_was_cut_off_is_ours(rig: Rig):
@@ -239,8 +225,8 @@ def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
         (secret,) = out.secrets
         assert (secret.latest_content or {})["secret-key"] == first["SECRET_KEY"]
     rig.ctx.run(rig.ctx.on.update_status(), out)
-    state = volume_begun.STATE_DIR / "juicefs-server-proxy"
-    assert list(state.glob("begun*")) == [], "Juju knows now"
+    state = format_journal.STATE_DIR / "juicefs-server-proxy"
+    assert list(state.glob("format-*")) == [], "Juju knows now"
 
 
 def test_what_began_here_is_not_another_volume(rig: Rig):
@@ -301,24 +287,12 @@ def test_an_embedded_volume_follows_its_units_address(rig: Rig):
     assert len(rig.world.formats) == 1
 
 
-def test_an_old_program_cannot_follow_and_says_so(rig: Rig):
-    rig.world.program = (0, 14, 2)
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
-    rig.world.volumes["redis://192.0.2.77:6379/1"] = rig.world.volumes.pop("redis://192.0.2.0:6379/1")
-    network = testing.Network("filesystem", ingress_addresses=["192.0.2.77"])
-    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, networks={network}))
-    assert out.unit_status == testing.BlockedStatus(
-        "the unit's address changed, and juicefs 0.14.2 cannot tell the volume: attach 1.0 or newer as the resource "
-        "juicefs, or bring back 192.0.2.0:2022"
-    )
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let time pass only where the charm sleeps; return what it slept."""
     slept: list[float] = []
-    monkeypatch.setattr(volume_users.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(volume_users.time, "sleep", slept.append)
+    monkeypatch.setattr(embedded.users.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(embedded.users.time, "sleep", slept.append)
     return slept
 
 
@@ -363,7 +337,7 @@ def test_clients_that_unmount_meanwhile_are_waited_for_without_an_error(
         left = rig.world.volumes[LOOPBACK].clients[1:]
         rig.world.volumes[LOOPBACK] = dataclasses.replace(rig.world.volumes[LOOPBACK], clients=left)
 
-    monkeypatch.setattr(volume_users.time, "sleep", sleep)
+    monkeypatch.setattr(embedded.users.time, "sleep", sleep)
     rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
     assert len(clock) == 2
@@ -425,7 +399,7 @@ def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect
 
 def test_a_metadata_server_that_does_not_start_keeps_the_storage(rig: Rig, clock: list[float]):
     out, storage = used(rig)
-    rig.servers.error = embedded_store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
+    rig.servers.error = embedded.store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
     with pytest.raises(testing.errors.UncaughtCharmError) as caught:
         rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert str(caught.value.__cause__) == (
@@ -442,7 +416,7 @@ def test_a_metadata_server_that_does_not_start_keeps_the_storage(rig: Rig, clock
 def test_a_volume_that_was_never_offered_goes_although_its_server_does_not_start(rig: Rig, clock: list[float]):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
     (storage,) = out.storages
-    rig.servers.error = embedded_store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
+    rig.servers.error = embedded.store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
     rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
 
@@ -465,7 +439,7 @@ def waking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return after how many seconds the charm had itself woken, each time; so many have then passed."""
     woken: list[int] = []
     monkeypatch.setattr(wake, "later", lambda unit, charm, seconds: woken.append(seconds))
-    monkeypatch.setattr(volume_ledger.time, "time", lambda: 1.8e9 + sum(woken))
+    monkeypatch.setattr(relations.peers.time, "time", lambda: 1.8e9 + sum(woken))
     return woken
 
 

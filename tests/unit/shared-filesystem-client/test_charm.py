@@ -303,7 +303,8 @@ def test_what_had_to_stay_at_removal_is_logged(site: Site, ready: testing.State)
             [offer("juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&version=0.14.2")],
             None,
             testing.BlockedStatus(
-                "juicefs 1.3.1 cannot mount what 0.14.2 made: attach the same program to both applications"
+                "volume shared is offered by juicefs 0.14.2, which is too old: attach 1.1 or newer to the application "
+                "that offers it"
             ),
         ),
         (

@@ -53,7 +53,7 @@ class Rig:
         monkeypatch.setattr(readiness, "DIRECTORY", root / "state" / "needs")
         monkeypatch.setattr(juicefs_kind, "check_fuse", lambda: None)
         monkeypatch.setattr(kernel, "check", lambda kind: None)
-        monkeypatch.setattr(juicefs, "version", lambda program: self.version)
+        monkeypatch.setattr(juicefs, "version", lambda program: juicefs.supported(self.version))
         self.mountpoint = str(root / "shared")
         self.volume = fs.Juicefs(
             name="shared",
@@ -255,33 +255,23 @@ def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
         assert name not in values  # a mount namespace of its own would hide the mount
 
 
-def test_an_old_program_gets_no_flag_that_it_does_not_know(rig: Rig):
-    rig.version = (0, 14, 2)
-    rig.volume = dataclasses.replace(rig.volume, version="0.14.2")
+def test_a_read_only_folder_of_the_volume(rig: Rig):
+    rig.volume = dataclasses.replace(rig.volume, subdir="/team a")
     text = rig.plan(read_only=True, noexec=True).unit_text
-    assert "--backup-meta" not in text
-    assert "--read-only" not in text
-    assert " -o nosuid,nodev,noexec,ro " in text
-    rig.version = (1, 3, 1)
-    rig.volume = dataclasses.replace(rig.volume, version="1.3.1", subdir="/team a")
-    text = rig.plan(read_only=True).unit_text
     assert " --read-only " in text
+    assert " -o nosuid,nodev,noexec,ro " in text
     assert ' "--subdir=/team a" ' in text
 
 
 @pytest.mark.parametrize(
     ("version", "change", "message"),
     [
-        ((0, 14, 2), {}, "juicefs 0.14.2 cannot mount what 1.3.1 made: attach the same program to both applications"),
+        ((1, 0, 4), {}, "juicefs 1.0.4 is too old: attach 1.1 or newer"),
         (
             (1, 3, 1),
-            {"version": "0.14.2"},
-            "juicefs 1.3.1 cannot mount what 0.14.2 made: attach the same program to both applications",
-        ),
-        (
-            (0, 14, 2),
-            {"version": "0.14.2", "subdir": "/x"},
-            "this juicefs mounts whole volumes only: attach a newer one for a subdirectory",
+            {"version": "1.0.4"},
+            "volume shared is offered by juicefs 1.0.4, which is too old: attach 1.1 or newer to the application that "
+            "offers it",
         ),
     ],
 )
@@ -290,7 +280,7 @@ def test_what_this_program_cannot_mount_is_said(
 ):
     rig.version = version
     rig.volume = dataclasses.replace(rig.volume, **change)
-    with pytest.raises(mount_plan.MountError) as caught:
+    with pytest.raises((mount_plan.MountError, juicefs.OldProgramError)) as caught:
         rig.plan()
     assert str(caught.value) == message
 

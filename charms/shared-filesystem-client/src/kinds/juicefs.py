@@ -1,4 +1,4 @@
-"""Draws up the mount of a JuiceFS volume: one service in the foreground, whose program is of any version."""
+"""Draws up the mount of a JuiceFS volume: one service in the foreground."""
 
 import dataclasses
 import logging
@@ -56,14 +56,12 @@ def plan(
     check_fuse()
     version = juicefs.version(program_path(spec.app))
     maker = juicefs.parse_version(volume.version)
-    mine = ".".join(map(str, version))
-    if maker is not None and not juicefs.same_series(version, maker):
+    if maker is not None and maker < juicefs.OLDEST:
         raise mount_plan.MountError(
-            f"juicefs {mine} cannot mount what {volume.version} made: attach the same program to both applications"
+            f"volume {volume.name} is offered by juicefs {volume.version}, which is too old: attach "
+            f"{juicefs.text(juicefs.OLDEST)} or newer to the application that offers it"
         )
     subdir = _subdir(spec, volume)
-    if subdir != "/" and not juicefs.knows(version, "subdir"):
-        raise mount_plan.MountError("this juicefs mounts whole volumes only: attach a newer one for a subdirectory")
     access = juicefs_access.of(volume, secret, version, directory=mount_plan.ETC / spec.app)
     source, unit = f"JuiceFS:{volume.name}", f"juicefs-{spec.app}.service"
     caches = _caches(spec.app, tuning)
@@ -99,7 +97,7 @@ def plan(
         secrets=secret.values(),
         program_changed=access.ensure_files() or program_changed,
         caches=caches,
-        version=mine,
+        version=juicefs.text(version),
         reloads=version >= _SMOOTH,
         port=tuning.metrics_port,
         sticky=True,
@@ -166,9 +164,9 @@ def _command(
     given = presets.merge(dataclasses.replace(presets.JUICEFS, profiles={}), profile="none", given=spec.mount_options)
     for flag in given:
         if not juicefs.knows(version, flag):
-            mine = ".".join(map(str, version))
             raise presets.OptionError(
-                f"mount-options: {flag} needs juicefs {juicefs.since(flag)} or newer, and this is {mine}"
+                f"mount-options: {flag} needs juicefs {juicefs.since(flag)} or newer, and this is "
+                f"{juicefs.text(version)}"
             )
     buffer_mib = str(tuning.buffer_mib or chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB))
     chosen.pop("buffer-size", None)

@@ -8,9 +8,8 @@ import typing
 import ops
 import pydantic
 
-import juicefs_volume
-import volume_begun
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import format_journal, formatting
 
 PEERS = "server-peers"
 _SILENT = "silent-since"  # the key in a unit's databag: relations whose units publish nothing, and since when
@@ -28,7 +27,7 @@ class Pinned(pydantic.BaseModel, frozen=True):
 
     @property
     def may_move(self) -> bool:
-        """Tell whether nobody can have written to the volume yet: then it may still become another one."""
+        """Return whether nobody can have written to the volume yet: then it may still become another one."""
         return self.offered is None
 
 
@@ -55,23 +54,23 @@ class Ledger:
         if self.pinned.mode == mode:
             return False
         if self.pinned.mode is not None:
-            volume_begun.forget(self._app.name)  # what began was of the other kind
+            format_journal.forget(self._app.name)  # the format that began was of the other kind
         self.pin(mode=mode, server=unit if embedded else None, uuid=None, formatting=None)
         return True
 
-    def known(self, url: str, name: str, *, adopt: str) -> juicefs_volume.Known:
+    def known(self, url: str, name: str, *, adopt: str) -> formatting.Known:
         """Return what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours."""
         app, pinned = self._app.name, self.pinned
         if pinned.uuid is not None:
-            volume_begun.forget(app)
-        if pinned.uuid is not None or pinned.formatting is not None or volume_begun.is_noted(app, url, name):
-            return juicefs_volume.Known(pinned.uuid, ours=pinned.uuid is None)
+            format_journal.forget(app)
+        if pinned.uuid is not None or pinned.formatting is not None or format_journal.has(app, url, name):
+            return formatting.Known(pinned.uuid, ours=pinned.uuid is None)
 
         def announce() -> None:
             self.pin(formatting="yes")
-            volume_begun.note(app, url, name)  # the hook's end keeps what is pinned, if it comes
+            format_journal.record(app, url, name)  # the hook's end keeps what is pinned, if it comes
 
-        return juicefs_volume.Known(None, adopt=adopt, announce=announce)
+        return formatting.Known(None, adopt=adopt, announce=announce)
 
     def pin(self, **fields: str | None) -> Pinned:
         """Pin some fields; return all."""
@@ -79,12 +78,12 @@ class Ledger:
         self._relation.save(pinned, self._app)
         return pinned
 
-    def tell_address(self, address: str) -> None:
-        """Tell the other units where this unit serves the volume."""
+    def publish_address(self, address: str) -> None:
+        """Publish where this unit serves the volume."""
         self._relation.data[self._unit]["address"] = address
 
-    def tell_room(self, gib: int) -> None:
-        """Tell the other units what the volume may hold in all, in GiB; one more than before is no news."""
+    def publish_room(self, gib: int) -> None:
+        """Publish what the volume may hold in all, in GiB; one more than before changes nothing."""
         known = self.room()
         if known is None or not known <= gib <= known + 1:
             self._relation.data[self._unit]["room-gib"] = str(gib)
@@ -95,14 +94,14 @@ class Ledger:
         Raises:
             KeyError: the server is no unit of the application any more.
         """
-        return self._told("address")
+        return self._published("address")
 
     def room(self) -> int | None:
-        """Return what the server's disk has room for, in GiB; None before it said. Raises as `address` does."""
-        told = self._told("room-gib")
-        return int(told) if told is not None else None
+        """Return what the server's disk has room for, in GiB; None before it is published. Raises as `address` does."""
+        gib = self._published("room-gib")
+        return int(gib) if gib is not None else None
 
-    def _told(self, key: str) -> str | None:
+    def _published(self, key: str) -> str | None:
         units = {unit.name: unit for unit in (self._unit, *self._relation.units)}
         server = self.pinned.server
         return self._relation.data[units[server]].get(key) if server is not None else None

@@ -1,7 +1,7 @@
-"""What is done to a volume at somebody's request: check, clean, back up, restore, limit, measure.
+"""What actions do to a volume: check, clean, back up, restore, limit, measure.
 
-Commands that can take long run beside a loop that says how long they have been running. What they print is kept on the
-unit, for root alone, since names of files are in it.
+Commands that can take long run beside a loop that logs how long they have been running. Their output, which holds names
+of files, is kept on the unit for root alone.
 """
 
 import collections.abc
@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import gzip
 import hashlib
-import logging
 import os
 import pathlib
 import re
@@ -22,13 +21,11 @@ import subprocess
 import tempfile
 import time
 
-import embedded_store
-import juicefs_volume
 from slurm_ddp import apt, juicefs, juicefs_access, mounts
+from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import CommandError, clean_env, last_line, run, scrub
-from volume_options import Volume
+from volume.spec import Volume
 
-_log = logging.getLogger(__name__)
 STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
 _DROP_CACHES = pathlib.Path("/proc/sys/vm/drop_caches")
 _LONG_S = 24 * 3600.0
@@ -36,12 +33,6 @@ _SHORT_S = 120.0
 _BEAT_S = 15.0
 _MOUNT_S = 60.0
 _HEAD_BYTES = 1 << 16  # of a backup: its setting stands first
-
-Say = collections.abc.Callable[[str], object]
-
-
-class MaintenanceError(Exception):
-    """It could not be done. `str()` is one line without secrets that says why, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,33 +50,29 @@ class Target:
         return STATE_DIR / self.app
 
 
-def check(target: Target, *, repair: bool, path: str, timeout_s: float, say: Say) -> dict[str, str]:
+def check(target: Target, *, repair: bool, path: str, timeout_s: float, log: Log) -> Results:
     """Check that every block of every file is in the object store; return what was found."""
-    _require_listing(target, "fsck")
     flags: list[str] = []
     if path or repair:
-        _require(target, "quota", "--path and --repair of fsck")  # of the same version, 1.1
         flags += [f"--path={path or '/'}", "--recursive", *(["--repair"] if repair else [])]
-    report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, say=say)
+    report, failure = _long(target, "fsck", target.access.url, *flags, timeout_s=timeout_s, log=log)
     if failure is not None:
-        raise MaintenanceError(f"fsck: {juicefs.explain(failure)}; its whole report: {report}")
-    return {"state": "clean", "summary": _last_words(report), "report": str(report)}
+        raise ActionError(f"fsck: {juicefs.explain(failure)}; its whole report: {report}")
+    return {"state": "clean", "summary": _summary(report), "report": str(report)}
 
 
-def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, say: Say) -> dict[str, str]:
+def collect_garbage(target: Target, *, delete: bool, compact: bool, timeout_s: float, log: Log) -> Results:
     """Find blocks that no file uses; delete them, and join fragments, if asked to; return what was found."""
-    _require_listing(target, "gc")
     flags = [*(["--delete"] if delete else []), *(["--compact"] if compact else [])]
-    report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, say=say)
+    report, failure = _long(target, "gc", target.access.url, *flags, timeout_s=timeout_s, log=log)
     if failure is not None:
-        raise MaintenanceError(f"gc: {juicefs.explain(failure)}; its whole report: {report}")
+        raise ActionError(f"gc: {juicefs.explain(failure)}; its whole report: {report}")
     did = "deleted" if delete else "dry run: nothing was deleted; delete=true does"
-    return {"mode": did, "summary": _last_words(report), "report": str(report)}
+    return {"mode": did, "summary": _summary(report), "report": str(report)}
 
 
-def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
+def back_up(target: Target, uuid: str, *, timeout_s: float, log: Log) -> Results:
     """Write all metadata, without credentials, into a file on this machine; return where it is."""
-    _require(target, "dump", "dump of the metadata")
     folder = target.directory / "backups"
     _private(folder)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -93,12 +80,12 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[st
     partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")  # another may begin this second
     partial.touch(mode=0o600)
     try:
-        report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, say=say)
+        report, failure = _long(target, "dump", target.access.url, str(partial), timeout_s=timeout_s, log=log)
         if failure is not None:
-            raise MaintenanceError(f"dump: {juicefs.explain(failure)}; its whole report: {report}")
+            raise ActionError(f"dump: {juicefs.explain(failure)}; its whole report: {report}")
         found = _uuid_of(partial)
         if found != uuid:
-            raise MaintenanceError(f"the backup is of volume {found or 'unknown'}, not {uuid}: it is not kept")
+            raise ActionError(f"the backup is of volume {found or 'unknown'}, not {uuid}: it is not kept")
         partial.chmod(0o600)
         partial.replace(path)
     finally:
@@ -106,35 +93,33 @@ def back_up(target: Target, uuid: str, *, timeout_s: float, say: Say) -> dict[st
     return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": _digest(path), "uuid": uuid}
 
 
-def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, say: Say) -> dict[str, str]:
+def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, log: Log) -> Results:
     """Load a backup of volume `uuid` into an engine that holds nothing; return what is there then."""
-    _require(target, "load", "load of a backup")
     if not target.volume.keyless:
-        raise MaintenanceError(
+        raise ActionError(
             "an embedded volume keeps its metadata in the unit's storage, in Redis' append-only log: bring that back"
         )
     if not path.is_file() or path.is_symlink():
-        raise MaintenanceError(f"file: {path} is not there: juju scp BACKUP UNIT:/tmp/ first")
+        raise ActionError(f"file: {path} is not there: juju scp BACKUP UNIT:/tmp/ first")
     found = _uuid_of(path)
     if found != uuid:
-        raise MaintenanceError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
+        raise ActionError(f"uuid: {path.name} is a backup of volume {found or 'unknown'}, not {uuid}")
     there = juicefs.inspect(target.program, target.access)
     if there is not None:
-        raise MaintenanceError(
+        raise ActionError(
             f"the metadata engine holds volume {there.name} ({there.uuid}): a backup goes into an empty one only"
         )
-    report, failure = _long(target, "load", target.access.url, str(path), timeout_s=timeout_s, say=say)
+    report, failure = _long(target, "load", target.access.url, str(path), timeout_s=timeout_s, log=log)
     if failure is not None:
-        raise MaintenanceError(f"load: {juicefs.explain(failure)}; its whole report: {report}")
+        raise ActionError(f"load: {juicefs.explain(failure)}; its whole report: {report}")
     there = juicefs.inspect(target.program, target.access)
     if there is None or there.uuid != uuid:
-        raise MaintenanceError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
+        raise ActionError(f"after load the metadata engine does not hold volume {uuid}; the report: {report}")
     return {"uuid": there.uuid, "volume": there.name, "report": str(report)}
 
 
-def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, delete: bool) -> dict[str, str]:
+def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, delete: bool) -> Results:
     """Limit what a folder of the volume may hold, or lift its limits; return them as they are then."""
-    _require(target, "quota", "quotas")
     if delete:
         _quota(target, "delete", "--path", path)
         return {"path": path, "capacity-gib": "unlimited", "inodes": "unlimited"}
@@ -146,12 +131,11 @@ def set_quota(target: Target, path: str, *, capacity_gib: int, inodes: int, dele
     for quota in list_quotas(target):
         if quota["path"] == path:
             return quota
-    raise MaintenanceError(f"path: juicefs knows no quota of {path} after it was set")
+    raise ActionError(f"path: juicefs knows no quota of {path} after it was set")
 
 
 def list_quotas(target: Target) -> list[dict[str, str]]:
     """Return the quotas of the volume's folders."""
-    _require(target, "quota", "quotas")
     return read_quotas(_quota(target, "list"))
 
 
@@ -166,21 +150,16 @@ def read_quotas(table: str) -> list[dict[str, str]]:
     return found
 
 
-def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, say: Say) -> dict[str, str]:
+def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: float, log: Log) -> Results:
     """Mount the volume on this machine for a moment, without a cache, and measure it; return the figures."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        raise MaintenanceError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
+        raise ActionError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
     apt.ensure_packages(["fuse3"])
     version, env = juicefs.version(target.program), dict[str, str]()
     if juicefs.knows(version, "skip-trash"):
         env["PATH"] = ""  # it finds no `rm` then, which would put what it wrote into the trash, and only says so
     if not os.access(_DROP_CACHES, os.W_OK):  # a container
         env["SKIP_DROP_CACHES"] = "true"
-        if version < (1, 0):
-            raise MaintenanceError(
-                f"juicefs {'.'.join(map(str, version))} drops the machine's caches to measure, which this machine does "
-                "not let it: attach 1.0 or newer as the resource juicefs"
-            )
     _private(target.directory)
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=target.directory) as scratch:
         mountpoint, cache = pathlib.Path(scratch) / "mnt", pathlib.Path(scratch) / "cache"
@@ -197,13 +176,13 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
             },
         )
         with _mounted(target, flags, mountpoint):
-            say(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
+            log(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
             words = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
             folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
             run("/usr/bin/mkdir", folder, timeout=_SHORT_S)
             try:
-                with _beating("bench", say) as beat:
-                    said = beat(
+                with _beating("bench", log) as beat:
+                    output = beat(
                         lambda: juicefs.invoke(
                             target.program, target.access, "bench", *words, folder, env=env, timeout=timeout_s
                         )
@@ -211,24 +190,17 @@ def benchmark(target: Target, *, big_mib: int, small_files: int, timeout_s: floa
             finally:
                 for command in juicefs.removal(target.program, version, folder):
                     run(*command, timeout=_SHORT_S)
-        return read_benchmark(said)
+        return read_benchmark(output)
 
 
-def read_benchmark(said: str) -> dict[str, str]:
-    """Return the figures that `juicefs bench` prints: as a table, or, before 1.0, as sentences."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+def read_benchmark(output: str) -> Results:
+    """Return the figures in the table that `juicefs bench` prints."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
     figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
     rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
     found = {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
-    for verb, size, value in re.findall(
-        r"^(Written|Read|Stated) (a big file|\d+ small files|\d+ files)(?: \([^)]*\))?: \(?([^)\n]+)\)?$",
-        plain,
-        re.MULTILINE,
-    ):
-        kind = "big-file" if "big" in size else "small-file" if "small" in size else "file"
-        found[f"{ {'Written': 'write', 'Read': 'read', 'Stated': 'stat'}[verb] }-{kind}"] = value
     if not found:
-        raise MaintenanceError("juicefs bench printed something unexpected")
+        raise ActionError("juicefs bench returned unexpected output")
     return found
 
 
@@ -244,12 +216,12 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
         target.access.url,
         str(mountpoint),
     ]
-    with (mountpoint.parent / "log").open("w+") as log:
+    with (mountpoint.parent / "log").open("w+") as output:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             env=clean_env(target.access.environment),
             start_new_session=True,
         )
@@ -257,9 +229,11 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
             end = time.monotonic() + _MOUNT_S
             while not mounts.at(str(mountpoint)):
                 if process.poll() is not None or time.monotonic() > end:
-                    log.seek(0)
-                    said = scrub(log.read(), target.access.secrets)
-                    raise MaintenanceError(f"mount: {juicefs.reason(said) or last_line(said) or 'it does not come'}")
+                    output.seek(0)
+                    text = scrub(output.read(), target.access.secrets)
+                    raise ActionError(
+                        f"mount: {juicefs.reason(text) or last_line(text) or f'not mounted within {_MOUNT_S:.0f} s'}"
+                    )
                 time.sleep(0.1)
             yield
         finally:
@@ -276,9 +250,9 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
 
 @contextlib.contextmanager
 def _beating(
-    what: str, say: Say
+    what: str, log: Log
 ) -> collections.abc.Generator[collections.abc.Callable[[collections.abc.Callable[[], str]], str]]:
-    """Return a function that runs another one, and says every now and then how long that has taken."""
+    """Yield a function that runs another one and logs every now and then how long it has taken."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
         def beat(function: collections.abc.Callable[[], str]) -> str:
@@ -289,34 +263,34 @@ def _beating(
                 except concurrent.futures.TimeoutError:
                     if future.done():
                         raise
-                    say(f"{what}: {time.monotonic() - began:.0f} s")
+                    log(f"{what}: {time.monotonic() - began:.0f} s")
 
         yield beat
 
 
 def _long(
-    target: Target, command: str, *arguments: str, timeout_s: float, say: Say
+    target: Target, command: str, *arguments: str, timeout_s: float, log: Log
 ) -> tuple[pathlib.Path, CommandError | None]:
-    """Run a command that may take long; return the file with all that it said, and its failure if it failed."""
+    """Run a command that may take long; return the file with its output, and its error if it failed."""
     folder = target.directory / "reports"
     _private(folder)
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     report, failure = folder / f"{command}-{stamp}-{os.getpid()}.log", None  # another may begin this second
-    say(f"{command} of volume {target.volume.name} begins")
-    with _beating(command, say) as beat:
+    log(f"{command} of volume {target.volume.name} started")
+    with _beating(command, log) as beat:
         try:
-            said = beat(lambda: _both(target, command, *arguments, timeout_s=timeout_s))
+            output = beat(lambda: _both(target, command, *arguments, timeout_s=timeout_s))
         except CommandError as e:
-            said, failure = e.stdout + e.stderr or f"{e}\n", e
+            output, failure = e.stdout + e.stderr or f"{e}\n", e
     report.touch(mode=0o600)
-    report.write_text(said)
+    report.write_text(output)
     for old in sorted(folder.glob(f"{command}-*.log"))[:-10]:
         old.unlink(missing_ok=True)
     return report, failure
 
 
 def _both(target: Target, command: str, *arguments: str, timeout_s: float) -> str:
-    """Return what a command said on both its outputs."""
+    """Return a command's standard output and error."""
     done = juicefs.run_program(target.program, target.access, command, *arguments, timeout=min(timeout_s, _LONG_S))
     return done.stdout + done.stderr
 
@@ -327,30 +301,7 @@ def _quota(target: Target, verb: str, *arguments: str) -> str:
             target.program, target.access, "quota", verb, target.access.url, *arguments, timeout=_SHORT_S
         )
     except CommandError as e:
-        raise MaintenanceError(f"quota {verb}: {juicefs.explain(e)}") from e
-
-
-def _require(target: Target, command: str, what: str) -> None:
-    version = juicefs.version(target.program)
-    if not juicefs.has_command(version, command):
-        raise MaintenanceError(
-            f"juicefs {'.'.join(map(str, version))} has no {what}: attach {juicefs.command_since(command)} or newer as "
-            "the resource juicefs"
-        )
-
-
-def _require_listing(target: Target, command: str) -> None:
-    """Refuse what lists the bucket where juicefs cannot.
-
-    0.14.2 lists an SFTP store from its root on, whose own name is shorter than the volume's prefix, and panics at every
-    attempt, with files in the volume or none. 1.3 lists the folder that it is asked for (its pkg/object/sftp.go).
-    """
-    version = juicefs.version(target.program)
-    if target.volume.storage == "sftp" and version < (1, 0):
-        raise MaintenanceError(
-            f"juicefs {'.'.join(map(str, version))} crashes when it lists an sftp store, as {command} does: attach "
-            "1.3 or newer as the resource juicefs"
-        )
+        raise ActionError(f"quota {verb}: {juicefs.explain(e)}") from e
 
 
 def _private(folder: pathlib.Path) -> None:
@@ -358,10 +309,10 @@ def _private(folder: pathlib.Path) -> None:
     folder.chmod(0o700)
 
 
-def _last_words(report: pathlib.Path) -> str:
+def _summary(report: pathlib.Path) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
-    said = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # what 1.3 says at its end
-    return juicefs.without_place(last_line("\n".join(said) or plain))
+    lines = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # the last lines of 1.3
+    return juicefs.without_place(last_line("\n".join(lines) or plain))
 
 
 def _uuid_of(backup: pathlib.Path) -> str:
@@ -383,15 +334,7 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def remove(app: str) -> None:
-    """Remove all of the application from this machine but the volume's data, and backups: they may be the only ones.
-
-    Reports and exports go, since names of files and credentials are in them. What fails is logged: the unit is to go.
-    """
-    try:
-        embedded_store.remove(app)
-    except CommandError as e:
-        _log.warning("%s", e)
-    juicefs_volume.remove_program(app)
+    """Remove reports and exports, which hold names and credentials. Backups stay: they may be the only ones."""
     for name in ("reports", "kubernetes"):
         shutil.rmtree(STATE_DIR / app / name, ignore_errors=True)
     for folder in (STATE_DIR / app, STATE_DIR):

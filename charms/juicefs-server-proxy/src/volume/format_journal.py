@@ -1,7 +1,7 @@
-"""What making a volume leaves on the unit's disk until Juju knows of it.
+"""A journal on the unit's disk of a format that began, until Juju keeps the result.
 
-Juju forgets what a hook wrote when the hook is killed, by a reboot for example. The volume, and the servers of an
-embedded one with their passwords, would then be there without anybody knowing whose they are.
+Juju drops what a hook wrote when the hook is killed, by a reboot for example. Without the journal the volume, and the
+servers of an embedded one with their passwords, would be there and be nobody's.
 """
 
 import json
@@ -14,7 +14,7 @@ STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
 
 
 def keep_credentials(app: str, content: filesystem_info.JuicefsSecret) -> None:
-    """Remember the credentials that an embedded volume is about to get."""
+    """Record the credentials that an embedded volume is about to get."""
     files.ensure_file(_credentials(app), json.dumps(content.content()), mode=0o600)
 
 
@@ -26,26 +26,26 @@ def credentials(app: str) -> filesystem_info.JuicefsSecret | None:
         return None
 
 
-def note(app: str, url: str, name: str) -> None:
-    """Remember that this volume is about to be formatted. `url` is without a password."""
+def record(app: str, url: str, name: str) -> None:
+    """Record that this volume is about to be formatted. `url` is without a password."""
     files.ensure_file(_formatting(app), f"{url}\n{name}\n")
 
 
-def is_noted(app: str, url: str, name: str) -> bool:
-    """Tell whether formatting of this volume began here, and Juju may not know of it."""
+def has(app: str, url: str, name: str) -> bool:
+    """Return whether formatting of this volume began here, and Juju may not know of it."""
     path = _formatting(app)
     return path.is_file() and path.read_text(errors="replace") == f"{url}\n{name}\n"
 
 
 def forget(app: str) -> None:
-    """Forget all of it: Juju knows the volume, or the application goes."""
+    """Remove the journal: Juju keeps the volume, or the application is removed."""
     for path in (_credentials(app), _formatting(app)):
         files.ensure_absent(path)
 
 
 def _credentials(app: str) -> pathlib.Path:
-    return STATE_DIR / app / "begun-credentials.json"
+    return STATE_DIR / app / "format-credentials.json"
 
 
 def _formatting(app: str) -> pathlib.Path:
-    return STATE_DIR / app / "begun-formatting"
+    return STATE_DIR / app / "format-began"

@@ -1,4 +1,4 @@
-"""What charmed databases and object stores say in their databags: postgresql_client, mysql_client and s3.
+"""What charmed databases and object stores publish in their databags: postgresql_client, mysql_client and s3.
 
 Both forms are read: credentials in Juju secrets, and, from older providers, in the databag itself. The formats are
 those of charm-relation-interfaces: postgresql_client v0, mysql_client v0, s3 v0 and v1.
@@ -96,7 +96,7 @@ def read_store(data: Databag, reveal: Reveal) -> Offer | None:
         raise ValueError("it names neither an endpoint nor a region: set one of them there")
     parts = urllib.parse.urlsplit(endpoint or f"https://s3.{region}.amazonaws.com")
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query or "@" in parts.netloc:
-        raise ValueError("its endpoint is something else than https://HOST")
+        raise ValueError("its endpoint is not https://HOST")
     in_host = data.get("s3-uri-style") == "host"
     address = f"{parts.scheme}://{bucket}.{parts.netloc}" if in_host else f"{parts.scheme}://{parts.netloc}/{bucket}"
     credentials = {key: content[key] for key in _STORE_SECRETS}
@@ -129,7 +129,7 @@ def _chain(text: str) -> str:
         try:
             decoded = base64.b64decode(item, validate=True)
         except binascii.Error as e:
-            raise ValueError("its tls-ca-chain has something else than certificates in it") from e
+            raise ValueError("its tls-ca-chain holds something that is no certificate") from e
         in_pem = decoded.startswith(b"-----BEGIN")
         found.append((decoded.decode("ascii", "replace") if in_pem else ssl.DER_cert_to_PEM_cert(decoded)).strip())
     return "\n".join(found) + "\n"

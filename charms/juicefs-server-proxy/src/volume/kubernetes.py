@@ -14,7 +14,7 @@ import yaml
 
 from slurm_ddp import files, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume_options import Volume
+from volume.spec import Volume
 
 _DRIVER = "csi.juicefs.com"
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
@@ -47,7 +47,7 @@ def manifests(
         version: of the juicefs that the driver's mount pods run.
         namespace: of the claim and the secrets.
         name: of all objects.
-        size: what volume and claim say they hold; JuiceFS takes no limit from it.
+        size: what volume and claim state to hold; JuiceFS takes no limit from it.
 
     Raises:
         ValueError: a name or the size is none that Kubernetes takes; the message names the parameter.

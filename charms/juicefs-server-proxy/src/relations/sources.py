@@ -7,14 +7,14 @@ import ipaddress
 import ops
 import pydantic
 
-import charmed_services
-import embedded_store
-import volume_options
+import embedded.store
+from relations import services
+from relations.peers import Ledger
 from slurm_ddp import juicefs_access
+from slurm_ddp.charm import Level, StatusError, config_errors, naming
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume_ledger import Ledger
-from volume_options import Volume, naming
-from volume_trouble import TroubleError
+from volume import spec
+from volume.spec import Volume
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
 STORE = "s3"
@@ -24,13 +24,13 @@ def address(network: ops.Network) -> str:
     """Return the unit's address for clients, in figures: no machine needs to know another's name.
 
     Raises:
-        TroubleError: Juju knows none.
+        StatusError: Juju knows none.
     """
     bound = (interface.address for interface in network.interfaces)
     for found in (*network.ingress_addresses, *bound):
         if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
             return str(found)
-    raise TroubleError(ops.WaitingStatus("waiting for this machine to have an IP address"), passes=True)
+    raise StatusError(Level.WAITING, "waiting for this machine to have an IP address", retry=True)
 
 
 class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
@@ -56,54 +56,53 @@ class Sources:
     def __init__(self, charm: ops.CharmBase) -> None:
         self._app = charm.app
         self._model = charm.model
-        self.config = charm.load_config(Config)
+        with config_errors():
+            self.config = charm.load_config(Config)
 
     def request(self) -> None:
         """Ask the charmed services for what the volume needs; for the leader."""
         for name in ENGINES:
             for relation in self._model.relations[name]:
-                relation.data[self._app].update(charmed_services.engine_request(self.config.volume_name))
+                relation.data[self._app].update(services.engine_request(self.config.volume_name))
         for relation in self._model.relations[STORE]:
-            relation.data[self._app].update(charmed_services.store_request(self.config.volume_name))
+            relation.data[self._app].update(services.store_request(self.config.volume_name))
 
-    def format(self) -> volume_options.Format:
+    def format(self) -> spec.Format:
         """Return how the volume is made. Raises `ValueError`, which names an option."""
         config = self.config
         with naming("volume-name"):
             fs.check_volume_name(config.volume_name)
-        return volume_options.read_format(
+        return spec.read_format(
             config.block_size, config.compression, config.capacity, config.inodes, config.trash_days
         )
 
-    def embedded(self, ledger: Ledger, sets_capacity: bool) -> tuple[Volume, fs.JuicefsSecret]:
-        """Return the volume that a unit serves, as large as its disk allows where that can be set; its credentials.
+    def embedded(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret]:
+        """Return the volume that a unit serves, as large as its disk allows, and its credentials.
 
         Raises:
-            TroubleError: there is none, or not yet.
+            StatusError: there is none, or not yet.
         """
         server = ledger.pinned.server
         try:
             address, room_gib, credentials = ledger.address(), ledger.room(), ledger.credentials()
         except KeyError:
-            text = f"{server}, whose storage holds the volume, is gone: deploy another application"
-            raise TroubleError(ops.BlockedStatus(text)) from None
+            text = f"{server}, whose storage holds the volume, was removed: deploy another application"
+            raise StatusError(Level.BLOCKED, text) from None
         if address is None or credentials is None:
-            raise TroubleError(ops.WaitingStatus(f"waiting for {server or 'the leader'} to serve the volume"))
+            raise StatusError(Level.WAITING, f"waiting for {server or 'the leader'} to serve the volume")
         made = self.format()
-        if room_gib is not None and sets_capacity:
+        if room_gib is not None:
             made = dataclasses.replace(made, capacity_gib=min(made.capacity_gib or room_gib, room_gib))
-        return embedded_store.volume(self.config.volume_name, address, made), credentials
+        return embedded.store.volume(self.config.volume_name, address, made), credentials
 
     def read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
         """Return the volume that is asked for, and its credentials; None for an embedded one.
 
         Raises:
-            TroubleError: something is missing or wrong.
+            StatusError: something is missing or wrong.
         """
-        try:
+        with config_errors():
             return self._read()
-        except ValueError as e:
-            raise TroubleError(ops.BlockedStatus(str(e))) from e
 
     def _read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
         config, made = self.config, self.format()
@@ -111,19 +110,17 @@ class Sources:
         engine, store = self._engine_relation(), self._relation(STORE, "bucket", config.bucket)
         if not (config.metadata_url or config.bucket or engine or store):
             if content is not None:
-                raise ValueError(
-                    "credentials: they are of use with metadata-url and bucket only: set those, or reset this"
-                )
+                raise ValueError("credentials: only used with metadata-url and bucket: set both, or reset credentials")
             return None
         if not config.metadata_url and engine is None:
             raise ValueError("metadata-url: set it too, or reset bucket for an embedded volume")
         if not config.bucket and store is None:
             raise ValueError("bucket: set it too, or reset metadata-url for an embedded volume")
-        offers: list[charmed_services.Offer] = []
+        offers: list[services.Offer] = []
         user: str | None = None
         if engine is not None:
             kind = ENGINES[engine.name]
-            offers.append(self._offer(engine, lambda data, reveal: charmed_services.read_engine(kind, data, reveal)))
+            offers.append(self._offer(engine, lambda data, reveal: services.read_engine(kind, data, reveal)))
             address = offers[-1].engine
             assert address is not None
         else:
@@ -131,16 +128,16 @@ class Sources:
                 address, user = juicefs_access.parse(config.metadata_url)
         storage, region = config.storage_type, config.region
         if store is not None:
-            offers.append(self._offer(store, charmed_services.read_store))
+            offers.append(self._offer(store, services.read_store))
             storage, bucket, region = "s3", offers[-1].bucket, region or offers[-1].region
         else:
             with naming("storage-type"):
-                volume_options.check_storage(storage)
+                spec.check_storage(storage)
             with naming("bucket"):
-                bucket = volume_options.read_bucket(storage, config.bucket)
+                bucket = spec.read_bucket(storage, config.bucket)
         with naming("credentials"):
             merged = self._merged(content or {}, offers)
-            secret, key = volume_options.read_credentials(merged, user)
+            secret, key = spec.read_credentials(merged, user)
             juicefs_access.check_secret(address, secret)
         volume = Volume(
             config.volume_name, address, storage, bucket, keyless=True, region=region, format=made, encrypt_key=key
@@ -157,15 +154,15 @@ class Sources:
                 f"credentials: no access to the secret: juju grant-secret SECRET {self._app.name}"
             ) from None
 
-    def _merged(self, content: dict[str, str], offers: list[charmed_services.Offer]) -> dict[str, str]:
-        """Return a person's credentials with those that services offer; two for one thing are refused by name."""
+    def _merged(self, content: dict[str, str], offers: list[services.Offer]) -> dict[str, str]:
+        """Merge the user's credentials with those that services offer; refuse two for one thing by name."""
         merged = dict(content)
         for offer in offers:
             for key, value in offer.credentials.items():
                 if key == "tls-ca":  # authorities add up
                     merged[key] = "\n".join(text for text in (merged.get(key, "").strip(), value) if text)
                 elif key in content:
-                    raise ValueError(f"{key}: a related charm brings it already: take it out of the secret")
+                    raise ValueError(f"{key}: a related charm provides it: remove it from the secret")
                 else:
                     merged[key] = value
         return merged
@@ -173,7 +170,7 @@ class Sources:
     def _engine_relation(self) -> ops.Relation | None:
         found = [name for name in ENGINES if self._model.relations[name]]
         if len(found) > 1:
-            raise ValueError(f"{', '.join(found)}: one metadata engine is enough: remove one of the relations")
+            raise ValueError(f"{', '.join(found)}: only one metadata engine is possible: remove one of the relations")
         return self._relation(found[0], "metadata-url", self.config.metadata_url) if found else None
 
     def _relation(self, name: str, option: str, value: str) -> ops.Relation | None:
@@ -185,20 +182,17 @@ class Sources:
     def _offer(
         self,
         relation: ops.Relation,
-        read: collections.abc.Callable[
-            [charmed_services.Databag, charmed_services.Reveal], charmed_services.Offer | None
-        ],
-    ) -> charmed_services.Offer:
+        read: collections.abc.Callable[[services.Databag, services.Reveal], services.Offer | None],
+    ) -> services.Offer:
         name = relation.app.name
         try:
             offer = read(relation.data[relation.app], self._reveal)
         except ops.ModelError:  # the secret is not granted (yet), or went
-            waiting = ops.WaitingStatus(f"waiting for {name} to grant its credentials")
-            raise TroubleError(waiting, passes=True) from None
+            raise StatusError(Level.WAITING, f"waiting for {name} to grant its credentials", retry=True) from None
         except ValueError as e:
             raise ValueError(f"{relation.name}: {name} cannot be used: {e}") from e
         if offer is None:
-            raise TroubleError(ops.WaitingStatus(f"waiting for {name} to answer on {relation.name}"))
+            raise StatusError(Level.WAITING, f"waiting for {name} to answer on {relation.name}")
         return offer
 
     def _reveal(self, identifier: str) -> dict[str, str]:

@@ -1,15 +1,15 @@
-"""What a person asks for, in options and a secret, as the volume that should be there."""
+"""The volume that options and secrets ask for, checked."""
 
 import collections.abc
-import contextlib
 import dataclasses
 import re
 import urllib.parse
 
 from slurm_ddp import juicefs_access
+from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
 
-_KEYS_HINT = "leave the keys out of it: they belong into a secret, named by the option credentials"
+_KEYS_HINT = "remove the keys from it: they go into a secret, named by the option credentials"
 _BUCKETS = {
     "s3": "https://BUCKET.HOST or https://HOST/BUCKET",
     "minio": "https://HOST/BUCKET",
@@ -46,15 +46,6 @@ class Volume:
     encrypt_key: str = dataclasses.field(default="", repr=False)
 
 
-@contextlib.contextmanager
-def naming(option: str) -> collections.abc.Generator[None]:
-    """Put the option's name in front of what is wrong with it."""
-    try:
-        yield
-    except ValueError as e:
-        raise ValueError(f"{option}: {e}") from e
-
-
 def read_format(block_size: str, compression: str, capacity: int, inodes: int, trash_days: int) -> Format:
     """Return how the volume is made. Raises `ValueError`, which names the option."""
     with naming("block-size"):
@@ -74,7 +65,7 @@ def read_format(block_size: str, compression: str, capacity: int, inodes: int, t
 def read_credentials(
     content: collections.abc.Mapping[str, str], user: str | None = None
 ) -> tuple[fs.JuicefsSecret, str]:
-    """Return the credentials of engine and store, and the key for encryption, out of a person's secret.
+    """Return the credentials of engine and store, and the key for encryption, from the user's secret.
 
     Args:
         content: of the secret.
@@ -88,13 +79,13 @@ def read_credentials(
     if unknown:
         raise ValueError(f"unknown key {unknown[0]}; possible: {', '.join(possible)}")
     if user is not None and "meta-user" in content:
-        raise ValueError("meta-user: the user stands in metadata-url already: leave one of them out")
+        raise ValueError("meta-user: metadata-url already names the user: remove one of the two")
     key = content.get("encrypt-key", "")
     if key and ("-----BEGIN RSA PRIVATE KEY-----" not in key or "ENCRYPTED" not in key):
         hint = "openssl genrsa -traditional -aes256 -out key.pem 2048"  # the form that every version of juicefs reads
-        raise ValueError(f"encrypt-key: an RSA key in PEM, under a passphrase, is needed: {hint}")
+        raise ValueError(f"encrypt-key: not an RSA key in PEM with a passphrase: make one with {hint}")
     if key and not content.get("encrypt-passphrase"):
-        raise ValueError("encrypt-passphrase: encrypt-key is of no use without it")
+        raise ValueError("encrypt-passphrase: required by encrypt-key")
     return fs.JuicefsSecret.from_content(dict(content) | ({"meta-user": user} if user else {})), key
 
 

@@ -1,8 +1,8 @@
 """The volume served from this machine: Redis holds the metadata, an SFTP server the data. For trials and small teams.
 
-Both are instances of their own of what the distribution packages, next to any that the machine has. What a client was
-told to be written is on the disk: Redis syncs its log before each answer, and the directory of the data makes every
-write synchronous (an attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
+Both are instances of their own of what the distribution packages, next to any that the machine has. An acknowledged
+write is on the disk: Redis syncs its log before each answer, and the directory of the data makes writes synchronous (an
+attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
 """
 
 import collections.abc
@@ -20,27 +20,26 @@ import time
 
 import jinja2
 
-import volume_begun
-import volume_options
 from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info
 from slurm_ddp.run import CommandError, last_line, run
+from volume import format_journal, spec
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
 ACCOUNT = "juicefs-objects"  # may log in to our SFTP server and to nothing else
 DATABASE = "1"  # of Redis
 _RESERVE_BYTES = 10 << 30  # of a disk, or a twentieth of it if that is less
-_START_S = 660.0  # Redis reads its whole log before it says that it is ready
+_START_S = 660.0  # Redis reads its whole log before it reports that it is ready
 
 _CONFIG = pathlib.Path("/etc/slurm-ddp")
 _SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
 _SHADOW = pathlib.Path("/etc/shadow")
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
-# The packages' own instances, which nobody asked for: stopped if the package comes with us
+# The packages' own instances, which this charm does not use: stopped if it installs the package
 _PACKAGES = {"redis-server": ("redis-server.service",), "openssh-server": ("ssh.service", "ssh.socket")}
 # How systemd's own lines in a unit's journal begin
-_SYSTEMD_SAYS = ("Started ", "Starting ", "Stopped ", "Stopping ", "Failed to ", "juicefs-")
+_SYSTEMD_LINES = ("Started ", "Starting ", "Stopped ", "Stopping ", "Failed to ", "juicefs-")
 _MARKER = "juicefs-server-proxy"  # an empty file in the storage: it is there, and it is the one
 
 
@@ -72,7 +71,7 @@ class Usage:
     free: int
 
     def summary(self) -> str:
-        """Return both in words."""
+        """Return both as text."""
         return f"{_size(self.used)} of its disk used, {_size(self.free)} free"
 
     def room_gib(self, volume_bytes: int) -> int:
@@ -108,12 +107,12 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count < 2**40 else f"{count / 2**40:.1f} TiB"
 
 
-def volume(name: str, address: str, made: volume_options.Format) -> volume_options.Volume:
+def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
     """Return the volume that a unit with this address serves."""
     host = filesystem_info.join_address(address, METADATA_PORT)
     bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
     engine = juicefs_access.Engine("redis", (host,), DATABASE)
-    return volume_options.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
+    return spec.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
 
 def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
@@ -124,12 +123,11 @@ def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesy
         "access-key": ACCOUNT,
         "secret-key": secrets.token_urlsafe(32),
     }
-    begun = volume_begun.credentials(app) if content is None else None  # of a hook that did not end
-    found = content or begun
+    found = content or format_journal.credentials(app)  # the latter of a hook that did not end
     known = found.content() if found is not None else {}
     made = filesystem_info.JuicefsSecret.from_content(fresh | known)
     if content is None:
-        volume_begun.keep_credentials(app, made)
+        format_journal.keep_credentials(app, made)
     return made
 
 
@@ -142,7 +140,7 @@ def ensure(settings: Settings) -> bool:
     """Serve as `settings` say, now and after a reboot; return whether anything changed.
 
     Raises:
-        StoreError: something stands in the way that a person must move.
+        StoreError: something is in the way that the operator must remove.
         CommandError: a package, account or service could not be made.
     """
     changed = _ensure_packages()
@@ -192,13 +190,13 @@ def ensure(settings: Settings) -> bool:
 
 
 def is_running(settings: Settings) -> bool:
-    """Tell whether both servers run and listen at the unit's address."""
+    """Return whether both servers run and listen at the unit's address."""
     listen = (_is_taken(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
     return all(map(systemd.is_active, settings.units)) and all(listen)
 
 
 def is_enabled(app: str) -> bool:
-    """Tell whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
+    """Return whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
     return systemd.is_enabled(unit_names(app)[0])
 
 
@@ -224,7 +222,7 @@ def connected() -> tuple[str, ...]:
 
 
 def is_durable(directory: pathlib.Path) -> bool:
-    """Tell whether what clients were told to be written outlives a power loss; some filesystems cannot promise that."""
+    """Return whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
     data = directory / "objects" / "data"
     if not _is_synchronous(data):
         return False
@@ -344,7 +342,7 @@ def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
     if not restart and systemd.is_active(unit):
         return
     if not systemd.is_active(unit) and _is_taken("127.0.0.1", port):
-        raise StoreError(f"something else listens on port {port}: stop it")
+        raise StoreError(f"another program listens on port {port}: stop it")
     _start(unit, systemd.restart if systemd.is_active(unit) else systemd.enable_now)
 
 
@@ -352,7 +350,7 @@ def _start(unit: str, start: collections.abc.Callable[..., None]) -> None:
     try:
         start(unit, timeout=_START_S)
     except CommandError as e:
-        ours = (line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_SAYS))
+        ours = (line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_LINES))
         raise StoreError(f"{unit} does not start: {last_line(chr(10).join(ours)) or e}") from e
 
 
@@ -362,7 +360,7 @@ def _is_synchronous(directory: pathlib.Path) -> bool:
 
 
 def _is_taken(address: str, port: int) -> bool:
-    """Tell whether somebody listens there, without connecting: sshd counts connections that end without a login."""
+    """Return whether a program listens there, without connecting: sshd counts connections that end without a login."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""The volume: that it is formatted once and by nobody else, and that it is still the one it was."""
+"""Format the volume once, and check that the engine still holds that volume."""
 
 import collections.abc
 import contextlib
@@ -8,11 +8,11 @@ import pathlib
 import shutil
 import tempfile
 
-import volume_begun
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
-from volume_options import Format, Volume
+from volume import format_journal
+from volume.spec import Format, Volume
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _CONFIG_S = 120.0
 
 
 class VolumeError(Exception):
-    """The volume is not what it should be, and a person must act. `str()` is one line that says how."""
+    """The volume is not what it should be, and the operator must act. `str()` is one line that states how."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Known:
 
     uuid: str | None  # of the volume that was there before; such a volume is never formatted again
     ours: bool = False  # formatting began here: what is there without a known UUID is ours
-    adopt: str = ""  # the UUID of a volume that somebody else made, which may be taken over
+    adopt: str = ""  # the UUID of a volume made elsewhere, which may be taken over
     announce: collections.abc.Callable[[], object] = lambda: None  # called before formatting begins
 
 
@@ -43,7 +43,7 @@ def program_path(app: str) -> pathlib.Path:
 
 def remove_program(app: str) -> None:
     """Remove an application's copy of the program, the files with its certificates, and what was noted here."""
-    volume_begun.forget(app)
+    format_journal.forget(app)
     for folder in (PROGRAM_DIR, CONFIG_DIR):
         shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):  # another application's is there too
@@ -89,7 +89,7 @@ def ensure_formatted(
     Raises:
         juicefs.UnreachableError: the engine does not answer.
         juicefs.JuicefsError: juicefs failed.
-        VolumeError: something else is there, or the volume is gone.
+        VolumeError: another volume is there, or none.
     """
     setting, uuid = juicefs.inspect(program, access), known.uuid
     if setting is None and uuid is None:
@@ -118,18 +118,17 @@ def ensure_formatted(
 def _move(
     program: pathlib.Path, volume: Volume, access: juicefs_access.Access, setting: juicefs.Setting
 ) -> juicefs.Setting:
-    """Tell an embedded volume that its server has another address; return the new setting."""
-    version = juicefs.version(program)
-    if not juicefs.has_command(version, "config"):
-        raise VolumeError(
-            f"the unit's address changed, and juicefs {'.'.join(map(str, version))} cannot tell the volume: attach 1.0 "
-            f"or newer as the resource juicefs, or bring back {setting.bucket.rpartition(':')[0]}"
-        )
+    """Move an embedded volume to its server's new address; return the new setting."""
+    _config(program, access, {"bucket": volume.bucket})
+    return dataclasses.replace(setting, bucket=volume.bucket)
+
+
+def _config(program: pathlib.Path, access: juicefs_access.Access, changes: dict[str, str]) -> None:
+    flags = [f"--{flag}={value}" for flag, value in changes.items()]
     try:
-        juicefs.invoke(program, access, "config", f"--bucket={volume.bucket}", "--yes", access.url, timeout=_CONFIG_S)
+        juicefs.invoke(program, access, "config", *flags, "--yes", access.url, timeout=_CONFIG_S)
     except CommandError as e:
         raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
-    return dataclasses.replace(setting, bucket=volume.bucket)
 
 
 def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> None:
@@ -142,7 +141,7 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     if uuid is not None and setting.uuid != uuid:
         raise VolumeError(
             f"the metadata engine holds another volume {volume.name} ({setting.uuid}) than the one published ({uuid}): "
-            "somebody formatted it anew, or metadata-url changed; name the old one, or deploy another application"
+            "it was formatted again, or metadata-url changed: set the old metadata-url, or deploy another application"
         )
     if setting.storage and setting.storage != volume.storage:
         raise VolumeError(
@@ -161,21 +160,20 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
             raise VolumeError(
                 f"{option}: volume {volume.name} was made with {found}, which cannot change: set {option}={found}"
             )
-    if volume.encrypt_key and setting.encrypted is False:
+    if volume.encrypt_key and not setting.encrypted:
         raise VolumeError(
-            f"credentials: encrypt-key: volume {volume.name} was made without, which cannot change: take it out"
+            f"credentials: encrypt-key: volume {volume.name} was made without, which cannot change: remove it "
+            "from the secret"
         )
 
 
-def pending_changes(volume: Volume, setting: juicefs.Setting, version: juicefs.Version) -> dict[str, str]:
+def pending_changes(volume: Volume, setting: juicefs.Setting) -> dict[str, str]:
     """Return the flags of `juicefs config` for what the options ask for and the volume has not."""
     differences = {
         "capacity": (volume.format.capacity_gib, setting.capacity_gib),
         "inodes": (volume.format.inodes, setting.inodes),
         "trash-days": (volume.format.trash_days, setting.trash_days),
     }
-    if not juicefs.knows(version, "trash-days"):
-        differences.pop("trash-days")
     return {flag: str(wanted) for flag, (wanted, found) in differences.items() if wanted != found}
 
 
@@ -185,24 +183,12 @@ def ensure_options(
     """Make the volume have the options that can change; return whether one had to be changed.
 
     Raises:
-        VolumeError: this juicefs cannot.
         juicefs.JuicefsError: it failed.
     """
-    version = juicefs.version(program)
-    changes = pending_changes(volume, setting, version)
-    if not changes:
-        return False
-    if not juicefs.has_command(version, "config"):
-        have = ".".join(map(str, version))
-        raise VolumeError(
-            f"{', '.join(changes)}: juicefs {have} cannot change it on a volume that is there: attach 1.0 or newer"
-        )
-    try:
-        flags = [f"--{flag}={value}" for flag, value in changes.items()]
-        juicefs.invoke(program, access, "config", *flags, "--yes", access.url, timeout=_CONFIG_S)
-    except CommandError as e:
-        raise juicefs.JuicefsError(f"juicefs config: {juicefs.explain(e)}") from e
-    return True
+    changes = pending_changes(volume, setting)
+    if changes:
+        _config(program, access, changes)
+    return bool(changes)
 
 
 def ensure_sticky_root(program: pathlib.Path, volume: Volume, access: juicefs_access.Access) -> None:
@@ -233,7 +219,7 @@ def published(
         params=volume.engine.params,
         storage=volume.storage,
         bucket=volume.bucket,
-        version=".".join(map(str, juicefs.version(program))),
+        version=juicefs.text(juicefs.version(program)),
         keyless=volume.keyless,
         master=volume.engine.master,
         region=volume.region,
@@ -242,25 +228,22 @@ def published(
 
 def describe(volume: Volume, setting: juicefs.Setting, program: pathlib.Path) -> dict[str, str]:
     """Return what may be shown of a volume, by name."""
-    shown = {
+    return {
         "volume": volume.name,
         "uuid": setting.uuid,
         "metadata-url": volume.engine.url(),
         "storage-type": setting.storage,
         "bucket": setting.bucket,
         "clients": str(len(setting.clients)),
-        "juicefs-version": ".".join(map(str, juicefs.version(program))),
+        "juicefs-version": juicefs.text(juicefs.version(program)),
         "block-size": f"{setting.block_kib}K",
         "compression": setting.compression,
-        "encrypted": {True: "yes", False: "no", None: "unknown"}[setting.encrypted],
+        "encrypted": "yes" if setting.encrypted else "no",
         "capacity-gib": str(setting.capacity_gib or "unlimited"),
         "inodes": str(setting.inodes or "unlimited"),
+        "used-bytes": str(setting.used_bytes),
+        "used-inodes": str(setting.used_inodes),
     }
-    if setting.used_bytes is not None:
-        shown["used-bytes"] = str(setting.used_bytes)
-    if setting.used_inodes is not None:
-        shown["used-inodes"] = str(setting.used_inodes)
-    return shown
 
 
 def _format(program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret, access: juicefs_access.Access) -> None:
@@ -293,7 +276,7 @@ def _format(program: pathlib.Path, volume: Volume, secret: fs.JuicefsSecret, acc
             raise juicefs.JuicefsError(f"juicefs format: {_format_reason(juicefs.explain(e))}") from e
 
 
-def _format_reason(said: str) -> str:
-    if "is not empty" in said:
-        return f"{said}: it may be another application's volume; choose another volume-name, bucket or prefix"
-    return said
+def _format_reason(reason: str) -> str:
+    if "is not empty" in reason:
+        return f"{reason}: it may be another application's volume; choose another volume-name, bucket or prefix"
+    return reason

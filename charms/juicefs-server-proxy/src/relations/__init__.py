@@ -1,0 +1,1 @@
+"""What other units and applications publish and are given. Besides charm.py, only these modules import ops."""

@@ -1,0 +1,41 @@
+"""The applications that mount the volume: what they are offered, and which of them cannot mount it."""
+
+import ops
+
+from relations.peers import Ledger
+from slurm_ddp import wake
+from slurm_ddp.charm import Level, Status
+from slurm_ddp.interfaces import filesystem_info as fs
+
+ENDPOINT = "filesystem"
+_SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock
+
+
+def publish(charm: ops.CharmBase, uri: str, secret: ops.Secret | None) -> bool:
+    """Offer the volume, and grant its credentials, to every related application; return whether there is one."""
+    for relation in charm.model.relations[ENDPOINT]:
+        if secret is not None:
+            secret.grant(relation)
+        relation.data[charm.app][fs.KEY] = uri
+    return bool(charm.model.relations[ENDPOINT])
+
+
+def unable(charm: ops.CharmBase, ledger: Ledger) -> Status | None:
+    """Return the status that names a related application none of whose units reports that it can mount JuiceFS.
+
+    Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not know.
+    A client of ours that has just joined has a minute to report; after that this unit looks again by itself.
+    """
+    silent = {
+        relation.id: relation.app.name
+        for relation in charm.model.relations[ENDPOINT]
+        if relation.units and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
+    }
+    silent_s, app = ledger.silent_s(silent), charm.app.name
+    if any(seconds < _SILENT_S for seconds in silent_s.values()):
+        wake.later(charm.unit.name, charm.charm_dir, _SILENT_S)
+    for relation, client in silent.items():
+        if silent_s[relation] >= _SILENT_S:
+            remedy = f"juju remove-relation {app} {client}, and use shared-filesystem-client"
+            return Status(Level.BLOCKED, f"{client} cannot mount JuiceFS: {remedy}")
+    return None

@@ -1,0 +1,134 @@
+"""What every charm does: a status of level and text, a table of actions, and errors that name an option or parameter.
+
+No ops is imported: charm.py passes in what ops gives, and makes ops' status with `ops.StatusBase.from_name`.
+"""
+
+import collections.abc
+import contextlib
+import dataclasses
+import enum
+import typing
+
+import pydantic
+
+Results = dict[str, str]
+Log = collections.abc.Callable[[str], object]
+S = typing.TypeVar("S")
+
+
+class Level(enum.StrEnum):
+    """What a status means: it works, it is being set up, something else comes first, the operator must act."""
+
+    ACTIVE = "active"
+    MAINTENANCE = "maintenance"
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """A unit's status: one line that states what is wrong and what to type."""
+
+    level: Level
+    text: str
+
+
+class StatusError(Exception):
+    """What keeps the unit from its work, as the status that reports it."""
+
+    def __init__(self, level: Level, text: str, *, retry: bool = False) -> None:
+        super().__init__(text)
+        self.status = Status(level, text)
+        self.retry = retry  # no event of Juju's announces the end of it
+
+
+class ActionError(Exception):
+    """The action cannot do what was asked. `str()` is one line: what failed, why, what to type."""
+
+
+class Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
+    """An action's parameters; the base of all such models. Juju's `big-file-size` is the field `big_file_size`."""
+
+    model_config = pydantic.ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Action(typing.Generic[S]):
+    """An action: its parameters, and the function that runs it on the charm's subject (its volume, its mount)."""
+
+    parameters: type[pydantic.BaseModel]
+    run: collections.abc.Callable[[S, typing.Any, Log], Results]
+
+
+class ActionEvent(typing.Protocol):
+    """The part of `ops.ActionEvent` that is used here."""
+
+    params: dict[str, typing.Any]
+
+    def set_results(self, results: dict[str, typing.Any]) -> None:
+        """Set the action's results."""
+
+    def fail(self, message: str = "") -> None:
+        """Fail the action."""
+
+    def log(self, message: str) -> None:
+        """Show progress."""
+
+
+def action_name(kind: str) -> str:
+    """Return the action's name in charmcraft.yaml from the kind of its event's handle."""
+    return kind.removesuffix("_action").replace("_", "-")
+
+
+def run_action(
+    action: Action[S],
+    subject: collections.abc.Callable[[], S],
+    event: ActionEvent,
+    *,
+    within: contextlib.AbstractContextManager[object] | None = None,
+    failures: tuple[type[Exception], ...] = (),
+) -> None:
+    """Parse the parameters, run the action, and set its results or fail it with one line.
+
+    Args:
+        action: what to run.
+        subject: makes what the action works on; called after the parameters are parsed.
+        event: Juju's.
+        within: entered around subject and action; it may turn what they raise into `StatusError`.
+        failures: what fails the action with its one line, besides `StatusError`, `ActionError` and `ValueError`.
+    """
+    try:
+        parameters = action.parameters.model_validate(event.params)
+        with within or contextlib.nullcontext():
+            event.set_results(action.run(subject(), parameters, event.log))
+    except pydantic.ValidationError as e:
+        event.fail(problem(e))
+    except (StatusError, ActionError, ValueError, *failures) as e:
+        event.fail(str(e))
+
+
+@contextlib.contextmanager
+def config_errors() -> collections.abc.Generator[None]:
+    """Raise a blocked `StatusError` that names the option for a `pydantic.ValidationError` or `ValueError` inside."""
+    try:
+        yield
+    except pydantic.ValidationError as e:
+        raise StatusError(Level.BLOCKED, problem(e)) from e
+    except ValueError as e:
+        raise StatusError(Level.BLOCKED, str(e)) from e
+
+
+@contextlib.contextmanager
+def naming(option: str) -> collections.abc.Generator[None]:
+    """Put the option's name in front of a `ValueError` inside."""
+    try:
+        yield
+    except ValueError as e:
+        raise ValueError(f"{option}: {e}") from e
+
+
+def problem(error: pydantic.ValidationError) -> str:
+    """Return the first problem as one line that begins with the name of the option or parameter."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"])).replace("_", "-")
+    return f"{name}: {first['msg'].removeprefix('Value error, ').lower()}"

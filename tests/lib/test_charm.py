@@ -1,0 +1,105 @@
+import dataclasses
+import typing
+
+import pydantic
+import pytest
+
+from slurm_ddp import charm
+
+
+class Copy(charm.Parameters, frozen=True):
+    source_path: str
+    count: int = pydantic.Field(default=1, ge=1)
+
+
+def copy(volume: str, wanted: Copy, log: charm.Log) -> charm.Results:
+    log(f"copying {wanted.source_path}")
+    if wanted.source_path == "/gone":
+        raise charm.ActionError("source-path: /gone does not exist")
+    return {"copied": f"{wanted.count} of {wanted.source_path} on {volume}"}
+
+
+@dataclasses.dataclass
+class Event:
+    """An action's event as ops has it."""
+
+    params: dict[str, typing.Any]
+    seen: list[object] = dataclasses.field(default_factory=list[object])
+
+    def set_results(self, results: dict[str, typing.Any]) -> None:
+        self.seen.append(results)
+
+    def fail(self, message: str = "") -> None:
+        self.seen.append(f"failed: {message}")
+
+    def log(self, message: str) -> None:
+        self.seen.append(message)
+
+
+def ran(subject: typing.Callable[[], str] = lambda: "v", /, **params: object) -> list[object]:
+    event = Event({key.replace("_", "-"): value for key, value in params.items()})
+    charm.run_action(charm.Action[str](Copy, copy), subject, event, failures=(KeyError,))
+    return event.seen
+
+
+def test_an_action_gets_its_parameters_and_sets_its_results():
+    assert ran(source_path="/a", count=2) == ["copying /a", {"copied": "2 of /a on v"}]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "source-path: field required"),
+        ({"source_path": "/a", "count": 0}, "count: input should be greater than or equal to 1"),
+        ({"source_path": "/a", "colour": "red"}, "colour: extra inputs are not permitted"),
+    ],
+)
+def test_parameters_that_cannot_be_fail_it_by_name_before_anything_is_done(params: dict[str, object], message: str):
+    def never() -> str:
+        raise AssertionError
+
+    assert ran(never, **params) == [f"failed: {message}"]
+
+
+def test_whatever_fails_is_one_line():
+    def raising(error: Exception) -> typing.Callable[[], str]:
+        def subject() -> str:
+            raise error
+
+        return subject
+
+    assert ran(source_path="/gone")[-1] == "failed: source-path: /gone does not exist"
+    waiting = charm.StatusError(charm.Level.WAITING, "waiting for the leader")
+    assert ran(raising(waiting), source_path="/a") == ["failed: waiting for the leader"]
+    assert ran(raising(ValueError("path: no")), source_path="/a") == ["failed: path: no"]
+    assert ran(raising(KeyError("x")), source_path="/a") == ["failed: 'x'"]
+    with pytest.raises(ZeroDivisionError):  # our own mistakes stay visible
+        ran(raising(ZeroDivisionError()), source_path="/a")
+
+
+class Config(pydantic.BaseModel, frozen=True):
+    block_size: int = 4
+
+    @pydantic.field_validator("block_size")
+    @classmethod
+    def _even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("an even number is needed")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("x", "block-size: input should be a valid integer"), (3, "block-size: an even number is needed")],
+)
+def test_an_option_that_cannot_be_is_a_blocked_status_that_names_it(value: object, message: str):
+    with pytest.raises(charm.StatusError) as caught, charm.config_errors():
+        Config.model_validate({"block_size": value})
+    assert caught.value.status.level == charm.Level.BLOCKED
+    assert caught.value.status.text.startswith(message)
+    with pytest.raises(charm.StatusError, match=r"^bucket: set it$"), charm.config_errors(), charm.naming("bucket"):
+        raise ValueError("set it")
+
+
+def test_the_name_of_an_action_is_that_of_its_event():
+    assert charm.action_name("backup_metadata_action") == "backup-metadata"
