@@ -1,4 +1,4 @@
-"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. The one scanner of the charm."""
+"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. (gpu_health.py runs alone, and reads it itself.)"""
 
 import dataclasses
 import pathlib
