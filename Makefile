@@ -18,15 +18,16 @@ down:  ## take the sandbox away: hosts, mounts, processes, network
 test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
 	@$(LANES)
 
-.PHONY: lint unit functional bench pack integration upstream
+.PHONY: lint docs unit functional bench pack integration upstream
 lint:  ## ruff, pyright, codespell, shellcheck
+docs:  ## the documentation as a site in build/site, links checked
 unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
 functional:  ## the bundle in the sandbox (root)
 bench:  ## measurements, each against a peer or a limit
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
 integration:  ## the bundle on juju's current controller, 3.6 or 4
 upstream:  ## upstream's own charms beside ours, from checkouts that SLURM_DDP_UPSTREAM names
-lint unit functional bench pack integration upstream:
+lint docs unit functional bench pack integration upstream:
 	@$(LANES) $@
 
 .PHONY: deploy

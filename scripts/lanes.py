@@ -34,7 +34,8 @@ UNIT = (
     "integration-standin",
     "payload",
 )
-ALL = ("kernel", "lint", "pack", "storage", *UNIT, "functional")  # the longest first among those that share the machine
+# The longest first among those that share the machine
+ALL = ("kernel", "lint", "docs", "pack", "storage", *UNIT, "functional")
 ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
 # Groups of scripts/setup.sh
 PACKAGES = {

@@ -14,9 +14,8 @@ sys.path[:0] = [
     *map(str, pathlib.Path("/opt/sandbox/venv/lib").glob("python3*/site-packages")),
 ]
 
-import mount_plans  # noqa: E402
-import mount_settings  # noqa: E402
-import mounter  # noqa: E402
+import mount_plan  # noqa: E402
+from mount import mounter, plans, settings  # noqa: E402
 from slurm_ddp import files, mounts, systemd  # noqa: E402
 
 
@@ -26,26 +25,26 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     app = asked.get("app", "client")
     if asked["do"] == "remove":
         return {"kept": mounter.remove(app, unit=f"{app}/0")}
-    config = mount_settings.Config(**({"read_only": False, "noexec": False} | asked.get("config", {})))
-    offer = mount_plans.Offer(
+    config = settings.Config(**({"read_only": False, "noexec": False} | asked.get("config", {})))
+    offer = plans.Offer(
         provider="proxy",
         uri=asked["uri"],
         read_secret=lambda identifier: asked.get("secret", {}),
         fetch_program=lambda: None,
     )
     try:
-        with mount_plans.explained(app):
-            wish = mount_settings.wish(app, config, [])
-            plan = mount_plans.draw(offer, wish, config)
+        with plans.explained(app):
+            spec = settings.spec(app, config, [])
+            plan = plans.draw(offer, spec, config)
             if asked["do"] == "draw":
                 return written(plan)
-            verdict = mount_plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
-    except mount_settings.TroubleError as e:
+            verdict = plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
+    except settings.TroubleError as e:
         verdict = e.verdict
     return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
 
 
-def written(plan: mounter.Plan) -> dict[str, typing.Any]:
+def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:
     """Write what the plan's unit needs, and the unit, without starting it; return what they are."""
     for file in plan.files:
         file.path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ SECRET = base64.b64decode(KEY)[12:]  # after type, time and length
 FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 GREETINGS = {6789: b"ceph v027", 3300: b"ceph v2\n"}  # doc/dev/msgr2 of Ceph
 HEARD = "/run/monitors"
-# Of the table in mount_tuning.py those that stand beside each other
+# Of the table in kinds/presets.py those that stand beside each other
 OPTIONS = (
     "rsize=1048576,wsize=1048576,rasize=1048576,caps_max=1000,caps_wanted_delay_min=5,caps_wanted_delay_max=60,"
     "readdir_max_bytes=524288,readdir_max_entries=1024,nodcache,norbytes,nocopyfrom,wsync,noquotadf,nopoolperm,noacl,"

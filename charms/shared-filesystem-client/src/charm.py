@@ -9,12 +9,10 @@ import pathlib
 import ops
 import pydantic
 
-import mount_actions
-import mount_keeper
-import mount_plans
-import mount_settings
-import mounter
-from mount_settings import Level, TroubleError, Verdict
+import mount_plan
+from mount import actions, mounter, plans, settings
+from mount.settings import Level, TroubleError, Verdict
+from scripts import keeper
 from slurm_ddp import readiness, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
@@ -52,7 +50,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         for event in (self.on.stop, self.on.remove):  # either may never come
             framework.observe(event, self._let_go)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
-        for name in mount_actions.ACTIONS:
+        for name in actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
 
     def _reconcile(self, event: ops.EventBase) -> None:
@@ -64,17 +62,17 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             relation.data[self.unit][fs.SCHEMES_KEY] = fs.SCHEMES
         mountpoint, tries_again = None, False
         try:
-            with mount_plans.explained(self.app.name):
+            with plans.explained(self.app.name):
                 plan = self._plan(self._fetch_program)
-                mountpoint = plan.wish.mountpoint
+                mountpoint = plan.spec.mountpoint
                 if not mounter.is_mounted(plan):
-                    self.unit.status = ops.MaintenanceStatus(f"mounting {plan.source} at {plan.wish.mountpoint}")
+                    self.unit.status = ops.MaintenanceStatus(f"mounting {plan.source} at {plan.spec.mountpoint}")
                 if plan.version:
                     self.unit.set_workload_version(plan.version)
                 look = mounter.ensure(plan, unit=self.unit.name)
                 if look.was_open is not None:
-                    _log.warning("%s: %s", mountpoint, mount_keeper.made_sticky(look.was_open))
-                self._verdict = mount_plans.judge(plan, look)
+                    _log.warning("%s: %s", mountpoint, keeper.made_sticky(look.was_open))
+                self._verdict = plans.judge(plan, look)
         except TroubleError as e:
             self._verdict, tries_again = e.verdict, e.passes
         if self.model.get_relation("filesystem") is None:
@@ -125,35 +123,35 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def _on_action(self, event: ops.ActionEvent) -> None:
         name = event.handle.kind.removesuffix("_action").replace("_", "-")
         try:
-            with mount_plans.explained(self.app.name):
+            with plans.explained(self.app.name):
                 plan = self._plan(None)
-                event.set_results(mount_actions.run_action(name, plan, event.params, event.log, self.unit.name))
-        except (TroubleError, mount_actions.ActionError) as e:
+                event.set_results(actions.run_action(name, plan, event.params, event.log, self.unit.name))
+        except (TroubleError, actions.ActionError) as e:
             event.fail(str(e))
 
-    def _plan(self, fetch_program: mount_plans.Fetch | None) -> mounter.Plan:
+    def _plan(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
         """Return the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
             text = f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
             raise TroubleError(Level.BLOCKED, text)
         try:
-            config = self.load_config(mount_settings.Config)
+            config = self.load_config(settings.Config)
         except pydantic.ValidationError as e:
-            raise mount_settings.config_error(e) from e
+            raise settings.config_error(e) from e
         requests = [(one.app.name, one.data[one.app]) for one in self._asked()]
-        wish = mount_settings.wish(self.app.name, config, requests)
-        offer = mount_plans.Offer(
+        spec = settings.spec(self.app.name, config, requests)
+        offer = plans.Offer(
             provider=relation.app.name,
             uri=relation.data[relation.app].get(fs.KEY),
             read_secret=self._read_secret,
             fetch_program=fetch_program,
         )
-        return mount_plans.draw(offer, wish, config)
+        return plans.draw(offer, spec, config)
 
     def _unmount(self) -> None:
         try:
-            kept = mount_plans.remove(self.app.name, unit=self.unit.name)
+            kept = plans.remove(self.app.name, unit=self.unit.name)
         except CommandError as e:  # a hook that fails would keep the unit from going; the next one tries again
             kept = str(e)
         if kept:
@@ -163,7 +161,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         try:
             return self.model.get_secret(id=identifier).get_content(refresh=True)
         except ops.ModelError as e:
-            raise mount_plans.SecretsError from e
+            raise plans.SecretsError from e
 
     def _fetch_program(self) -> pathlib.Path | None:
         with contextlib.suppress(ops.ModelError):  # none was attached

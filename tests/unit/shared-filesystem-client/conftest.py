@@ -6,10 +6,10 @@ import pytest
 from fake_mounter import FakeMounter, Site, context
 from ops import testing
 
-import juicefs_mount
-import kernel_mount
-import lustre_client
-import mounter
+import mount_plan
+from kinds import juicefs as juicefs_kind
+from kinds import kernel, lustre_client
+from mount import mounter
 from slurm_ddp import juicefs, readiness
 
 
@@ -32,9 +32,9 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
         "fstypes",
     ):
         monkeypatch.setattr(mounter, name, getattr(double, name))
-    monkeypatch.setattr(mounter, "STATE", tmp_path / "state")
-    monkeypatch.setattr(juicefs_mount, "check_fuse", double.check_fuse)
-    monkeypatch.setattr(kernel_mount, "check", double.check_kernel)
+    monkeypatch.setattr(mount_plan, "STATE", tmp_path / "state")
+    monkeypatch.setattr(juicefs_kind, "check_fuse", double.check_fuse)
+    monkeypatch.setattr(kernel, "check", double.check_kernel)
     monkeypatch.setattr(lustre_client, "remove", double.remove_lustre)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))

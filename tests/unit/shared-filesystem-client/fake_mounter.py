@@ -7,10 +7,10 @@ import typing
 import yaml
 from ops import testing
 
-import kernel_mount
-import mount_keeper
-import mounter
+import mount_plan
 from charm import SharedFilesystemClientCharm
+from kinds import kernel
+from scripts import keeper
 from slurm_ddp import juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 
@@ -22,7 +22,7 @@ RIGHT = mounts.Result(mounts.State.RIGHT)
 class FakeMounter:
     """Mounts in memory."""
 
-    mounted: mounter.Plan | None = None
+    mounted: mount_plan.Plan | None = None
     units: set[str] = dataclasses.field(default_factory=set[str])
     look: mounts.Result = RIGHT  # what a look finds once it is mounted
     error: Exception | None = None
@@ -31,7 +31,7 @@ class FakeMounter:
     fuse_error: Exception | None = None
     kernel_error: Exception | None = None
     program_error: Exception | None = None
-    seen: mount_keeper.Health = dataclasses.field(default_factory=mount_keeper.Health)
+    seen: keeper.Health = dataclasses.field(default_factory=keeper.Health)
     kept: str = ""
     remounts: int = 0
     others: set[str] = dataclasses.field(default_factory=set[str])  # what other applications mount
@@ -42,7 +42,7 @@ class FakeMounter:
     looked_at: list[str] = dataclasses.field(default_factory=list[str])
     sticky_error: Exception | None = None
 
-    def ensure(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
+    def ensure(self, plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
         if self.error is not None:
             raise self.error
         self.units.add(unit)
@@ -51,21 +51,21 @@ class FakeMounter:
             self.mounted = plan
         return self.probe(plan)
 
-    def probe(self, plan: mounter.Plan) -> mounts.Result:
+    def probe(self, plan: mount_plan.Plan) -> mounts.Result:
         if self.mounted is None:
-            return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.wish.mountpoint}")
+            return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.spec.mountpoint}")
         return self.look
 
-    def is_mounted(self, plan: mounter.Plan) -> bool:
+    def is_mounted(self, plan: mount_plan.Plan) -> bool:
         return self.mounted is not None
 
-    def pending(self, plan: mounter.Plan) -> bool:
+    def pending(self, plan: mount_plan.Plan) -> bool:
         return self.waits
 
-    def reason(self, plan: mounter.Plan) -> str:
+    def reason(self, plan: mount_plan.Plan) -> str:
         return "the metadata engine refuses the user or password"
 
-    def remount(self, plan: mounter.Plan, *, unit: str) -> mounts.Result:
+    def remount(self, plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
         self.remounts += 1
         return self.ensure(plan, unit=unit)
 
@@ -81,18 +81,18 @@ class FakeMounter:
         self.lustre_removed += 1
 
     def proven(self, app: str) -> str | None:
-        return self.mounted.wish.mountpoint if self.seen.works and self.mounted is not None else None
+        return self.mounted.spec.mountpoint if self.seen.works and self.mounted is not None else None
 
     def wake_once_right(self, app: str, unit: str, command: list[str]) -> None:
         self.wakes[unit] = command
 
-    def health(self, app: str) -> mount_keeper.Health:
+    def health(self, app: str) -> keeper.Health:
         return self.seen
 
     def metrics_port(self, app: str, wanted: int) -> int:
         return wanted or 9567
 
-    def check_kernel(self, kind: kernel_mount.Kind) -> None:
+    def check_kernel(self, kind: kernel.Kind) -> None:
         if self.kernel_error is not None:
             raise self.kernel_error
 

@@ -8,11 +8,10 @@ import yaml
 from fake_mounter import Site, beside, context, offer, volume
 from ops import testing
 
-import cephfs_mount
-import kernel_mount
-import lustre_client
-import mount_keeper
-import mounter
+import mount_plan
+from kinds import cephfs, kernel, lustre_client
+from mount import mounter
+from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
@@ -53,7 +52,7 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert out.workload_version == "1.3.1"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.wish == mounter.Wish("shared-filesystem-client", "/mnt/shared")
+    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/mnt/shared")
     assert plan.unit == "juicefs-shared-filesystem-client.service"
     assert (plan.fstypes, plan.source) == (("fuse.juicefs",), "JuiceFS:shared")
     assert plan.servers == ((("10.0.0.5", 6379),), (("10.0.0.5", 2022),))
@@ -103,7 +102,7 @@ def test_options_reach_the_mount(site: Site, secret: testing.Secret):
     site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.wish == mounter.Wish("shared-filesystem-client", "/data", read_only=True, noexec=True)
+    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/data", read_only=True, noexec=True)
     for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
         assert f" {argument} " in plan.unit_text
 
@@ -116,7 +115,7 @@ def test_a_volume_without_credentials(site: Site):
 
 def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
     site.mounter.program_error = AssertionError("nobody needs juicefs here")
-    monkeypatch.setattr(kernel_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(fs.Nfs(host="10.0.0.9", path="/srv/data"))))
     assert out.unit_status == testing.ActiveStatus("10.0.0.9:/srv/data is mounted at /mnt/shared")
     assert site.mounter.mounted is not None
@@ -127,9 +126,9 @@ KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 
 
 def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
-    monkeypatch.setattr(cephfs_mount, "run", lambda *argv, **_: Completed(0, "19.2.1-0ubuntu0.24.04.2", ""))
-    monkeypatch.setattr(kernel_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    monkeypatch.setattr(cephfs, "ensure_helper", lambda: None)
+    monkeypatch.setattr(cephfs, "run", lambda *argv, **_: Completed(0, "19.2.1-0ubuntu0.24.04.2", ""))
+    monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     secret = testing.Secret({"key": KEY})
     volume = fs.Cephfs(hosts=("10.0.0.1:6789",), user="u", fsid="f", name="n", secret_id=secret.id, auth_rev=1)
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume), secrets=[secret]))
@@ -145,7 +144,7 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monk
 
 
 def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
+    monkeypatch.setattr(cephfs, "ensure_helper", lambda: None)
     secret = testing.Secret({"password": "topSecret"})
     volume = fs.Cephfs(hosts=("10.0.0.1:6789",), user="u", fsid="f", name="n", secret_id=secret.id)
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume), secrets=[secret]))
@@ -156,15 +155,15 @@ def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
     asked_for: list[lustre_client.Settings] = []
     monkeypatch.setattr(lustre_client, "ensure_installed", lambda settings, mgs: asked_for.append(settings))
     monkeypatch.setattr(lustre_client, "ensure_networks", lambda settings, identifiers, mounted: None)
-    monkeypatch.setattr(kernel_mount, "container", lambda: "")
-    monkeypatch.setattr(kernel_mount, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    monkeypatch.setattr(kernel, "container", lambda: "")
+    monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     config = {"mountpoint": "/mnt/shared", "lustre-repository": "aws", "subdirectory": "team", "drain-on-failure": True}
     lustre = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(lustre), config=config))
     assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
     assert asked_for == [lustre_client.Settings(repository="aws")]
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.wish.drain
+    assert site.mounter.mounted.spec.drain
 
 
 @pytest.mark.parametrize(
@@ -192,21 +191,21 @@ def test_an_option_that_is_not_possible_is_named(
 
 
 def test_a_kernel_that_cannot_is_blocked_with_the_reason(site: Site):
-    site.mounter.kernel_error = mounter.MounterError("the kernel 6.8 has no NFS (module nfsv4)")
+    site.mounter.kernel_error = mount_plan.MountError("the kernel 6.8 has no NFS (module nfsv4)")
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(fs.Nfs(host="h", path="/v"))))
     assert out.unit_status == testing.BlockedStatus("the kernel 6.8 has no NFS (module nfsv4)")
 
 
 def test_what_will_come_by_itself_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
-    cephfs = fs.Cephfs(hosts=("nowhere.invalid",), user="u", fsid="f", name="n", key=KEY)
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(cephfs)))
+    monkeypatch.setattr(cephfs, "ensure_helper", lambda: None)
+    share = fs.Cephfs(hosts=("nowhere.invalid",), user="u", fsid="f", name="n", key=KEY)
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(share)))
     assert isinstance(out.unit_status, testing.WaitingStatus)
     assert out.unit_status.message.startswith("the Ceph monitor nowhere.invalid has no address (")
 
 
 def test_since_when_a_server_is_away(site: Site, ready: testing.State):
-    site.mounter.seen = mount_keeper.Health(down="10.0.0.5:6379 does not answer", down_since=1_800_000_000.0)
+    site.mounter.seen = keeper.Health(down="10.0.0.5:6379 does not answer", down_since=1_800_000_000.0)
     site.mounter.error = juicefs.UnreachableError("10.0.0.5:6379 does not answer (connection refused)")
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     assert out.unit_status == testing.WaitingStatus(
@@ -215,7 +214,7 @@ def test_since_when_a_server_is_away(site: Site, ready: testing.State):
 
 
 def test_a_mount_that_hangs_with_its_server_names_the_server(site: Site, ready: testing.State):
-    site.mounter.seen = mount_keeper.Health(hung=1_800_000_000.0, down="10.0.0.5:6379 is silent", down_since=1.8e9)
+    site.mounter.seen = keeper.Health(hung=1_800_000_000.0, down="10.0.0.5:6379 is silent", down_since=1.8e9)
     site.mounter.look = mounts.Result(mounts.State.HUNG, "no answer")
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     assert out.unit_status == testing.WaitingStatus(
@@ -335,7 +334,9 @@ def test_what_is_missing_or_wrong_is_said(
             testing.WaitingStatus("10.0.0.5:6379 does not answer (connection refused); the mount waits for it"),
         ),
         (
-            mounter.MounterError("mountpoint /mnt/shared holds files, which JuiceFS:shared would hide: move them away"),
+            mount_plan.MountError(
+                "mountpoint /mnt/shared holds files, which JuiceFS:shared would hide: move them away"
+            ),
             testing.BlockedStatus(
                 "mountpoint /mnt/shared holds files, which JuiceFS:shared would hide: move them away"
             ),
@@ -357,7 +358,7 @@ def test_what_fails_is_said_and_mends_itself(
 
 
 def test_without_fuse(site: Site, ready: testing.State):
-    site.mounter.fuse_error = mounter.MounterError("/dev/fuse does not open (no such file or directory)")
+    site.mounter.fuse_error = mount_plan.MountError("/dev/fuse does not open (no such file or directory)")
     out = site.ctx.run(site.ctx.on.config_changed(), ready)
     assert out.unit_status == testing.BlockedStatus("/dev/fuse does not open (no such file or directory)")
 
@@ -483,7 +484,7 @@ def test_a_charm_beside_says_where_and_is_told_when_it_is_there(site: Site, secr
     assert told(out) == "true"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.wish == mounter.Wish("shared-filesystem-client", "/srv/slurmctld-statefs", noexec=True)
+    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/srv/slurmctld-statefs", noexec=True)
 
 
 def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret: testing.Secret):
@@ -587,7 +588,7 @@ def test_another_machines_principal_is_none_of_ours(
     assert first.unit_status == MOUNTED  # not where another machine's charm asks for it
     out = ctx.run(getattr(ctx.on, f"relation_{event}")(first.get_relation(98)), first)
     assert site.mounter.mounted is not None
-    assert (site.mounter.changes, site.mounter.mounted.wish.mountpoint) == (1, "/mnt/shared")
+    assert (site.mounter.changes, site.mounter.mounted.spec.mountpoint) == (1, "/mnt/shared")
     assert out.relations == first.relations
     assert out.unit_status == (MOUNTED if event in ("created", "broken") else first.unit_status)
     # With its own principal's relation it goes, whatever of others Juju still lists
@@ -614,7 +615,7 @@ def test_the_provider_is_told_what_this_charm_can_mount(site: Site):
 
 
 def test_what_waits_or_reads_holds_up_no_hook():
-    folder = pathlib.Path(mounter.__file__).parents[1]
+    folder = pathlib.Path(mount_plan.__file__).parents[1]
     actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
     assert {name for name, action in actions.items() if not action.get("parallel")} == set()
 
@@ -650,13 +651,13 @@ def test_a_mount_without_a_provider_is_waited_for(site: Site, ready: testing.Sta
 
 def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: Site, ready: testing.State):
     out = site.ctx.run(site.ctx.on.update_status(), ready)
-    site.mounter.seen = mount_keeper.Health(state="right")
+    site.mounter.seen = keeper.Health(state="right")
     wrong = dataclasses.replace(out, config={"mountpoint": "/mnt/shared", "profile": "fast"})
     out = site.ctx.run(site.ctx.on.config_changed(), wrong)
     assert isinstance(out.unit_status, testing.BlockedStatus)
     text = (readiness.DIRECTORY / "shared-filesystem-client-0.json").read_text()
     assert readiness.Need.parse(text).boot == readiness.BOOT_ID.read_text().strip()
-    site.mounter.seen = mount_keeper.Health(state="hung")
+    site.mounter.seen = keeper.Health(state="hung")
     site.ctx.run(site.ctx.on.config_changed(), out)
     assert readiness.missing()[0].startswith("shared-filesystem-client/0 (profile: ")
 
@@ -685,9 +686,9 @@ def test_a_mount_that_does_not_work_is_looked_at_again_as_soon_as_the_keeper_see
 def test_what_no_event_announces_is_tried_again_after_a_minute(
     site: Site, monkeypatch: pytest.MonkeyPatch, later: list[tuple[str, int]]
 ):
-    monkeypatch.setattr(cephfs_mount, "ensure_helper", lambda: None)
-    cephfs = fs.Cephfs(hosts=("nowhere.invalid",), user="u", fsid="f", name="n", key=KEY)
-    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(cephfs)))  # a name that does not resolve yet
+    monkeypatch.setattr(cephfs, "ensure_helper", lambda: None)
+    share = fs.Cephfs(hosts=("nowhere.invalid",), user="u", fsid="f", name="n", key=KEY)
+    site.ctx.run(site.ctx.on.config_changed(), site.state(offer(share)))  # a name that does not resolve yet
     assert later == [("shared-filesystem-client/0", 60)]
     later.clear()
     ungranted = "juicefs://shared@(h%3A1)/?engine=redis&db=1&uuid=u&auth=secret%3Ad7qk2l1p4bbs73f2a9q0"

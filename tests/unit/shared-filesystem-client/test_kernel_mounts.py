@@ -10,14 +10,10 @@ import lustre_indexes
 import pytest
 import strict_mount_lustre
 
-import cephfs_mount
-import kernel_mount
-import lustre_client
-import lustre_mount
-import mount_tuning
-import mounter
-import nfs_mount
+import mount_plan
+from kinds import cephfs, kernel, lustre, lustre_client, nfs, presets
 from machine import Machine
+from mount import mounter
 from slurm_ddp import mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
@@ -25,14 +21,14 @@ from slurm_ddp.run import Completed
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 KERNEL = "6.8.0-1015-aws"
-WISH = mounter.Wish("client", "/mnt/shared")
+WISH = mount_plan.Spec("client", "/mnt/shared")
 
 
-def values(plan: mounter.Plan) -> dict[str, str]:
+def values(plan: mount_plan.Plan) -> dict[str, str]:
     return dict(line.split("=", 1) for line in plan.unit_text.splitlines() if "=" in line)
 
 
-def options(plan: mounter.Plan) -> dict[str, str]:
+def options(plan: mount_plan.Plan) -> dict[str, str]:
     return {item.partition("=")[0]: item.partition("=")[2] for item in values(plan)["Options"].split(",")}
 
 
@@ -42,7 +38,7 @@ class Rig:
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.machine = Machine(secrets={KEY})
-        self.machine.take_over(monkeypatch, [kernel_mount, cephfs_mount, lustre_client], root / "units")
+        self.machine.take_over(monkeypatch, [kernel, cephfs, lustre_client], root / "units")
         self.ceph_version = "19.2.1-0ubuntu0.24.04.2"
         self.container = ""
         self.loadable = {"nfsv4", "ceph"}
@@ -72,7 +68,7 @@ class Rig:
             "FILESYSTEMS": root / "proc/filesystems",
         }.items():
             monkeypatch.setattr(lustre_client, name, path)
-        monkeypatch.setattr(kernel_mount, "PROC", root / "proc")
+        monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
         self.set_filesystems("nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tceph")
@@ -154,14 +150,14 @@ def ceph(**changes: typing.Any) -> fs.Cephfs:
 
 
 def test_cephfs_by_the_newer_name(rig: Rig):
-    plan = cephfs_mount.plan(WISH, ceph(), KEY)
+    plan = cephfs.plan(WISH, ceph(), KEY)
     unit = values(plan)
     assert unit["What"] == plan.source == f"fs-client@{FSID}.cephfs=/"
     assert (unit["Where"], unit["Type"]) == ("/mnt/shared", "ceph")
     assert plan.aliases == ("10.0.0.1:6789,10.0.0.2:6789:/",)  # an older kernel shows it so
     assert options(plan) == {
         "mon_addr": "10.0.0.1:6789/10.0.0.2:6789",
-        "secretfile": str(mounter.ETC / "client/ceph.secret"),
+        "secretfile": str(mount_plan.ETC / "client/ceph.secret"),
         "recover_session": "clean",
         "noatime": "",
         "nosuid": "",
@@ -173,7 +169,7 @@ def test_cephfs_by_the_newer_name(rig: Rig):
 
 def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
     rig.ceph_version = "16.2.15+ds-0+deb12u2"
-    plan = cephfs_mount.plan(WISH, ceph(path="/team"), KEY)
+    plan = cephfs.plan(WISH, ceph(path="/team"), KEY)
     assert plan.source == "10.0.0.1:6789,10.0.0.2:6789:/team"
     assert plan.aliases == ()
     found = options(plan)
@@ -182,7 +178,7 @@ def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
 
 
 def test_the_ceph_key_is_in_one_file_and_nowhere_else(rig: Rig):
-    plan = cephfs_mount.plan(WISH, ceph(), KEY)
+    plan = cephfs.plan(WISH, ceph(), KEY)
     (file,) = plan.files
     assert (file.text, file.mode) == (f"{KEY}\n", 0o600)
     assert KEY not in plan.unit_text
@@ -191,15 +187,15 @@ def test_the_ceph_key_is_in_one_file_and_nowhere_else(rig: Rig):
 
 
 def test_monitors_of_the_newer_protocol_are_preferred_and_told_so(rig: Rig):
-    plan = cephfs_mount.plan(WISH, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
+    plan = cephfs.plan(WISH, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"
     assert options(plan)["ms_mode"] == "prefer-crc"
     vector = ("[v2:10.0.0.1:3301/0", "v1:10.0.0.1:6789/0]")  # of ceph mon dump: the port says nothing, the prefix does
-    plan = cephfs_mount.plan(WISH, ceph(hosts=vector), KEY)
+    plan = cephfs.plan(WISH, ceph(hosts=vector), KEY)
     assert plan.servers == ((("10.0.0.1", 3301),),)
     assert options(plan)["ms_mode"] == "prefer-crc"
-    wish = dataclasses.replace(WISH, mount_options="ms_mode=secure", read_only=True, noexec=True, subdirectory="a/b")
-    plan = cephfs_mount.plan(wish, ceph(hosts=("10.0.0.1:3300",), path="/team"), KEY)
+    spec = dataclasses.replace(WISH, mount_options="ms_mode=secure", read_only=True, noexec=True, subdirectory="a/b")
+    plan = cephfs.plan(spec, ceph(hosts=("10.0.0.1:3300",), path="/team"), KEY)
     assert options(plan)["ms_mode"] == "secure"
     assert {"ro", "noexec"} <= set(options(plan))
     assert plan.source.endswith("=/team/a/b")
@@ -215,14 +211,14 @@ def test_monitors_of_the_newer_protocol_are_preferred_and_told_so(rig: Rig):
     ],
 )
 def test_what_the_ceph_helper_would_misread(rig: Rig, changes: dict[str, str], key: str, message: str):
-    with pytest.raises(mounter.MounterError) as caught:
-        cephfs_mount.plan(WISH, ceph(**changes), key)
+    with pytest.raises(mount_plan.MountError) as caught:
+        cephfs.plan(WISH, ceph(**changes), key)
     assert str(caught.value) == message
 
 
 def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
-    with pytest.raises(mounter.NotYetError, match=r"^the Ceph monitor nowhere\.invalid has no address"):
-        cephfs_mount.plan(WISH, ceph(hosts=("nowhere.invalid",)), KEY)
+    with pytest.raises(mount_plan.NotYetError, match=r"^the Ceph monitor nowhere\.invalid has no address"):
+        cephfs.plan(WISH, ceph(hosts=("nowhere.invalid",)), KEY)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +237,7 @@ def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
 def test_servers_that_take_over_and_those_with_two_networks_are_told_apart(
     rig: Rig, given: tuple[str, ...], source: str
 ):
-    plan = lustre_mount.plan(WISH, fs.Lustre(nids=given, fs_name="exafs"), lustre_client.Settings())
+    plan = lustre.plan(WISH, fs.Lustre(nids=given, fs_name="exafs"), lustre_client.Settings())
     assert plan.source == values(plan)["What"] == source
     code, said = strict_mount_lustre.run(
         [source, "/mnt/shared", "-o", values(plan)["Options"]], strict_mount_lustre.Site()
@@ -249,10 +245,10 @@ def test_servers_that_take_over_and_those_with_two_networks_are_told_apart(
     assert (code, said) == ((0, "") if "@tcp" in source else (5, said))
 
 
-@pytest.mark.parametrize("profile", mount_tuning.PROFILES)
+@pytest.mark.parametrize("profile", presets.PROFILES)
 def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
-    wish = dataclasses.replace(WISH, profile=profile, noexec=True, subdirectory="/team/a", mount_options="retry=3")
-    plan = lustre_mount.plan(wish, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"), lustre_client.Settings())
+    spec = dataclasses.replace(WISH, profile=profile, noexec=True, subdirectory="/team/a", mount_options="retry=3")
+    plan = lustre.plan(spec, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"), lustre_client.Settings())
     found = options(plan)
     assert {"flock", "nosuid", "nodev", "noexec", "rw"} <= set(found)
     assert plan.source == "10.0.0.1@tcp:/exafs/team/a"
@@ -275,7 +271,7 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
 def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_not(
     rig: Rig, given: str, site: dict[str, typing.Any], code: int, said: str
 ):
-    plan = lustre_mount.plan(WISH, fs.Lustre(nids=(given,), fs_name="exafs"), lustre_client.Settings())
+    plan = lustre.plan(WISH, fs.Lustre(nids=(given,), fs_name="exafs"), lustre_client.Settings())
     argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
     failed, words = strict_mount_lustre.run(argv, strict_mount_lustre.Site(**site))
     assert failed == code
@@ -284,7 +280,7 @@ def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_
 
 
 def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
-    plan = nfs_mount.plan(WISH, fs.Nfs(host="10.0.0.1", path="/srv"))
+    plan = nfs.plan(WISH, fs.Nfs(host="10.0.0.1", path="/srv"))
     assert not plan.sticky and plan.remedy == "chmod +t /srv, on 10.0.0.1"
     rig.journal(own="", systemd="mnt-shared.mount: Mounting timed out. Terminating.\n")
     assert mounter.reason(plan) == "mnt-shared.mount: Mounting timed out. Terminating."
@@ -293,13 +289,13 @@ def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
 
 
 def test_servers_on_infiniband_alone_cannot_be_asked_over_tcp(rig: Rig):
-    plan = lustre_mount.plan(WISH, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"), lustre_client.Settings())
+    plan = lustre.plan(WISH, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"), lustre_client.Settings())
     assert plan.servers == ()
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1@token", "@tcp", "a b@tcp", "fe80::1@tcp"])
 def test_what_is_no_identifier_of_a_server(rig: Rig, text: str):
-    with pytest.raises(mounter.MounterError, match=r"^a Lustre server's identifier is ADDRESS@NETWORK"):
+    with pytest.raises(mount_plan.MountError, match=r"^a Lustre server's identifier is ADDRESS@NETWORK"):
         lustre_client.nids([text])
 
 
@@ -405,9 +401,11 @@ def test_a_repository_of_ones_own(bare: Rig):
 
 
 def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mounter, "STATE", bare.root / "state")
+    monkeypatch.setattr(mount_plan, "STATE", bare.root / "state")
     bare.content = b"#!/bin/sh\n"
-    with pytest.raises(mounter.MounterError, match=r"^lustre-checksum: 10\.0\.0\.1 hands out .* SHA-256 [0-9a-f]{64}$"):
+    with pytest.raises(
+        mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 hands out .* SHA-256 [0-9a-f]{64}$"
+    ):
         lustre_client.ensure_installed(lustre_client.Settings("exascaler", checksum="0" * 64), "10.0.0.1", KERNEL)
     assert not (bare.root / "esc-client").exists()
     checksum = hashlib.sha256(bare.content).hexdigest()
@@ -440,7 +438,7 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
 def test_without_a_client_and_without_a_repository_it_is_said_what_to_do(bare: Rig):
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
-    with pytest.raises(mounter.MounterError) as caught:
+    with pytest.raises(mount_plan.MountError) as caught:
         lustre_client.ensure_installed(lustre_client.Settings(), "10.0.0.1", KERNEL)
     assert str(caught.value) == (
         f"there is no Lustre client for kernel {KERNEL} here (only for 6.8.0-1012-aws): say where one comes from: "
@@ -502,7 +500,7 @@ def test_lnet_is_told_its_networks_before_it_starts(rig: Rig):
 def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(rig: Rig):
     (rig.root / "lnet").write_text("tcp(eth0)\n")
     settings = lustre_client.Settings(networks="tcp1(eth1)")
-    with pytest.raises(mounter.MounterError) as caught:
+    with pytest.raises(mount_plan.MountError) as caught:
         lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
     assert str(caught.value) == ("LNet runs on tcp(eth0), and tcp1(eth1) is wanted: unmount all Lustre here, or reboot")
     lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=False)
@@ -512,15 +510,15 @@ def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(
     assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
 
 
-KINDS = [kernel_mount.NFS, kernel_mount.CEPH, kernel_mount.LUSTRE]
+KINDS = [kernel.NFS, kernel.CEPH, kernel.LUSTRE]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_an_unprivileged_container_is_told_so_and_what_would_do(rig: Rig, kind: kernel_mount.Kind):
+def test_an_unprivileged_container_is_told_so_and_what_would_do(rig: Rig, kind: kernel.Kind):
     rig.container = "lxc\n"
     rig.set_uid_map("0 1000000 1000000000")
-    with pytest.raises(mounter.MounterError) as caught:
-        kernel_mount.check(kind)
+    with pytest.raises(mount_plan.MountError) as caught:
+        kernel.check(kind)
     assert str(caught.value) == (
         f"{kind.name} cannot be mounted in an unprivileged container (lxc): deploy to a virtual machine (--constraints "
         "virt-type=virtual-machine), or set security.privileged=true on the container"
@@ -528,12 +526,12 @@ def test_an_unprivileged_container_is_told_so_and_what_would_do(rig: Rig, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_privileged_container_mounts_what_its_machine_has_loaded(rig: Rig, kind: kernel_mount.Kind):
+def test_a_privileged_container_mounts_what_its_machine_has_loaded(rig: Rig, kind: kernel.Kind):
     rig.container = "lxc\n"
-    kernel_mount.check(kind)
+    kernel.check(kind)
     rig.set_filesystems("nodev\tsysfs")
-    with pytest.raises(mounter.MounterError) as caught:
-        kernel_mount.check(kind)
+    with pytest.raises(mount_plan.MountError) as caught:
+        kernel.check(kind)
     assert str(caught.value) == (
         f"this container's machine has not loaded {kind.name}, and a container cannot: run modprobe {kind.module} on "
         "the machine below it"
@@ -543,16 +541,16 @@ def test_a_privileged_container_mounts_what_its_machine_has_loaded(rig: Rig, kin
 
 def test_a_machine_loads_the_module_itself(rig: Rig):
     rig.set_filesystems("nodev\tsysfs")
-    kernel_mount.check(kernel_mount.NFS)
+    kernel.check(kernel.NFS)
     assert rig.machine.did("/usr/sbin/modprobe", "nfsv4") == 1
     rig.loadable.clear()
-    with pytest.raises(mounter.MounterError, match=r"^the kernel \S+ has no NFS \(module nfsv4\): modprobe exited 1"):
-        kernel_mount.check(kernel_mount.NFS)
+    with pytest.raises(mount_plan.MountError, match=r"^the kernel \S+ has no NFS \(module nfsv4\): modprobe exited 1"):
+        kernel.check(kernel.NFS)
 
 
 def test_nfs_over_rdma_is_not_asked_over_tcp(rig: Rig):
-    wish = dataclasses.replace(WISH, mount_options="proto=rdma,port=20049", subdirectory="team/a")
-    plan = nfs_mount.plan(wish, fs.Nfs(host="fe80::1", path="/srv"))
+    spec = dataclasses.replace(WISH, mount_options="proto=rdma,port=20049", subdirectory="team/a")
+    plan = nfs.plan(spec, fs.Nfs(host="fe80::1", path="/srv"))
     assert plan.servers == ()
     assert plan.source == "[fe80::1]:/srv/team/a"
     assert (options(plan)["proto"], options(plan)["port"]) == ("rdma", "20049")

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 import typing
 
 import pytest
@@ -8,11 +9,11 @@ import yaml
 from fake_mounter import CHARM_ROOT, Site, offer, volume
 from ops import testing
 
-import juicefs_mount
-import mount_actions
-import mount_keeper
-import mounter
+import mount_plan
+from kinds import juicefs as juicefs_kind
 from machine import Machine
+from mount import actions
+from scripts import keeper
 from slurm_ddp import mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
@@ -26,7 +27,7 @@ class Bench:
     def __init__(self, site: Site, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site = site
         self.machine = Machine(packages={"fuse3"})
-        self.machine.take_over(monkeypatch, [mount_actions], root / "units")
+        self.machine.take_over(monkeypatch, [actions], root / "units")
         self.machine.active.add("juicefs-shared-filesystem-client.service")
         self.paths = {"/mnt/shared/datasets", "/mnt/shared"}
         self.links = {"/mnt/shared/away": "/etc"}
@@ -44,8 +45,8 @@ class Bench:
             "rmdir": lambda words, _: "",
         }
         (root / "state/shared-filesystem-client/tmp").mkdir(parents=True)
-        monkeypatch.setattr(mounter, "STATE", root / "state")
-        monkeypatch.setattr(mounter, "CACHE", root / "cache")
+        monkeypatch.setattr(mount_plan, "STATE", root / "state")
+        monkeypatch.setattr(mount_plan, "CACHE", root / "cache")
         (root / "cache/shared-filesystem-client").mkdir(parents=True)
         monkeypatch.setattr(mounts, "users", self._users)
         monkeypatch.setattr(
@@ -91,7 +92,7 @@ def bench(site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_status_tells_what_the_keeper_saw(bench: Bench):
-    bench.site.mounter.seen = mount_keeper.Health(
+    bench.site.mounter.seen = keeper.Health(
         state="right",
         since=1_800_000_000.0,
         checked=1_800_000_010.0,
@@ -148,7 +149,7 @@ def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
 
 
 def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kernel_mount.run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
+    monkeypatch.setattr("kinds.kernel.run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     bench.state = bench.site.state(offer(fs.Nfs(host="h", path="/v")))
     assert bench.error("warmup", path="x") == (
         "only a JuiceFS mount keeps copies on the local disk that could be fetched ahead"
@@ -204,7 +205,7 @@ def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
 
 def test_benchmark_of_what_cannot_be_measured(bench: Bench):
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(mount_actions, "_free_mib", lambda path: 100)
+        small.setattr(actions, "_free_mib", lambda path: 100)
         assert bench.error("benchmark", size=64) == "size: the local disk has 100 MiB free: 50 at most"
     bench.machine.answers["fio"] = lambda words, _: Completed(1, "", "fio: no space left")
     assert bench.error("benchmark", size=16) == "mount: fio: fio exited 1: fio: no space left"
@@ -221,8 +222,8 @@ def test_an_action_without_a_mount_says_what_the_status_says(bench: Bench):
 
 def test_the_actions_are_those_that_are_declared():
     declared = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())["actions"]
-    assert set(mount_actions.ACTIONS) == set(declared)
-    for name, (model, _) in mount_actions.ACTIONS.items():
+    assert set(actions.ACTIONS) == set(declared)
+    for name, (model, _) in actions.ACTIONS.items():
         assert set(model.model_fields) == set(declared[name].get("params", {})), name
 
 
@@ -230,7 +231,40 @@ def test_the_actions_are_those_that_are_declared():
 def test_sizes_of_the_cache(text: str, mib: int | None):
     if mib is None:
         with pytest.raises(ValueError, match=r"^cache-size: auto, or"):
-            juicefs_mount.check(juicefs_mount.Tuning(cache=text))
+            juicefs_kind.check(juicefs_kind.Tuning(cache=text))
     else:
-        juicefs_mount.check(juicefs_mount.Tuning(cache=text))
-        assert juicefs_mount._cache_mib(juicefs_mount.Tuning(cache=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
+        juicefs_kind.check(juicefs_kind.Tuning(cache=text))
+        assert juicefs_kind._cache_mib(juicefs_kind.Tuning(cache=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("folders", "gib"),
+    [
+        (["/nvme0"], 300),  # three quarters of a disk that the system does not lie on
+        (["/nvme0/a", "/nvme0/b"], 300),  # together, however many folders share it
+        (["/nvme0", "/nvme1"], 600),  # each folder gets the same part, so that of the smaller disk
+        (["/nvme0/a", "/nvme0/b", "/nvme1"], 450),
+        (["/", "/nvme1"], 30),  # 15 % of the system's disk
+    ],
+)
+def test_the_cache_over_several_disks(folders: list[str], gib: int, monkeypatch: pytest.MonkeyPatch):
+    disks = {"/nvme0": (100, 400), "/nvme1": (101, 1000), "/": (pathlib.Path("/").stat().st_dev, 100)}  # st_dev, GiB
+
+    @dataclasses.dataclass(frozen=True)
+    class Place:
+        disk: str
+
+        def stat(self) -> types.SimpleNamespace:
+            return types.SimpleNamespace(st_dev=disks[self.disk][0])
+
+    def statvfs(place: Place) -> types.SimpleNamespace:
+        return types.SimpleNamespace(f_blocks=disks[place.disk][1] * 1024, f_frsize=1 << 20)
+
+    monkeypatch.setattr(
+        juicefs_kind,
+        "_existing",
+        lambda path: Place(next(d for d in ("/nvme0", "/nvme1", "/") if str(path).startswith(d))),
+    )
+    monkeypatch.setattr(juicefs_kind.os, "statvfs", statvfs)
+    total = juicefs_kind._cache_mib(juicefs_kind.Tuning(), tuple(map(pathlib.Path, folders)))  # pyright: ignore[reportPrivateUsage]
+    assert total == gib * 1024

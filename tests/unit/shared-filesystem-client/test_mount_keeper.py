@@ -13,8 +13,8 @@ import typing
 import pytest
 from machine_mounts import MachineMounts
 
-import mount_keeper
-from mount_keeper import Remedy
+from scripts import keeper
+from scripts.keeper import Remedy
 from slurm_ddp import files, mounts, readiness
 
 MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
@@ -29,15 +29,15 @@ class Rig:
         self.mounts = MachineMounts()
         self.mounts.install_in(mounts, monkeypatch)
         monkeypatch.setattr(mounts, "detach", self._detach)
-        monkeypatch.setattr(mount_keeper, "_run", self._run)
-        monkeypatch.setattr(mount_keeper, "TEXTFILES", folder / "textfiles")
-        monkeypatch.setattr(mount_keeper, "FUSE", folder / "fuse")
-        monkeypatch.setattr(mount_keeper, "BOOT_ID", folder / "boot")
-        monkeypatch.setattr(mount_keeper, "AGENTS", folder / "agents")
+        monkeypatch.setattr(keeper, "_run", self._run)
+        monkeypatch.setattr(keeper, "TEXTFILES", folder / "textfiles")
+        monkeypatch.setattr(keeper, "FUSE", folder / "fuse")
+        monkeypatch.setattr(keeper, "BOOT_ID", folder / "boot")
+        monkeypatch.setattr(keeper, "AGENTS", folder / "agents")
         monkeypatch.setattr(readiness, "DIRECTORY", folder / "needs")
         monkeypatch.setattr(readiness, "BOOT_ID", folder / "boot")
         (folder / "boot").write_text("this\n")
-        monkeypatch.setattr(mount_keeper, "unreachable", lambda servers, speaks: self.down)
+        monkeypatch.setattr(keeper, "unreachable", lambda servers, speaks: self.down)
         monkeypatch.setattr(time, "time", lambda: self.now)
         self.now = 1_800_000_000.0
         self.down = ""
@@ -48,7 +48,7 @@ class Rig:
         self.calls: list[tuple[str, ...]] = []
         self.slurm_error = False
         self.wake_error = False
-        self.watch = mount_keeper.Watch(
+        self.watch = keeper.Watch(
             app="client",
             mountpoint=MP,
             unit=UNIT,
@@ -66,12 +66,12 @@ class Rig:
     def mount(self, source: str = SOURCE, **options: typing.Any) -> None:
         self.mounts.add(MP, source, "fuse.juicefs", **options)
 
-    def tick(self, passes: int = 1, seconds: float = 10.0) -> mount_keeper.Health:
+    def tick(self, passes: int = 1, seconds: float = 10.0) -> keeper.Health:
         """Let the timer fire."""
-        health = mount_keeper.Health.load(self.folder)
+        health = keeper.Health.load(self.folder)
         for _ in range(passes):
             self.now += seconds
-            health = mount_keeper.keep(self.watch, mount_keeper.Health.load(self.folder), self.folder)
+            health = keeper.keep(self.watch, keeper.Health.load(self.folder), self.folder)
         return health
 
     def did(self, *words: str) -> int:
@@ -88,15 +88,15 @@ class Rig:
     def _run(self, *argv: str, timeout: float, check: bool = True) -> str:
         assert 0 < timeout <= 30
         self.calls.append(argv)
-        if argv[0] == mount_keeper.SYSTEMCTL:
+        if argv[0] == keeper.SYSTEMCTL:
             return self._systemctl(*argv[1:])
         if argv[0] == "wake":
             if self.wake_error:
-                raise mount_keeper.CommandError("systemd-run exited 1")
+                raise keeper.CommandError("systemd-run exited 1")
             return ""
-        assert argv[0] == mount_keeper.SCONTROL
+        assert argv[0] == keeper.SCONTROL
         if self.slurm_error:
-            raise mount_keeper.CommandError("scontrol does not answer within 6 s")
+            raise keeper.CommandError("scontrol does not answer within 6 s")
         if argv[1] == "show":
             return f"NodeName=node-1 {self.node}\n"
         settings = dict(word.split("=", 1) for word in argv[2:])
@@ -134,8 +134,8 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.CaptureFixture[str], is_ours: bool):
     rig.watch = dataclasses.replace(rig.watch, sticky=is_ours)
-    (rig.folder / mount_keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
-    assert mount_keeper.Watch.load(rig.folder) == rig.watch
+    (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
+    assert keeper.Watch.load(rig.folder) == rig.watch
     rig.mounts.looks[MP] = mounts.Result(State.RIGHT, was_open=0o777 if is_ours else None)
     assert rig.tick().works
     assert rig.mounts.probes[-1]["sticky"] == is_ours
@@ -182,14 +182,14 @@ def test_what_mends_a_mount(state: State, facts: dict[str, typing.Any], remedy: 
         "hung_s": 0.0,
         "servers_answer": True,
     }
-    assert mount_keeper.remedy(state, **(usual | facts)) is remedy
+    assert keeper.remedy(state, **(usual | facts)) is remedy
 
 
 def test_a_mount_that_works_is_left_alone_and_seldom_written_to(rig: Rig):
     health = rig.tick(12)
     assert (health.state, health.detail, health.heals, health.passes) == ("right", "", 0, 12)
     assert health.since == 1_800_000_010.0
-    assert not any(call[0] == mount_keeper.SCONTROL or call[1] != "show" for call in rig.calls)
+    assert not any(call[0] == keeper.SCONTROL or call[1] != "show" for call in rig.calls)
     written = [probe["writable"] for probe in rig.mounts.probes]
     assert written.count(True) == 2
     assert written[0] is True
@@ -377,7 +377,7 @@ def test_slurm_is_told_only_where_that_is_asked_for(rig: Rig, change: dict[str, 
     rig.comes_back = False
     rig.mounts.table.clear()
     assert not rig.tick(8).drained
-    assert not any(call[0] == mount_keeper.SCONTROL for call in rig.calls)
+    assert not any(call[0] == keeper.SCONTROL for call in rig.calls)
 
 
 def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixture[str]):
@@ -402,13 +402,13 @@ def test_prometheus_is_told(rig: Rig):
 
 
 def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig):
-    (rig.folder / mount_keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
-    with mount_keeper.turn(rig.folder) as mine:
+    (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
+    with keeper.turn(rig.folder) as mine:
         assert mine
-        assert mount_keeper.main([str(rig.folder)]) == 0
-        assert not (rig.folder / mount_keeper.HEALTH).exists()
-    assert mount_keeper.main([str(rig.folder), "--json"]) == 0
-    assert mount_keeper.Health.load(rig.folder).state == "right"
+        assert keeper.main([str(rig.folder)]) == 0
+        assert not (rig.folder / keeper.HEALTH).exists()
+    assert keeper.main([str(rig.folder), "--json"]) == 0
+    assert keeper.Health.load(rig.folder).state == "right"
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
@@ -416,15 +416,15 @@ def test_without_a_watch_there_is_nothing_to_do(
     tmp_path: pathlib.Path, text: str | None, capsys: pytest.CaptureFixture[str]
 ):
     if text is not None:
-        (tmp_path / mount_keeper.WATCH).write_text(text)
-    assert mount_keeper.main([str(tmp_path)]) == 1
+        (tmp_path / keeper.WATCH).write_text(text)
+    assert keeper.main([str(tmp_path)]) == 1
     assert "nothing to watch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"state": "right", "unknown": 1}', '{"state": [}'])
 def test_a_state_that_cannot_be_read_is_begun_anew(tmp_path: pathlib.Path, text: str):
-    (tmp_path / mount_keeper.HEALTH).write_text(text)
-    assert mount_keeper.Health.load(tmp_path).heals == 0
+    (tmp_path / keeper.HEALTH).write_text(text)
+    assert keeper.Health.load(tmp_path).heals == 0
 
 
 def test_of_a_group_of_servers_one_must_answer():
@@ -432,12 +432,12 @@ def test_of_a_group_of_servers_one_must_answer():
         alive = ("127.0.0.1", listener.getsockname()[1])
         with socket.create_server(("127.0.0.1", 0)) as other:
             dead = ("127.0.0.1", other.getsockname()[1])
-        assert not mount_keeper.unreachable([[dead, alive]])
-        said = mount_keeper.unreachable([[alive], [dead]])
+        assert not keeper.unreachable([[dead, alive]])
+        said = keeper.unreachable([[alive], [dead]])
     assert said == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
 
 
-@pytest.mark.parametrize("speaks", [*mount_keeper.GREETINGS, mount_keeper.TLS])
+@pytest.mark.parametrize("speaks", [*keeper.GREETINGS, keeper.TLS])
 @pytest.mark.parametrize("answer", [None, b"-NOAUTH Authentication required.\r\n"])
 def test_a_server_that_takes_connections_must_say_something(speaks: str, answer: bytes | None):
     held: list[socket.socket] = []
@@ -452,9 +452,9 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         port = listener.getsockname()[1]
-        said = mount_keeper.unreachable([[("127.0.0.1", port)]], speaks)
+        said = keeper.unreachable([[("127.0.0.1", port)]], speaks)
         assert said == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
-        assert not mount_keeper.unreachable([[("127.0.0.1", port)]])
+        assert not keeper.unreachable([[("127.0.0.1", port)]])
         server.join()
         for connection in held:
             connection.close()
@@ -466,11 +466,11 @@ def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
     for module in (files, mounts, readiness):
         path = pathlib.Path(str(module.__file__))
         (tmp_path / "slurm_ddp" / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "mount_keeper.py").write_bytes(pathlib.Path(mount_keeper.__file__).read_bytes())
+    (tmp_path / "mount_keeper.py").write_bytes(pathlib.Path(keeper.__file__).read_bytes())
     state = tmp_path / "state"
     state.mkdir()
-    watch = mount_keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
-    (state / mount_keeper.WATCH).write_text(json.dumps(dataclasses.asdict(watch)))
+    watch = keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
+    (state / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(watch)))
     argv = [sys.executable, "-S", "-E", "-B", str(tmp_path / "mount_keeper.py"), str(state), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr

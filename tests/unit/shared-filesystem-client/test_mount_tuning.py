@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mount_tuning
+from kinds import presets
 from slurm_ddp import juicefs
 
 KINDS = {
-    "nfs": mount_tuning.NFS,
-    "cephfs": mount_tuning.CEPHFS,
-    "lustre": mount_tuning.LUSTRE,
-    "juicefs": mount_tuning.JUICEFS,
+    "nfs": presets.NFS,
+    "cephfs": presets.CEPHFS,
+    "lustre": presets.LUSTRE,
+    "juicefs": presets.JUICEFS,
 }
 
 
@@ -23,32 +23,32 @@ def test_every_value_of_ours_is_one_that_a_person_could_give(kind: str):
         if setting.name in ("hard", "buffer-size"):  # always so; an option of the charm
             continue
         text = f"{setting.name}={setting.value}" if setting.value else setting.name
-        assert mount_tuning.merge(table, profile="none", given=text)[setting.name] == setting.value
+        assert presets.merge(table, profile="none", given=text)[setting.name] == setting.value
         assert setting.why
-    assert set(table.profiles) <= set(mount_tuning.PROFILES)
-    assert not set(table.allowed) & set(mount_tuning.REFUSED)
+    assert set(table.profiles) <= set(presets.PROFILES)
+    assert not set(table.allowed) & set(presets.REFUSED)
 
 
 def test_every_flag_of_juicefs_has_the_version_that_brought_it():
-    for flag in mount_tuning.JUICEFS.allowed:
+    for flag in presets.JUICEFS.allowed:
         assert juicefs.since(flag)
 
 
-@pytest.mark.parametrize("profile", mount_tuning.PROFILES)
+@pytest.mark.parametrize("profile", presets.PROFILES)
 @pytest.mark.parametrize("kind", ["nfs", "cephfs", "lustre"])
 def test_a_profile_never_makes_a_mount_that_gives_up(kind: str, profile: str):
-    options = mount_tuning.merge(KINDS[kind], profile=profile, given="")
+    options = presets.merge(KINDS[kind], profile=profile, given="")
     assert not {"soft", "softerr", "localflock", "noflock", "recover_session=no"} & set(options)
     assert kind != "nfs" or "hard" in options
 
 
 def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
-    assert mount_tuning.merge(mount_tuning.NFS, profile="none", given="")["nconnect"] == "8"
-    assert "actimeo" not in mount_tuning.merge(mount_tuning.NFS, profile="checkpoint", given="")
-    options = mount_tuning.merge(mount_tuning.NFS, profile="dataset", given=" nconnect=16 , actimeo=30,,nfsvers=4.1")
+    assert presets.merge(presets.NFS, profile="none", given="")["nconnect"] == "8"
+    assert "actimeo" not in presets.merge(presets.NFS, profile="checkpoint", given="")
+    options = presets.merge(presets.NFS, profile="dataset", given=" nconnect=16 , actimeo=30,,nfsvers=4.1")
     assert (options["nconnect"], options["actimeo"], options["nfsvers"]) == ("16", "30", "4.1")
     assert "vers" not in options  # the older spelling of the same
-    assert "noatime" not in mount_tuning.merge(mount_tuning.NFS, profile="none", given="relatime")
+    assert "noatime" not in presets.merge(presets.NFS, profile="none", given="relatime")
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_what_is_given_wins_over_the_profile_and_that_over_the_defaults():
     ],
 )
 def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(kind: str, given: str, message: str):
-    with pytest.raises(mount_tuning.OptionError) as caught:
-        mount_tuning.merge(KINDS[kind], profile="none", given=given)
+    with pytest.raises(presets.OptionError) as caught:
+        presets.merge(KINDS[kind], profile="none", given=given)
     assert str(caught.value).startswith(message)
     assert "topSecret" not in str(caught.value)
 
@@ -86,13 +86,13 @@ def test_what_would_lose_data_or_open_a_hole_is_refused_by_name(kind: str, given
 @given(st.text(), st.sampled_from(sorted(KINDS)))
 def test_no_text_gets_anything_else_past_the_table(text: str, kind: str):
     try:
-        options = mount_tuning.merge(KINDS[kind], profile="none", given=text)
-    except mount_tuning.OptionError as e:
+        options = presets.merge(KINDS[kind], profile="none", given=text)
+    except presets.OptionError as e:
         assert "\n" not in str(e) or "\n" in text
         return
     known = {setting.name for setting in KINDS[kind].defaults} | set(KINDS[kind].allowed)
     assert set(options) <= known
-    joined = mount_tuning.text(options)
+    joined = presets.text(options)
     assert joined.isprintable()
     assert " " not in joined
 

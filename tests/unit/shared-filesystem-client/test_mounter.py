@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_mounts import MachineMounts, mode_of
 
-import juicefs_mount
-import kernel_mount
-import mount_keeper
-import mounter
-import nfs_mount
+import mount_plan
+from kinds import juicefs as juicefs_kind
+from kinds import kernel, nfs
 from machine import Machine
+from mount import mounter
+from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
@@ -34,7 +34,7 @@ class Rig:
         self.mounts = MachineMounts()
         self.mounts.install_in(mounts, monkeypatch)
         self.machine = Machine(secrets=set(SECRET.values()))
-        self.machine.take_over(monkeypatch, [mounter, kernel_mount], root / "units")
+        self.machine.take_over(monkeypatch, [mounter, kernel], root / "units")
         self.machine.units.add("slurmd.service")
         self.machine.on_start, self.machine.on_stop = self._started, self._stopped
         self.machine.answers |= {
@@ -49,10 +49,10 @@ class Rig:
         self.version: juicefs.Version = (1, 3, 1)
         self.listener = socket.create_server(("127.0.0.1", 0))
         for name in ("ETC", "LIB", "STATE", "CACHE"):
-            monkeypatch.setattr(mounter, name, root / name.lower())
+            monkeypatch.setattr(mount_plan, name, root / name.lower())
         monkeypatch.setattr(readiness, "DIRECTORY", root / "state" / "needs")
-        monkeypatch.setattr(juicefs_mount, "check_fuse", lambda: None)
-        monkeypatch.setattr(kernel_mount, "check", lambda kind: None)
+        monkeypatch.setattr(juicefs_kind, "check_fuse", lambda: None)
+        monkeypatch.setattr(kernel, "check", lambda kind: None)
         monkeypatch.setattr(juicefs, "version", lambda program: self.version)
         self.mountpoint = str(root / "shared")
         self.volume = fs.Juicefs(
@@ -72,17 +72,17 @@ class Rig:
         secret: fs.JuicefsSecret = SECRET,
         cache: str = "4096",
         program_changed: bool = False,
-        **wish: typing.Any,
-    ) -> mounter.Plan:
-        wanted = mounter.Wish(**({"app": app, "mountpoint": self.mountpoint} | wish))  # pyright: ignore[reportArgumentType]
-        tuning = juicefs_mount.Tuning(cache=cache)
-        return juicefs_mount.plan(wanted, volume or self.volume, secret, tuning, program_changed=program_changed)
+        **spec: typing.Any,
+    ) -> mount_plan.Plan:
+        wanted = mount_plan.Spec(**({"app": app, "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
+        tuning = juicefs_kind.Tuning(cache=cache)
+        return juicefs_kind.plan(wanted, volume or self.volume, secret, tuning, program_changed=program_changed)
 
-    def nfs(self, **wish: typing.Any) -> mounter.Plan:
-        wanted = mounter.Wish(**({"app": "client", "mountpoint": self.mountpoint} | wish))  # pyright: ignore[reportArgumentType]
-        return nfs_mount.plan(wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1]))
+    def nfs(self, **spec: typing.Any) -> mount_plan.Plan:
+        wanted = mount_plan.Spec(**({"app": "client", "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
+        return nfs.plan(wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1]))
 
-    def ensure(self, plan: mounter.Plan, unit: str = "client/0") -> mounts.Result:
+    def ensure(self, plan: mount_plan.Plan, unit: str = "client/0") -> mounts.Result:
         return mounter.ensure(plan, unit=unit)
 
     def snapshot(self) -> dict[str, tuple[int, bytes]]:
@@ -168,7 +168,7 @@ def test_a_pass_begins_whenever_the_mount_has_come(rig: Rig):
 
 def test_the_keeper_speaks_for_each_unit_until_it_goes(rig: Rig):
     def spoken_for() -> tuple[str, ...]:
-        return mount_keeper.Watch.load(mounter.STATE / "client").units
+        return keeper.Watch.load(mount_plan.STATE / "client").units
 
     rig.ensure(rig.plan(), unit="client/0")
     rig.ensure(rig.plan(), unit="client/1")
@@ -177,16 +177,16 @@ def test_the_keeper_speaks_for_each_unit_until_it_goes(rig: Rig):
         mounter.wake_once_right("client", f"client/{number}", ["wake"])
     mounter.remove("client", unit="client/0")
     assert spoken_for() == ("client/1",)
-    assert [path.name for path in (mounter.STATE / "client").glob("wake-*")] == ["wake-client-1.json"]
+    assert [path.name for path in (mount_plan.STATE / "client").glob("wake-*")] == ["wake-client-1.json"]
     mounter.wake_once_right("client", "client/1", [])
-    assert list((mounter.STATE / "client").glob("wake-*")) == []
+    assert list((mount_plan.STATE / "client").glob("wake-*")) == []
 
 
 def test_what_the_keeper_has_proved_lately_and_in_this_boot_counts(rig: Rig):
     rig.ensure(rig.plan())
-    folder = mounter.STATE / "client"
-    boot = mount_keeper.BOOT_ID.read_text().strip()
-    seen = mount_keeper.Health(state="right", checked=time.time(), boot=boot)
+    folder = mount_plan.STATE / "client"
+    boot = keeper.BOOT_ID.read_text().strip()
+    seen = keeper.Health(state="right", checked=time.time(), boot=boot)
     for health, mountpoint in (
         (seen, rig.mountpoint),
         (dataclasses.replace(seen, boot="another"), None),
@@ -290,7 +290,7 @@ def test_what_this_program_cannot_mount_is_said(
 ):
     rig.version = version
     rig.volume = dataclasses.replace(rig.volume, **change)
-    with pytest.raises(mounter.MounterError) as caught:
+    with pytest.raises(mount_plan.MountError) as caught:
         rig.plan()
     assert str(caught.value) == message
 
@@ -433,8 +433,8 @@ def test_an_nfs_mount_is_hard_and_honours_no_device(rig: Rig):
 
 
 def test_an_export_that_systemd_cannot_mount(rig: Rig):
-    with pytest.raises(mounter.MounterError, match=r"^what NFS should mount has a space in its name"):
-        nfs_mount.plan(mounter.Wish("client", rig.mountpoint), fs.Nfs(host="h", path="/a b"))
+    with pytest.raises(mount_plan.MountError, match=r"^what NFS should mount has a space in its name"):
+        nfs.plan(mount_plan.Spec("client", rig.mountpoint), fs.Nfs(host="h", path="/a b"))
 
 
 @pytest.mark.parametrize("state", [mounts.State.STALE, mounts.State.STACKED])
@@ -491,12 +491,12 @@ def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert [one["deadline"] for one in rig.mounts.probes] == [2.0]  # nobody had looked, but no server answers
-    seen = mount_keeper.Health(state="hung", checked=time.time() - 15, down="127.0.0.1:1 does not answer")
-    seen.save(mounter.STATE / "client")
+    seen = keeper.Health(state="hung", checked=time.time() - 15, down="127.0.0.1:1 does not answer")
+    seen.save(mount_plan.STATE / "client")
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert len(rig.mounts.probes) == 1
-    dataclasses.replace(seen, checked=time.time() - 60).save(mounter.STATE / "client")
+    dataclasses.replace(seen, checked=time.time() - 60).save(mount_plan.STATE / "client")
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert len(rig.mounts.probes) == 2
@@ -504,8 +504,8 @@ def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
 
 def test_what_the_keeper_found_with_other_servers_counts_for_nothing(rig: Rig):
     rig.ensure(rig.plan())
-    seen = mount_keeper.Health(state="hung", checked=time.time(), down="127.0.0.1:1 does not answer")
-    seen.save(mounter.STATE / "client")
+    seen = keeper.Health(state="hung", checked=time.time(), down="127.0.0.1:1 does not answer")
+    seen.save(mount_plan.STATE / "client")
     rig.mounts.probes.clear()
     with socket.create_server(("127.0.0.1", 0)) as other:
         rig.volume = dataclasses.replace(rig.volume, hosts=(f"127.0.0.1:{other.getsockname()[1]}",))
@@ -525,10 +525,10 @@ def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
 ):
     found = mounts.Mount(1, "0:1", "/scratch", fstype, "x", ("rw",))
     monkeypatch.setattr(mounts, "find", lambda path: found)
-    wish = mounter.Wish(app="client", mountpoint=rig.mountpoint)
-    tuning = juicefs_mount.Tuning(directories=("/scratch/cache",))
-    with pytest.raises(mounter.MounterError) as caught:
-        juicefs_mount.plan(wish, rig.volume, SECRET, tuning, program_changed=False)
+    spec = mount_plan.Spec(app="client", mountpoint=rig.mountpoint)
+    tuning = juicefs_kind.Tuning(directories=("/scratch/cache",))
+    with pytest.raises(mount_plan.MountError) as caught:
+        juicefs_kind.plan(spec, rig.volume, SECRET, tuning, program_changed=False)
     assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
 
 
@@ -536,7 +536,7 @@ def test_a_folder_with_files_is_not_hidden(rig: Rig):
     path = pathlib.Path(rig.mountpoint)
     path.mkdir()
     (path / "thesis.tex").write_text("years of work")
-    with pytest.raises(mounter.MounterError) as caught:
+    with pytest.raises(mount_plan.MountError) as caught:
         rig.ensure(rig.plan())
     assert str(caught.value) == f"mountpoint {path} holds files, which JuiceFS:shared would hide: move them away"
     assert rig.machine.active == set()
@@ -546,14 +546,14 @@ def test_a_folder_with_files_is_not_hidden(rig: Rig):
 def test_a_symbolic_link_is_no_mountpoint(rig: Rig):
     (rig.root / "real").mkdir()
     pathlib.Path(rig.mountpoint).symlink_to(rig.root / "real")
-    with pytest.raises(mounter.MounterError, match=r"lies behind a symbolic link: choose another$"):
+    with pytest.raises(mount_plan.MountError, match=r"lies behind a symbolic link, or is no folder: choose another$"):
         rig.ensure(rig.plan())
 
 
 @pytest.mark.parametrize("place", ["", "/inner"])
 def test_two_applications_do_not_share_a_mountpoint(rig: Rig, place: str):
     rig.ensure(rig.plan())
-    with pytest.raises(mounter.MounterError) as caught:
+    with pytest.raises(mount_plan.MountError) as caught:
         rig.ensure(rig.plan(app="other", mountpoint=rig.mountpoint + place), unit="other/0")
     assert str(caught.value) == f"application client mounts at {rig.mountpoint}: choose another mountpoint"
 
@@ -619,7 +619,7 @@ def test_the_reason_is_the_programs_own_without_secrets(rig: Rig, monkeypatch: p
     "path", ["/mnt/shared", "/data", "/home", "/srv/a/b", "/mnt/a.b_c-d@e+f", "/var/spool/x", "/opt/data"]
 )
 def test_mountpoints(path: str):
-    mounter.check_mountpoint(path)
+    mount_plan.check_mountpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -643,7 +643,7 @@ def test_paths_that_are_no_mountpoints(path: str):
     with pytest.raises(
         ValueError, match=r"^an absolute path of letters, digits and \._\+@- is needed, like /mnt/shared$"
     ):
-        mounter.check_mountpoint(path)
+        mount_plan.check_mountpoint(path)
 
 
 @pytest.mark.parametrize(
@@ -651,7 +651,7 @@ def test_paths_that_are_no_mountpoints(path: str):
 )
 def test_the_systems_own_folders_are_refused(path: str):
     with pytest.raises(ValueError, match=f"^{path} belongs to the system: mount elsewhere, like /mnt/shared$"):
-        mounter.check_mountpoint(path)
+        mount_plan.check_mountpoint(path)
 
 
 def systemd_words(line: str) -> list[str]:
@@ -667,13 +667,13 @@ def systemd_words(line: str) -> list[str]:
     )
 )
 def test_any_argument_reaches_the_program_as_it_is(arguments: list[str]):
-    assert systemd_words(" ".join(map(mounter.quoted, arguments))) == arguments
+    assert systemd_words(" ".join(map(mount_plan.quoted, arguments))) == arguments
 
 
 def test_a_value_with_a_line_break_is_refused_by_its_name():
     with pytest.raises(ValueError, match=r"^REDIS_PASSWORD has a line break in it$"):
-        mounter.environment_file({"REDIS_PASSWORD": "top\nSecret"})
+        mount_plan.environment_file({"REDIS_PASSWORD": "top\nSecret"})
 
 
 def test_the_environment_file_is_quoted():
-    assert mounter.environment_file({"B": "plain", "A": 'x"\\$`y'}) == 'A="x\\"\\\\\\$\\`y"\nB="plain"\n'
+    assert mount_plan.environment_file({"B": "plain", "A": 'x"\\$`y'}) == 'A="x\\"\\\\\\$\\`y"\nB="plain"\n'

@@ -5,8 +5,8 @@ import os
 import pathlib
 import posixpath
 
-import mount_tuning
-import mounter
+import mount_plan
+from kinds import presets
 from slurm_ddp.run import CommandError, run
 
 PROC = pathlib.Path("/proc")
@@ -30,36 +30,38 @@ LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only:
 
 
 def plan(
-    wish: mounter.Wish,
+    spec: mount_plan.Spec,
     *,
     kind: Kind,
     source: str,
-    options: mount_tuning.Options,
+    options: presets.Options,
     servers: tuple[tuple[tuple[str, int], ...], ...],
     aliases: tuple[str, ...] = (),
-    files: tuple[mounter.File, ...] = (),
+    files: tuple[mount_plan.File, ...] = (),
     secrets: tuple[str, ...] = (),
     remedy: str = "",
-) -> mounter.Plan:
+) -> mount_plan.Plan:
     """Return the plan for a mount unit.
 
     Raises:
-        mounter.MounterError: the source cannot be written into a unit.
+        mount_plan.MountError: the source cannot be written into a unit.
     """
     if any(character.isspace() or not character.isprintable() for character in source):
-        raise mounter.MounterError(f"what {kind.name} should mount has a space in its name, which systemd cannot mount")
-    flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if wish.noexec else {}), "ro" if wish.read_only else "rw": ""}
-    text = mounter.render(
+        raise mount_plan.MountError(
+            f"what {kind.name} should mount has a space in its name, which systemd cannot mount"
+        )
+    flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}
+    text = mount_plan.render(
         "kernel.mount.j2",
         kind=kind.name,
         fstype=kind.fstype,
         source=source.replace("%", "%%"),
-        mountpoint=wish.mountpoint,
-        options=mount_tuning.text(options | flags).replace("%", "%%"),
+        mountpoint=spec.mountpoint,
+        options=presets.text(options | flags).replace("%", "%%"),
     )
-    return mounter.Plan(
-        wish=wish,
-        unit=run("/usr/bin/systemd-escape", "--path", "--suffix=mount", wish.mountpoint).stdout.strip(),
+    return mount_plan.Plan(
+        spec=spec,
+        unit=run("/usr/bin/systemd-escape", "--path", "--suffix=mount", spec.mountpoint).stdout.strip(),
         unit_text=text,
         fstypes=(kind.fstype,),
         source=source,
@@ -68,7 +70,7 @@ def plan(
         packages=kind.packages,
         files=files,
         secrets=secrets,
-        remedy=remedy or f"chmod +t {wish.mountpoint}, as root where it is neither read-only nor root squashed",
+        remedy=remedy or f"chmod +t {spec.mountpoint}, as root where it is neither read-only nor root squashed",
     )
 
 
@@ -78,18 +80,18 @@ def below(path: str, subdirectory: str) -> str:
 
 
 def check(kind: Kind) -> None:
-    """Raise `mounter.MounterError` unless this machine's kernel lets us mount such a filesystem; load its module."""
+    """Raise `mount_plan.MountError` unless this machine's kernel lets us mount such a filesystem; load its module."""
     where = container()
     if where and not _is_root_of_the_machine():
         # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not)
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"{kind.name} cannot be mounted in an unprivileged container ({where}): deploy to a virtual machine "
             "(--constraints virt-type=virtual-machine), or set security.privileged=true on the container"
         )
     if known(kind):
         return
     if where:
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"this container's machine has not loaded {kind.name}, and a container cannot: run modprobe {kind.module} "
             "on the machine below it"
         )
@@ -97,7 +99,7 @@ def check(kind: Kind) -> None:
         run(_MODPROBE, kind.module, timeout=60)
     except CommandError as e:
         release = os.uname().release
-        raise mounter.MounterError(f"the kernel {release} has no {kind.name} (module {kind.module}): {e}") from e
+        raise mount_plan.MountError(f"the kernel {release} has no {kind.name} (module {kind.module}): {e}") from e
 
 
 def known(kind: Kind) -> bool:

@@ -1,30 +1,29 @@
 """Draws up the mount of an NFS export: one mount unit of systemd's."""
 
-import kernel_mount
-import mount_tuning
-import mounter
+import mount_plan
+from kinds import kernel, presets
 from slurm_ddp.interfaces import filesystem_info as fs
 
 _PORT = 2049
 
 
-def plan(wish: mounter.Wish, export: fs.Nfs) -> mounter.Plan:
+def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
     """Return the plan for an export.
 
     Raises:
-        mounter.MounterError: this machine cannot mount it, or systemd cannot be told to.
+        mount_plan.MountError: this machine cannot mount it, or systemd cannot be told to.
     """
-    kernel_mount.check(kernel_mount.NFS)
-    options = mount_tuning.merge(mount_tuning.NFS, profile=wish.profile, given=wish.mount_options)
+    kernel.check(kernel.NFS)
+    options = presets.merge(presets.NFS, profile=spec.profile, given=spec.mount_options)
     if export.port is not None:
         options = {"port": str(export.port)} | options
-    path = kernel_mount.below(export.path, wish.subdirectory)
+    path = kernel.below(export.path, spec.subdirectory)
     source = f"{fs.join_address(export.host, None)}:{path}"
     port = int(options.get("port", _PORT))
     servers = () if options["proto"].startswith("rdma") else (((export.host, port),),)
-    return kernel_mount.plan(
-        wish,
-        kind=kernel_mount.NFS,
+    return kernel.plan(
+        spec,
+        kind=kernel.NFS,
         source=source,
         options=options,
         servers=servers,

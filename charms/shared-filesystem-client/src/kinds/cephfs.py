@@ -7,9 +7,8 @@ Helpers before Ceph 17 know the older way to name a filesystem only; the newer o
 import re
 import socket
 
-import kernel_mount
-import mount_tuning
-import mounter
+import mount_plan
+from kinds import kernel, presets
 from slurm_ddp import apt
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import run
@@ -18,23 +17,23 @@ PACKAGES = ("ceph-common",)
 _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
 
 
-def plan(wish: mounter.Wish, volume: fs.Cephfs, key: str) -> mounter.Plan:
+def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
     """Return the plan for a directory of a Ceph filesystem; the helper is installed already.
 
     Raises:
-        mounter.MounterError: this machine cannot mount it, or its description has what the helper would misread.
-        mounter.NotYetError: a monitor's name cannot be resolved.
+        mount_plan.MountError: this machine cannot mount it, or its description has what the helper would misread.
+        mount_plan.NotYetError: a monitor's name cannot be resolved.
     """
     for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-            raise mounter.MounterError(f"the Ceph {what} has other characters than letters, digits and ._- in it")
+            raise mount_plan.MountError(f"the Ceph {what} has other characters than letters, digits and ._- in it")
     if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key):
-        raise mounter.MounterError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
-    kernel_mount.check(kernel_mount.CEPH)
+        raise mount_plan.MountError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
+    kernel.check(kernel.CEPH)
     monitors, messenger = _monitors(volume)
-    path = kernel_mount.below(volume.path, wish.subdirectory)
-    key_file = mounter.ETC / wish.app / "ceph.secret"
-    options = mount_tuning.merge(mount_tuning.CEPHFS, profile=wish.profile, given=wish.mount_options)
+    path = kernel.below(volume.path, spec.subdirectory)
+    key_file = mount_plan.ETC / spec.app / "ceph.secret"
+    options = presets.merge(presets.CEPHFS, profile=spec.profile, given=spec.mount_options)
     if messenger == 2:
         options = {"ms_mode": "prefer-crc"} | options  # the kernel speaks the first protocol unless it is told
     by_address = f"{','.join(fs.join_address(*one) for one in monitors)}:{path}"
@@ -45,14 +44,14 @@ def plan(wish: mounter.Wish, volume: fs.Cephfs, key: str) -> mounter.Plan:
     else:
         source = by_address
         options = {"name": volume.user, "mds_namespace": volume.name, "secretfile": str(key_file)} | options
-    return kernel_mount.plan(
-        wish,
-        kind=kernel_mount.CEPH,
+    return kernel.plan(
+        spec,
+        kind=kernel.CEPH,
         source=source,
         aliases=(by_address,),
         options=options,
         servers=(monitors,),
-        files=(mounter.File(key_file, f"{key}\n", 0o600),),
+        files=(mount_plan.File(key_file, f"{key}\n", 0o600),),
         secrets=(key,),
     )
 
@@ -73,7 +72,7 @@ def _monitors(volume: fs.Cephfs) -> tuple[tuple[tuple[str, int], ...], int]:
         try:
             answers = socket.getaddrinfo(monitor.host, None, type=socket.SOCK_STREAM)
         except OSError as e:
-            raise mounter.NotYetError(f"the Ceph monitor {monitor.host} has no address ({e.strerror or e})") from e
+            raise mount_plan.NotYetError(f"the Ceph monitor {monitor.host} has no address ({e.strerror or e})") from e
         # One of several, and always the same: another order would look like a change
         found.append((min(str(answer[4][0]) for answer in answers), monitor.port))
     return tuple(found), messenger

@@ -5,9 +5,9 @@ import logging
 import os
 import pathlib
 
-import mount_keeper
-import mount_tuning
-import mounter
+import mount_plan
+from kinds import presets
+from scripts import keeper
 from slurm_ddp import files, juicefs, juicefs_access, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
@@ -39,61 +39,63 @@ class Tuning:
 
 def program_path(app: str) -> pathlib.Path:
     """Return where an application's copy of the program lies."""
-    return mounter.LIB / app / "juicefs"
+    return mount_plan.LIB / app / "juicefs"
 
 
 def plan(
-    wish: mounter.Wish, volume: fs.Juicefs, secret: fs.JuicefsSecret, tuning: Tuning, *, program_changed: bool
-) -> mounter.Plan:
+    spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, tuning: Tuning, *, program_changed: bool
+) -> mount_plan.Plan:
     """Return the plan for a volume; the program is installed already.
 
     Raises:
-        mounter.MounterError: this machine or this program cannot mount the volume.
+        mount_plan.MountError: this machine or this program cannot mount the volume.
         juicefs.JuicefsError: the volume's metadata engine is not supported.
-        mount_tuning.OptionError: an option is not possible.
+        presets.OptionError: an option is not possible.
         CommandError: the program does not run.
     """
     check_fuse()
-    version = juicefs.version(program_path(wish.app))
+    version = juicefs.version(program_path(spec.app))
     maker = juicefs.parse_version(volume.version)
     mine = ".".join(map(str, version))
     if maker is not None and not juicefs.same_series(version, maker):
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"juicefs {mine} cannot mount what {volume.version} made: attach the same program to both applications"
         )
-    subdir = _subdir(wish, volume)
+    subdir = _subdir(spec, volume)
     if subdir != "/" and not juicefs.knows(version, "subdir"):
-        raise mounter.MounterError("this juicefs mounts whole volumes only: attach a newer one for a subdirectory")
-    access = juicefs_access.of(volume, secret, version, directory=mounter.ETC / wish.app)
-    source, unit = f"JuiceFS:{volume.name}", f"juicefs-{wish.app}.service"
-    caches = _caches(wish.app, tuning)
-    text = mounter.render(
+        raise mount_plan.MountError("this juicefs mounts whole volumes only: attach a newer one for a subdirectory")
+    access = juicefs_access.of(volume, secret, version, directory=mount_plan.ETC / spec.app)
+    source, unit = f"JuiceFS:{volume.name}", f"juicefs-{spec.app}.service"
+    caches = _caches(spec.app, tuning)
+    text = mount_plan.render(
         "juicefs.service.j2",
         name=volume.name,
-        mountpoint=mounter.quoted(wish.mountpoint),
-        environment_file=mounter.ETC / wish.app / "environment",
-        tmpdir=mounter.STATE / wish.app / "tmp",
-        helper=mounter.helper(wish.app),
-        engine=" ".join(mounter.quoted(fs.join_address(*address)) for address in volume.addresses()),
+        mountpoint=mount_plan.quoted(spec.mountpoint),
+        environment_file=mount_plan.ETC / spec.app / "environment",
+        tmpdir=mount_plan.STATE / spec.app / "tmp",
+        helper=mount_plan.helper(spec.app),
+        engine=" ".join(mount_plan.quoted(fs.join_address(*address)) for address in volume.addresses()),
         fstype=_FSTYPE,
-        source=mounter.quoted(source),
-        command=" ".join(map(mounter.quoted, [*_command(wish, subdir, tuning, version), access.url, wish.mountpoint])),
-        staging=[mounter.quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches]
+        source=mount_plan.quoted(source),
+        command=" ".join(
+            map(mount_plan.quoted, [*_command(spec, subdir, tuning, version), access.url, spec.mountpoint])
+        ),
+        staging=[mount_plan.quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches]
         if tuning.writeback
         else [],
         upload_s=_UPLOAD_S,
         reloads=version >= _SMOOTH,
     )
-    return mounter.Plan(
-        wish=wish,
+    return mount_plan.Plan(
+        spec=spec,
         unit=unit,
         unit_text=text,
         fstypes=(_FSTYPE,),
         source=source,
         servers=tuple(group for group in (volume.addresses(), _store_addresses(volume)) if group),
-        speaks=mount_keeper.TLS if access.engine.tls else access.engine.kind,
+        speaks=keeper.TLS if access.engine.tls else access.engine.kind,
         packages=("fuse3",),
-        environment=mounter.environment_file(access.environment),
+        environment=mount_plan.environment_file(access.environment),
         secrets=secret.values(),
         program_changed=access.ensure_files() or program_changed,
         caches=caches,
@@ -101,23 +103,23 @@ def plan(
         reloads=version >= _SMOOTH,
         port=tuning.metrics_port,
         sticky=True,
-        remedy=f"chmod +t {wish.mountpoint}, as root where it is neither read-only nor root squashed",
+        remedy=f"chmod +t {spec.mountpoint}, as root where it is neither read-only nor root squashed",
     )
 
 
-def ensure_sticky_folders(wish: mounter.Wish, volume: fs.Juicefs, secret: fs.JuicefsSecret) -> None:
+def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret) -> None:
     """Keep accounts from replacing the folder that is mounted, or one above it; what is done is logged.
 
     The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
     each folder, before it is first mounted. Where it fails the mount is made nevertheless, and it is tried again.
     """
-    subdir, note = _subdir(wish, volume), mounter.STATE / wish.app / "sticky"
+    subdir, note = _subdir(spec, volume), mount_plan.STATE / spec.app / "sticky"
     done = f"{volume.uuid} {subdir}\n"
-    if subdir == "/" or wish.read_only or (note.is_file() and note.read_text() == done):
+    if subdir == "/" or spec.read_only or (note.is_file() and note.read_text() == done):
         return
-    program = program_path(wish.app)
+    program = program_path(spec.app)
     try:
-        access = juicefs_access.of(volume, secret, juicefs.version(program), directory=mounter.ETC / wish.app)
+        access = juicefs_access.of(volume, secret, juicefs.version(program), directory=mount_plan.ETC / spec.app)
         access.ensure_files()
         juicefs.check_reachable(volume.addresses())
         for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
@@ -136,7 +138,7 @@ def check(tuning: Tuning) -> None:
         raise ValueError("buffer-size: 32 MiB at least, or 0 for the profile's")
     for directory in tuning.directories:
         try:
-            mounter.check_mountpoint(directory)
+            mount_plan.check_mountpoint(directory)
         except ValueError as e:
             raise ValueError(f"cache-directories: {e}") from e
     if len(set(tuning.directories)) != len(tuning.directories):
@@ -145,29 +147,27 @@ def check(tuning: Tuning) -> None:
         raise ValueError("metrics-port: a port from 1024 to 65535, or 0 for the first free one from 9567 on")
 
 
-def _subdir(wish: mounter.Wish, volume: fs.Juicefs) -> str:
+def _subdir(spec: mount_plan.Spec, volume: fs.Juicefs) -> str:
     """Return the folder of the volume that is mounted."""
-    return f"/{volume.subdir.strip('/')}/{wish.subdirectory.strip('/')}".replace("//", "/").rstrip("/") or "/"
+    return f"/{volume.subdir.strip('/')}/{spec.subdirectory.strip('/')}".replace("//", "/").rstrip("/") or "/"
 
 
 def _command(
-    wish: mounter.Wish,
+    spec: mount_plan.Spec,
     subdir: str,
     tuning: Tuning,
     version: juicefs.Version,
 ) -> list[str]:
     """Return the command up to its options; the engine's URL and the mountpoint follow."""
-    caches = _caches(wish.app, tuning)
+    caches = _caches(spec.app, tuning)
     # JuiceFS honours device files and setuid programs on a mount by root, unless it is told not to
-    options = ["nosuid", "nodev", *(["noexec"] if wish.noexec else []), *(["ro"] if wish.read_only else [])]
-    chosen = mount_tuning.merge(mount_tuning.JUICEFS, profile=wish.profile, given=wish.mount_options)
-    given = mount_tuning.merge(
-        dataclasses.replace(mount_tuning.JUICEFS, profiles={}), profile="none", given=wish.mount_options
-    )
+    options = ["nosuid", "nodev", *(["noexec"] if spec.noexec else []), *(["ro"] if spec.read_only else [])]
+    chosen = presets.merge(presets.JUICEFS, profile=spec.profile, given=spec.mount_options)
+    given = presets.merge(dataclasses.replace(presets.JUICEFS, profiles={}), profile="none", given=spec.mount_options)
     for flag in given:
         if not juicefs.knows(version, flag):
             mine = ".".join(map(str, version))
-            raise mount_tuning.OptionError(
+            raise presets.OptionError(
                 f"mount-options: {flag} needs juicefs {juicefs.since(flag)} or newer, and this is {mine}"
             )
     buffer_mib = str(tuning.buffer_mib or chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB))
@@ -185,23 +185,23 @@ def _command(
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
             "metrics": f"127.0.0.1:{tuning.metrics_port}" if tuning.metrics_port else False,
             "writeback": tuning.writeback,
-            "read-only": wish.read_only,
+            "read-only": spec.read_only,
             "subdir": subdir if subdir != "/" else False,
             **{name: value or True for name, value in chosen.items()},
         },
     )
-    program = str(program_path(wish.app))
+    program = str(program_path(spec.app))
     return [program, "--no-agent", "mount", *flags, "-o", ",".join(options)]
 
 
 def _caches(app: str, tuning: Tuning) -> tuple[pathlib.Path, ...]:
     """Return the folders for copies, which are this application's alone."""
     if not tuning.directories:
-        return (mounter.CACHE / app,)
+        return (mount_plan.CACHE / app,)
     for directory in tuning.directories:
         mount = mounts.find(directory)
         if mount is not None and mount.fstype in _NO_CACHE_ON:
-            raise mounter.MounterError(
+            raise mount_plan.MountError(
                 f"cache-directories: {directory} lies on {mount.fstype}: name folders of a local disk"
             )
     return tuple(pathlib.Path(directory) / f"slurm-ddp-{app}" for directory in tuning.directories)
@@ -251,10 +251,10 @@ def _store_addresses(volume: fs.Juicefs) -> tuple[tuple[str, int], ...]:
 
 
 def check_fuse() -> None:
-    """Raise `mounter.MounterError` unless this machine lets root mount what a program serves."""
+    """Raise `mount_plan.MountError` unless this machine lets root mount what a program serves."""
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as e:
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"/dev/fuse does not open ({(e.strerror or str(e)).lower()}): JuiceFS needs it; let this machine have it"
         ) from e

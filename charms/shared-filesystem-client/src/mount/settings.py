@@ -1,14 +1,13 @@
-"""What a person and the charm beside ask for, as a wish that makes sense."""
+"""What a person and the charm beside ask for, as a spec that makes sense."""
 
 import collections.abc
 import dataclasses
 
 import pydantic
 
-import juicefs_mount
-import lustre_client
-import mount_tuning
-import mounter
+import mount_plan
+from kinds import juicefs as juicefs_kind
+from kinds import lustre_client, presets
 from slurm_ddp.interfaces import mount_info
 
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
@@ -59,9 +58,9 @@ class Config(pydantic.BaseModel, frozen=True):
     lnet_networks: str = ""
 
     @property
-    def tuning(self) -> juicefs_mount.Tuning:
+    def tuning(self) -> juicefs_kind.Tuning:
         """Return what is chosen about a JuiceFS client."""
-        return juicefs_mount.Tuning(
+        return juicefs_kind.Tuning(
             cache=self.cache_size.strip(),
             directories=tuple(folder.rstrip("/") for folder in self.cache_directories.split()),
             buffer_mib=self.buffer_size,
@@ -81,7 +80,7 @@ class Config(pydantic.BaseModel, frozen=True):
         )
 
 
-def wish(app: str, config: Config, requests: Requests) -> mounter.Wish:
+def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
     """Return where and how to mount: as the charm behind `mount` asks, else as the options say.
 
     Args:
@@ -96,7 +95,7 @@ def wish(app: str, config: Config, requests: Requests) -> mounter.Wish:
         _check(config)
     except ValueError as e:
         raise TroubleError(Level.BLOCKED, str(e)) from e
-    wanted = mounter.Wish(
+    wanted = mount_plan.Spec(
         app,
         config.mountpoint,
         read_only=config.read_only,
@@ -126,7 +125,7 @@ def wish(app: str, config: Config, requests: Requests) -> mounter.Wish:
         text = f"mountpoint: say where to mount: juju config {app} mountpoint=/mnt/shared"
         raise TroubleError(Level.BLOCKED, text)
     try:
-        mounter.check_mountpoint(wanted.mountpoint)
+        mount_plan.check_mountpoint(wanted.mountpoint)
     except ValueError as e:
         raise TroubleError(Level.BLOCKED, f"mountpoint: {e}") from e
     return wanted
@@ -139,12 +138,12 @@ def config_error(error: pydantic.ValidationError) -> TroubleError:
 
 
 def _check(config: Config) -> None:
-    if config.profile not in mount_tuning.PROFILES:
-        raise ValueError(f"profile: {config.profile[:40]!r} is none of {', '.join(mount_tuning.PROFILES)}")
+    if config.profile not in presets.PROFILES:
+        raise ValueError(f"profile: {config.profile[:40]!r} is none of {', '.join(presets.PROFILES)}")
     parts = config.subdirectory.strip("/").split("/")
     if config.subdirectory and (
         any(part in ("", ".", "..") for part in parts) or not config.subdirectory.isprintable()
     ):
         raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")
-    juicefs_mount.check(config.tuning)
+    juicefs_kind.check(config.tuning)
     lustre_client.check(config.lustre)

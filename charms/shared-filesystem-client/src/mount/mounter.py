@@ -1,6 +1,6 @@
 """One mount on this machine: made by one systemd unit, verified, and removed without a trace.
 
-What to mount comes as a `Plan`, which juicefs_mount.py or nfs_mount.py draws up. Nothing here waits for a filesystem.
+What to mount comes as a `mount_plan.Plan`, drawn up by `kinds/`. Nothing here waits for a filesystem.
 """
 
 import contextlib
@@ -14,18 +14,13 @@ import shutil
 import socket
 import time
 
-import jinja2
 import pydantic
 
-import mount_keeper
+import mount_plan
+from scripts import keeper
 from slurm_ddp import apt, files, juicefs, mounts, readiness, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 
-ETC = pathlib.Path("/etc/slurm-ddp")
-LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
-STATE = pathlib.Path("/var/lib/slurm-ddp")
-CACHE = pathlib.Path("/var/cache/slurm-ddp")
-_TEMPLATES = pathlib.Path(__file__).parent / "templates"
 _SYSTEMCTL = "/usr/bin/systemctl"
 _SLURMD = "slurmd.service"
 _PYTHON = "/usr/bin/python3"
@@ -33,7 +28,7 @@ _SETTLE_S = 60.0  # how long a mount whose servers answer may take
 _SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
 _SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
-_SEEN_S = mount_keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a look, while they are
+_SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a look, while they are
 _SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0  # for a connection; the second where the keeper has just got none
 _TURN_S = 30.0  # how long the keeper may take to finish its pass
 _RELOAD_S = 20.0
@@ -42,72 +37,6 @@ _MOST_REASON = 300  # characters
 _METRICS_PORT = 9567  # JuiceFS's own
 _UPLOAD_S = 600.0  # how long a removal waits for what JuiceFS has yet to upload
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
-# Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the second
-_SYSTEM = {"/", "/home", "/media", "/mnt", "/opt", "/srv", "/tmp", "/var"}  # noqa: S108 - compared, not used
-_SYSTEM_TREES = tuple(
-    "/bin /boot /dev /etc /lib /lib32 /lib64 /proc /root /run /sbin /sys /usr /var/cache /var/lib /var/log".split()
-)
-
-
-class MounterError(Exception):
-    """The mount cannot be made, and a person must act. `str()` is one line that says how."""
-
-
-class NotYetError(Exception):
-    """The mount cannot be made now; it may be later, without a person. `str()` is one line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Wish:
-    """What was asked for, whatever the filesystem is."""
-
-    app: str  # names the files and units
-    mountpoint: str
-    read_only: bool = False
-    noexec: bool = False
-    subdirectory: str = ""
-    profile: str = "none"
-    mount_options: str = ""
-    drain: bool = False  # the node in Slurm while the mount is broken
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """A file that the mount needs."""
-
-    path: pathlib.Path
-    text: str = dataclasses.field(repr=False)
-    mode: int = 0o644
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A mount, ready to be made."""
-
-    wish: Wish
-    unit: str
-    unit_text: str
-    fstypes: tuple[str, ...]  # as mountinfo shows them
-    source: str
-    servers: tuple[tuple[tuple[str, int], ...], ...]  # of each group one must answer
-    speaks: str = ""  # what the first group is asked in: mount_keeper.GREETINGS
-    packages: tuple[str, ...] = ()
-    environment: str | None = dataclasses.field(default=None, repr=False)  # an EnvironmentFile; holds secrets
-    secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
-    program_changed: bool = False
-    aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
-    files: tuple[File, ...] = ()
-    caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
-    version: str = ""  # of the program
-    reloads: bool = False  # the program can be exchanged under a running mount
-    port: int = 0  # where the client tells its metrics
-    sticky: bool = False  # whether the sticky bit of its root is ours to set, where others can write it
-    remedy: str = ""  # what to type where they can
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The names under which the right filesystem may be mounted."""
-        return (self.source, *self.aliases)
 
 
 class _State(pydantic.BaseModel, frozen=True):
@@ -127,15 +56,7 @@ class _State(pydantic.BaseModel, frozen=True):
     reloads: bool = False  # the program that runs can be exchanged under the mount
 
 
-def check_mountpoint(path: str) -> None:
-    """Raise `ValueError` unless something may be mounted at `path`."""
-    if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", path) or any(part in (".", "..") for part in path.split("/")):
-        raise ValueError("an absolute path of letters, digits and ._+@- is needed, like /mnt/shared")
-    if path in _SYSTEM - {"/home", "/opt", "/srv"} or any(_inside(path, tree) for tree in _SYSTEM_TREES):
-        raise ValueError(f"{path} belongs to the system: mount elsewhere, like /mnt/shared")
-
-
-def ensure(plan: Plan, *, unit: str) -> mounts.Result:
+def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
     """Mount as planned, now and at every boot; return a look at the mount.
 
     A mount that works and is in use is not taken away from its users: see `pending`.
@@ -146,23 +67,23 @@ def ensure(plan: Plan, *, unit: str) -> mounts.Result:
 
     Raises:
         juicefs.UnreachableError: the mount is not there and its servers do not answer; it comes when they do.
-        MounterError: something is in the way.
+        mount_plan.MountError: something is in the way.
         CommandError: a package could not be installed, or systemd failed.
     """
-    wish = plan.wish
+    spec = plan.spec
     apt.ensure_packages(plan.packages)
-    _check_rivals(wish)
-    with mount_keeper.turn(STATE / wish.app, patience=_TURN_S):  # when it is not our turn even then, so be it
+    _check_rivals(spec)
+    with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):  # when it is not our turn even then, so be it
         return _ensure(plan, unit)
 
 
-def _ensure(plan: Plan, unit: str) -> mounts.Result:
-    wish = plan.wish
-    old = _load(wish.app)
-    if old is not None and (old.mountpoint, old.unit) != (wish.mountpoint, plan.unit):
-        _take_down(wish.app, old)
+def _ensure(plan: mount_plan.Plan, unit: str) -> mounts.Result:
+    spec = plan.spec
+    old = _load(spec.app)
+    if old is not None and (old.mountpoint, old.unit) != (spec.mountpoint, plan.unit):
+        _take_down(spec.app, old)
         old = None
-    state = _State(mountpoint=wish.mountpoint, unit=plan.unit, fstypes=plan.fstypes, sources=()) if old is None else old
+    state = _State(mountpoint=spec.mountpoint, unit=plan.unit, fstypes=plan.fstypes, sources=()) if old is None else old
     state = state.model_copy(
         update={
             "made_mountpoint": _prepare(plan) or state.made_mountpoint,
@@ -172,14 +93,14 @@ def _ensure(plan: Plan, unit: str) -> mounts.Result:
             "caches": tuple(dict.fromkeys([*state.caches, *map(str, plan.caches)])),
         }
     )
-    _save(wish.app, state)  # before anything is written that it helps to remove
+    _save(spec.app, state)  # before anything is written that it helps to remove
     change = _write(plan)
     if change is _Change.PROGRAM and plan.reloads and state.reloads and _reload(plan):
         change = _Change.NONE
     if change is not _Change.NONE:
         state = state.model_copy(update={"boot": _boot(), "changed_us": time.monotonic_ns() // 1000})
     state = state.model_copy(update={"port": plan.port, "reloads": plan.reloads})
-    _save(wish.app, state)
+    _save(spec.app, state)
     seen = _just_seen(plan)
     _watch(plan, state)
     silence = _silence(plan, _SERVER_AGAIN_S if seen.down else _SERVER_S)
@@ -194,24 +115,24 @@ def _ensure(plan: Plan, unit: str) -> mounts.Result:
         for path in gone:
             _remove_cache(path)
         state = state.model_copy(update={"sources": plan.sources, "caches": tuple(map(str, plan.caches))})
-        _save(wish.app, state)
+        _save(spec.app, state)
         _watch(plan, state)
     return look
 
 
-def remount(plan: Plan, *, unit: str) -> mounts.Result:
+def remount(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
     """Take the mount away, from whoever uses it too, and mount it as planned; return a look at it."""
-    state = _load(plan.wish.app)
+    state = _load(plan.spec.app)
     if state is not None and state.unit == plan.unit:
-        with mount_keeper.turn(STATE / plan.wish.app, patience=_TURN_S):
+        with keeper.turn(mount_plan.STATE / plan.spec.app, patience=_TURN_S):
             _stop(plan.unit, _STOP_S + (_UPLOAD_S if plan.caches else 0.0))
             _clear(state)
     return ensure(plan, unit=unit)
 
 
-def pending(plan: Plan) -> bool:
+def pending(plan: mount_plan.Plan) -> bool:
     """Tell whether the mount runs with an older unit, environment or program than it should."""
-    state = _load(plan.wish.app)
+    state = _load(plan.spec.app)
     if state is None or state.boot != _boot() or not systemd.is_active(plan.unit):
         return False
     # A service knows when its process started, a mount unit when it was made
@@ -221,7 +142,7 @@ def pending(plan: Plan) -> bool:
     return 0 < started_us < state.changed_us
 
 
-def reason(plan: Plan) -> str:
+def reason(plan: mount_plan.Plan) -> str:
     """Return why the unit does not mount, in the program's own words: one line, without secrets."""
     if plan.unit.endswith(".mount"):  # after the helper's words come systemd's, that a mount failed
         said = _helper_words(systemd.own_words(plan.unit, secrets=plan.secrets))
@@ -231,31 +152,31 @@ def reason(plan: Plan) -> str:
     return juicefs.reason(said) or last_line(said) or "its journal says nothing"
 
 
-def probe(plan: Plan, *, deadline: float = _PROBE_S) -> mounts.Result:
+def probe(plan: mount_plan.Plan, *, deadline: float = _PROBE_S) -> mounts.Result:
     """Look at the mount, and write to it if it is for writing. `deadline` is in seconds."""
     return mounts.probe(
-        plan.wish.mountpoint,
+        plan.spec.mountpoint,
         fstype=plan.fstypes,
         source=plan.sources,
-        writable=not plan.wish.read_only,
+        writable=not plan.spec.read_only,
         sticky=plan.sticky,
         deadline=deadline,
     )
 
 
-def is_mounted(plan: Plan) -> bool:
+def is_mounted(plan: mount_plan.Plan) -> bool:
     """Tell whether anything is mounted where the plan says; asks the kernel's table alone, which never waits."""
-    return bool(mounts.at(plan.wish.mountpoint))
+    return bool(mounts.at(plan.spec.mountpoint))
 
 
-def _just_seen(plan: Plan) -> mount_keeper.Health:
+def _just_seen(plan: mount_plan.Plan) -> keeper.Health:
     """Return what the keeper has just found with the servers of the plan, so that a hook need not wait for it again."""
-    folder = STATE / plan.wish.app
+    folder = mount_plan.STATE / plan.spec.app
     with contextlib.suppress(OSError, ValueError, TypeError):
-        seen = mount_keeper.Health.load(folder)
-        if mount_keeper.Watch.load(folder).servers == plan.servers and 0 <= time.time() - seen.checked < _SEEN_S:
+        seen = keeper.Health.load(folder)
+        if keeper.Watch.load(folder).servers == plan.servers and 0 <= time.time() - seen.checked < _SEEN_S:
             return seen
-    return mount_keeper.Health()
+    return keeper.Health()
 
 
 def remove(app: str, *, unit: str) -> str:
@@ -268,18 +189,18 @@ def remove(app: str, *, unit: str) -> str:
     if state is not None:
         others = tuple(user for user in state.users if user != unit)
         if others:
-            with mount_keeper.turn(STATE / app, patience=_TURN_S):
+            with keeper.turn(mount_plan.STATE / app, patience=_TURN_S):
                 _save(app, state.model_copy(update={"users": others}))
                 _forget(app, unit)
                 wake_once_right(app, unit, [])
             return ""
-        with mount_keeper.turn(STATE / app, patience=_TURN_S):
+        with keeper.turn(mount_plan.STATE / app, patience=_TURN_S):
             _take_down(app, state)
         kept = [path for path in state.caches if not _remove_cache(pathlib.Path(path))]
     readiness.withdraw(unit)  # which the keeper wrote
     with contextlib.suppress(OSError):
         readiness.DIRECTORY.rmdir()  # unless another unit's file lies there
-    for folder in (ETC, LIB, STATE, CACHE):
+    for folder in (mount_plan.ETC, mount_plan.LIB, mount_plan.STATE, mount_plan.CACHE):
         if not any(pathlib.Path(path).is_relative_to(folder / app) for path in kept):
             shutil.rmtree(folder / app, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -289,13 +210,13 @@ def remove(app: str, *, unit: str) -> str:
 
 def fstypes() -> set[str]:
     """Return the types of all that the applications on this machine mount."""
-    states = [_load(path.parent.name) for path in STATE.glob("*/mount.json")]
+    states = [_load(path.parent.name) for path in mount_plan.STATE.glob("*/mount.json")]
     return {fstype for state in states if state is not None for fstype in state.fstypes}
 
 
-def health(app: str) -> mount_keeper.Health:
+def health(app: str) -> keeper.Health:
     """Return what the keeper saw last."""
-    return mount_keeper.Health.load(STATE / app)
+    return keeper.Health.load(mount_plan.STATE / app)
 
 
 def proven(app: str) -> str | None:
@@ -307,7 +228,7 @@ def proven(app: str) -> str | None:
 
 def wake_once_right(app: str, unit: str, command: list[str]) -> None:
     """Have the keeper run `unit`'s command, once, as soon as it sees the mount work; without one nothing."""
-    path = STATE / app / mount_keeper.WAKE.format(unit.replace("/", "-"))
+    path = mount_plan.STATE / app / keeper.WAKE.format(unit.replace("/", "-"))
     if command:
         files.ensure_file(path, json.dumps(command) + "\n", mode=0o600)
     else:
@@ -321,46 +242,10 @@ def metrics_port(app: str, wanted: int) -> int:
     own = _load(app)
     if own is not None and own.port:
         return own.port
-    taken = {state.port for path in STATE.glob("*/mount.json") if (state := _load(path.parent.name)) is not None}
+    taken = {
+        state.port for path in mount_plan.STATE.glob("*/mount.json") if (state := _load(path.parent.name)) is not None
+    }
     return next(port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in taken)
-
-
-def helper(app: str) -> str:
-    """Return the command line of the helper that units run, without its arguments."""
-    return f"{_PYTHON} -B {LIB / app / 'slurm_ddp' / 'mounts.py'}"
-
-
-def render(template: str, **values: object) -> str:
-    """Return a rendered template of this charm."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - unit files, not HTML
-    )
-    return environment.get_template(template).render(**values)
-
-
-def quoted(argument: str) -> str:
-    """Return an argument as ExecStart= takes it: quoted, with no specifier and no variable (systemd.service(5))."""
-    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return escaped if re.fullmatch(r"[A-Za-z0-9%$@:/._=,+?&-]+", argument) else f'"{escaped}"'
-
-
-def environment_file(variables: dict[str, str]) -> str:
-    """Return the text of an EnvironmentFile (systemd.exec(5)).
-
-    Raises:
-        ValueError: a value has a line break or NUL in it; the message names the variable.
-    """
-    lines: list[str] = []
-    for name, value in sorted(variables.items()):
-        if any(character in value for character in "\0\r\n"):
-            raise ValueError(f"{name} has a line break in it")
-        escaped = re.sub(r'(["\\$`])', r"\\\1", value)
-        lines.append(f'{name}="{escaped}"\n')
-    return "".join(lines)
 
 
 class _Change(enum.Enum):
@@ -369,62 +254,62 @@ class _Change(enum.Enum):
     SETTINGS = 2
 
 
-def _write(plan: Plan) -> _Change:
+def _write(plan: mount_plan.Plan) -> _Change:
     """Write what the unit needs, and the unit; return whether a running mount must be restarted for it."""
-    app = plan.wish.app
-    for folder in (ETC, STATE, CACHE):
+    app = plan.spec.app
+    for folder in (mount_plan.ETC, mount_plan.STATE, mount_plan.CACHE):
         (folder / app).mkdir(parents=True, exist_ok=True)
         (folder / app).chmod(0o700)
     for cache in plan.caches:
         cache.mkdir(parents=True, exist_ok=True)
         cache.chmod(0o700)  # what is cached is not encrypted, whatever the volume is
-    (STATE / app / "tmp").mkdir(exist_ok=True)
+    (mount_plan.STATE / app / "tmp").mkdir(exist_ok=True)
     for module in (files, mounts, readiness):  # what the keeper takes, and the units' helper
         path = pathlib.Path(str(module.__file__))
-        files.ensure_file(LIB / app / "slurm_ddp" / path.name, path.read_bytes())
-    files.ensure_file(LIB / app / "mount_keeper.py", pathlib.Path(mount_keeper.__file__).read_bytes())
+        files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / path.name, path.read_bytes())
+    files.ensure_file(mount_plan.LIB / app / "mount_keeper.py", pathlib.Path(keeper.__file__).read_bytes())
     changed = False
     if plan.environment is not None:
-        changed |= files.ensure_file(ETC / app / "environment", plan.environment, mode=0o600)
+        changed |= files.ensure_file(mount_plan.ETC / app / "environment", plan.environment, mode=0o600)
     for file in plan.files:
         changed |= files.ensure_file(file.path, file.text, mode=file.mode)
     changed |= systemd.ensure_unit(plan.unit, plan.unit_text)
     if _has_unit(_SLURMD):
-        systemd.ensure_dropin(_SLURMD, f"10-{app}.conf", render("slurmd-dropin.conf.j2", unit=plan.unit))
+        systemd.ensure_dropin(_SLURMD, f"10-{app}.conf", mount_plan.render("slurmd-dropin.conf.j2", unit=plan.unit))
     return _Change.SETTINGS if changed else _Change.PROGRAM if plan.program_changed else _Change.NONE
 
 
-def _watch(plan: Plan, state: _State) -> None:
+def _watch(plan: mount_plan.Plan, state: _State) -> None:
     """Have the keeper look after the mount from now on."""
-    app = plan.wish.app
-    watch = mount_keeper.Watch(
+    app = plan.spec.app
+    watch = keeper.Watch(
         app=app,
-        mountpoint=plan.wish.mountpoint,
+        mountpoint=plan.spec.mountpoint,
         unit=plan.unit,
         fstypes=plan.fstypes,
         wanted=plan.sources,
         known=tuple(source for source in state.sources if source not in plan.sources),
-        writable=not plan.wish.read_only,
+        writable=not plan.spec.read_only,
         servers=plan.servers,
         speaks=plan.speaks,
         changed_us=state.changed_us,
         boot=state.boot,
         node=_node() or "",
-        drain=plan.wish.drain,
+        drain=plan.spec.drain,
         units=state.users,
         sticky=plan.sticky,
     )
     files.ensure_file(
-        STATE / app / mount_keeper.WATCH, json.dumps(dataclasses.asdict(watch), indent=1) + "\n", mode=0o600
+        mount_plan.STATE / app / keeper.WATCH, json.dumps(dataclasses.asdict(watch), indent=1) + "\n", mode=0o600
     )
     service, timer, starter = _keeper_units(app)
-    command = f"{_PYTHON} -B {LIB / app / 'mount_keeper.py'} {STATE / app}"
-    words = {"mountpoint": plan.wish.mountpoint, "command": command}
-    changed = systemd.ensure_unit(service, render("mount-keeper.service.j2", unit="", **words))
-    if systemd.ensure_unit(starter, render("mount-keeper.service.j2", unit=plan.unit, **words)):
+    command = f"{_PYTHON} -B {mount_plan.LIB / app / 'mount_keeper.py'} {mount_plan.STATE / app}"
+    words = {"mountpoint": plan.spec.mountpoint, "command": command}
+    changed = systemd.ensure_unit(service, mount_plan.render("mount-keeper.service.j2", unit="", **words))
+    if systemd.ensure_unit(starter, mount_plan.render("mount-keeper.service.j2", unit=plan.unit, **words)):
         systemd.enable(starter)
     changed |= systemd.ensure_unit(
-        timer, render("mount-keeper.timer.j2", mountpoint=plan.wish.mountpoint, interval=mount_keeper.INTERVAL_S)
+        timer, mount_plan.render("mount-keeper.timer.j2", mountpoint=plan.spec.mountpoint, interval=keeper.INTERVAL_S)
     )
     if changed or not systemd.is_active(timer):
         systemd.enable_now(timer)
@@ -437,7 +322,7 @@ def _keeper_units(app: str) -> tuple[str, str, str]:
 
 def _forget(app: str, unit: str) -> None:
     """Have the keeper say no more for `unit` whether its mount works."""
-    path = STATE / app / mount_keeper.WATCH
+    path = mount_plan.STATE / app / keeper.WATCH
     with contextlib.suppress(OSError, ValueError):
         watch = json.loads(path.read_text())
         watch["units"] = [user for user in watch.get("units", ()) if user != unit]
@@ -455,12 +340,12 @@ def _node() -> str | None:
     return socket.gethostname().partition(".")[0]
 
 
-def _prepare(plan: Plan) -> bool:
+def _prepare(plan: mount_plan.Plan) -> bool:
     """Make the mountpoint a folder that nobody, not even root, can fill while nothing is mounted.
 
     Returns whether it was made.
     """
-    mountpoint = plan.wish.mountpoint
+    mountpoint = plan.spec.mountpoint
     path = pathlib.Path(mountpoint)
     if mounts.at(mountpoint):
         return False
@@ -469,28 +354,34 @@ def _prepare(plan: Plan) -> bool:
         try:
             path.mkdir(parents=True, mode=0o755)
         except OSError as e:
-            raise MounterError(f"mountpoint {mountpoint} cannot be made: {e.strerror}") from e
+            raise mount_plan.MountError(f"mountpoint {mountpoint} cannot be made: {e.strerror}") from e
     if path.is_symlink() or str(path.resolve()) != mountpoint or not path.is_dir():
-        raise MounterError(f"mountpoint {mountpoint} is no folder, or lies behind a symbolic link: choose another")
+        raise mount_plan.MountError(
+            f"mountpoint {mountpoint} lies behind a symbolic link, or is no folder: choose another"
+        )
     if any(path.iterdir()):
-        raise MounterError(f"mountpoint {mountpoint} holds files, which {plan.source} would hide: move them away")
+        raise mount_plan.MountError(
+            f"mountpoint {mountpoint} holds files, which {plan.source} would hide: move them away"
+        )
     run("/usr/bin/chattr", "+i", path, check=False)  # where the filesystem cannot, its mode still keeps users out
     return made
 
 
-def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.UnreachableError | None) -> mounts.Result:
+def _heal(
+    plan: mount_plan.Plan, state: _State, look: mounts.Result, silence: juicefs.UnreachableError | None
+) -> mounts.Result:
     """Start the mount, or start it anew where that can mend it and hurts nobody; return a look at it as it is then.
 
     Raises:
         juicefs.UnreachableError: `silence`, which says that no server answers.
     """
-    mountpoint, waits = plan.wish.mountpoint, pending(plan)
+    mountpoint, waits = plan.spec.mountpoint, pending(plan)
     here = mounts.at(mountpoint)
-    answered = health(plan.wish.app).answered if look.state is mounts.State.HUNG else 0.0
+    answered = health(plan.spec.app).answered if look.state is mounts.State.HUNG else 0.0
     fuse = any(fstype.startswith("fuse") for fstype in plan.fstypes)
     if silence and look.state in (mounts.State.HUNG, mounts.State.SLOW):
         raise silence
-    remedy = mount_keeper.remedy(
+    remedy = keeper.remedy(
         look.state,
         ours=all(mount.fstype in state.fstypes and mount.source in state.sources for mount in here),
         in_use=bool(mounts.users(mountpoint)),
@@ -499,7 +390,7 @@ def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.Unrea
         hung_s=time.time() - answered if answered else 0.0,
         servers_answer=True,
     )
-    if remedy in (mount_keeper.Remedy.NOTHING, mount_keeper.Remedy.PEEL, mount_keeper.Remedy.ABORT):
+    if remedy in (keeper.Remedy.NOTHING, keeper.Remedy.PEEL, keeper.Remedy.ABORT):
         return look  # what is left is the keeper's, which has the time for it
     run(_SYSTEMCTL, "enable", plan.unit)
     if here or systemd.is_active(plan.unit):
@@ -515,17 +406,17 @@ def _heal(plan: Plan, state: _State, look: mounts.Result, silence: juicefs.Unrea
     return probe(plan)
 
 
-def _settle(plan: Plan) -> None:
+def _settle(plan: mount_plan.Plan) -> None:
     """Wait until the mount is right, or its unit has failed: a mount unit stays so, a service is started again."""
     end = time.monotonic() + _SETTLE_S
     while (left := end - time.monotonic()) > 0:
         if mounts.wait(
-            plan.wish.mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=min(left, _SETTLE_LOOK_S)
+            plan.spec.mountpoint, fstype=plan.fstypes, source=plan.sources, timeout=min(left, _SETTLE_LOOK_S)
         ) or systemd.has_failed(plan.unit):
             return
 
 
-def _reload(plan: Plan) -> bool:
+def _reload(plan: mount_plan.Plan) -> bool:
     """Have the supervisor start the new program under the mount; tell whether it did, which it does not when busy."""
     if not systemd.is_active(plan.unit) or not probe(plan):
         return False
@@ -533,7 +424,7 @@ def _reload(plan: Plan) -> bool:
     end = time.monotonic() + _RELOAD_S
     while time.monotonic() < end:
         with contextlib.suppress(CommandError, ValueError, AttributeError):
-            said = json.loads(run("/usr/bin/cat", f"{plan.wish.mountpoint}/.config", timeout=3).stdout)
+            said = json.loads(run("/usr/bin/cat", f"{plan.spec.mountpoint}/.config", timeout=3).stdout)
             if str(said.get("Version", "")).startswith(plan.version):
                 return True
         time.sleep(0.5)
@@ -554,7 +445,7 @@ def _remove_cache(path: pathlib.Path) -> bool:
     return True
 
 
-def _silence(plan: Plan, timeout_s: float) -> juicefs.UnreachableError | None:
+def _silence(plan: mount_plan.Plan, timeout_s: float) -> juicefs.UnreachableError | None:
     """Return what says that no server of a group answers; None when all do that matter."""
     try:
         for group in plan.servers:
@@ -569,16 +460,16 @@ def _take_down(app: str, state: _State) -> None:
     service, timer, starter = _keeper_units(app)
     for unit in (timer, starter, service):
         systemd.ensure_no_unit(unit)
-    for name in (mount_keeper.WATCH, mount_keeper.HEALTH):
-        files.ensure_absent(STATE / app / name)
-    files.ensure_absent(mount_keeper.TEXTFILES / mount_keeper.metrics_name(app))
+    for name in (keeper.WATCH, keeper.HEALTH):
+        files.ensure_absent(mount_plan.STATE / app / name)
+    files.ensure_absent(keeper.TEXTFILES / keeper.metrics_name(app))
     if systemd.is_active(state.unit):
         _stop(state.unit, _UPLOAD_S + _STOP_S if state.caches else _STOP_S)
     systemd.ensure_no_unit(state.unit)
     for path in state.files:
         files.ensure_absent(path)
     systemd.ensure_no_dropin(_SLURMD, f"10-{app}.conf")
-    files.ensure_absent(ETC / app / "environment")
+    files.ensure_absent(mount_plan.ETC / app / "environment")
     _clear(state)
     path = pathlib.Path(state.mountpoint)
     if not mounts.at(state.mountpoint) and path.is_dir():
@@ -601,20 +492,16 @@ def _helper_words(said: str) -> str:
     return "; ".join(dict.fromkeys(line for line in lines if line))[:_MOST_REASON]
 
 
-def _check_rivals(wish: Wish) -> None:
-    for path in STATE.glob("*/mount.json"):
+def _check_rivals(spec: mount_plan.Spec) -> None:
+    for path in mount_plan.STATE.glob("*/mount.json"):
         rival = path.parent.name
         state = _load(rival)
-        if rival != wish.app and state is not None and _overlap(state.mountpoint, wish.mountpoint):
-            raise MounterError(f"application {rival} mounts at {state.mountpoint}: choose another mountpoint")
+        if rival != spec.app and state is not None and _overlap(state.mountpoint, spec.mountpoint):
+            raise mount_plan.MountError(f"application {rival} mounts at {state.mountpoint}: choose another mountpoint")
 
 
 def _overlap(one: str, other: str) -> bool:
-    return _inside(one, other) or _inside(other, one)
-
-
-def _inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
+    return mount_plan.is_inside(one, other) or mount_plan.is_inside(other, one)
 
 
 def _boot() -> str:
@@ -623,13 +510,15 @@ def _boot() -> str:
 
 def _load(app: str) -> _State | None:
     try:
-        return _State.model_validate_json((STATE / app / "mount.json").read_text())
+        return _State.model_validate_json((mount_plan.STATE / app / "mount.json").read_text())
     except OSError:
         return None
 
 
 def _save(app: str, state: _State) -> None:
-    files.ensure_file(STATE / app / "mount.json", json.dumps(state.model_dump(), indent=1) + "\n", mode=0o600)
+    files.ensure_file(
+        mount_plan.STATE / app / "mount.json", json.dumps(state.model_dump(), indent=1) + "\n", mode=0o600
+    )
 
 
 def _has_unit(name: str) -> bool:

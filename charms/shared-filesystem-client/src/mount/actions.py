@@ -11,9 +11,9 @@ import typing
 
 import pydantic
 
-import juicefs_mount
-import mount_plans
-import mounter
+import mount_plan
+from kinds import juicefs as juicefs_kind
+from mount import mounter, plans
 from slurm_ddp import apt, juicefs, mounts, systemd
 from slurm_ddp.run import CommandError, CommandTimeout, run
 
@@ -61,12 +61,12 @@ class Status(_Parameters, frozen=True):
     """`status` takes nothing."""
 
 
-def run_action(name: str, plan: mounter.Plan, params: dict[str, typing.Any], log: Log, unit: str) -> Results:
+def run_action(name: str, plan: mount_plan.Plan, params: dict[str, typing.Any], log: Log, unit: str) -> Results:
     """Run an action by its name; return its results.
 
     Raises:
         ActionError: it cannot be done.
-        mounter.MounterError, CommandError, juicefs.UnreachableError: as for a hook.
+        mount_plan.MountError, CommandError, juicefs.UnreachableError: as for a hook.
     """
     model, action = ACTIONS[name]
     try:
@@ -77,16 +77,16 @@ def run_action(name: str, plan: mounter.Plan, params: dict[str, typing.Any], log
     return action(plan, parameters, log, unit)
 
 
-def _status(plan: mounter.Plan, _: Status, _log: Log, _unit: str) -> Results:
-    look, seen = mounter.probe(plan), mounter.health(plan.wish.app)
-    here = mounts.at(plan.wish.mountpoint)
-    users = mounts.users(plan.wish.mountpoint)
+def _status(plan: mount_plan.Plan, _: Status, _log: Log, _unit: str) -> Results:
+    look, seen = mounter.probe(plan), mounter.health(plan.spec.app)
+    here = mounts.at(plan.spec.mountpoint)
+    users = mounts.users(plan.spec.mountpoint)
     state = run(_SYSTEMCTL, "is-active", plan.unit, check=False).stdout.strip()
     results = {
         "state": look.state.value,
         "detail": look.detail,
         "source": plan.source,
-        "mountpoint": plan.wish.mountpoint,
+        "mountpoint": plan.spec.mountpoint,
         "options": ",".join(here[-1].options) if here else "",
         "unit": f"{plan.unit} is {state}",
         "since": _moment(seen.since),
@@ -96,7 +96,7 @@ def _status(plan: mounter.Plan, _: Status, _log: Log, _unit: str) -> Results:
         "restart-pending": "true" if mounter.pending(plan) else "false",
         "drained": "true" if seen.drained else "",
         "users": _named(users),
-        "warning": mount_plans.exposed(plan, look),
+        "warning": plans.exposed(plan, look),
         "version": plan.version,
         "metrics": f"http://127.0.0.1:{plan.port}/metrics" if plan.port else "",
     }
@@ -105,15 +105,15 @@ def _status(plan: mounter.Plan, _: Status, _log: Log, _unit: str) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(plan: mounter.Plan, wanted: Warmup, log: Log, _unit: str) -> Results:
+def _warmup(plan: mount_plan.Plan, wanted: Warmup, log: Log, _unit: str) -> Results:
     if not plan.caches:
         raise ActionError("only a JuiceFS mount keeps copies on the local disk that could be fetched ahead")
     path = _inside(plan, wanted.path)
-    app, mountpoint = plan.wish.app, plan.wish.mountpoint
+    app, mountpoint = plan.spec.app, plan.spec.mountpoint
     name = f"juicefs-warmup-{app}.service"
     if systemd.is_active(name):
         raise ActionError(f"a warm-up runs already: juju ssh to the machine and systemctl stop {name}, or wait for it")
-    program = juicefs_mount.program_path(app)
+    program = juicefs_kind.program_path(app)
     begin, before = time.monotonic(), _used(plan.caches)
     argv = (program, "--no-agent", "warmup", f"--threads={wanted.threads}", path)
     limits = ("--property=Nice=10", f"--property=RuntimeMaxSec={wanted.deadline}")
@@ -144,8 +144,8 @@ def _warmup(plan: mounter.Plan, wanted: Warmup, log: Log, _unit: str) -> Results
     }
 
 
-def _remount(plan: mounter.Plan, wanted: Remount, log: Log, unit: str) -> Results:
-    mountpoint, begin, told = plan.wish.mountpoint, time.monotonic(), 0.0
+def _remount(plan: mount_plan.Plan, wanted: Remount, log: Log, unit: str) -> Results:
+    mountpoint, begin, told = plan.spec.mountpoint, time.monotonic(), 0.0
     while users := mounts.users(mountpoint):
         now = time.monotonic()
         if now - begin >= wanted.wait:
@@ -166,20 +166,20 @@ def _remount(plan: mounter.Plan, wanted: Remount, log: Log, unit: str) -> Result
     return {"state": look.state.value, "seconds": f"{time.monotonic() - begin:.1f}"}
 
 
-def _benchmark(plan: mounter.Plan, wanted: Benchmark, log: Log, _unit: str) -> Results:
-    if plan.wish.read_only:
+def _benchmark(plan: mount_plan.Plan, wanted: Benchmark, log: Log, _unit: str) -> Results:
+    if plan.spec.read_only:
         raise ActionError("the mount is read-only: nothing can be written there")
     look = mounter.probe(plan)
     if not look:
         raise ActionError(look.detail)
     apt.ensure_packages(("fio",))
-    local = mounter.STATE / plan.wish.app / "tmp"
+    local = mount_plan.STATE / plan.spec.app / "tmp"
     free_mib = _free_mib(local)
     if free_mib < 2 * wanted.size:
         raise ActionError(f"size: the local disk has {free_mib} MiB free: {free_mib // 2} at most")
     end = time.monotonic() + wanted.deadline
     results: Results = {"size-mib": str(wanted.size)}
-    folder = f"{plan.wish.mountpoint}/{_BENCH_DIR}/{socket.gethostname()}.{os.getpid()}"
+    folder = f"{plan.spec.mountpoint}/{_BENCH_DIR}/{socket.gethostname()}.{os.getpid()}"
     for label, place in (("mount", folder), ("local", str(local / f"benchmark.{os.getpid()}"))):
         run("/usr/bin/mkdir", "-p", place, timeout=20)
         try:
@@ -190,16 +190,16 @@ def _benchmark(plan: mounter.Plan, wanted: Benchmark, log: Log, _unit: str) -> R
             for command in _removal(plan, place):
                 run(*command, timeout=60, check=False)
             if label == "mount":
-                run("/usr/bin/rmdir", f"{plan.wish.mountpoint}/{_BENCH_DIR}", timeout=10, check=False)
+                run("/usr/bin/rmdir", f"{plan.spec.mountpoint}/{_BENCH_DIR}", timeout=10, check=False)
     return results
 
 
-def _removal(plan: mounter.Plan, place: str) -> tuple[tuple[str, ...], ...]:
+def _removal(plan: mount_plan.Plan, place: str) -> tuple[tuple[str, ...], ...]:
     """Return the commands that remove what was measured with."""
     version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
-    if version is None or not place.startswith(f"{plan.wish.mountpoint}/"):
+    if version is None or not place.startswith(f"{plan.spec.mountpoint}/"):
         return (("/usr/bin/rm", "-rf", "--one-file-system", place),)
-    return juicefs.removal(juicefs_mount.program_path(plan.wish.app), version, place)
+    return juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
 
 
 # fio(1). One file, synced at the end of writing; reading begins with the kernel told to forget it
@@ -218,7 +218,13 @@ def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Result
     fixed = ("--name=benchmark", f"--filename={place}/data", "--ioengine=psync", "--invalidate=1")
     try:
         said = run(
-            _FIO, *fixed, "--output-format=json", f"--size={size_mib}M", *_TESTS[test], timeout=left, cwd=mounter.STATE
+            _FIO,
+            *fixed,
+            "--output-format=json",
+            f"--size={size_mib}M",
+            *_TESTS[test],
+            timeout=left,
+            cwd=mount_plan.STATE,
         ).stdout
         job = json.loads(said[said.index("{") :])["jobs"][0]
     except CommandTimeout as e:
@@ -232,12 +238,12 @@ def _fio(label: str, test: str, place: str, size_mib: int, end: float) -> Result
     return found
 
 
-def _inside(plan: mounter.Plan, text: str) -> str:
+def _inside(plan: mount_plan.Plan, text: str) -> str:
     """Return the real path of something on the mount."""
     look = mounter.probe(plan)
     if not look:
         raise ActionError(look.detail)
-    mountpoint = plan.wish.mountpoint
+    mountpoint = plan.spec.mountpoint
     path = os.path.normpath(text if text.startswith("/") else f"{mountpoint}/{text}")
     if "\0" in text or not f"{path}/".startswith(f"{mountpoint}/"):
         raise ActionError(f"path: it must lie in {mountpoint}: give it relative to that, like datasets/owt")
@@ -291,7 +297,7 @@ def _last_words(unit: str) -> str:
     return said.strip()[-200:] or "it says nothing"
 
 
-Action = collections.abc.Callable[[mounter.Plan, typing.Any, Log, str], Results]
+Action = collections.abc.Callable[[mount_plan.Plan, typing.Any, Log, str], Results]
 ACTIONS: dict[str, tuple[type[_Parameters], Action]] = {
     "status": (Status, _status),
     "warmup": (Warmup, _warmup),

@@ -6,17 +6,12 @@ import dataclasses
 import pathlib
 import time
 
-import cephfs_mount
-import juicefs_mount
-import kernel_mount
-import lustre_client
-import lustre_mount
-import mount_keeper
-import mount_settings
-import mount_tuning
-import mounter
-import nfs_mount
-from mount_settings import Level, TroubleError, Verdict
+import mount_plan
+from kinds import cephfs, kernel, lustre, lustre_client, nfs, presets
+from kinds import juicefs as juicefs_kind
+from mount import mounter, settings
+from mount.settings import Level, TroubleError, Verdict
+from scripts import keeper
 from slurm_ddp import juicefs, mounts, trouble
 from slurm_ddp.interfaces import filesystem_info as fs
 
@@ -37,12 +32,12 @@ class Offer:
     fetch_program: Fetch | None  # None: the program stays as it is, since an action looks and a hook may be at it
 
 
-def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> mounter.Plan:
+def draw(offer: Offer, spec: mount_plan.Spec, config: settings.Config) -> mount_plan.Plan:
     """Return the plan for what is offered.
 
     Raises:
         TroubleError: what is offered cannot be mounted (yet).
-        juicefs.JuicefsError, mounter.MounterError, mounter.NotYetError, CommandError: see the modules of each kind.
+        juicefs.JuicefsError, mount_plan.MountError, mount_plan.NotYetError, CommandError: see the modules of each kind.
     """
     if not offer.uri:
         raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to offer a filesystem")
@@ -53,30 +48,30 @@ def draw(offer: Offer, wish: mounter.Wish, config: mount_settings.Config) -> mou
     match filesystem:
         case fs.Juicefs():
             secret = _juicefs_secret(offer, filesystem)
-            program = juicefs_mount.program_path(wish.app)
+            program = juicefs_kind.program_path(spec.app)
             changed = offer.fetch_program is not None and juicefs.ensure_program(program, offer.fetch_program())
-            port = mounter.metrics_port(wish.app, config.metrics_port)
+            port = mounter.metrics_port(spec.app, config.metrics_port)
             tuning = dataclasses.replace(config.tuning, metrics_port=port)
-            plan = juicefs_mount.plan(wish, filesystem, secret, tuning, program_changed=changed)
+            plan = juicefs_kind.plan(spec, filesystem, secret, tuning, program_changed=changed)
             if offer.fetch_program is not None:
-                juicefs_mount.ensure_sticky_folders(wish, filesystem, secret)
+                juicefs_kind.ensure_sticky_folders(spec, filesystem, secret)
             return plan
         case fs.Nfs():
-            return nfs_mount.plan(wish, filesystem)
+            return nfs.plan(spec, filesystem)
         case fs.Cephfs():
-            cephfs_mount.ensure_helper()
-            return cephfs_mount.plan(wish, filesystem, _ceph_key(offer, filesystem))
+            cephfs.ensure_helper()
+            return cephfs.plan(spec, filesystem, _ceph_key(offer, filesystem))
         case fs.Lustre():
-            return lustre_mount.plan(wish, filesystem, config.lustre)
+            return lustre.plan(spec, filesystem, config.lustre)
 
 
-def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
+def judge(plan: mount_plan.Plan, look: mounts.Result) -> Verdict:
     """Return what a look at the mount means."""
     waits = mounter.pending(plan)
-    seen = mounter.health(plan.wish.app)
+    seen = mounter.health(plan.spec.app)
     match look.state:
         case mounts.State.RIGHT:
-            text = f"{plan.source} is mounted at {plan.wish.mountpoint}"
+            text = f"{plan.source} is mounted at {plan.spec.mountpoint}"
             text += "; restart pending: a change waits until nobody uses it" if waits else ""
             text += f"; {warning}" if (warning := exposed(plan, look)) else ""
             return Verdict(Level.ACTIVE, text)
@@ -89,19 +84,19 @@ def judge(plan: mounter.Plan, look: mounts.Result) -> Verdict:
         case mounts.State.FAILED:
             return Verdict(Level.BLOCKED, look.detail)
         case mounts.State.SLOW:
-            if seen.slow and time.time() - seen.slow >= mount_keeper.SLOW_S:
+            if seen.slow and time.time() - seen.slow >= keeper.SLOW_S:
                 return Verdict(Level.WAITING, f"{look.detail}; look at what stores the data of {plan.source}")
-            return Verdict(Level.ACTIVE, f"{plan.source} is mounted at {plan.wish.mountpoint}; writes are slow now")
+            return Verdict(Level.ACTIVE, f"{plan.source} is mounted at {plan.spec.mountpoint}; writes are slow now")
         case mounts.State.HUNG if seen.down:
             return Verdict(Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it")
         case mounts.State.HUNG:
-            text = f"{plan.wish.mountpoint} does not answer{_since(seen.hung)}" if seen.hung else look.detail
+            text = f"{plan.spec.mountpoint} does not answer{_since(seen.hung)}" if seen.hung else look.detail
             return Verdict(Level.WAITING, text)
         case mounts.State.STALE | mounts.State.STACKED:
             return Verdict(Level.MAINTENANCE, f"{look.detail}; mounting it anew")
 
 
-def exposed(plan: mounter.Plan, look: mounts.Result) -> str:
+def exposed(plan: mount_plan.Plan, look: mounts.Result) -> str:
     """Return that others can replace what is in the filesystem's root, and what to type; nothing where they cannot.
 
     It keeps nobody from using the mount: whose filesystem it is decides.
@@ -114,7 +109,7 @@ def exposed(plan: mounter.Plan, look: mounts.Result) -> str:
 def remove(app: str, *, unit: str) -> str:
     """Take away the mount and all that came with it; return what had to stay, as one line."""
     kept = mounter.remove(app, unit=unit)
-    if kernel_mount.LUSTRE.fstype not in mounter.fstypes():
+    if kernel.LUSTRE.fstype not in mounter.fstypes():
         lustre_client.remove()
     return kept
 
@@ -131,8 +126,8 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
             said = f"{said}{_since(mounter.health(app).down_since)}; the mount waits for it"
         return TroubleError(Level.WAITING if passes else Level.BLOCKED, said, passes=passes)
 
-    lasting = (mounter.MounterError, mount_tuning.OptionError)
-    return trouble.explained(app, tell, passing=(mounter.NotYetError,), lasting=lasting)
+    lasting = (mount_plan.MountError, presets.OptionError)
+    return trouble.explained(app, tell, passing=(mount_plan.NotYetError,), lasting=lasting)
 
 
 def _juicefs_secret(offer: Offer, volume: fs.Juicefs) -> fs.JuicefsSecret:

@@ -16,7 +16,7 @@ import re
 import time
 import urllib.request
 
-import mounter
+import mount_plan
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, last_line, run
 
@@ -95,7 +95,7 @@ class Settings:
     networks: str = ""  # as lnet's module parameter `networks` takes it
 
 
-class NoPackageError(mounter.MounterError):
+class NoPackageError(mount_plan.MountError):
     """The archive has no client for this kernel."""
 
 
@@ -111,13 +111,13 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
     """Return the identifiers as the kernel shows them: `tcp0` is `tcp`, and an identifier without network is on it.
 
     Raises:
-        mounter.MounterError: one of them is no identifier.
+        mount_plan.MountError: one of them is no identifier.
     """
     found: list[str] = []
     for text in texts:
         match = _NID.fullmatch(text if "@" in text else f"{text}@tcp")
         if match is None or ":" in match["host"]:
-            raise mounter.MounterError("a Lustre server's identifier is ADDRESS@NETWORK, like 10.0.0.2@tcp1 or @o2ib")
+            raise mount_plan.MountError("a Lustre server's identifier is ADDRESS@NETWORK, like 10.0.0.2@tcp1 or @o2ib")
         number = match["number"].lstrip("0")
         found.append(f"{match['host']}@{match['kind']}{number}")
     return tuple(found)
@@ -212,7 +212,7 @@ def ensure_installed(settings: Settings, mgs: str, kernel: str | None = None) ->
         kernel: the running one.
 
     Raises:
-        mounter.MounterError: there is none; the message says what to do.
+        mount_plan.MountError: there is none; the message says what to do.
         CommandError: apt failed.
     """
     kernel = kernel or os.uname().release
@@ -220,7 +220,7 @@ def ensure_installed(settings: Settings, mgs: str, kernel: str | None = None) ->
         return
     if not settings.repository:
         presets = "|".join([*PRESETS, EXASCALER])
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"there is no Lustre client for kernel {kernel} here{_others(kernel)}: say where one comes from: "
             f"lustre-repository={presets}, or a line of your own"
         )
@@ -237,7 +237,7 @@ def ensure_installed(settings: Settings, mgs: str, kernel: str | None = None) ->
         run(*_APT, "-y", "--no-install-recommends", "install", *wanted, env=_ENV, timeout=1800)
     run("/usr/sbin/depmod", "-a", kernel, check=False)
     if not _has_modules(kernel):
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"{settings.repository[:40]} installed no modules for the running kernel {kernel}{_others(kernel)}: "
             "boot a kernel that it has them for"
         )
@@ -250,7 +250,7 @@ def ensure_networks(settings: Settings, identifiers: collections.abc.Sequence[st
     itself, is left to it.
 
     Raises:
-        mounter.MounterError: another application needs other networks; or LNet runs with others and cannot change now.
+        mount_plan.MountError: another application needs other networks; or LNet runs with others and cannot change now.
     """
     wanted = settings.networks or derive_networks(identifiers)
     if not wanted:
@@ -265,13 +265,13 @@ def ensure_networks(settings: Settings, identifiers: collections.abc.Sequence[st
     if running == wanted or (running in ("", "(null)") and not changed):
         return
     if mounted:
-        raise mounter.MounterError(
+        raise mount_plan.MountError(
             f"LNet runs on {running or 'its own choice'}, and {wanted} is wanted: unmount all Lustre here, or reboot"
         )
     try:
         run("/usr/sbin/lustre_rmmod", timeout=90)
     except CommandError as e:
-        raise mounter.MounterError(f"LNet cannot change to {wanted} while it is in use: reboot ({e})") from e
+        raise mount_plan.MountError(f"LNet cannot change to {wanted} while it is in use: reboot ({e})") from e
 
 
 def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
@@ -353,10 +353,10 @@ def _run_exascaler(mgs: str, checksum: str) -> None:
     content = _fetch(f"http://{mgs}/client-setup-tool", _TOOL_BYTES)
     found = hashlib.sha256(content).hexdigest()
     if found != checksum:
-        raise mounter.MounterError(f"lustre-checksum: {mgs} hands out a client-setup-tool of SHA-256 {found}")
+        raise mount_plan.MountError(f"lustre-checksum: {mgs} hands out a client-setup-tool of SHA-256 {found}")
     files.ensure_file(ESC_CLIENT, content, mode=0o755)
     fstab = FSTAB.read_bytes() if FSTAB.exists() else b""
-    scratch = mounter.STATE / "esc-client"
+    scratch = mount_plan.STATE / "esc-client"
     scratch.mkdir(parents=True, exist_ok=True)
     config = {
         "Version": "2.0.0",
@@ -394,9 +394,9 @@ def _fetch(url: str, most: int) -> bytes:
             while block := answer.read(1 << 16):
                 content += block
                 if len(content) > most or time.monotonic() > end:
-                    raise mounter.MounterError(f"{host} sends too much, or too slowly")
+                    raise mount_plan.MountError(f"{host} sends too much, or too slowly")
     except (OSError, http.client.HTTPException) as e:
-        raise mounter.NotYetError(f"no download from {host} ({last_line(str(e))})") from e
+        raise mount_plan.NotYetError(f"no download from {host} ({last_line(str(e))})") from e
     return bytes(content)
 
 
