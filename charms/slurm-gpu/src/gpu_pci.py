@@ -1,4 +1,4 @@
-"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. (gpu_health.py runs alone, and reads it itself.)"""
+"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. gpu_health.py, which runs alone, reads it itself."""
 
 import dataclasses
 import pathlib
