@@ -5,13 +5,18 @@ machine, and installs package by package, where one transaction is faster and ei
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import re
+import tempfile
 
 from slurm_ddp.run import CommandError, last_line, run
 
 _APT_GET = ("/usr/bin/apt-get", "-o", "DPkg::Lock::Timeout=600", "-y")
-_EXACT = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages", "install")
+_EXACT = (  # a hold keeps a package from being removed for another, too, whatever --allow-change-held-packages says
+    *("-o", "APT::Ignore-Hold=true", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"),
+    "install",
+)
 _ENV = {"DEBIAN_FRONTEND": "noninteractive"}
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 
@@ -21,16 +26,11 @@ class AptError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Version:
-    """One version of a package that the archives offer."""
+class Changes:
+    """What apt would do."""
 
-    number: str  # "1:580.173.02-0ubuntu0.24.04.1"
-    depends: tuple[tuple[str, ...], ...] = ()  # clauses of alternatives: (("libc6 (>= 2.34)",), ("a (= 1)", "b"))
-
-    @property
-    def upstream(self) -> str:
-        """The number without epoch and Debian revision."""
-        return upstream(self.number)
+    installed: dict[str, str]  # versions by package: new, upgraded and downgraded ones
+    removed: tuple[str, ...]
 
 
 def upstream(number: str) -> str:
@@ -75,36 +75,58 @@ def installed(*patterns: str) -> dict[str, str]:
     return {row[1]: row[2] for row in rows if len(row) == 3 and row[0] == "installed"}
 
 
-def versions(names: collections.abc.Iterable[str]) -> dict[str, tuple[Version, ...]]:
-    """Return what the configured archives offer of each package, the newest first; a package they lack is left out."""
+def candidates(
+    names: collections.abc.Iterable[str], pins: collections.abc.Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the version of each package that apt would install; packages that no archive has are omitted.
+
+    Args:
+        names: the packages.
+        pins: versions by package, both as patterns of apt_preferences(5).
+    """
     wanted = sorted(set(names))
     if not wanted:
         return {}
-    told = run("/usr/bin/apt-cache", "show", *wanted, check=False)
-    found: dict[str, list[Version]] = {}
-    for stanza in told.stdout.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version|Depends|Pre-Depends): (.*)$", stanza, re.MULTILINE))
-        if fields.get("Package") in wanted and "Version" in fields:
-            clauses = ", ".join(fields[key] for key in ("Pre-Depends", "Depends") if key in fields)
-            depends = tuple(
-                tuple(choice.strip() for choice in clause.split("|")) for clause in clauses.split(",") if clause.strip()
-            )
-            found.setdefault(fields["Package"], []).append(Version(fields["Version"], depends))
-    return {name: tuple(dict.fromkeys(offers)) for name, offers in found.items()}
+    with _preferences(pins) as options:
+        policy = run("/usr/bin/apt-cache", *options, "policy", *wanted, check=False).stdout
+    rows = re.findall(r"^(\S+):\n(?:  Installed: .*\n)?  Candidate: (\S+)$", policy, re.MULTILINE)
+    return {name: number for name, number in rows if number != "(none)"}
 
 
-def removed_by(packages: collections.abc.Mapping[str, str], *, timeout: float = 120) -> tuple[str, ...]:
-    """Return which installed packages would have to go for exactly these versions. Changes nothing.
+def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
+    """Return the field Depends of each package's candidate; packages that no archive has are omitted."""
+    wanted = sorted(set(names))
+    if not wanted:
+        return {}
+    shown = run("/usr/bin/apt-cache", "--no-all-versions", "show", *wanted, check=False).stdout
+    stanzas = (dict(re.findall(r"^(Package|Depends): (.*)$", text, re.MULTILINE)) for text in shown.split("\n\n"))
+    return {fields["Package"]: fields.get("Depends", "") for fields in stanzas if "Package" in fields}
+
+
+def simulate(
+    packages: collections.abc.Iterable[str],
+    pins: collections.abc.Mapping[str, str] | None = None,
+    *,
+    timeout: float = 120,
+) -> Changes:
+    """Return what installing these packages (`name` or `name=version`) would change. Changes nothing itself.
+
+    Args:
+        packages: as apt-get takes them.
+        pins: versions by package, both as patterns of apt_preferences(5); they apply to dependencies too.
+        timeout: in seconds.
 
     Raises:
         AptError: apt finds no way to install them together.
     """
     try:
-        told = run(*_APT_GET, "--simulate", *_EXACT, *_assigned(packages), env=_ENV, timeout=timeout)
+        with _preferences(pins) as options:
+            done = run(*_APT_GET, "--simulate", *options, *_EXACT, *packages, env=_ENV, timeout=timeout)
     except CommandError as e:
         unmet = re.findall(r"^ (\S+ : (?:Pre)?Depends: .*)$", e.stdout, re.MULTILINE)
         raise AptError(unmet[0].strip() if unmet else last_line(e.stderr) or str(e)) from e
-    return tuple(sorted(set(_REMOVED.findall(told.stdout))))
+    installed = dict(re.findall(r"^Inst (\S+)(?: \[[^]]*\])? \((\S+)", done.stdout, re.MULTILINE))
+    return Changes(installed, tuple(sorted(set(_REMOVED.findall(done.stdout)))))
 
 
 def install_exact(packages: collections.abc.Mapping[str, str], *, timeout: float = 3600) -> None:
@@ -114,7 +136,7 @@ def install_exact(packages: collections.abc.Mapping[str, str], *, timeout: float
         AptError: it did not come to that.
     """
     try:
-        run(*_APT_GET, *_EXACT, *_assigned(packages), env=_ENV, timeout=timeout)
+        run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=timeout)
     except CommandError as e:
         raise AptError(str(e)) from e
 
@@ -152,5 +174,21 @@ def ensure_not_held(names: collections.abc.Iterable[str]) -> bool:
     return bool(there)
 
 
-def _assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
+def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
+    """Return versions by package as apt-get's arguments, `name=version`."""
     return [f"{name}={number}" for name, number in sorted(packages.items())]
+
+
+@contextlib.contextmanager
+def _preferences(
+    pins: collections.abc.Mapping[str, str] | None,
+) -> collections.abc.Generator[tuple[str, ...]]:
+    """Return apt's options for these pins. They stand in for /etc/apt/preferences; preferences.d still counts."""
+    if not pins:
+        yield ()
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="slurm-ddp-pins-") as file:
+        for name, number in pins.items():
+            file.write(f"Package: {name}\nPin: version {number}\nPin-Priority: 1001\n\n")
+        file.flush()
+        yield ("-o", f"Dir::Etc::Preferences={file.name}")

@@ -1,28 +1,35 @@
 """What apt says, read right: texts as apt-cache and apt-get of Debian 12 print them."""
 
+import pathlib
+
 import pytest
 
 from slurm_ddp import apt
 from slurm_ddp.run import CommandError, Completed
 
-SHOW = """\
-Package: nvidia-open-kernel-dkms
-Source: nvidia-open-gpu-kernel-modules
-Version: 535.261.03-1
-Installed-Size: 12
-Depends: firmware-nvidia-gsp (= 535.261.03) | firmware-nvidia-gsp-535.261.03, nvidia-open-kernel-support--v1
-Pre-Depends: nvidia-installer-cleanup
-Description-en: NVIDIA open kernel module DKMS source
- Package: not-a-package
- .
-
-Package: nvidia-smi
-Version: 535.309.01-0+deb12u1
-Depends: libnvidia-ml1 (= 535.309.01-0+deb12u1)
-
-Package: nvidia-smi
-Version: 535.261.03-1
-
+POLICY = """\
+nvidia-smi:
+  Installed: 535.261.03-1
+  Candidate: 535.309.01-0+deb12u1
+  Version table:
+     535.309.01-0+deb12u1 500
+        500 http://security.debian.org bookworm-security/non-free amd64 Packages
+ *** 535.261.03-1 100
+        100 /var/lib/dpkg/status
+nvidia-kernel-common:
+  Installed: (none)
+  Candidate: (none)
+  Version table:
+dkms:
+  Installed: (none)
+  Candidate: 3.0.10-8
+"""
+SIMULATED = """\
+Remv slurmd [22.05]
+Inst a [1:1-1] (1:2-3 Debian:12.13/oldstable [amd64])
+Inst c (4 Debian:12.13/oldstable [all]) []
+Remv b [1]
+Conf c (4 Debian:12.13/oldstable [all])
 """
 UNMET = """\
 Reading package lists...
@@ -49,23 +56,38 @@ class Apt:
         return answer
 
 
-def test_versions(monkeypatch: pytest.MonkeyPatch):
+def test_candidates(monkeypatch: pytest.MonkeyPatch):
+    asked = Apt(monkeypatch, Completed(0, POLICY, ""))
+    names = ["nvidia-smi", "nvidia-kernel-common", "dkms", "no-such-package"]
+    assert apt.candidates(names) == {"nvidia-smi": "535.309.01-0+deb12u1", "dkms": "3.0.10-8"}
+    assert asked.asked == [["/usr/bin/apt-cache", "policy", *sorted(names)]]
+
+
+SHOW = """\
+Package: nvidia-kernel-dkms
+Version: 535.309.01-0+deb12u1
+Depends: firmware-nvidia-gsp (= 535.309.01) | firmware-nvidia-gsp-535.309.01, dkms (>= 3.0.3-4~)
+Description-en: NVIDIA kernel module DKMS source
+ Package: not-a-package
+
+Package: libcuda1
+Version: 535.309.01-0+deb12u1
+
+"""
+
+
+def test_depends(monkeypatch: pytest.MonkeyPatch):
     Apt(monkeypatch, Completed(0, SHOW, ""))
-    found = apt.versions(["nvidia-smi", "nvidia-open-kernel-dkms", "no-such-package"])
-    assert [offer.number for offer in found["nvidia-smi"]] == ["535.309.01-0+deb12u1", "535.261.03-1"]
-    assert found["nvidia-smi"][0].upstream == "535.309.01"
-    assert found["nvidia-open-kernel-dkms"][0].depends == (
-        ("nvidia-installer-cleanup",),
-        ("firmware-nvidia-gsp (= 535.261.03)", "firmware-nvidia-gsp-535.261.03"),
-        ("nvidia-open-kernel-support--v1",),
-    )
-    assert "no-such-package" not in found
-    assert "not-a-package" not in found
+    assert apt.depends(["nvidia-kernel-dkms", "libcuda1", "no-such-package"]) == {
+        "nvidia-kernel-dkms": "firmware-nvidia-gsp (= 535.309.01) | firmware-nvidia-gsp-535.309.01, dkms (>= 3.0.3-4~)",
+        "libcuda1": "",
+    }
 
 
 def test_nothing_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch):
     asked = Apt(monkeypatch)
-    assert apt.versions([]) == {}
+    assert apt.depends([]) == {}
+    assert apt.candidates([]) == {}
     assert asked.asked == []
 
 
@@ -81,11 +103,26 @@ def test_upstream(number: str, upstream: str):
     assert apt.upstream(number) == upstream
 
 
-def test_what_an_exact_set_takes_away(monkeypatch: pytest.MonkeyPatch):
-    asked = Apt(monkeypatch, Completed(0, "Remv slurmd [22.05]\nInst a [1] (2 x)\nRemv b [1]\n", ""))
-    assert apt.removed_by({"b": "2", "a": "1"}) == ("b", "slurmd")
-    assert asked.asked[0][-4:] == ["--allow-change-held-packages", "install", "a=1", "b=2"]
+def test_what_a_simulation_changes(monkeypatch: pytest.MonkeyPatch):
+    asked = Apt(monkeypatch, Completed(0, SIMULATED, ""))
+    got = apt.simulate(apt.assigned({"c": "4", "a": "1:2-3"}))
+    assert got == apt.Changes({"a": "1:2-3", "c": "4"}, ("b", "slurmd"))
+    assert asked.asked[0][-4:] == ["--allow-change-held-packages", "install", "a=1:2-3", "c=4"]
     assert "--simulate" in asked.asked[0]
+
+
+def test_pins_are_a_file_for_one_command(monkeypatch: pytest.MonkeyPatch):
+    pins: list[tuple[pathlib.Path, str]] = []
+
+    def read(*argv: str, **_: object) -> Completed:
+        path = pathlib.Path(argv[argv.index("-o", 4) + 1].removeprefix("Dir::Etc::Preferences="))
+        pins.append((path, path.read_text()))
+        return Completed(0, "", "")
+
+    monkeypatch.setattr(apt, "run", read)
+    apt.simulate(["a"], {"*nvidia* libcuda1": "535.261.03-*"})
+    assert pins[0][1] == "Package: *nvidia* libcuda1\nPin: version 535.261.03-*\nPin-Priority: 1001\n\n"
+    assert not pins[0][0].exists()
 
 
 def test_unmet_dependencies_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch):
@@ -93,7 +130,7 @@ def test_unmet_dependencies_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         apt.AptError, match=r"^nvidia-open-kernel-dkms : Depends: firmware-nvidia-gsp \(= 535.261.03\) or$"
     ):
-        apt.removed_by({"nvidia-open-kernel-dkms": "535.261.03-1"})
+        apt.simulate(["nvidia-open-kernel-dkms"])
 
 
 def test_holds(monkeypatch: pytest.MonkeyPatch):

@@ -1,17 +1,13 @@
-"""The driver's packages and settings on this machine. Every step may be repeated, and may be the last before a reboot.
+"""The driver's packages, settings and services on this machine. Every step may be repeated."""
 
-Installing is one transaction of apt; what would take anything but another driver away is refused before it begins.
-"""
-
-import collections.abc
 import contextlib
 import logging
 import pathlib
 import re
 
-import driver_packages
 import driver_plan
 import driver_state
+from driver_state import DriverError
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError, run
 
@@ -31,6 +27,9 @@ PASSWD = pathlib.Path("/etc/passwd")
 UPDATE_INITRAMFS = pathlib.Path("/usr/sbin/update-initramfs")
 _ACCOUNTS = ("nvidia-persistenced", "nvpd")  # Ubuntu's and Debian's
 _STOP_S, _UNLOAD_S = 120.0, 60.0
+# What apt must not move by itself, and what is merely called so.
+_HOLD_PATTERNS = ("nvidia-*", "libnvidia-*", "linux-modules-nvidia-*", "libcuda1", "cuda-drivers*", "firmware-nvidia-*")
+_NOT_HELD = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")
 
 # What keeps the driver's devices open on a node without jobs, in the order in which it is stopped. Upstream's slurmd
 # charm brings DCGM as a snap. The health check's timer is started again by `gpu_monitor`.
@@ -63,31 +62,6 @@ options nouveau modeset=0
 """
 
 
-class InstallError(Exception):
-    """A step failed. `str()` is one line and says what to do."""
-
-
-def resolve(facts: driver_state.Facts, wanted: driver_plan.Wish, *, fresh: bool = True) -> driver_plan.Plan:
-    """Return the set of packages to install, after reading the archives anew.
-
-    Raises:
-        PlanError: there is none that fits.
-        InstallError: apt does not work, or would take something else away.
-    """
-    driver_plan.check(facts, wanted)
-    try:
-        if fresh:
-            apt.update()
-        plan = driver_plan.resolve(facts, wanted, _Index())
-        gone = apt.removed_by(plan.exact)
-    except (CommandError, apt.AptError) as e:
-        raise InstallError(f"apt: {e}") from e
-    foreign = [name for name in gone if not name.startswith(driver_packages.MAY_GO)]
-    if foreign:
-        raise InstallError(f"driver {plan.version}: apt would remove {', '.join(foreign)}: see what conflicts first")
-    return plan
-
-
 def is_installed(plan: driver_plan.Plan) -> bool:
     """Whether exactly these packages are here."""
     there = apt.installed(*plan.exact)
@@ -95,44 +69,32 @@ def is_installed(plan: driver_plan.Plan) -> bool:
 
 
 def repair() -> None:
-    """Finish what an interrupted transaction left half done; apt answers nothing before that.
-
-    Raises:
-        InstallError: it cannot be finished.
-    """
+    """Finish what an interrupted transaction left half done; apt answers nothing before that."""
     try:
         apt.repair()
     except apt.AptError as e:
-        raise InstallError(f"dpkg --configure -a: {e}") from e
+        raise DriverError(f"dpkg --configure -a: {e}") from e
 
 
 def install(plan: driver_plan.Plan) -> None:
-    """Install the set in one transaction, after finishing what an interrupted one left.
-
-    Raises:
-        InstallError: it did not work; nothing or all of it is installed, or dpkg stopped in between and says where.
-    """
+    """Install the set in one transaction, after finishing what an interrupted one left."""
     repair()
     try:
         if not is_installed(plan):
             apt.install_exact(plan.exact)
     except apt.AptError as e:
-        raise InstallError(f"driver {plan.version}: {e}") from e
+        raise DriverError(f"driver {plan.version}: {e}") from e
 
 
 def ensure_settings(*, persistence: bool, hold: bool) -> None:
-    """Write down what belongs to an installed driver: nouveau stays away, cards stay awake, apt keeps its hands off.
-
-    Raises:
-        InstallError: a command failed.
-    """
+    """Configure an installed driver: nouveau stays away, cards stay awake, apt leaves the packages alone."""
     try:
         if files.ensure_file(NOUVEAU, _NOUVEAU) and UPDATE_INITRAMFS.exists():
             run(UPDATE_INITRAMFS, "-u", "-k", "all", timeout=600, check=False)
         ensure_persistence(on=persistence)
         ensure_hold(on=hold)
     except CommandError as e:
-        raise InstallError(str(e)) from e
+        raise DriverError(str(e)) from e
 
 
 def ensure_utils(facts: driver_state.Facts) -> None:
@@ -141,50 +103,41 @@ def ensure_utils(facts: driver_state.Facts) -> None:
     As upstream's slurmd does with nvidia-headless-no-dkms. Nothing else is installed, moved or removed.
 
     Raises:
-        InstallError: the archives do not have that version (any more), or apt would change something else.
+        DriverError: the archives do not have that version (any more), or apt would change something else.
     """
-    package = _utils()
-    if NVIDIA_SMI.exists() or package is None or facts.loaded is None or apt.upstream(package[1]) != facts.loaded:
-        return
-    wanted = dict((package,))
-    if apt.installed(package[0]):
+    name, number = _utils()
+    if NVIDIA_SMI.exists() or not name or apt.upstream(number) != facts.loaded or apt.installed(name):
         return
     try:
-        gone = apt.removed_by(wanted)
+        gone = apt.simulate(apt.assigned({name: number})).removed
         if gone:
-            raise InstallError(f"{package[0]} {package[1]}: apt would remove {', '.join(gone)}")
-        apt.install_exact(wanted)
+            raise DriverError(f"{name} {number}: apt would remove {', '.join(gone)}")
+        apt.install_exact({name: number})
     except apt.AptError as e:
-        raise InstallError(f"{package[0]} {package[1]}: {e}") from e
+        raise DriverError(f"{name} {number}: {e}") from e
 
 
 def utils_advice() -> str:
     """Return what to type for nvidia-smi."""
-    package = _utils()
-    if package is None:
+    name, number = _utils()
+    if not name:
         return "install nvidia-smi of exactly the driver's version from where the driver came"
-    typed = f"apt-get install {package[0]}={package[1]}"
+    typed = f"apt-get install {name}={number}"
     return f"juju config slurm-gpu driver-utils=true installs it with the unit's next event, or on the machine: {typed}"
 
 
-def _utils() -> tuple[str, str] | None:
-    """Return the package with nvidia-smi that fits the installed user space, None where no packages brought that."""
+def _utils() -> tuple[str, str]:
+    """Return the package with nvidia-smi that fits the installed user space, "" where no packages brought that."""
     for name, number in sorted(apt.installed("libnvidia-compute-*", "libnvidia-ml1").items()):
         match = re.fullmatch(r"libnvidia-compute-(\d+(?:-server)?)|libnvidia-ml1", name)
         if match is not None:
-            return (f"nvidia-utils-{match[1]}" if match[1] else "nvidia-smi", number)
-    return None
+            return f"nvidia-utils-{match[1]}" if match[1] else "nvidia-smi", number
+    return "", ""
 
 
 def ensure_hold(*, on: bool) -> None:
-    """Keep apt and unattended-upgrades from moving the driver, or let them.
-
-    Raises:
-        CommandError: it cannot be changed now, as while another dpkg runs.
-    """
-    names = [
-        name for name in apt.installed(*driver_packages.HOLD_PATTERNS) if not name.startswith(driver_packages.NOT_HELD)
-    ]
+    """Keep apt and unattended-upgrades from moving the driver, or let them. Fails while another dpkg runs."""
+    names = [name for name in apt.installed(*_HOLD_PATTERNS) if not name.startswith(_NOT_HELD)]
     if on:
         files.ensure_file(UNATTENDED, _UNATTENDED)
         ours = set(_text(HELD).split()) | (set(names) - apt.held())
@@ -214,27 +167,16 @@ def ensure_persistence(*, on: bool) -> bool:
 
 
 def check_next_kernel(plan: driver_plan.Plan, running: str) -> None:
-    """Make sure that the kernel which boots next has the driver.
-
-    Raises:
-        InstallError: it has not, so the machine must not be rebooted.
-    """
+    """Raise unless the kernel that boots next has the driver: the machine must not be rebooted into another."""
     kernel = driver_state.newest_kernel(running)
     module = driver_state.on_disk(kernel)
-    if module is None:
-        raise InstallError(f"no reboot: kernel {kernel}, which boots next, has no nvidia module; see dkms status")
-    if module.version != plan.version:
-        raise InstallError(
-            f"no reboot: kernel {kernel}, which boots next, has driver {module.version}, not {plan.version}"
-        )
+    if module is None or module.version != plan.version:
+        has = "no nvidia module; see dkms status" if module is None else f"driver {module.version}, not {plan.version}"
+        raise DriverError(f"no reboot: kernel {kernel}, which boots next, has {has}")
 
 
 def stop_holders() -> None:
-    """Stop what keeps the driver's devices open. Jobs are not among it: ask first.
-
-    Raises:
-        InstallError: one does not stop.
-    """
+    """Stop what keeps the driver's devices open. Jobs are not among it: check first."""
     active = [unit for unit in HOLDERS if systemd.is_active(unit)]
     if set(active) & set(_DCGM):  # written down first: they run again whatever happens
         names = set(_text(STOPPED).split()) | (set(active) & set(_DCGM))
@@ -243,30 +185,25 @@ def stop_holders() -> None:
         try:
             systemd.stop(unit, timeout=_STOP_S)
         except CommandError as e:
-            raise InstallError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
+            raise DriverError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
 
 
 def start_services(*, fabric: bool) -> None:
-    """Start what belongs to a loaded driver.
-
-    Raises:
-        InstallError: the fabric manager does not start.
-    """
-    if PERSISTENCED_PROGRAM.exists():
-        try:
-            systemd.restart(PERSISTENCED)
-        except CommandError as e:
-            raise InstallError(f"{PERSISTENCED}: {e}; see journalctl -u {PERSISTENCED}") from e
-    if fabric:
-        try:
-            systemd.enable_now(driver_state.FABRIC, timeout=300)
-        except CommandError as e:
-            raise InstallError(f"{driver_state.FABRIC}: {e}; see journalctl -u {driver_state.FABRIC}") from e
+    """Start what belongs to a loaded driver."""
+    unit = PERSISTENCED
+    try:
+        if PERSISTENCED_PROGRAM.exists():
+            systemd.restart(unit)
+        unit = driver_state.FABRIC
+        if fabric:
+            systemd.enable_now(unit, timeout=300)
+    except CommandError as e:
+        raise DriverError(f"{unit}: {e}; see journalctl -u {unit}") from e
     _start_dcgm()
 
 
 def ensure_services() -> None:
-    """Start those that are installed and do not run; what fails says so itself, in the status."""
+    """Start those that are installed and do not run; one that fails shows in the status."""
     for program, unit in ((PERSISTENCED_PROGRAM, PERSISTENCED), (driver_state.FABRIC_PROGRAM, driver_state.FABRIC)):
         if program.exists() and not systemd.is_active(unit):
             with contextlib.suppress(CommandError):
@@ -287,54 +224,29 @@ def _start_dcgm() -> None:
 
 
 def load(version: str, facts: driver_state.Facts) -> bool:
-    """Let this version of the driver run now; return False where only a reboot can.
+    """Load this version of the driver; return False where only a reboot can.
 
     Nothing may use the cards: call `stop_holders` first, on a node without jobs.
     """
-    if facts.nouveau:
-        return False
-    if facts.loaded is not None and facts.loaded != version:
-        if not _unload():
-            return False
-    elif facts.loaded == version:
+    if facts.loaded == version and not facts.nouveau:
         return True
-    module = driver_state.on_disk(facts.kernel)
-    if module is None or module.version != version:
-        return False
     try:
+        if facts.nouveau:
+            return False
+        loaded = [line.partition(" ")[0] for line in _text(PROC_MODULES).splitlines()] if facts.loaded else []
+        for name in _MODULES:
+            if name in loaded:
+                run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)
+        module = driver_state.on_disk(facts.kernel)
+        if module is None or module.version != version:
+            return False
         run("/usr/sbin/modprobe", "nvidia", timeout=_UNLOAD_S)
         run("/usr/sbin/modprobe", "nvidia-uvm", timeout=_UNLOAD_S)
         if NVIDIA_MODPROBE.exists():
             run(NVIDIA_MODPROBE, "-u", "-c", "0", check=False)
-    except CommandError:
+    except CommandError:  # something has it open, or Secure Boot refuses it
         return False
     return True
-
-
-def _unload() -> bool:
-    present = [line.partition(" ")[0] for line in _text(PROC_MODULES).splitlines()]
-    for name in _MODULES:
-        if name not in present:
-            continue
-        try:
-            run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)
-        except CommandError:  # somebody has it open: a reboot takes it
-            return False
-    return True
-
-
-class _Index:
-    """What the archives offer, each package asked for once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[apt.Version, ...]] = {}
-
-    def __call__(self, names: collections.abc.Iterable[str]) -> dict[str, tuple[apt.Version, ...]]:
-        names = set(names)
-        unknown = names - set(self._known)
-        told = apt.versions(unknown)
-        self._known |= {name: told.get(name, ()) for name in unknown}
-        return {name: self._known[name] for name in sorted(names) if self._known[name]}
 
 
 def _text(path: pathlib.Path) -> str:

@@ -1,10 +1,11 @@
-"""Another driver for a node, step by step: drained, free of jobs, installed, loaded or rebooted, looked at, registered.
+"""Upgrade a node's driver step by step: drain, wait for jobs, install, load or reboot, verify, register.
 
-A journal holds the step that is next and the exact set of packages, written before the step begins, and each step may
-be done twice. So an upgrade may be interrupted anywhere, by a reboot too, and the next hook goes on. A step that fails
-leaves the node drained with the reason, and says what to do; running the upgrade again tries that step again.
+A journal holds the next step and the exact set of packages, written before the step begins, and each step may be done
+twice. So an upgrade may be interrupted anywhere, by a reboot too, and the next hook goes on. A step that fails leaves
+the node drained with the reason, and says what to do; running the upgrade again tries that step again.
 """
 
+import collections.abc
 import contextlib
 import dataclasses
 import enum
@@ -20,6 +21,7 @@ import driver_state
 import gpu_detect
 import gpu_hold
 import registration
+from driver_state import DriverError
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -31,12 +33,8 @@ _SETTLE_S = 600.0  # a fabric manager has the cards of a host ready within minut
 _MOST_REBOOTS = 3
 # Where a node is that has its GPUs in Slurm; KEPT may wait for a mount, which is no matter of drivers.
 REGISTERED = frozenset({registration.Stage.REGISTERED, registration.Stage.KEPT})
-_RETRY_PLAN_S = 3600.0
+_RETRY_S = 3600.0  # after a refusal, so that not every hook asks the archives again
 ROOTS = gpu_detect.Roots()
-
-
-class UpgradeError(Exception):
-    """An upgrade cannot begin, be stopped or be told of. `str()` is one line and says what to do."""
 
 
 class Step(enum.StrEnum):
@@ -66,7 +64,7 @@ class Upgrade:
 
     step: Step
     node: str | None  # None: slurmd is not set up, so there are no jobs
-    wish: driver_plan.Wish
+    spec: driver_plan.Spec
     plan: driver_plan.Plan
     rolling: bool  # one node at a time
     patience_s: float  # how long jobs are waited for
@@ -82,12 +80,10 @@ class Upgrade:
         """Return the upgrade that is under way."""
         try:
             raw: dict[str, typing.Any] = json.loads(_journal().read_text())
-            wish = driver_plan.Wish(**raw.pop("wish"))
-            plan = raw.pop("plan")
+            spec, plan = driver_plan.Spec(**raw.pop("spec")), raw.pop("plan")
             packages = tuple((str(name), str(number)) for name, number in plan.pop("packages"))
-            kernels = tuple(str(kernel) for kernel in plan.pop("kernels"))
-            whole = driver_plan.Plan(packages=packages, kernels=kernels, **plan)
-            return cls(step=Step(raw.pop("step")), wish=wish, plan=whole, **raw)
+            whole = driver_plan.Plan(packages=packages, kernels=tuple(plan.pop("kernels")), **plan)
+            return cls(step=Step(raw.pop("step")), spec=spec, plan=whole, **raw)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -105,13 +101,13 @@ class Upgrade:
     @property
     def text(self) -> str:
         """Where it is, for a status."""
+        driver = f"driver {self.plan.version}"
         if self.failed:
-            return (
-                f"driver {self.plan.version} failed: {self.failed}; then run upgrade-driver again, or with cancel=true"
-            )
-        return f"driver {self.plan.version}: {self.waits or _DOING[self.step]}"
+            return f"{driver} failed: {self.failed}; then run upgrade-driver again, or with cancel=true"
+        return f"{driver}: {self.waits or _DOING[self.step]}"
 
 
+_BEFORE = frozenset({Step.ASK, Step.DRAIN})  # nothing is changed on the machine yet
 # Where an upgrade that failed begins again; else at the step that failed.
 _RETRY = {Step.LOAD: Step.INSTALL, Step.REBOOT: Step.INSTALL, Step.VERIFY: Step.LOAD, Step.REGISTER: Step.VERIFY}
 _DOING = {
@@ -126,50 +122,45 @@ _DOING = {
 
 
 def begin(
-    node: str | None, wanted: driver_plan.Wish, *, rolling: bool = True, patience_s: float = DEFAULT_PATIENCE_S
+    node: str | None, wanted: driver_plan.Spec, *, rolling: bool = True, patience_s: float = DEFAULT_PATIENCE_S
 ) -> Upgrade | None:
-    """Write down an upgrade, or go on with the one that is under way; return None where there is nothing to do.
+    """Begin an upgrade, or go on with the one that is under way; return None where there is nothing to do.
 
     Raises:
-        PlanError: what is wanted cannot be had.
-        InstallError: apt does not work.
-        UpgradeError: another upgrade is under way, or this machine has no GPU.
+        DriverError: the driver is not available, another upgrade is under way, or this machine has no GPU.
     """
     running = Upgrade.load()
     if running is not None:
-        asked_else = wanted.version not in {None, running.plan.version} or wanted.branch != running.wish.branch
-        if asked_else and running.step not in {Step.ASK, Step.DRAIN}:
-            raise UpgradeError(f"driver {running.plan.version} is under way: wait for it, or run with cancel=true")
-        if not asked_else:
+        if wanted.version in {None, running.plan.version} and wanted.branch == running.spec.branch:
             return running.to(_RETRY.get(running.step, running.step), reboots=0) if running.failed else running
+        if running.step not in _BEFORE:
+            raise DriverError(f"driver {running.plan.version} is under way: wait for it, or run with cancel=true")
     facts = _facts()
     if not facts.cards:
-        raise UpgradeError("this machine shows no NVIDIA GPU on its PCI bus, so there is no driver to install")
-    plan = driver_install.resolve(facts, wanted)
-    if running is None and driver_install.is_installed(plan) and facts.loaded == plan.version:
-        wrong = driver_state.diagnose(facts)
-        if wrong is None:
-            return None
-    upgrade = Upgrade(Step.ASK, node, wanted, plan, rolling, patience_s)
-    return upgrade.to(Step.ASK)
+        raise DriverError("this machine shows no NVIDIA GPU on its PCI bus, so there is no driver to install")
+    plan = driver_plan.resolve(facts, wanted)
+    is_there = driver_install.is_installed(plan) and facts.loaded == plan.version
+    if running is None and is_there and driver_state.diagnose(facts) is None:
+        return None
+    return Upgrade(Step.ASK, node, wanted, plan, rolling, patience_s).to(Step.ASK)
 
 
 def cancel() -> str:
     """Stop an upgrade, and put the node back; return what was done.
 
     Raises:
-        UpgradeError: there is none, or it is where stopping would leave half a driver.
+        DriverError: there is none, or it is where stopping would leave half a driver.
         NodeError: the controller did not do as asked.
     """
     upgrade = Upgrade.load()
     if upgrade is None:
-        raise UpgradeError("no upgrade is under way")
-    if not upgrade.failed and upgrade.step not in {Step.ASK, Step.DRAIN}:
-        raise UpgradeError(f"driver {upgrade.plan.version} is past the point: {upgrade.text}")
-    if upgrade.step not in {Step.ASK, Step.DRAIN}:
+        raise DriverError("no upgrade is under way")
+    if upgrade.step not in _BEFORE:
+        if not upgrade.failed:
+            raise DriverError(f"driver {upgrade.plan.version} is past the point: {upgrade.text}")
         driver_install.ensure_services()
     if not gpu_hold.give_back():
-        raise UpgradeError(f"{upgrade.node} was down before and has jobs now: try again when they have ended")
+        raise DriverError(f"{upgrade.node} was down before and has jobs now: try again when they have ended")
     files.ensure_absent(_journal())
     return f"driver {upgrade.plan.version} is given up"
 
@@ -182,12 +173,9 @@ def advance() -> Turn:
         try:
             upgrade, turn = _STEPS[upgrade.step](upgrade)
         except nodes.ControllerSilent as e:
-            _wait(before, f"waits for slurmctld ({e})")
-            return Turn.HOLD
-        except (
-            driver_install.InstallError, driver_plan.PlanError, gpu_hold.HoldError, nodes.NodeError, CommandError,
-        ) as e:  # fmt: skip
-            upgrade, turn = _fail(before, str(e)), Turn.HOLD
+            return _wait(before, f"waits for slurmctld ({e})")[1]
+        except (DriverError, gpu_hold.HoldError, nodes.NodeError, CommandError) as e:
+            return _fail(before, str(e))[1]
         if turn is not None:
             return turn
     return Turn.NONE if upgrade is None else Turn.HOLD
@@ -212,8 +200,8 @@ def finish(progress: registration.Progress | None) -> bool:
     return True
 
 
-def ensure_wanted(node: str | None, wanted: driver_plan.Wish) -> bool:
-    """Let a machine without any driver get the one that the option names; return whether that begins now.
+def ensure_wanted(node: str | None, wanted: driver_plan.Spec) -> bool:
+    """Begin to install the option's driver on a machine without any; return whether that begins now.
 
     A driver that is there is never changed by an option: `upgrade-driver` does that.
     """
@@ -221,47 +209,52 @@ def ensure_wanted(node: str | None, wanted: driver_plan.Wish) -> bool:
         return False
     facts = _facts()
     if not facts.cards or facts.has_driver:
-        files.ensure_absent(_refusal())
+        files.ensure_absent(_refusals())
         return False
     key = f"{wanted} {facts.kernel} {facts.next_kernel}"
-    said = _Refusal.load()
-    if said is not None and said.key == key and time.time() - said.at < _RETRY_PLAN_S:
+    if _was_refused(key):
         return False
     try:
         begun = begin(node, wanted, rolling=False)
-    except (driver_plan.PlanError, driver_install.InstallError, UpgradeError, CommandError) as e:
-        _Refusal(key, str(e), time.time()).save()
+    except (DriverError, CommandError) as e:
+        _refuse(key, e)
         return False
-    files.ensure_absent(_refusal())
+    files.ensure_absent(_refusals())
     return begun is not None
 
 
-def note(wanted: driver_plan.Wish) -> str | None:
-    """Return what a person should know of a driver, though it may work; None when there is nothing."""
+def note(wanted: driver_plan.Spec) -> str | None:
+    """Return what the operator should know of a driver, though it may work; None when there is nothing."""
     facts = _facts()
     if not facts.cards:
         return None
-    said = _Refusal.load()
-    if not wanted.keeps and said is not None and not facts.has_driver:
-        return said.text
-    if not wanted.keeps and facts.has_driver and _branch(facts) != wanted.branch:
-        return f"driver {_version(facts)} is here, and the option says {wanted.branch}: run upgrade-driver"
-    wrong = driver_state.diagnose(facts)
-    if wrong is None and facts.loaded is not None and facts.library is None:
+    if not wanted.keeps and not facts.has_driver:
+        refused = _refusal().get("text")
+        if refused:
+            return str(refused)
+    if not wanted.keeps and facts.has_driver and facts.version.partition(".")[0] != wanted.branch:
+        return f"driver {facts.version} is here, and the option says {wanted.branch}: run upgrade-driver"
+    finding = driver_state.diagnose(facts)
+    if finding is None and facts.loaded is not None and facts.library is None:
         return (
             f"driver {facts.loaded} is here without libnvidia-ml.so.1, so its health is not checked: install "
             "libnvidia-compute of exactly that version"
         )
-    return str(wrong) if wrong is not None and not wrong.is_fatal else None
+    return str(finding) if finding is not None and not finding.is_fatal else None
 
 
-def ensure_settings(wanted: driver_plan.Wish) -> None:
-    """Keep a driver that works as it is: awake, and out of apt's and unattended-upgrades' hands."""
+def ensure_settings(wanted: driver_plan.Spec) -> None:
+    """Keep a driver that works as it is: awake, with nvidia-smi, and out of apt's and unattended-upgrades' hands."""
     facts = _facts()
     if not facts.cards or facts.loaded is None or facts.runfile:
         return
-    if wanted.utils:
-        _ensure_utils(facts)
+    key = f"utils {facts.loaded}"
+    if wanted.utils and not _was_refused(key):
+        try:
+            driver_install.ensure_utils(facts)
+        except (DriverError, CommandError) as e:  # the health check works without it, so it is no status
+            logger.warning("reset-gpu and set-mig need nvidia-smi, which is not installed: %s", e)
+            _refuse(key, e)
     try:
         driver_install.ensure_hold(on=wanted.hold)
     except CommandError as e:  # another dpkg runs, as on a fresh machine: the next hook tries again
@@ -271,21 +264,8 @@ def ensure_settings(wanted: driver_plan.Wish) -> None:
             systemd.restart(driver_install.PERSISTENCED)
 
 
-def _ensure_utils(facts: driver_state.Facts) -> None:
-    """Install nvidia-smi where it is missing. The health check works without it, so a failure is no status."""
-    key = f"utils {facts.loaded}"
-    said = _Refusal.load()
-    if said is not None and said.key == key and time.time() - said.at < _RETRY_PLAN_S:
-        return
-    try:
-        driver_install.ensure_utils(facts)
-    except (driver_install.InstallError, CommandError) as e:
-        logger.warning("reset-gpu and set-mig need nvidia-smi, which is not installed: %s", e)
-        _Refusal(key, str(e), time.time()).save()
-
-
 def release() -> None:
-    """Leave the machine: what holds it back goes, the driver stays."""
+    """Remove what holds this machine back; the driver stays."""
     if Upgrade.load() is not None or driver_install.STOPPED.exists():
         driver_install.ensure_services()
     try:
@@ -293,26 +273,22 @@ def release() -> None:
     except CommandError as e:
         logger.warning("the driver's packages stay held, see apt-mark showhold: %s", e)
     driver_install.ensure_persistence(on=False)
-    for path in (_journal(), _refusal(), driver_install.NOUVEAU):
+    for path in (_journal(), _refusals(), driver_install.NOUVEAU):
         files.ensure_absent(path)
 
 
-_Next = tuple[Upgrade | None, Turn | None]
+_Next = tuple[Upgrade, Turn | None]
 
 
 def _ask(upgrade: Upgrade) -> _Next:
-    if upgrade.node is None:
+    node = nodes.show(upgrade.node) if upgrade.node else None
+    if upgrade.node is None or node is None:  # no job can run on it
         return upgrade.to(Step.INSTALL), None
     why = f"driver {upgrade.plan.version}"
-    node = nodes.show(upgrade.node)
-    if node is None:  # nobody can use it, and nobody misses it
-        return upgrade.to(Step.INSTALL), None
-    if upgrade.rolling:
-        other = gpu_hold.turn(gpu_hold.DRIVER, upgrade.node, why)
-        if other is not None:
-            return _wait(upgrade, f"waits for its turn: {other} changes its driver")
-    else:
+    if not upgrade.rolling:
         gpu_hold.take(gpu_hold.DRIVER, upgrade.node, why)
+    elif (other := gpu_hold.turn(gpu_hold.DRIVER, upgrade.node, why)) is not None:
+        return _wait(upgrade, f"waits for its turn: {other} changes its driver")
     return upgrade.to(Step.DRAIN, drained_at=time.time()), None
 
 
@@ -320,35 +296,30 @@ def _drain(upgrade: Upgrade) -> _Next:
     node = nodes.show(upgrade.node) if upgrade.node else None
     if node is not None and not gpu_hold.is_ours(node, gpu_hold.DRIVER):
         gpu_hold.forget()
-        return _fail(
-            upgrade.to(Step.ASK), f"somebody else changed the state of {upgrade.node} before it was free"
-        ), Turn.HOLD
+        return _fail(upgrade.to(Step.ASK), f"somebody else changed the state of {upgrade.node} before it was free")
     busy = gpu_hold.in_the_way(node)
     if busy is None:
         return upgrade.to(Step.INSTALL), None
     if time.time() - upgrade.drained_at < upgrade.patience_s:
         return _wait(upgrade, f"waits for {busy} on {upgrade.node}")
-    gpu_hold.give_back()  # the jobs had their time, and so had we
+    gpu_hold.give_back()
     hours = upgrade.patience_s / 3600
-    return _fail(
-        upgrade.to(Step.ASK), f"{busy} still ran on {upgrade.node} after {hours:g} h, so it is back"
-    ), Turn.HOLD
+    return _fail(upgrade.to(Step.ASK), f"{busy} still ran on {upgrade.node} after {hours:g} h, so it is back")
 
 
 def _install(upgrade: Upgrade) -> _Next:
     _check_free(upgrade)
-    facts = _facts()
-    plan = upgrade.plan
+    facts, plan = _facts(), upgrade.plan
     driver_install.repair()
     is_there = driver_install.is_installed(plan)
-    if facts.next_kernel not in plan.kernels or not (is_there or _can_be_had(plan)):  # things went on while we waited
-        plan = driver_install.resolve(facts, upgrade.wish)
+    if facts.next_kernel not in plan.kernels or not (is_there or _is_available(plan)):  # the archive or /boot changed
+        plan = driver_plan.resolve(facts, upgrade.spec)
         upgrade = upgrade.to(Step.INSTALL, plan=plan)
         is_there = driver_install.is_installed(plan)
     if not is_there:
         driver_install.stop_holders()
     driver_install.install(plan)
-    driver_install.ensure_settings(persistence=upgrade.wish.persistence, hold=upgrade.wish.hold)
+    driver_install.ensure_settings(persistence=upgrade.spec.persistence, hold=upgrade.spec.hold)
     return upgrade.to(Step.LOAD), None
 
 
@@ -366,7 +337,7 @@ def _reboot(upgrade: Upgrade) -> _Next:
     if boot_id() != upgrade.boot_id:
         return upgrade.to(Step.VERIFY), None
     if upgrade.reboots >= _MOST_REBOOTS:
-        return _fail(upgrade, "this machine does not reboot: reboot it by hand"), Turn.HOLD
+        return _fail(upgrade, "this machine does not reboot: reboot it by hand")
     _check_free(upgrade)
     driver_install.check_next_kernel(upgrade.plan, _facts().kernel)  # another kernel may have come since
     return upgrade, Turn.REBOOT
@@ -380,38 +351,33 @@ def rebooting() -> None:
 
 
 def _verify(upgrade: Upgrade) -> _Next:
-    facts = _facts()
-    version = upgrade.plan.version
+    facts, version = _facts(), upgrade.plan.version
     if facts.loaded == version:
         driver_install.start_services(fabric=upgrade.plan.fabric)
         facts = _facts()
-    wrong = driver_state.diagnose(facts)
-    if facts.loaded not in {None, version}:
-        return _fail(upgrade, f"driver {facts.loaded} runs instead: see lsinitramfs and modinfo nvidia"), Turn.HOLD
-    trouble = str(wrong) if wrong is not None and wrong.is_fatal else None
-    if trouble is None:
+    elif facts.loaded is not None:
+        return _fail(upgrade, f"driver {facts.loaded} runs instead: see lsinitramfs and modinfo nvidia")
+    finding = driver_state.diagnose(facts)
+    problem = str(finding) if finding is not None and finding.is_fatal else None
+    if problem is None:
         found = gpu_detect.detect(ROOTS)
         missing = len(facts.cards) - len(found.gpus)
-        trouble = found.problem or (f"{missing} of {len(facts.cards)} GPUs do not answer" if missing > 0 else None)
-    if trouble is None:
+        problem = found.problem or (f"{missing} of {len(facts.cards)} GPUs do not answer" if missing > 0 else None)
+    if problem is None:
         return upgrade.to(Step.REGISTER), None
     if time.time() - upgrade.since < _SETTLE_S and facts.loaded == version:
-        return _wait(upgrade, f"is loaded; {trouble}")
-    return _fail(upgrade, trouble), Turn.HOLD
+        return _wait(upgrade, f"is loaded; {problem}")
+    return _fail(upgrade, problem)
 
 
-def _register(upgrade: Upgrade) -> _Next:
-    return upgrade, Turn.REGISTER
-
-
-_STEPS = {
+_STEPS: dict[Step, collections.abc.Callable[[Upgrade], _Next]] = {
     Step.ASK: _ask,
     Step.DRAIN: _drain,
     Step.INSTALL: _install,
     Step.LOAD: _load,
     Step.REBOOT: _reboot,
     Step.VERIFY: _verify,
-    Step.REGISTER: _register,
+    Step.REGISTER: lambda upgrade: (upgrade, Turn.REGISTER),
 }
 
 
@@ -420,50 +386,42 @@ def _check_free(upgrade: Upgrade) -> None:
     node = nodes.show(upgrade.node) if upgrade.node else None
     busy = gpu_hold.in_the_way(node)
     if busy is not None:
-        raise driver_install.InstallError(f"{busy} started on {upgrade.node} meanwhile: drain it")
+        raise DriverError(f"{busy} started on {upgrade.node} meanwhile: drain it")
     if node is not None and not (node.is_drained or node.is_down):
         gpu_hold.take(gpu_hold.DRIVER, node.name, f"driver {upgrade.plan.version}")
 
 
-def _can_be_had(plan: driver_plan.Plan) -> bool:
+def _is_available(plan: driver_plan.Plan) -> bool:
     try:
-        apt.removed_by(plan.exact)
+        apt.simulate(apt.assigned(plan.exact))
     except apt.AptError:
         return False
     return True
 
 
-def _wait(upgrade: Upgrade, text: str) -> _Next:
+def _wait(upgrade: Upgrade, text: str) -> tuple[Upgrade, Turn]:
     after = dataclasses.replace(upgrade, waits=text)
     after.save()
     return after, Turn.HOLD
 
 
-def _fail(upgrade: Upgrade, text: str) -> Upgrade:
+def _fail(upgrade: Upgrade, text: str) -> tuple[Upgrade, Turn]:
     after = dataclasses.replace(upgrade, failed=text)
     after.save()
     if upgrade.node is not None and gpu_hold.Hold.load() is not None:
-        with contextlib.suppress(nodes.NodeError, gpu_hold.HoldError):  # the status tells it anyway
+        with contextlib.suppress(nodes.NodeError, gpu_hold.HoldError):  # the status shows it anyway
             gpu_hold.take(gpu_hold.DRIVER, upgrade.node, f"failed: {text}")
-    return after
+    return after, Turn.HOLD
 
 
 def next_kernel_lacks_driver() -> bool:
-    """Whether a reboot now would come up without the driver."""
-    return driver_state.next_kernel_lacks_driver(_facts())
+    """Return whether a reboot now would come up without the driver."""
+    return _facts().next_kernel_lacks_driver
 
 
 def present() -> str:
     """Return the version of the driver that this machine has, empty where it has none."""
-    return _version(_facts())
-
-
-def _version(facts: driver_state.Facts) -> str:
-    return facts.loaded or facts.library or (facts.module.version if facts.module else "")
-
-
-def _branch(facts: driver_state.Facts) -> str:
-    return _version(facts).partition(".")[0]
+    return _facts().version
 
 
 def _facts() -> driver_state.Facts:
@@ -471,33 +429,31 @@ def _facts() -> driver_state.Facts:
 
 
 def boot_id() -> str:
-    """Return what names this boot of the machine."""
+    """Return the id of this boot of the machine."""
     return (ROOTS.proc / "sys/kernel/random/boot_id").read_text().strip()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Refusal:
-    """Why the option's driver could not be had, so that not every hook asks the archives again."""
+def _refusal() -> dict[str, typing.Any]:
+    """Return what was refused last, when and why: `key`, `at` (seconds since 1970) and `text`."""
+    try:
+        raw = json.loads(_refusals().read_text())
+        return {"key": str(raw["key"]), "at": float(raw["at"]), "text": str(raw["text"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
-    key: str
-    text: str
-    at: float
 
-    @classmethod
-    def load(cls) -> "_Refusal | None":
-        try:
-            raw = json.loads(_refusal().read_text())
-            return cls(raw["key"], raw["text"], float(raw["at"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+def _was_refused(key: str) -> bool:
+    last = _refusal()
+    return last.get("key") == key and time.time() - last["at"] < _RETRY_S
 
-    def save(self) -> None:
-        files.ensure_file(_refusal(), json.dumps(dataclasses.asdict(self)) + "\n", mode=0o600)
+
+def _refuse(key: str, error: Exception) -> None:
+    files.ensure_file(_refusals(), json.dumps({"key": key, "text": str(error), "at": time.time()}) + "\n", mode=0o600)
 
 
 def _journal() -> pathlib.Path:
     return registration.STATE_DIR / "upgrade.json"
 
 
-def _refusal() -> pathlib.Path:
+def _refusals() -> pathlib.Path:
     return registration.STATE_DIR / "driver-refused.json"

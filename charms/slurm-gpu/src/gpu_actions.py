@@ -7,8 +7,8 @@ import ops
 
 import compute_seat
 import controller_seat
-import driver_install
 import driver_plan
+import driver_state
 import driver_upgrade
 import gpu_hold
 import gpu_monitor
@@ -26,9 +26,7 @@ REFUSALS = (
     compute_seat.MachineError,
     gpu_settings.SettingsError,
     gpu_monitor.MonitorError,
-    driver_install.InstallError,
-    driver_plan.PlanError,
-    driver_upgrade.UpgradeError,
+    driver_state.DriverError,
     gpu_hold.HoldError,
     gpu_tasks.TaskError,
     nodes.NodeError,
@@ -129,7 +127,7 @@ def upgrade_driver(seat: Seat, event: ops.ActionEvent) -> Results:
         seat.look_again()
         seat.reconcile(event)
         return {"result": "cancelled", "detail": said}
-    wanted = driver_plan.wish(seat.config)
+    wanted = driver_plan.spec(seat.config)
     branch, version = event.params.get("branch"), event.params.get("version")
     wanted = driver_plan.narrowed(wanted, branch, version, driver_upgrade.present())
     most = gpu_tasks.MOST_PATIENCE_S

@@ -14,13 +14,11 @@ import sys
 import pydantic
 
 import driver_state
+import gpu_pci
 import nvml_probe
 from slurm_ddp.run import CommandError, run
 
-_NVIDIA = "0x10de"  # PCI vendor
-_GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio, 0x0680 an NVSwitch
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
-_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
 _CAP = "nvidia-cap"
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
@@ -197,7 +195,7 @@ def _instance(told: _NvmlInstance, minor: int, minors: collections.abc.Mapping[s
 
 
 def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
-    bus_id = _bus_id(gpu.bus_id)
+    bus_id = gpu_pci.bus_id(gpu.bus_id)
     return Gpu(
         name=gpu.name,
         bus_id=bus_id,
@@ -213,13 +211,13 @@ def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str,
 
 def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
     found: list[Gpu] = []
-    for directory in sorted((roots.proc / "driver/nvidia/gpus").glob("*"), key=lambda path: _bus_key(path.name)):
+    for directory in sorted((roots.proc / "driver/nvidia/gpus").glob("*"), key=lambda path: gpu_pci.bus_key(path.name)):
         try:
             text = (directory / "information").read_text(errors="replace")
         except OSError:
             continue
         fields = dict(_FIELD.findall(text))
-        bus_id = _bus_id(directory.name)
+        bus_id = gpu_pci.bus_id(directory.name)
         minor = fields.get("Device Minor", "")
         number = int(minor) if minor.isdigit() else len(found)
         instances = (roots.proc / f"driver/nvidia/capabilities/gpu{number}/mig").glob("gi*")
@@ -237,12 +235,10 @@ def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
 
 
 def _from_pci(roots: Roots) -> tuple[Gpu, ...]:
-    found: list[Gpu] = []
-    for device in sorted((roots.sys / "bus/pci/devices").glob("*"), key=lambda path: _bus_key(path.name)):
-        if _read(device / "vendor") != _NVIDIA or not (_read(device / "class") or "").startswith(_GPU_CLASSES):
-            continue
-        found.append(Gpu(name=None, bus_id=device.name, minor=None, cpus=_local_cpus(roots, device.name)))
-    return tuple(found)
+    return tuple(
+        Gpu(name=None, bus_id=card.bus_id, minor=None, cpus=_local_cpus(roots, card.bus_id))
+        for card in gpu_pci.cards(roots.sys)
+    )
 
 
 def _driver_version(roots: Roots) -> str | None:
@@ -264,17 +260,6 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
             return None
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(numbers)
-
-
-def _bus_id(text: str) -> str | None:
-    """Return a bus id as sysfs spells it: NVML has eight digits of domain and capitals."""
-    match = _BUS_ID.fullmatch(text)
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else None
-
-
-def _bus_key(name: str) -> tuple[int, str]:
-    match = _BUS_ID.fullmatch(name)
-    return (int(match[1], 16), name.lower()) if match else (1 << 32, name)
 
 
 def _read(path: pathlib.Path) -> str | None:

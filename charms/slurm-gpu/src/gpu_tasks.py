@@ -19,6 +19,7 @@ import gpu_detect
 import gpu_hold
 import gpu_mig
 import gpu_monitor
+import gpu_pci
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
@@ -33,7 +34,7 @@ _RESET_S = 180.0
 _BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 # NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r": GPUs connected by
 # NVLink are reset together; from the H100 on, each by itself).
-_FIRST_SWITCH = "0x1af1"
+_FIRST_SWITCH = 0x1AF1
 
 _UNIT = """\
 # Written by the slurm-gpu charm: MIG instances do not survive a reboot.
@@ -154,7 +155,7 @@ def set_mig(gpu: str, profiles: str, node: str | None, asked: Asked) -> dict[str
 
 
 def upgrade(
-    wanted: driver_plan.Wish,
+    wanted: driver_plan.Spec,
     node: str | None,
     patience_s: float,
     asked: Asked,
@@ -171,7 +172,7 @@ def upgrade(
 
     Raises:
         TaskError: a step failed; the text says which and what to do.
-        PlanError, InstallError, UpgradeError: it cannot begin.
+        DriverError: it cannot begin.
     """
     begun = driver_upgrade.begin(node, wanted, patience_s=patience_s)
     if begun is None:
@@ -247,7 +248,7 @@ def _restore(card: gpu_mig.Card) -> None:
 
 
 def _cards() -> tuple[str, ...]:
-    return tuple(card.bus_id for card in driver_state.look(ROOTS.proc, ROOTS.sys).cards)
+    return tuple(card.bus_id for card in gpu_pci.cards(ROOTS.sys))
 
 
 def _known(gpu: str, cards: tuple[str, ...]) -> str:
@@ -260,8 +261,7 @@ def _known(gpu: str, cards: tuple[str, ...]) -> str:
 
 
 def _resets_together() -> bool:
-    devices = (ROOTS.sys / "bus/pci/devices").glob("*/device")
-    return any(path.read_text(errors="replace").strip() == _FIRST_SWITCH for path in devices)
+    return _FIRST_SWITCH in gpu_pci.switches(ROOTS.sys)
 
 
 def _need_smi() -> None:

@@ -10,6 +10,7 @@ import logging
 
 import driver_install
 import driver_plan
+import driver_state
 import driver_upgrade
 import gpu_health
 import gpu_hold
@@ -68,8 +69,8 @@ def after(node: str | None, options: Options, progress: registration.Progress | 
         return False
     driver_upgrade.finish(progress)
     try:
-        wanted = driver_plan.wish(options)
-    except driver_plan.PlanError:
+        wanted = driver_plan.spec(options)
+    except driver_state.DriverError:
         return False  # the status tells
     if driver_upgrade.Upgrade.load() is None:
         driver_upgrade.ensure_settings(wanted)
@@ -143,8 +144,8 @@ def release() -> None:
 def verdict(options: Options, otherwise: collections.abc.Callable[[], Verdict]) -> Verdict:
     """Return the status of the node: what is under way, what a person must do, else what `otherwise` says."""
     try:
-        wanted = driver_plan.wish(options)
-    except driver_plan.PlanError as e:
+        wanted = driver_plan.spec(options)
+    except driver_state.DriverError as e:
         return Verdict(Level.BLOCKED, str(e))
     upgrade = driver_upgrade.Upgrade.load()
     if upgrade is not None:

@@ -15,6 +15,7 @@ import gpu_detect
 import gpu_health
 import gpu_mig
 import gpu_monitor
+import gpu_pci
 import gpu_tasks
 import gres_check
 import gres_conf
@@ -134,7 +135,8 @@ def no_driver_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*argv: object, **_: object) -> Completed:
         raise CommandError(f"{argv[0]}: No such file or directory")
 
-    monkeypatch.setattr(driver_state, "run", missing)
+    for module in (driver_state, gpu_pci):
+        monkeypatch.setattr(module, "run", missing)
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +168,7 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_tasks, systemd):
+    for module in (apt, driver_install, driver_state, gpu_pci, gpu_tasks, systemd):
         monkeypatch.setattr(module, "run", double.run)
     monkeypatch.setattr(gpu_mig, "run", double.run_smi)
     return double

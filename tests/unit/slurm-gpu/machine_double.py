@@ -1,12 +1,10 @@
 """A machine with apt, kernels, NVIDIA's driver and systemd, for tests that install drivers. It fails on any other command.
 
-What it keeps to, each seen on real machines: apt takes the newest version of what is not named and then finds that it
-does not fit; the user space changes at once, the loaded module only by unloading it or with a reboot; modules exist
+What it keeps to, each seen on real machines: the real apt resolves, over a recorded index; the user space changes at once, the loaded module only by unloading it or with a reboot; modules exist
 for the kernels that packages brought them for; another branch's packages go when one branch comes; a fabric manager
 of another version than the driver does not start.
 """
 
-import collections.abc
 import dataclasses
 import json
 import pathlib
@@ -14,35 +12,24 @@ import re
 import shlex
 import shutil
 
+import real_apt
 from slurm_double import Killed, SlurmDouble
 
-import driver_plan
 import driver_state
 from slurm_ddp import apt
 from slurm_ddp.run import CommandError, Completed
 
+_REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
+_INSTALLED = re.compile(r"^Inst (\S+)(?: \[[^]]*\])? \((\S+)", re.MULTILINE)
 INDEXES = pathlib.Path(__file__).with_name("indexes")
 _APT = "/usr/bin/apt-get -o DPkg::Lock::Timeout=600 -y "
-_EXACT = "--no-install-recommends --allow-downgrades --allow-change-held-packages install "
+_EXACT = "-o APT::Ignore-Hold=true --no-install-recommends --allow-downgrades --allow-change-held-packages install "
 
 
-def index(name: str) -> dict[str, tuple[apt.Version, ...]]:
+def index(name: str) -> dict[str, tuple[real_apt.Offer, ...]]:
     """Return a recorded package index."""
     packages = json.loads((INDEXES / f"{name}.json").read_text())["packages"]
-    return {
-        package: tuple(apt.Version(number, _clauses(depends)) for number, depends in offers)
-        for package, offers in packages.items()
-    }
-
-
-def lookup(name: str) -> driver_plan.Lookup:
-    """Return what asks that index."""
-    offers = index(name)
-
-    def ask(names: collections.abc.Iterable[str]) -> dict[str, tuple[apt.Version, ...]]:
-        return {package: offers[package] for package in names if package in offers}
-
-    return ask
+    return {package: tuple((number, depends) for number, depends in offers) for package, offers in packages.items()}
 
 
 class MachineDouble:
@@ -122,15 +109,15 @@ class MachineDouble:
     def add_packages(self, *names: str, version: str) -> None:
         """Install these from the index, as somebody did before."""
         for name in names:
-            self.installed[name] = next(o.number for o in self.offers[name] if o.upstream == version)
+            self.installed[name] = next(o[0] for o in self.offers[name] if apt.upstream(o[0]) == version)
         self._show_library()
 
     def install_driver(self, branch: str, version: str, *, load: bool = True) -> None:
         """Have the driver of Ubuntu's archive, as an image brings it."""
         names = [f"{name}-{branch}-server" for name in ("nvidia-kernel-common", "libnvidia-compute", "nvidia-utils")]
-        self.add_packages(*names, version=version)
+        self.add_packages(*names, f"nvidia-firmware-{branch}-server-{version}", version=version)
         modules = f"linux-modules-nvidia-{branch}-server-open-{self.kernel}"
-        self.installed[modules] = self.offers[modules][0].number
+        self.installed[modules] = self.offers[modules][0][0]
         if load:
             self._load(version)
 
@@ -190,10 +177,10 @@ class MachineDouble:
 
     def _answer(self, command: str, words: list[str]) -> Completed:
         if command.startswith(_APT):
-            return self._apt_get(command.removeprefix(_APT))
+            return self._apt_get(command.removeprefix(_APT), words)
         match words:
-            case ["/usr/bin/apt-cache", "show", *names]:
-                return self._show(names)
+            case ["/usr/bin/apt-cache", *_]:
+                return Completed(*real_apt.run(words, self.offers, self.installed, self.held))
             case ["/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n", *patterns]:
                 rows = [f"installed {n} {v}\n" for n, v in self.installed.items() if _matches(n, patterns)]
                 return Completed(0 if rows else 1, "".join(rows), "")
@@ -213,8 +200,9 @@ class MachineDouble:
             case ["/usr/bin/od", "-An", "-tx1", "-N4", path]:
                 lost = pathlib.Path(path).read_text() == "lost"
                 return Completed(0, " ff ff ff ff\n" if lost else " de 10 30 23\n", "")
-            case ["/usr/bin/grep", "-qa", "SW_MNG", path]:
-                return Completed(0 if "SW_MNG" in pathlib.Path(path).read_text() else 1, "", "")
+            case ["/usr/bin/grep", "-ac", "SW_MNG", path]:
+                count = pathlib.Path(path).read_text().count("SW_MNG")
+                return Completed(0 if count else 1, f"{count}\n", "")
             case [program, "--version"] if program.endswith("nv-fabricmanager"):
                 return Completed(0, f"Fabric Manager version is : {self.fabric_version()}\n", "")
             case ["/usr/sbin/rmmod", name]:
@@ -234,67 +222,39 @@ class MachineDouble:
             case _:
                 raise AssertionError(f"nobody expected {command}")
 
-    def _apt_get(self, command: str) -> Completed:
+    def _apt_get(self, command: str, words: list[str]) -> Completed:
         if command == "update":
             return Completed(0, "", "")
-        simulated = command.startswith("--simulate ")
-        command = command.removeprefix("--simulate ")
-        assert command.startswith(_EXACT), f"nobody expected apt-get {command}"
-        wanted = dict(word.split("=", 1) for word in shlex.split(command.removeprefix(_EXACT)))
         if self.broken:
             return Completed(100, "", "E: dpkg was interrupted, you must manually run 'dpkg --configure -a'\n")
-        unmet = self._unmet(wanted)
-        if unmet.startswith("E: "):
-            return Completed(100, "", f"{unmet}\n")
-        if unmet:
-            said = f"The following packages have unmet dependencies:\n {unmet}\n"
-            return Completed(100, said, "E: Unable to correct problems, you have held broken packages.\n")
-        branches = {m[1] for name in wanted if (m := re.fullmatch(r"nvidia-kernel-common-(\d+)-server", name))}
-        other = [n for n in self.installed if (m := re.search(r"nvidia-.*?(\d{3})(-|$)", n)) and m[1] not in branches]
-        gone: list[str] = sorted([*(other if branches else []), *self.also_removes])
+        simulated = "--simulate" in words
+        assert _EXACT in f"{command} ", f"nobody expected apt-get {command}"
+        flags = words if simulated else [*words[:4], "--simulate", *words[4:]]
+        code, printed, said = real_apt.run(flags, self.offers, self.installed, self.held)
+        if code:
+            return Completed(code, printed, said)
+        printed += "".join(f"Remv {name} [1]\n" for name in self.also_removes)
         if simulated:
-            return Completed(0, "".join(f"Remv {name} [1]\n" for name in gone), "")
-        self.log.append("install " + " ".join(f"{n}={v}" for n, v in sorted(wanted.items())))
-        for name in gone:
+            return Completed(0, printed, "")
+        self.log.append("install " + command.removeprefix(_EXACT))
+        for name in _REMOVED.findall(printed):
             self.installed.pop(name, None)
-        self.installed |= wanted
+        self.installed |= dict(_INSTALLED.findall(printed))
         self._show_library()
         self._show_fabric()
         return Completed(0, "", "")
 
     def _half_install(self, command: str) -> None:
-        """The power goes while apt installs."""
+        """The power goes while apt installs: what conflicts is gone, and half of the rest is there, in apt's order."""
         if command.startswith(_APT + _EXACT):
-            wanted = [word.split("=", 1) for word in shlex.split(command.removeprefix(_APT + _EXACT))]
-            self.installed |= dict(wanted[: len(wanted) // 2])
+            words = shlex.split(command)
+            _, printed, _ = real_apt.run([*words[:4], "--simulate", *words[4:]], self.offers, self.installed, self.held)
+            for name in _REMOVED.findall(printed):
+                self.installed.pop(name, None)
+            unpacked = _INSTALLED.findall(printed)
+            self.installed |= dict(unpacked[: len(unpacked) // 2])
             self.broken = True
             self._show_library()
-
-    def _unmet(self, wanted: dict[str, str]) -> str:
-        after = self.installed | wanted
-        for name, number in wanted.items():
-            offer = next((o for o in self.offers.get(name, ()) if o.number == number), None)
-            if offer is None:
-                return f"E: Version '{number}' for '{name}' was not found"
-            for clause in offer.depends:
-                for choice in clause:
-                    match = re.fullmatch(r"(\S+) \((=|<=|>=) (\S+)\)", choice)
-                    if match is None or match[1] not in self.offers or len(clause) > 1:
-                        continue
-                    found = after.get(match[1], self.offers[match[1]][0].number)
-                    version = match[3]
-                    if found != version and apt.upstream(found) != version.removesuffix("-1") and match[2] != ">=":
-                        return f"{name} : Depends: {choice} but {found} is to be installed"
-        return ""
-
-    def _show(self, names: list[str]) -> Completed:
-        stanzas = [
-            f"Package: {name}\nVersion: {offer.number}\nArchitecture: amd64\n"
-            + (f"Depends: {', '.join(' | '.join(clause) for clause in offer.depends)}\n" if offer.depends else "")
-            for name in names
-            for offer in self.offers.get(name, ())
-        ]
-        return Completed(0, "\n".join(stanzas), "") if stanzas else Completed(100, "", "E: No packages found\n")
 
     def _modinfo(self, kernel: str, name: str) -> Completed:
         assert name in driver_state.MODULES
@@ -488,7 +448,3 @@ def _is_gpu(path: pathlib.Path) -> bool:
 
 def _matches(name: str, patterns: list[str]) -> bool:
     return any(pathlib.PurePath(name).match(pattern) for pattern in patterns)
-
-
-def _clauses(text: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(choice.strip() for choice in clause.split("|")) for clause in text.split(",") if clause.strip())

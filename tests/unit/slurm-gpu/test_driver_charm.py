@@ -87,7 +87,7 @@ def test_a_driver_is_kept_by_default(ctx: testing.Context[charm.SlurmGpuCharm], 
         ),
         (
             {"driver-flavour": "desktop"},
-            "driver-flavour=desktop contradicts driver=keep, which installs nothing: set a branch",
+            "driver-flavour: 'desktop' is not server, the only flavour: set driver-flavour=server",
         ),
         ({"fabric-manager": "maybe"}, "fabric-manager: 'maybe' is none of auto, on, off"),
         ({"driver": "580"}, "driver 535.288.01 is here, and the option says 580: run upgrade-driver"),

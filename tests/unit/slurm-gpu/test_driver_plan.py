@@ -4,12 +4,12 @@ import dataclasses
 import itertools
 
 import pytest
-from machine_double import index, lookup
+from machine_double import MachineDouble, index
 
-import driver_packages
 import driver_plan
-from driver_plan import PlanError, Wish, narrowed, resolve, wish
-from driver_state import Card, Facts
+from driver_plan import Spec, narrowed, resolve, spec
+from driver_state import DriverError, Facts
+from gpu_pci import Card
 
 NOBLE = Facts(
     release="ubuntu 24.04",
@@ -24,8 +24,19 @@ BOOKWORM = dataclasses.replace(NOBLE, release="debian 12", kernel="6.1.0-56-amd6
 INDEX = {"ubuntu 24.04": "noble", "ubuntu 22.04": "jammy", "debian 12": "bookworm"}
 
 
-def plan(facts: Facts, wanted: Wish) -> driver_plan.Plan:
-    return resolve(facts, wanted, lookup(INDEX.get(facts.release, "noble")))
+@pytest.fixture(autouse=True)
+def archives(node: MachineDouble) -> MachineDouble:
+    """The machine whose apt resolves, over the index of the release that a test names."""
+    machine.append(node)
+    return node
+
+
+machine: list[MachineDouble] = []
+
+
+def plan(facts: Facts, wanted: Spec) -> driver_plan.Plan:
+    machine[-1].offers = index(INDEX.get(facts.release, "noble"))
+    return resolve(facts, wanted)
 
 
 def but(facts: Facts, **changes: object) -> Facts:
@@ -33,7 +44,7 @@ def but(facts: Facts, **changes: object) -> Facts:
 
 
 def test_ubuntu_takes_signed_modules_of_exactly_the_version():
-    got = plan(NOBLE, Wish("580"))
+    got = plan(NOBLE, Spec("580"))
     assert (got.version, got.module, got.dkms, got.fabric) == ("580.173.02", "open", False, False)
     assert got.exact["linux-modules-nvidia-580-server-open-6.8.0-134-generic"] == "6.8.0-134.134+1"
     assert got.exact["nvidia-headless-no-dkms-580-server-open"] == "580.173.02-0ubuntu0.24.04.1"
@@ -44,62 +55,74 @@ def test_ubuntu_takes_signed_modules_of_exactly_the_version():
 
 
 def test_both_the_running_and_the_next_kernel_get_modules():
-    got = plan(but(NOBLE, next_kernel="6.8.0-139-generic"), Wish("580"))
+    got = plan(but(NOBLE, next_kernel="6.8.0-139-generic"), Spec("580"))
     assert got.kernels == ("6.8.0-134-generic", "6.8.0-139-generic")
 
 
 def test_jammy_on_a_cloud_kernel():
-    got = plan(but(JAMMY, kernel="6.8.0-1044-aws", next_kernel="6.8.0-1044-aws"), Wish("535", module="proprietary"))
+    got = plan(but(JAMMY, kernel="6.8.0-1044-aws", next_kernel="6.8.0-1044-aws"), Spec("535", module="proprietary"))
     assert "linux-modules-nvidia-535-server-6.8.0-1044-aws" in got.exact
 
 
 def test_nvswitches_bring_the_fabric_manager_of_the_same_version():
-    got = plan(but(NOBLE, switches=4), Wish("580"))
+    got = plan(but(NOBLE, switches=4), Spec("580"))
     assert got.fabric
     assert got.exact["nvidia-fabricmanager-580"] == got.exact["libnvidia-nscq-580"] == "580.173.02-0ubuntu0.24.04.1"
-    assert "nvidia-fabricmanager-580" not in plan(but(NOBLE, switches=4), Wish("580", fabric="off")).exact
-    assert plan(NOBLE, Wish("580", fabric="on")).fabric
+    assert "nvidia-fabricmanager-580" not in plan(but(NOBLE, switches=4), Spec("580", fabric="off")).exact
+    assert plan(NOBLE, Spec("580", fabric="on")).fabric
 
 
 def test_a_fabric_manager_of_another_version_is_no_fit():
-    with pytest.raises(PlanError, match=r"driver=570: the archives have no branch 570 as a whole: .*fabricmanager-570"):
-        plan(but(NOBLE, switches=4), Wish("570"))
+    with pytest.raises(
+        DriverError, match=r"driver=570: the archives have no 570.211.01 as a whole: .*fabricmanager-570 is 570.195.03"
+    ):
+        plan(but(NOBLE, switches=4), Spec("570"))
 
 
 def test_without_utils_and_with_cuda():
-    assert "nvidia-utils-580-server" not in plan(NOBLE, Wish("580", utils=False)).exact
-    assert "nvidia-cuda-toolkit" in plan(NOBLE, Wish("580", cuda=True)).exact
+    assert "nvidia-utils-580-server" not in plan(NOBLE, Spec("580", utils=False)).exact
+    assert "nvidia-cuda-toolkit" in plan(NOBLE, Spec("580", cuda=True)).exact
+
+
+def test_signed_modules_of_an_older_driver_are_no_fit(archives: MachineDouble):
+    """User space came first: apt alone would pair it with them, since they name a lower bound only."""
+    archives.offers = index("noble")
+    name = "linux-modules-nvidia-580-server-6.8.0-134-generic"
+    archives.offers[name] = (("6.8.0-134.134", "nvidia-kernel-common-580-server (>= 580.65.06)"),)
+    facts = but(NOBLE, secure_boot=True)
+    with pytest.raises(DriverError, match=r"no signed modules for kernel 6\.8\.0-134-generic"):
+        resolve(facts, Spec("580", module="proprietary"))
 
 
 def test_a_version_may_be_asked_for():
-    old = Wish("580", version="580.65.06")
-    with pytest.raises(PlanError, match=r"no signed modules for kernel 6\.8\.0-134-generic, and Secure Boot refuses"):
+    old = Spec("580", version="580.65.06")
+    with pytest.raises(DriverError, match=r"no signed modules for kernel 6\.8\.0-134-generic, and Secure Boot refuses"):
         plan(but(NOBLE, secure_boot=True), old)
     got = plan(NOBLE, old)  # the archive has signed modules of the newest version only
     assert (got.version, got.dkms) == ("580.65.06", True)
     assert got.exact["nvidia-dkms-580-server-open"] == "580.65.06-0ubuntu0.24.04.1"
     assert got.exact["linux-headers-6.8.0-134-generic"]
-    with pytest.raises(PlanError, match=r"the archives have no 580\.1\.1 as a whole"):
-        plan(NOBLE, Wish("580", version="580.1.1"))
+    with pytest.raises(DriverError, match=r"the archives have no 580\.1\.1 as a whole"):
+        plan(NOBLE, Spec("580", version="580.1.1"))
 
 
 def test_a_kernel_without_signed_modules_builds_them_unless_secure_boot():
     hwe = but(NOBLE, kernel="6.17.0-29-generic", next_kernel="6.17.0-29-generic")
-    assert plan(hwe, Wish("580")).dkms
-    with pytest.raises(PlanError, match="Secure Boot refuses modules built on this machine"):
-        plan(but(hwe, secure_boot=True), Wish("580"))
+    assert plan(hwe, Spec("580")).dkms
+    with pytest.raises(DriverError, match="Secure Boot refuses modules built on this machine"):
+        plan(but(hwe, secure_boot=True), Spec("580"))
     foreign = but(NOBLE, kernel="6.9.1-custom", next_kernel="6.9.1-custom")
-    with pytest.raises(PlanError, match=r"no linux-headers-6\.9\.1-custom to build them with"):
-        plan(foreign, Wish("580"))
+    with pytest.raises(DriverError, match=r"no linux-headers-6\.9\.1-custom to build them with"):
+        plan(foreign, Spec("580"))
 
 
 def test_debian_takes_the_newest_version_that_is_there_as_a_whole():
-    got = plan(BOOKWORM, Wish("535"))  # the open modules lag behind the security update
+    got = plan(BOOKWORM, Spec("535"))  # the open modules lag behind the security update
     assert (got.version, got.module, got.dkms) == ("535.309.01", "proprietary", True)
     assert got.exact["nvidia-kernel-dkms"] == "535.309.01-0+deb12u1"
     assert got.exact["nvidia-alternative"] == "535.309.01-0+deb12u1"
     assert got.exact["nvidia-persistenced"] == "535.171.04-1~deb12u1"
-    asked = plan(BOOKWORM, Wish("535", module="open"))
+    asked = plan(BOOKWORM, Spec("535", module="open"))
     assert (asked.version, asked.exact["nvidia-smi"]) == ("535.261.03", "535.261.03-1")
     assert asked.exact["libnvidia-ptxjitcompiler1"] == "535.261.03-1"  # or apt would take the newer one
 
@@ -107,27 +130,26 @@ def test_debian_takes_the_newest_version_that_is_there_as_a_whole():
 @pytest.mark.parametrize(
     ("facts", "wanted", "words"),
     [
-        (but(NOBLE, release="fedora 42"), Wish("580"), "driver=580: this machine has fedora 42, not one of ubuntu 22.04"),
-        (but(NOBLE, release=""), Wish("580"), "an unknown system"),
-        (BOOKWORM, Wish("580"), "driver: debian 12 has no branch 580, only 535"),
-        (but(BOOKWORM, switches=4), Wish("535"), "fabric-manager: debian 12 packages none"),
-        (but(NOBLE, runfile=True), Wish("580"), "driver: NVIDIA's own installer put one here: run nvidia-uninstall"),
-        (but(NOBLE, cards=(Card("0000:01:00.0", 0x2901),)), Wish("535"), r"GPU 0000:01:00.0 \(Blackwell\) needs branch 570"),
-        (but(NOBLE, cards=(Card("0000:01:00.0", 0x1DB6),)), Wish("595"), r"\(Volta\) works up to branch 580, not 595"),
-        (but(NOBLE, cards=(Card("0000:01:00.0", 0x2901),)), Wish("580", module="proprietary"), "needs the open module"),
-        (but(NOBLE, cards=(Card("0000:01:00.0", 0x1DB6),)), Wish("580", module="open"), "needs the proprietary module"),
+        (but(NOBLE, release="fedora 42"), Spec("580"), "driver=580: this machine has fedora 42, not one of ubuntu 22.04"),
+        (but(NOBLE, release=""), Spec("580"), "an unknown system"),
+        (BOOKWORM, Spec("580"), "driver: debian 12 has no branch 580, only 535"),
+        (but(BOOKWORM, switches=4), Spec("535"), "fabric-manager: debian 12 packages none"),
+        (but(NOBLE, runfile=True), Spec("580"), "driver: NVIDIA's own installer put one here: run nvidia-uninstall"),
+        (but(NOBLE, cards=(Card("0000:01:00.0", 0x2901),)), Spec("535"), r"GPU 0000:01:00.0 \(Blackwell\) needs branch 570"),
+        (but(NOBLE, cards=(Card("0000:01:00.0", 0x1DB6),)), Spec("595"), r"\(Volta\) works up to branch 580, not 595"),
+        (but(NOBLE, cards=(Card("0000:01:00.0", 0x2901),)), Spec("580", module="proprietary"), "needs the open module"),
+        (but(NOBLE, cards=(Card("0000:01:00.0", 0x1DB6),)), Spec("580", module="open"), "needs the proprietary module"),
         (
-            but(NOBLE, cards=(Card("0000:01:00.0", 0x1DB6), Card("0000:02:00.0", 0x2901))), Wish("580"),
+            but(NOBLE, cards=(Card("0000:01:00.0", 0x1DB6), Card("0000:02:00.0", 0x2901))), Spec("580"),
             "kernel-module: GPU 0000:02:00.0 needs the open module and 0000:01:00.0 the proprietary one",
         ),
-        (but(NOBLE, switches=4), Wish("580", flavour="desktop"), "driver-flavour: NVSwitches need a fabric manager"),
-        (but(NOBLE, nvlink5=True), Wish("580"), "NVLink 5 switches need nvlsm, which only NVIDIA's repository has"),
-        (NOBLE, Wish("590"), "only leads on to branch 595 now: set driver=595"),
-        (NOBLE, Wish("550"), "nvidia-headless-no-dkms-550-server-open.* not in this machine's archives: check that restricted"),
+        (but(NOBLE, nvlink5=True), Spec("580"), "NVLink 5 switches need nvlsm, which only NVIDIA's repository has"),
+        (NOBLE, Spec("590"), "only leads on to branch 595 now: set driver=595"),
+        (NOBLE, Spec("550"), "nvidia-headless-no-dkms-550-server-open.* not in this machine's archives: check that restricted"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_had_is_refused_by_name(facts: Facts, wanted: Wish, words: str):
-    with pytest.raises(PlanError, match=words) as caught:
+def test_what_cannot_be_had_is_refused_by_name(facts: Facts, wanted: Spec, words: str):
+    with pytest.raises(DriverError, match=words) as caught:
         plan(facts, wanted)
     assert "\n" not in str(caught.value)
 
@@ -142,13 +164,13 @@ def test_what_cannot_be_had_is_refused_by_name(facts: Facts, wanted: Wish, words
 )  # fmt: skip
 def test_the_kernel_module_follows_the_cards(devices: tuple[int, ...], module: str):
     facts = but(NOBLE, cards=tuple(Card(f"0000:0{i}:00.0", device) for i, device in enumerate(devices)))
-    assert driver_plan.kernel_module(facts, Wish("580")) == module
+    assert driver_plan.kernel_modules(facts, Spec("580"))[0] == module
 
 
 def test_the_table_of_devices_has_no_overlaps():
-    rows = sorted(driver_packages.ARCHITECTURES, key=lambda row: row.first)
-    assert all(row.first <= row.last for row in rows)
-    assert all(one.last < other.first for one, other in itertools.pairwise(rows))
+    ranges = sorted((first, last) for _, first, last, *_ in driver_plan.GENERATIONS)
+    assert all(first <= last for first, last in ranges)
+    assert all(one[1] < other[0] for one, other in itertools.pairwise(ranges))
 
 
 @pytest.mark.parametrize(
@@ -158,58 +180,57 @@ def test_the_table_of_devices_has_no_overlaps():
         ({"driver": "580.173.02"}, "driver: '580.173.02' is neither"),
         ({"driver": ""}, "driver: '' is neither"),
         ({"driver": "580; rm -rf /"}, "driver: "),
-        ({"driver-flavour": "gaming"}, "driver-flavour: 'gaming' is none of server, desktop"),
+        (
+            {"driver-flavour": "desktop"},
+            "driver-flavour: 'desktop' is not server, the only flavour: set driver-flavour=server",
+        ),
         ({"kernel-module": "Open"}, "kernel-module: 'Open' is none of auto, open, proprietary"),
         ({"fabric-manager": "yes"}, "fabric-manager: 'yes' is none of auto, on, off"),
         ({"cuda-toolkit": True}, "cuda-toolkit=true contradicts driver=keep"),
         ({"kernel-module": "open"}, "kernel-module=open contradicts driver=keep"),
-        (
-            {"driver": "580", "driver-flavour": "desktop", "fabric-manager": "on"},
-            "fabric-manager=on contradicts driver-flavour",
-        ),
     ],
 )
 def test_options_are_refused_by_name(options: dict[str, object], words: str):
-    with pytest.raises(PlanError) as caught:
-        wish(options)
+    with pytest.raises(DriverError) as caught:
+        spec(options)
     assert str(caught.value).startswith(words)
 
 
 def test_options():
-    assert wish({}) == Wish()
-    assert wish({}).keeps
-    got = wish({"driver": "580", "kernel-module": "open", "cuda-toolkit": True, "hold-driver": False})
-    assert got == Wish("580", module="open", cuda=True, hold=False)
+    assert spec({}) == Spec()
+    assert spec({}).keeps
+    got = spec({"driver": "580", "kernel-module": "open", "cuda-toolkit": True, "hold-driver": False})
+    assert got == Spec("580", module="open", cuda=True, hold=False)
 
 
 @pytest.mark.parametrize(
     ("wanted", "branch", "version", "words"),
     [
-        (Wish(), None, None, "branch: driver=keep says none; give branch=580"),
-        (Wish(), "999", None, "branch: '999' is none of"),
-        (Wish("535"), "580", None, "branch=580 contradicts the option driver=535"),
-        (Wish("580"), None, "535.288.01", "version=535.288.01 is not of branch 580"),
-        (Wish(), "580", "latest", "version: 'latest' is not a driver version"),
-        (Wish(), None, "123.45", "version: 123 is none of 535"),
+        (Spec(), None, None, "branch: driver=keep says none; give branch=580"),
+        (Spec(), "999", None, "branch: '999' is none of"),
+        (Spec("535"), "580", None, "branch=580 contradicts the option driver=535"),
+        (Spec("580"), None, "535.288.01", "version=535.288.01 is not of branch 580"),
+        (Spec(), "580", "latest", "version: 'latest' is not a driver version"),
+        (Spec(), None, "123.45", "version: 123 is none of 535"),
     ],
 )
-def test_parameters_are_refused_by_name(wanted: Wish, branch: str | None, version: str | None, words: str):
-    with pytest.raises(PlanError) as caught:
+def test_parameters_are_refused_by_name(wanted: Spec, branch: str | None, version: str | None, words: str):
+    with pytest.raises(DriverError) as caught:
         narrowed(wanted, branch, version)
     assert str(caught.value).startswith(words)
 
 
 def test_parameters():
-    assert narrowed(Wish("580"), None, None).branch == "580"
-    assert narrowed(Wish(), "580", None).branch == "580"
-    assert narrowed(Wish(), None, None, "535.288.01").branch == "535"
-    assert narrowed(Wish("580"), None, None, "535.288.01").branch == "580"
-    with pytest.raises(PlanError, match="branch: that of the driver here, 470, is none of 535"):
-        narrowed(Wish(), None, None, "470.1")
-    assert narrowed(Wish(), None, "580.65.06") == Wish("580", version="580.65.06")
+    assert narrowed(Spec("580"), None, None).branch == "580"
+    assert narrowed(Spec(), "580", None).branch == "580"
+    assert narrowed(Spec(), None, None, "535.288.01").branch == "535"
+    assert narrowed(Spec("580"), None, None, "535.288.01").branch == "580"
+    with pytest.raises(DriverError, match="branch: that of the driver here, 470, is none of 535"):
+        narrowed(Spec(), None, None, "470.1")
+    assert narrowed(Spec(), None, "580.65.06") == Spec("580", version="580.65.06")
 
 
 @pytest.mark.parametrize("name", ["noble", "jammy", "bookworm"])
 def test_the_recorded_indexes_can_be_read(name: str):
     offers = index(name)
-    assert all(offer.number and all(clause for clause in offer.depends) for rows in offers.values() for offer in rows)
+    assert all(number for rows in offers.values() for number, _ in rows)

@@ -7,7 +7,8 @@ import pytest
 from machine_double import MachineDouble
 
 import driver_state
-from driver_state import Card, Facts, Module, Trouble, diagnose
+from driver_state import Facts, Module, Trouble, diagnose
+from gpu_pci import Card
 
 CARD = Card("0000:1b:00.0", 0x2330)
 WORKS = Facts(

@@ -22,15 +22,15 @@ import gpu_hold
 import node_hold
 import registration
 import slurmd_options
-from driver_install import InstallError
-from driver_plan import PlanError, Wish
-from driver_upgrade import Step, Turn, Upgrade, UpgradeError
+from driver_plan import Spec
+from driver_state import DriverError
+from driver_upgrade import Step, Turn, Upgrade
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 NAME = "slurmd-0"
 REASON = "gpu-driver: driver 580.173.02"
-WISH = Wish("580")
+SPEC = Spec("580")
 DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
@@ -49,7 +49,7 @@ clock = [1000.0]
 
 
 def begin(**more: object) -> Upgrade | None:
-    return driver_upgrade.begin(NAME, dataclasses.replace(WISH, **more))  # pyright: ignore[reportArgumentType]
+    return driver_upgrade.begin(NAME, dataclasses.replace(SPEC, **more))  # pyright: ignore[reportArgumentType]
 
 
 def run_all(node: MachineDouble, *, rounds: int = 12) -> list[Turn]:
@@ -114,7 +114,7 @@ def test_jobs_are_waited_for(node: MachineDouble, slurm: SlurmDouble):
 
 def test_jobs_that_do_not_end_get_their_node_back(node: MachineDouble, slurm: SlurmDouble):
     slurm.jobs = ["7"]
-    driver_upgrade.begin(NAME, WISH, patience_s=3600)
+    driver_upgrade.begin(NAME, SPEC, patience_s=3600)
     assert driver_upgrade.advance() is Turn.HOLD
     clock[0] += 3599
     assert driver_upgrade.advance() is Turn.HOLD
@@ -169,7 +169,7 @@ def test_a_node_that_slurm_does_not_know(node: MachineDouble, slurm: SlurmDouble
 
 def test_a_machine_without_slurmd(node: MachineDouble, slurm: SlurmDouble):
     slurm.answering = False
-    driver_upgrade.begin(None, WISH)
+    driver_upgrade.begin(None, SPEC)
     assert driver_upgrade.advance() is Turn.REGISTER
     assert driver_upgrade.finish(None)
     assert node.loaded == "580.173.02"
@@ -305,19 +305,14 @@ def test_a_version_that_left_the_archive_meanwhile(node: MachineDouble, slurm: S
     slurm.jobs = ["7"]
     begin()
     driver_upgrade.advance()
-    for offers in (node.offers,):
-        for name, rows in list(offers.items()):
-            if "580-server" in name:
-                offers[name] = tuple(
-                    dataclasses.replace(
-                        row,
-                        number=row.number.replace("580.173.02", "580.180.01"),
-                        depends=tuple(tuple(c.replace("580.173.02", "580.180.01") for c in cl) for cl in row.depends),
-                    )
-                    for row in rows
-                )
-        for name in [name for name in offers if name.endswith("580.173.02")]:
-            offers[name.replace("580.173.02", "580.180.01")] = offers.pop(name)
+    for name, rows in list(node.offers.items()):
+        if "580" in name:
+            moved = tuple(
+                (v.replace("580.173.02", "580.180.01"), d.replace("580.173.02", "580.180.01")) for v, d in rows
+            )
+            node.offers[name.replace("580.173.02", "580.180.01")] = moved
+            if "580.173.02" in name:
+                del node.offers[name]
     slurm.end_jobs()
     run_all(node)
     assert node.loaded == "580.180.01"
@@ -383,11 +378,11 @@ def test_somebody_who_resumes_the_node_is_believed(node: MachineDouble, slurm: S
 
 
 def test_refusals_change_nothing(node: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path):
-    for wanted in (Wish("550"), Wish("580", version="580.1")):
-        with pytest.raises(PlanError):
+    for wanted in (Spec("550"), Spec("580", version="580.1")):
+        with pytest.raises(DriverError):
             driver_upgrade.begin(NAME, wanted)
     node.also_removes = ["slurmd"]
-    with pytest.raises(InstallError, match="would remove slurmd"):
+    with pytest.raises(DriverError, match="would remove slurmd"):
         begin()
     assert slurm.log == []
     assert Upgrade.load() is None
@@ -397,7 +392,7 @@ def test_refusals_change_nothing(node: MachineDouble, slurm: SlurmDouble, paths:
 
 def test_no_card_no_driver(paths: pathlib.Path, node: MachineDouble):
     (paths / "sys/bus/pci/devices/0000:1b:00.0/vendor").write_text("0x8086\n")
-    with pytest.raises(UpgradeError, match="no NVIDIA GPU"):
+    with pytest.raises(DriverError, match="no NVIDIA GPU"):
         begin()
 
 
@@ -418,14 +413,14 @@ def test_another_version_must_wait_for_what_is_under_way(node: MachineDouble):
     node.in_use = True
     begin()
     assert driver_upgrade.advance() is Turn.REBOOT
-    with pytest.raises(UpgradeError, match=r"driver 580\.173\.02 is under way: wait for it, or run with cancel=true"):
+    with pytest.raises(DriverError, match=r"driver 580\.173\.02 is under way: wait for it, or run with cancel=true"):
         begin(version="580.65.06")
-    with pytest.raises(UpgradeError, match="past the point"):
+    with pytest.raises(DriverError, match="past the point"):
         driver_upgrade.cancel()
 
 
 def test_cancel(node: MachineDouble, slurm: SlurmDouble):
-    with pytest.raises(UpgradeError, match="no upgrade is under way"):
+    with pytest.raises(DriverError, match="no upgrade is under way"):
         driver_upgrade.cancel()
     slurm.jobs = ["7"]
     begin()
@@ -448,7 +443,7 @@ def test_what_an_upgrade_stopped_runs_again_when_it_is_given_up(
     node.active |= runs
 
     def fails(*_: object, **__: object) -> None:
-        raise InstallError("no space left on device")
+        raise DriverError("no space left on device")
 
     begin()
     monkeypatch.setattr(driver_install, "install", fails)
@@ -478,17 +473,17 @@ def test_the_option_installs_on_a_bare_machine(node: MachineDouble, slurm: Slurm
     node.installed.clear()
     node.boot()
     node._show_library()
-    assert driver_upgrade.ensure_wanted(NAME, Wish("580"))
+    assert driver_upgrade.ensure_wanted(NAME, Spec("580"))
     run_all(node)
     assert node.loaded == "580.173.02"
-    assert not driver_upgrade.ensure_wanted(NAME, Wish("580"))
+    assert not driver_upgrade.ensure_wanted(NAME, Spec("580"))
 
 
 def test_the_option_never_changes_a_driver_that_is_there(node: MachineDouble):
-    assert not driver_upgrade.ensure_wanted(NAME, Wish("580"))
-    assert driver_upgrade.note(Wish("580")) == "driver 535.288.01 is here, and the option says 580: run upgrade-driver"
-    assert driver_upgrade.note(Wish("535")) is None
-    assert driver_upgrade.note(Wish()) is None
+    assert not driver_upgrade.ensure_wanted(NAME, Spec("580"))
+    assert driver_upgrade.note(Spec("580")) == "driver 535.288.01 is here, and the option says 580: run upgrade-driver"
+    assert driver_upgrade.note(Spec("535")) is None
+    assert driver_upgrade.note(Spec()) is None
     assert node.log == []
 
 
@@ -496,7 +491,7 @@ def test_the_option_keep_installs_nothing(node: MachineDouble):
     node.installed.clear()
     node.boot()
     node._show_library()
-    assert not driver_upgrade.ensure_wanted(NAME, Wish())
+    assert not driver_upgrade.ensure_wanted(NAME, Spec())
     assert node.log == []
 
 
@@ -504,35 +499,35 @@ def test_a_refusal_is_kept_for_an_hour(node: MachineDouble, monkeypatch: pytest.
     node.installed.clear()
     node.boot()
     node._show_library()
-    assert not driver_upgrade.ensure_wanted(NAME, Wish("550"))
-    assert re.match(r"driver=550: .* not in this machine's archives", driver_upgrade.note(Wish("550")) or "")
-    asked: list[Wish] = []
+    assert not driver_upgrade.ensure_wanted(NAME, Spec("550"))
+    assert re.match(r"driver=550: .* not in this machine's archives", driver_upgrade.note(Spec("550")) or "")
+    asked: list[Spec] = []
     monkeypatch.setattr(driver_upgrade, "begin", lambda _, wanted, **__: asked.append(wanted))
-    assert not driver_upgrade.ensure_wanted(NAME, Wish("550"))
+    assert not driver_upgrade.ensure_wanted(NAME, Spec("550"))
     assert asked == []
-    driver_upgrade.ensure_wanted(NAME, Wish("580"))
+    driver_upgrade.ensure_wanted(NAME, Spec("580"))
     clock[0] += 3601
-    driver_upgrade.ensure_wanted(NAME, Wish("550"))
+    driver_upgrade.ensure_wanted(NAME, Spec("550"))
     assert [one.branch for one in asked] == ["580", "550"]
 
 
 def test_a_kernel_without_driver_is_noted(node: MachineDouble):
     node.add_kernel("6.8.0-139-generic")
-    assert "kernel 6.8.0-139-generic, which boots next" in (driver_upgrade.note(Wish()) or "")
+    assert "kernel 6.8.0-139-generic, which boots next" in (driver_upgrade.note(Spec()) or "")
 
 
 def test_a_driver_that_works_is_held_and_kept_awake(paths: pathlib.Path, node: MachineDouble):
-    driver_upgrade.ensure_settings(Wish())
+    driver_upgrade.ensure_settings(Spec())
     assert "nvidia-utils-535-server" in node.held
     assert "nvidia-persistenced.service" not in node.active
     (paths / "usr/bin/nvidia-persistenced").touch()
-    driver_upgrade.ensure_settings(Wish())
+    driver_upgrade.ensure_settings(Spec())
     assert "nvidia-persistenced.service" in node.active
     node.active.clear()
-    driver_upgrade.ensure_settings(Wish(hold=False))
+    driver_upgrade.ensure_settings(Spec(hold=False))
     assert node.active == set()  # nothing changed
     assert node.held == set()
-    driver_upgrade.ensure_settings(Wish())
+    driver_upgrade.ensure_settings(Spec())
     driver_upgrade.release()
     assert node.held == set()
 
@@ -545,13 +540,13 @@ def test_packages_that_cannot_be_held_now_are_held_later(node: MachineDouble, mo
 
     with monkeypatch.context() as context:
         context.setattr(driver_install.apt, "ensure_held", locked)
-        driver_upgrade.ensure_settings(Wish())
+        driver_upgrade.ensure_settings(Spec())
     assert node.held == set()
-    driver_upgrade.ensure_settings(Wish())
+    driver_upgrade.ensure_settings(Spec())
     assert "nvidia-utils-535-server" in node.held
     with monkeypatch.context() as context:
         context.setattr(driver_install.apt, "ensure_not_held", locked)
-        driver_upgrade.ensure_settings(Wish(hold=False))
+        driver_upgrade.ensure_settings(Spec(hold=False))
         driver_upgrade.release()
     assert "nvidia-utils-535-server" in node.held
     driver_upgrade.release()
@@ -576,7 +571,7 @@ def test_a_drain_that_somebody_orders_meanwhile_outlives_a_failure(
 ):
     def fails(**_: object) -> None:
         nodes.drain(NAME, "bad fan")
-        raise InstallError("no space left")
+        raise DriverError("no space left")
 
     begin()
     monkeypatch.setattr(driver_install, "ensure_settings", fails)
@@ -739,9 +734,9 @@ def test_another_hold_is_in_the_way(node: MachineDouble):
     assert "slurmd-0 is held for gpu-reset already" in upgrade.failed
 
 
-def test_the_wish_is_kept_whole(node: MachineDouble):
+def test_the_spec_is_kept_whole(node: MachineDouble):
     begin(cuda=True, persistence=False)
     upgrade = Upgrade.load()
     assert upgrade is not None
-    assert upgrade.wish == Wish("580", cuda=True, persistence=False)
+    assert upgrade.spec == Spec("580", cuda=True, persistence=False)
     assert isinstance(upgrade.plan, driver_plan.Plan)

@@ -236,7 +236,7 @@ def test_no_reboot_into_a_kernel_without_the_driver(mig: MachineDouble):
         Level.BLOCKED, "kernel 6.8.0-139-generic, which boots next, has no nvidia module"
     )  # fmt: skip
     modules = "linux-modules-nvidia-535-server-open-6.8.0-139-generic"
-    mig.installed[modules] = mig.offers[modules][0].number
+    mig.installed[modules] = mig.offers[modules][0][0]
     assert gpu_work.before() is gpu_work.Turn.REBOOT
 
 

@@ -7,6 +7,7 @@ from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record
 
 import driver_install
+import driver_state
 import gpu_health
 import gpu_hold
 import gpu_mig
@@ -194,6 +195,6 @@ def test_a_service_that_does_not_stop(node: MachineDouble, monkeypatch: pytest.M
         raise CommandTimeout(f"systemctl: no answer within 120 s ({name})")
 
     monkeypatch.setattr(systemd, "stop", stuck)
-    with pytest.raises(driver_install.InstallError, match=r"gpu-health\.timer does not stop: .*; see journalctl -u"):
+    with pytest.raises(driver_state.DriverError, match=r"gpu-health\.timer does not stop: .*; see journalctl -u"):
         reset()
     assert node.smi.log == []

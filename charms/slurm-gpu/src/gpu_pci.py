@@ -1,0 +1,82 @@
+"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. gpu_health.py, which runs alone, reads it itself."""
+
+import dataclasses
+import pathlib
+import re
+
+from slurm_ddp.run import CommandError, run
+
+_NVIDIA = "0x10de"
+_GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio
+_SWITCH_CLASS = "0x0680"  # "bridge, other": NVSwitches up to the fourth generation of NVLink
+_GONE = "ffffffff"  # what the configuration space of a device reads that left the bus
+_TIMEOUT_S = 10.0
+_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One GPU."""
+
+    bus_id: str  # as in sysfs: "0000:1b:00.0"
+    device: int  # PCI device id
+    bound_to: str | None = None  # the kernel driver that has it
+    lost: bool = False  # it is listed and does not answer
+
+
+def cards(sys: pathlib.Path) -> tuple[Card, ...]:
+    """Return the GPUs in the order of their bus ids. `lost` is not determined: see `is_lost`."""
+    return tuple(Card(path.name, _device(path), _bound_to(path)) for path in _of_class(sys, _GPU_CLASSES))
+
+
+def switches(sys: pathlib.Path) -> tuple[int, ...]:
+    """Return the PCI device ids of the NVSwitches."""
+    return tuple(_device(path) for path in _of_class(sys, (_SWITCH_CLASS,)))
+
+
+def is_lost(sys: pathlib.Path, bus_id: str) -> bool:
+    """Return whether the device left the bus while the kernel still lists it."""
+    config = sys / "bus/pci/devices" / bus_id / "config"
+    if not config.exists():
+        return False
+    try:
+        read = run("/usr/bin/od", "-An", "-tx1", "-N4", config, timeout=_TIMEOUT_S).stdout
+    except CommandError:  # reading four bytes takes no time, unless the bus hangs
+        return True
+    return "".join(read.split()) == _GONE
+
+
+def bus_id(text: str) -> str | None:
+    """Return a bus id as sysfs spells it (NVML has eight digits of domain and capitals), None when it is not one."""
+    match = _BUS_ID.fullmatch(text)
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else None
+
+
+def bus_key(name: str) -> tuple[int, str]:
+    """Return a key that sorts bus ids as NVML does."""
+    match = _BUS_ID.fullmatch(name)
+    return (int(match[1], 16), name.lower()) if match else (1 << 32, name)
+
+
+def _of_class(sys: pathlib.Path, classes: tuple[str, ...]) -> list[pathlib.Path]:
+    devices = sorted((sys / "bus/pci/devices").glob("*"), key=lambda path: bus_key(path.name))
+    return [path for path in devices if _read(path / "vendor") == _NVIDIA and _read(path / "class").startswith(classes)]
+
+
+def _device(path: pathlib.Path) -> int:
+    try:
+        return int(_read(path / "device"), 16)
+    except ValueError:
+        return 0
+
+
+def _bound_to(path: pathlib.Path) -> str | None:
+    driver = path / "driver"
+    return driver.resolve().name if driver.exists() else None
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
