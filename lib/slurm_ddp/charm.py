@@ -16,7 +16,7 @@ Log = collections.abc.Callable[[str], object]
 S = typing.TypeVar("S")
 
 
-class Level(enum.StrEnum):
+class Level(str, enum.Enum):  # noqa: UP042 - enum.StrEnum came with Python 3.11
     """What a status means: it works, it is being set up, something else comes first, the operator must act."""
 
     ACTIVE = "active"

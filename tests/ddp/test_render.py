@@ -127,4 +127,4 @@ def test_the_script_as_json(settings: Settings, cluster: Cluster, project: pathl
 def test_a_failure_as_json(settings: Settings, project: pathlib.Path):
     code, out, _ = typed("render", "--json", "--kubernetes", "smoke")
     assert code == 1
-    assert json.loads(out)["error"].startswith("--container-image: must be given")
+    assert json.loads(out)["error"].startswith("--container-image: is required")
