@@ -181,6 +181,10 @@ def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterato
         notice(cluster)
         cluster.ctl("run", unit_on(cluster), "accept-gpus")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
+    deadline = time.monotonic() + PATIENCE_S
+    while block(cluster):  # lines that no longer apply: slurmd would be refused while they go under other cards
+        assert time.monotonic() < deadline, block(cluster)
+        notice(cluster)
 
 
 @pytest.mark.loses_cards
