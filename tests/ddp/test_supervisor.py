@@ -83,6 +83,18 @@ def test_a_run_that_does_not_notice_goes_on_and_its_log_is_whole(node: Node):
     assert "output is written again after" in output
 
 
+def test_a_filesystem_that_fails_while_the_ranks_start(node: Node):
+    """The part that explains failures cannot be imported then; it is, once it is there again."""
+    texts = files(node)
+    texts["program/ddp/node/explain.away"] = texts.pop("program/ddp/node/explain.py")
+    back = f"/bin/sleep 1; cd {node.run_dir}/program/ddp/node; mv explain.away explain.py; "
+    node.add("srun", back + raises("ValueError: boom"))
+    code, output = node.run(texts)
+    assert code == 1
+    assert "Traceback" not in output
+    assert failures(node)[-1][1:] == ["program", "slurmd-0", "ValueError: boom"]
+
+
 def test_faults_of_the_filesystem_have_a_bound_of_their_own(node: Node):
     node.add("srun", COUNTS + raises("OSError: [Errno 107] Transport endpoint is not connected: '/x/shared/a'"))
     job = make(node.run_dir, max_restarts=1, workspace="/x/shared")

@@ -5,6 +5,7 @@ disk first, so that this program survives the death of the shared filesystem's c
 """
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -252,9 +253,10 @@ class Supervisor:
 
     def _preload(self) -> None:
         """Import explain, and remove old output, while the ranks start."""
-        from ddp.node import explain
+        with contextlib.suppress(ImportError, OSError):  # the shared filesystem has just failed
+            from ddp.node import explain
 
-        assert explain
+            assert explain
         spool.remove_old(self.job.cache)
 
     def _settle(self) -> None:
@@ -335,13 +337,15 @@ class Supervisor:
         return self._restart(f"{untrusted} for it; trying it again")
 
     def _explain(self) -> tuple[str, str, str]:
-        from ddp.node import explain  # imported before, while the ranks started
+        def blame() -> tuple[str, str, str]:
+            importlib.invalidate_caches()  # the file may have been away when it was looked for
+            from ddp.node import explain
+
+            return explain.blame(self.run_dir, self.job_id, self.attempt_id, self.hosts)
 
         kind, node, words = "program", "-", ""
-        with contextlib.suppress(OSError, ValueError):
-            kind, node, words = storage.within(
-                lambda: explain.blame(self.run_dir, self.job_id, self.attempt_id, self.hosts), EXPLAINING_S
-            )
+        with contextlib.suppress(ImportError, OSError, ValueError):
+            kind, node, words = storage.within(blame, EXPLAINING_S)
         return kind, node, " ".join(words.split())[:300] or f"exit code {self.code}"
 
     def _restart(self, remark: str = "") -> bool:
