@@ -177,14 +177,12 @@ def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterato
     cluster.ok("gpus", HOST, ONE)
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
-    if not is_fit(cluster, "gpu:mock_gpu:1", within=5):
+    deadline = time.monotonic() + PATIENCE_S
+    # Lines go with an event, and slurmd would be refused while they go under a test's other cards.
+    while not is_fit(cluster, "gpu:mock_gpu:1", within=5) or block(cluster):
+        assert time.monotonic() < deadline, (show(cluster), block(cluster))
         notice(cluster)
         cluster.ctl("run", unit_on(cluster), "accept-gpus")
-    assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    deadline = time.monotonic() + PATIENCE_S
-    while block(cluster):  # lines that no longer apply: slurmd would be refused while they go under other cards
-        assert time.monotonic() < deadline, block(cluster)
-        notice(cluster)
 
 
 @pytest.mark.loses_cards
