@@ -17,6 +17,7 @@ sys.path[:0] = [
 import mount_plan  # noqa: E402
 from mount import mounter, plans, settings  # noqa: E402
 from slurm_ddp import files, mounts, systemd  # noqa: E402
+from slurm_ddp.charm import StatusError  # noqa: E402
 
 
 def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
@@ -39,8 +40,8 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
             if asked["do"] == "draw":
                 return written(plan)
             verdict = plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
-    except settings.TroubleError as e:
-        verdict = e.verdict
+    except StatusError as e:
+        verdict = e.status
     return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
 
 

@@ -7,25 +7,18 @@ import os
 import pathlib
 
 import ops
-import pydantic
 
 import mount_plan
 from mount import actions, mounter, plans, settings
-from mount.settings import Level, TroubleError, Verdict
 from scripts import keeper
 from slurm_ddp import readiness, wake
+from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, run_action
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 60  # until what no event of Juju's announces is tried again
-_STATUSES = {
-    Level.ACTIVE: ops.ActiveStatus,
-    Level.MAINTENANCE: ops.MaintenanceStatus,
-    Level.WAITING: ops.WaitingStatus,
-    Level.BLOCKED: ops.BlockedStatus,
-}
 
 
 class SharedFilesystemClientCharm(ops.CharmBase):
@@ -34,7 +27,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         ends = (self.on["filesystem"], self.on["mount"])
-        self._verdict: Verdict | None = None  # of this hook, if it looked
+        self._status: Status | None = None  # of this hook, if it looked
         for event in (
             self.on.install,
             self.on.start,
@@ -72,19 +65,19 @@ class SharedFilesystemClientCharm(ops.CharmBase):
                 look = mounter.ensure(plan, unit=self.unit.name)
                 if look.was_open is not None:
                     _log.warning("%s: %s", mountpoint, keeper.made_sticky(look.was_open))
-                self._verdict = plans.judge(plan, look)
-        except TroubleError as e:
-            self._verdict, tries_again = e.verdict, e.passes
+                self._status = plans.judge(plan, look)
+        except StatusError as e:
+            self._status, tries_again = e.status, e.retry
         if self.model.get_relation("filesystem") is None:
             self._unmount()
-        mounted = self._verdict.level == Level.ACTIVE
+        mounted = self._status.level == Level.ACTIVE
         # What keeps a new plan from being drawn keeps no job from a mount that works
         proven = mounter.proven(self.app.name) if mountpoint is None else None
         where = mountpoint or proven
         if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
             readiness.withdraw(self.unit.name)  # this may be the last hook: what is left would keep jobs away for good
         else:
-            readiness.tell(self.unit.name, ready=mounted or bool(proven), mountpoint=where, detail=self._verdict.text)
+            readiness.tell(self.unit.name, ready=mounted or bool(proven), mountpoint=where, detail=self._status.text)
         for relation in self._asked():
             relation.data[self.unit].update(mount_info.answer(mounted=mounted))
         if tries_again and mountpoint is None:
@@ -117,28 +110,22 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         return [relation for relation in self.model.relations[endpoint] if app in ("", relation.app.name)]
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._verdict is not None:
-            event.add_status(_STATUSES[self._verdict.level](self._verdict.text))
+        if self._status is not None:
+            event.add_status(ops.StatusBase.from_name(self._status.level, self._status.text))
 
     def _on_action(self, event: ops.ActionEvent) -> None:
-        name = event.handle.kind.removesuffix("_action").replace("_", "-")
-        try:
-            with plans.explained(self.app.name):
-                plan = self._plan(None)
-                event.set_results(actions.run_action(name, plan, event.params, event.log, self.unit.name))
-        except (TroubleError, actions.ActionError) as e:
-            event.fail(str(e))
+        action = actions.ACTIONS[action_name(event.handle.kind)]
+        within = plans.explained(self.app.name)
+        run_action(action, lambda: actions.Mount(self._plan(None), self.unit.name), event, within=within)
 
     def _plan(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
         """Return the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
             text = f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
-            raise TroubleError(Level.BLOCKED, text)
-        try:
+            raise StatusError(Level.BLOCKED, text)
+        with config_errors():
             config = self.load_config(settings.Config)
-        except pydantic.ValidationError as e:
-            raise settings.config_error(e) from e
         requests = [(one.app.name, one.data[one.app]) for one in self._asked()]
         spec = settings.spec(self.app.name, config, requests)
         offer = plans.Offer(

@@ -223,8 +223,8 @@ def test_an_action_without_a_mount_says_what_the_status_says(bench: Bench):
 def test_the_actions_are_those_that_are_declared():
     declared = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())["actions"]
     assert set(actions.ACTIONS) == set(declared)
-    for name, (model, _) in actions.ACTIONS.items():
-        assert set(model.model_fields) == set(declared[name].get("params", {})), name
+    for name, action in actions.ACTIONS.items():
+        assert set(action.parameters.model_fields) == set(declared[name].get("params", {})), name
 
 
 @pytest.mark.parametrize(("text", "mib"), [("0", 0), ("512", 512), ("200G", 204800), ("2T", 2097152), ("10GiB", None)])

@@ -1,13 +1,12 @@
 """What the actions do. Each ends by its deadline, tells how far it is, and leaves the mount as it found it."""
 
-import collections.abc
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
 import socket
 import time
-import typing
 
 import pydantic
 
@@ -15,10 +14,8 @@ import mount_plan
 from kinds import juicefs as juicefs_kind
 from mount import mounter, plans
 from slurm_ddp import apt, juicefs, mounts, systemd
+from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.run import CommandError, CommandTimeout, run
-
-Log = collections.abc.Callable[[str], None]
-Results = dict[str, str]
 
 _FIO = "/usr/bin/fio"
 _SYSTEMCTL, _SYSTEMD_RUN = "/usr/bin/systemctl", "/usr/bin/systemd-run"
@@ -27,15 +24,7 @@ _BENCH_DIR = ".mount-benchmark"
 _MOST_NAMED = 10
 
 
-class ActionError(Exception):
-    """The action cannot do what was asked. `str()` is one line that says what is wrong and what to do."""
-
-
-class _Parameters(pydantic.BaseModel, frozen=True, extra="forbid"):
-    pass
-
-
-class Warmup(_Parameters, frozen=True):
+class Warmup(Parameters, frozen=True):
     """What `warmup` takes."""
 
     path: str = pydantic.Field(min_length=1)
@@ -43,41 +32,34 @@ class Warmup(_Parameters, frozen=True):
     deadline: int = pydantic.Field(default=3600, ge=10, le=86400)
 
 
-class Remount(_Parameters, frozen=True):
+class Remount(Parameters, frozen=True):
     """What `remount` takes."""
 
     wait: int = pydantic.Field(default=0, ge=0, le=86400)
     force: bool = False
 
 
-class Benchmark(_Parameters, frozen=True):
+class Benchmark(Parameters, frozen=True):
     """What `benchmark` takes."""
 
     size: int = pydantic.Field(default=256, ge=16, le=65536)
     deadline: int = pydantic.Field(default=600, ge=30, le=7200)
 
 
-class Status(_Parameters, frozen=True):
-    """`status` takes nothing."""
+class NoParameters(Parameters, frozen=True):
+    """For an action that takes none."""
 
 
-def run_action(name: str, plan: mount_plan.Plan, params: dict[str, typing.Any], log: Log, unit: str) -> Results:
-    """Run an action by its name; return its results.
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """What the actions work on: the mount, for this unit."""
 
-    Raises:
-        ActionError: it cannot be done.
-        mount_plan.MountError, CommandError, juicefs.UnreachableError: as for a hook.
-    """
-    model, action = ACTIONS[name]
-    try:
-        parameters = model.model_validate(params)
-    except pydantic.ValidationError as e:
-        first = e.errors()[0]
-        raise ActionError(f"{first['loc'][0]}: {first['msg'].lower()}") from e
-    return action(plan, parameters, log, unit)
+    plan: mount_plan.Plan
+    unit: str
 
 
-def _status(plan: mount_plan.Plan, _: Status, _log: Log, _unit: str) -> Results:
+def _status(mount: Mount, _: NoParameters, _log: Log) -> Results:
+    plan = mount.plan
     look, seen = mounter.probe(plan), mounter.health(plan.spec.app)
     here = mounts.at(plan.spec.mountpoint)
     users = mounts.users(plan.spec.mountpoint)
@@ -105,7 +87,8 @@ def _status(plan: mount_plan.Plan, _: Status, _log: Log, _unit: str) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(plan: mount_plan.Plan, wanted: Warmup, log: Log, _unit: str) -> Results:
+def _warmup(mount: Mount, wanted: Warmup, log: Log) -> Results:
+    plan = mount.plan
     if not plan.caches:
         raise ActionError("only a JuiceFS mount keeps copies on the local disk that could be fetched ahead")
     path = _inside(plan, wanted.path)
@@ -144,7 +127,8 @@ def _warmup(plan: mount_plan.Plan, wanted: Warmup, log: Log, _unit: str) -> Resu
     }
 
 
-def _remount(plan: mount_plan.Plan, wanted: Remount, log: Log, unit: str) -> Results:
+def _remount(mount: Mount, wanted: Remount, log: Log) -> Results:
+    plan = mount.plan
     mountpoint, begin, told = plan.spec.mountpoint, time.monotonic(), 0.0
     while users := mounts.users(mountpoint):
         now = time.monotonic()
@@ -160,13 +144,14 @@ def _remount(plan: mount_plan.Plan, wanted: Remount, log: Log, unit: str) -> Res
             "them with force=true: what they have open then fails"
         )
     log(f"mounting {plan.source} anew")
-    look = mounter.remount(plan, unit=unit)
+    look = mounter.remount(plan, unit=mount.unit)
     if not look:
         raise ActionError(f"{look.detail}: {mounter.reason(plan)}")
     return {"state": look.state.value, "seconds": f"{time.monotonic() - begin:.1f}"}
 
 
-def _benchmark(plan: mount_plan.Plan, wanted: Benchmark, log: Log, _unit: str) -> Results:
+def _benchmark(mount: Mount, wanted: Benchmark, log: Log) -> Results:
+    plan = mount.plan
     if plan.spec.read_only:
         raise ActionError("the mount is read-only: nothing can be written there")
     look = mounter.probe(plan)
@@ -297,10 +282,9 @@ def _last_words(unit: str) -> str:
     return said.strip()[-200:] or "it says nothing"
 
 
-Action = collections.abc.Callable[[mount_plan.Plan, typing.Any, Log, str], Results]
-ACTIONS: dict[str, tuple[type[_Parameters], Action]] = {
-    "status": (Status, _status),
-    "warmup": (Warmup, _warmup),
-    "remount": (Remount, _remount),
-    "benchmark": (Benchmark, _benchmark),
+ACTIONS: dict[str, Action[Mount]] = {
+    "status": Action(NoParameters, _status),
+    "warmup": Action(Warmup, _warmup),
+    "remount": Action(Remount, _remount),
+    "benchmark": Action(Benchmark, _benchmark),
 }

@@ -10,9 +10,9 @@ import mount_plan
 from kinds import cephfs, kernel, lustre, lustre_client, nfs, presets
 from kinds import juicefs as juicefs_kind
 from mount import mounter, settings
-from mount.settings import Level, TroubleError, Verdict
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, trouble
+from slurm_ddp.charm import Level, Status, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
 
 Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource; None where there is none
@@ -36,15 +36,15 @@ def draw(offer: Offer, spec: mount_plan.Spec, config: settings.Config) -> mount_
     """Return the plan for what is offered.
 
     Raises:
-        TroubleError: what is offered cannot be mounted (yet).
+        StatusError: what is offered cannot be mounted (yet).
         juicefs.JuicefsError, mount_plan.MountError, mount_plan.NotYetError, CommandError: see the modules of each kind.
     """
     if not offer.uri:
-        raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to offer a filesystem")
+        raise StatusError(Level.WAITING, f"waiting for {offer.provider} to offer a filesystem")
     try:
         filesystem = fs.parse(offer.uri)
     except fs.UriError as e:
-        raise TroubleError(Level.BLOCKED, f"{offer.provider} offers what cannot be mounted: {e}") from e
+        raise StatusError(Level.BLOCKED, f"{offer.provider} offers what cannot be mounted: {e}") from e
     match filesystem:
         case fs.Juicefs():
             secret = _juicefs_secret(offer, filesystem)
@@ -65,7 +65,7 @@ def draw(offer: Offer, spec: mount_plan.Spec, config: settings.Config) -> mount_
             return lustre.plan(spec, filesystem, config.lustre)
 
 
-def judge(plan: mount_plan.Plan, look: mounts.Result) -> Verdict:
+def judge(plan: mount_plan.Plan, look: mounts.Result) -> Status:
     """Return what a look at the mount means."""
     waits = mounter.pending(plan)
     seen = mounter.health(plan.spec.app)
@@ -74,26 +74,26 @@ def judge(plan: mount_plan.Plan, look: mounts.Result) -> Verdict:
             text = f"{plan.source} is mounted at {plan.spec.mountpoint}"
             text += "; restart pending: a change waits until nobody uses it" if waits else ""
             text += f"; {warning}" if (warning := exposed(plan, look)) else ""
-            return Verdict(Level.ACTIVE, text)
+            return Status(Level.ACTIVE, text)
         case mounts.State.WRONG if waits:
-            return Verdict(Level.MAINTENANCE, f"{look.detail}; the change waits until nobody uses it")
+            return Status(Level.MAINTENANCE, f"{look.detail}; the change waits until nobody uses it")
         case mounts.State.WRONG:
-            return Verdict(Level.BLOCKED, f"{look.detail}: unmount it, or choose another mountpoint")
+            return Status(Level.BLOCKED, f"{look.detail}: unmount it, or choose another mountpoint")
         case mounts.State.ABSENT:
-            return Verdict(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
+            return Status(Level.BLOCKED, f"{plan.source} does not mount: {mounter.reason(plan)}")
         case mounts.State.FAILED:
-            return Verdict(Level.BLOCKED, look.detail)
+            return Status(Level.BLOCKED, look.detail)
         case mounts.State.SLOW:
             if seen.slow and time.time() - seen.slow >= keeper.SLOW_S:
-                return Verdict(Level.WAITING, f"{look.detail}; look at what stores the data of {plan.source}")
-            return Verdict(Level.ACTIVE, f"{plan.source} is mounted at {plan.spec.mountpoint}; writes are slow now")
+                return Status(Level.WAITING, f"{look.detail}; look at what stores the data of {plan.source}")
+            return Status(Level.ACTIVE, f"{plan.source} is mounted at {plan.spec.mountpoint}; writes are slow now")
         case mounts.State.HUNG if seen.down:
-            return Verdict(Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it")
+            return Status(Level.WAITING, f"{seen.down}{_since(seen.down_since)}; the mount waits for it")
         case mounts.State.HUNG:
             text = f"{plan.spec.mountpoint} does not answer{_since(seen.hung)}" if seen.hung else look.detail
-            return Verdict(Level.WAITING, text)
+            return Status(Level.WAITING, text)
         case mounts.State.STALE | mounts.State.STACKED:
-            return Verdict(Level.MAINTENANCE, f"{look.detail}; mounting it anew")
+            return Status(Level.MAINTENANCE, f"{look.detail}; mounting it anew")
 
 
 def exposed(plan: mount_plan.Plan, look: mounts.Result) -> str:
@@ -118,13 +118,13 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
     """Turn what fails inside into the verdict that says so: Waiting for what may mend itself, else Blocked.
 
     Raises:
-        TroubleError: instead of what was raised.
+        StatusError: instead of what was raised.
     """
 
-    def tell(error: Exception, said: str, *, passes: bool) -> TroubleError:
+    def tell(error: Exception, said: str, *, passes: bool) -> StatusError:
         if isinstance(error, juicefs.UnreachableError):
             said = f"{said}{_since(mounter.health(app).down_since)}; the mount waits for it"
-        return TroubleError(Level.WAITING if passes else Level.BLOCKED, said, passes=passes)
+        return StatusError(Level.WAITING if passes else Level.BLOCKED, said, retry=passes)
 
     lasting = (mount_plan.MountError, presets.OptionError)
     return trouble.explained(app, tell, passing=(mount_plan.NotYetError,), lasting=lasting)
@@ -137,7 +137,7 @@ def _juicefs_secret(offer: Offer, volume: fs.Juicefs) -> fs.JuicefsSecret:
     try:
         return fs.JuicefsSecret.from_content(content)
     except ValueError as e:
-        raise TroubleError(Level.BLOCKED, f"{offer.provider} offers unusable credentials: {e}") from e
+        raise StatusError(Level.BLOCKED, f"{offer.provider} offers unusable credentials: {e}") from e
 
 
 def _ceph_key(offer: Offer, volume: fs.Cephfs) -> str:
@@ -145,7 +145,7 @@ def _ceph_key(offer: Offer, volume: fs.Cephfs) -> str:
         return volume.key
     content = _read(offer, volume.secret_id or "")
     if not content.get("key"):
-        raise TroubleError(Level.BLOCKED, f"{offer.provider} offers a secret without the key of Ceph's user")
+        raise StatusError(Level.BLOCKED, f"{offer.provider} offers a secret without the key of Ceph's user")
     return content["key"]
 
 
@@ -153,7 +153,7 @@ def _read(offer: Offer, identifier: str) -> dict[str, str]:
     try:
         return offer.read_secret(identifier)
     except SecretsError as e:  # not granted (yet), or removed
-        raise TroubleError(Level.WAITING, f"waiting for {offer.provider} to grant its credentials", passes=True) from e
+        raise StatusError(Level.WAITING, f"waiting for {offer.provider} to grant its credentials", retry=True) from e
 
 
 def _since(moment: float) -> str:

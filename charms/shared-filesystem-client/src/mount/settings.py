@@ -8,32 +8,10 @@ import pydantic
 import mount_plan
 from kinds import juicefs as juicefs_kind
 from kinds import lustre_client, presets
+from slurm_ddp.charm import Level, StatusError, config_errors, naming
 from slurm_ddp.interfaces import mount_info
 
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
-
-
-class Level:
-    """What a status means: it works, we are at it, something else has to come first, a person must act."""
-
-    ACTIVE, MAINTENANCE, WAITING, BLOCKED = "active", "maintenance", "waiting", "blocked"
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """One line for the unit's status."""
-
-    level: str
-    text: str
-
-
-class TroubleError(Exception):
-    """There is no mount, or none that is right; `verdict` says why."""
-
-    def __init__(self, level: str, text: str, *, passes: bool = False) -> None:
-        super().__init__(text)
-        self.verdict = Verdict(level, text)
-        self.passes = passes  # without an event of Juju's: it has to be tried again
 
 
 class Config(pydantic.BaseModel, frozen=True):
@@ -89,12 +67,10 @@ def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
         requests: of each charm that may ask for a mount, its name and application databag.
 
     Raises:
-        TroubleError: something is missing, wrong or contradictory.
+        StatusError: something is missing, wrong or contradictory.
     """
-    try:
+    with config_errors():
         _check(config)
-    except ValueError as e:
-        raise TroubleError(Level.BLOCKED, str(e)) from e
     wanted = mount_plan.Spec(
         app,
         config.mountpoint,
@@ -109,12 +85,12 @@ def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
         try:
             request = mount_info.load(databag)
         except ValueError as e:
-            raise TroubleError(Level.BLOCKED, f"{name} asks for a mount in words unknown here: {e}") from e
+            raise StatusError(Level.BLOCKED, f"{name} asks for a mount in words unknown here: {e}") from e
         if request is None:
-            raise TroubleError(Level.WAITING, f"waiting for {name} to say where it needs a mount")
+            raise StatusError(Level.WAITING, f"waiting for {name} to say where it needs a mount")
         if wanted.mountpoint and wanted.mountpoint != request.mountpoint:
             text = f"mountpoint: {wanted.mountpoint} is wanted, and {request.mountpoint} by {name}: reset the option"
-            raise TroubleError(Level.BLOCKED, text)
+            raise StatusError(Level.BLOCKED, text)
         wanted = dataclasses.replace(
             wanted,
             mountpoint=request.mountpoint,
@@ -123,18 +99,10 @@ def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
         )
     if not wanted.mountpoint:
         text = f"mountpoint: say where to mount: juju config {app} mountpoint=/mnt/shared"
-        raise TroubleError(Level.BLOCKED, text)
-    try:
+        raise StatusError(Level.BLOCKED, text)
+    with config_errors(), naming("mountpoint"):
         mount_plan.check_mountpoint(wanted.mountpoint)
-    except ValueError as e:
-        raise TroubleError(Level.BLOCKED, f"mountpoint: {e}") from e
     return wanted
-
-
-def config_error(error: pydantic.ValidationError) -> TroubleError:
-    """Return what is wrong with the options, as a status."""
-    first = error.errors()[0]
-    return TroubleError(Level.BLOCKED, f"{str(first['loc'][0]).replace('_', '-')}: {first['msg'].lower()}")
 
 
 def _check(config: Config) -> None:
