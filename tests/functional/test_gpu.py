@@ -65,6 +65,20 @@ def is_fit(cluster: Cluster, gres: str, node: str = NODE, within: float = PATIEN
         time.sleep(0.5)
 
 
+def step(cluster: Cluster, *words: str) -> str:
+    """Run a step from the login host with srun and return its output, once the job is off its nodes.
+
+    slurmctld looks up the login host's name to tell srun of the end; where it resolves nothing the job is COMPLETING for
+    a minute, and a node is not registered anew meanwhile.
+    """
+    output = cluster.on("sackd/0", "srun", *words)
+    deadline = time.monotonic() + PATIENCE_S
+    while left := cluster.on("slurmctld/0", "squeue", "--noheader", "--states=COMPLETING"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+    return output
+
+
 def until_held(cluster: Cluster, loss: str) -> None:
     """Let five minutes pass, again and again, until slurmd runs and the node is drained for this loss."""
     deadline = time.monotonic() + PATIENCE_S
@@ -198,9 +212,7 @@ def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
     cluster.ok("gpus", HOST, ONE)
     cluster.ok("reboot", HOST)
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
-    assert (
-        cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:mock_gpu:1", "sh", "-c", "echo $SLURM_STEP_GPUS") == "0"
-    )
+    assert step(cluster, f"-w{NODE}", "--gres=gpu:mock_gpu:1", "sh", "-c", "echo $SLURM_STEP_GPUS") == "0"
 
 
 def test_a_reboot_that_slurm_did_not_order(cluster: Cluster):
@@ -262,7 +274,7 @@ def test_a_card_is_put_in_while_jobs_run_and_wait(cluster: Cluster):
     until(cluster, "active: gpu:mock_gpu:2 on slurmd-0")  # the node may still clean up behind the job
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
     wait_for(cluster, **dict.fromkeys(waiting, "COMPLETED"))
-    both = cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    both = step(cluster, f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert both == "0,1"
     assert block(cluster) == [], "slurmd finds them by itself"
     assert refusals(cluster) == ""
@@ -320,8 +332,8 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
     assert block(cluster) == both
     wait_for(cluster, **{waiting: "COMPLETED"})
-    job = ("srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    assert cluster.on("sackd/0", *job) == "0,1"
+    job = (f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert step(cluster, *job) == "0,1"
     # It goes for good: the node works with the other one, whose line slurmd takes at each start.
     cluster.ok("gpus", HOST, "empty, Mock GPU @ 1")
     until_held(cluster, "1 of 2 GPUs found, 0000:81:00.0 missing")
@@ -330,7 +342,7 @@ def test_a_card_that_has_a_line_is_missing_after_a_reboot(cluster: Cluster):
     restart_slurmd(cluster)
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
     assert block(cluster) == both[:1]
-    assert cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
+    assert step(cluster, f"-w{NODE}", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES") == "0"
 
 
 def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
@@ -339,8 +351,8 @@ def test_cards_of_several_types_keep_their_numbers(cluster: Cluster):
     cluster.ok("gpus", HOST, "NVIDIA L40S, Tesla T4, NVIDIA L40S")
     cluster.ctl("run", unit_on(cluster), "accept-gpus")
     until(cluster, f"active: {kinds} on slurmd-0")
-    job = ("srun", f"-w{NODE}", "--gres=gpu:tesla_t4:1", "sh", "-c", "echo $SLURM_STEP_GPUS")
-    assert cluster.on("sackd/0", *job) == "1"
+    job = (f"-w{NODE}", "--gres=gpu:tesla_t4:1", "sh", "-c", "echo $SLURM_STEP_GPUS")
+    assert step(cluster, *job) == "1"
 
 
 def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
@@ -388,8 +400,8 @@ def test_cards_are_shared_by_option(cluster: Cluster):
     while "gpu,shard" not in cluster.on("sackd/0", "sh", "-c", "cat /run/slurm/conf/slurm.conf*"):
         assert time.monotonic() < deadline
         time.sleep(2)
-    job = ("srun", f"-w{NODE}", "--gres=shard:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    assert cluster.on("sackd/0", *job) == "0"
+    job = (f"-w{NODE}", "--gres=shard:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    assert step(cluster, *job) == "0"
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=0")
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=")
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
@@ -409,7 +421,7 @@ def test_the_charm_is_taken_away_and_put_back(cluster: Cluster):
         cluster.on(host, "systemctl", "restart", "slurmd")
         assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
     assert block(cluster) == []
-    assert cluster.on("sackd/0", "srun", "-N2", "--gres=gpu:1", "true") == ""
+    assert step(cluster, "-N2", "--gres=gpu:1", "true") == ""
     cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     for node in ("slurmd-0", "slurmd-1"):
@@ -430,7 +442,7 @@ def test_the_charm_is_taken_away_from_a_node_that_needs_lines(cluster: Cluster):
     assert block(cluster) == []
     restart_slurmd(cluster)
     assert is_fit(cluster, "(null)"), show(cluster)
-    assert cluster.on("sackd/0", "srun", f"-w{NODE}", "true") == ""
+    assert step(cluster, f"-w{NODE}", "true") == ""
     assert "gres=" not in cluster.on(HOST, "cat", "/etc/default/slurmd")
     assert cluster.on(HOST, "sh", "-c", kept) == ""
     cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
@@ -451,7 +463,7 @@ def test_the_charm_is_taken_away_from_a_node_that_needs_lines(cluster: Cluster):
     wait_for(cluster, **{job: "COMPLETED"})
     restart_slurmd(cluster)
     assert is_fit(cluster, "gpu:mock_gpu:2"), show(cluster)
-    both = cluster.on("sackd/0", "srun", f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    both = step(cluster, f"-w{NODE}", "--gres=gpu:2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert both == "0,1"
     assert cluster.on(HOST, "sh", "-c", kept) == ""
     cluster.ok("integrate", "slurm-gpu:compute", "slurmd:juju-info")
