@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ops import testing
 
-import gres_conf
+from gpu import gres_conf
 from host import Host
 from slurm_ddp.interfaces import slurm_gres
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ops import testing
 
-import slurmd_options
 from host import Host
+from node import slurmd_options
 
 GRES = "gpu:nvidia_h100_80gb_hbm3:8,shard:32"
 KEY = testing.Secret({"key": "a2V5", "keyid": "1"}, label="slurm-auth-key", owner=None)

@@ -3,15 +3,15 @@
 
 import ops
 
-import compute_seat
-import controller_seat
-import endpoints
-import gpu_actions
+import actions as gpu_actions
 import gpu_base
-import gpu_settings
-import gpu_work
-import registration
-from endpoints import COMPUTE, CONTROLLER, GRES, NODE_GRES
+import settings as gpu_settings
+from controller import gres_lines as controller_seat
+from maintenance import work as gpu_work
+from node import compute as compute_seat
+from node import registration
+from relations import gres as endpoints
+from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp.interfaces import slurm_gres
 
 _STATUSES = {

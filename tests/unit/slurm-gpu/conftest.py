@@ -6,23 +6,21 @@ import pytest
 from machine_double import MachineDouble
 from slurm_double import SlurmDouble
 
-import compute_seat
-import controller_seat
-import driver_install
-import driver_state
-import driver_upgrade
-import gpu_detect
-import gpu_health
-import gpu_mig
-import gpu_monitor
-import gpu_pci
-import gpu_tasks
-import gres_check
-import gres_conf
-import node_hold
-import node_watch
-import registration
-import slurmd_options
+from controller import gres_lines as controller_seat
+from driver import install as driver_install
+from driver import state as driver_state
+from driver import upgrade as driver_upgrade
+from gpu import detect as gpu_detect
+from gpu import gres_check, gres_conf
+from gpu import pci as gpu_pci
+from maintenance import mig as gpu_mig
+from maintenance import reset as gpu_tasks
+from node import compute as compute_seat
+from node import health_check as gpu_monitor
+from node import hold as node_hold
+from node import registration, slurmd_options
+from node import watch as node_watch
+from scripts import health as gpu_health
 from slurm_ddp import apt, files, readiness, systemd
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes

@@ -15,7 +15,7 @@ import shutil
 import real_apt
 from slurm_double import Killed, SlurmDouble
 
-import driver_state
+from driver import state as driver_state
 from slurm_ddp import apt
 from slurm_ddp.run import CommandError, Completed
 

@@ -3,8 +3,8 @@
 import dataclasses
 import pathlib
 
-import gpu_detect
-import gres
+from gpu import detect as gpu_detect
+from gpu import gres
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What one hook of the compute seat runs, without Juju."""
 
-import compute_seat
-import gpu_settings
-import registration
+import settings as gpu_settings
+from node import compute as compute_seat
+from node import registration
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 
 UPSTREAM = ControllerGres(autodetect="nvidia", applied=())  # its gres.conf, without lines of ours

@@ -8,13 +8,12 @@ import seats
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import Record, SlurmDouble
 
-import bring_up
-import compute_seat
-import gpu_monitor
-import gpu_settings
-import registration
-import slurmd_options
+import settings as gpu_settings
 from gpu_base import Level, Verdict
+from node import compute as compute_seat
+from node import health_check as gpu_monitor
+from node import registration, slurmd_options
+from node import resume as bring_up
 from slurm_ddp import readiness
 from slurm_ddp.slurm import nodes
 

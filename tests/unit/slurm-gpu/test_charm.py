@@ -13,11 +13,11 @@ from ops import testing
 from slurm_double import Record, SlurmDouble
 
 import charm
-import compute_seat
-import controller_seat
-import gres_conf
-import node_hold
-import slurmd_options
+from controller import gres_lines as controller_seat
+from gpu import gres_conf
+from node import compute as compute_seat
+from node import hold as node_hold
+from node import slurmd_options
 from slurm_ddp import systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed

@@ -11,14 +11,13 @@ from machines import Card, add_driver, add_pci, add_topology
 from seats import OFF, UPSTREAM, hook, live, offer
 from slurm_double import Record, SlurmDouble
 
-import compute_seat
-import gpu_detect
-import gpu_settings
-import gres_conf
-import registration
-import slurmd_options
-from compute_seat import Level, Verdict
-from gpu_detect import NvmlAnswer
+import settings as gpu_settings
+from gpu import detect as gpu_detect
+from gpu import gres_conf
+from gpu.detect import NvmlAnswer
+from node import compute as compute_seat
+from node import registration, slurmd_options
+from node.compute import Level, Verdict
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from slurm_double import SlurmDouble
 
-import controller_seat
-import gres_conf
+from controller import gres_lines as controller_seat
+from gpu import gres_conf
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 
 UPSTREAM = "AutoDetect=nvidia\n"

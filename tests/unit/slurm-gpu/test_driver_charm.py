@@ -11,10 +11,10 @@ from ops import testing
 from slurm_double import Record
 
 import charm
-import driver_upgrade
-import gpu_hold
-import gpu_tasks
-import slurmd_options
+from driver import upgrade as driver_upgrade
+from maintenance import hold as gpu_hold
+from maintenance import reset as gpu_tasks
+from node import slurmd_options
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")

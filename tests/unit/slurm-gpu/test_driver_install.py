@@ -6,11 +6,11 @@ import pathlib
 import pytest
 from machine_double import MachineDouble
 
-import driver_install
-import driver_plan
-import driver_state
-from driver_plan import Spec
-from driver_state import DriverError
+from driver import install as driver_install
+from driver import plan as driver_plan
+from driver import state as driver_state
+from driver.plan import Spec
+from driver.state import DriverError
 from slurm_ddp import apt
 
 

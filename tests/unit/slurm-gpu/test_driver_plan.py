@@ -6,10 +6,10 @@ import itertools
 import pytest
 from machine_double import MachineDouble, index
 
-import driver_plan
-from driver_plan import Spec, narrowed, resolve, spec
-from driver_state import DriverError, Facts
-from gpu_pci import Card
+from driver import plan as driver_plan
+from driver.plan import Spec, narrowed, resolve, spec
+from driver.state import DriverError, Facts
+from gpu.pci import Card
 
 NOBLE = Facts(
     release="ubuntu 24.04",

@@ -6,9 +6,9 @@ import pathlib
 import pytest
 from machine_double import MachineDouble
 
-import driver_state
-from driver_state import Facts, Module, Trouble, diagnose
-from gpu_pci import Card
+from driver import state as driver_state
+from driver.state import Facts, Module, Trouble, diagnose
+from gpu.pci import Card
 
 CARD = Card("0000:1b:00.0", 0x2330)
 WORKS = Facts(

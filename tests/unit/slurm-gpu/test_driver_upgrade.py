@@ -15,16 +15,15 @@ from conftest import OPTIONS
 from machine_double import MachineDouble
 from slurm_double import Killed, Record, SlurmDouble
 
-import driver_install
-import driver_plan
-import driver_upgrade
-import gpu_hold
-import node_hold
-import registration
-import slurmd_options
-from driver_plan import Spec
-from driver_state import DriverError
-from driver_upgrade import Step, Turn, Upgrade
+from driver import install as driver_install
+from driver import plan as driver_plan
+from driver import upgrade as driver_upgrade
+from driver.plan import Spec
+from driver.state import DriverError
+from driver.upgrade import Step, Turn, Upgrade
+from maintenance import hold as gpu_hold
+from node import hold as node_hold
+from node import registration, slurmd_options
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import ask_nvml
 from machines import Card, add_driver, add_pci, numbers
 
-import gpu_detect
-import nvml_probe
-from gpu_detect import Detection, NvmlAnswer
+from gpu import detect as gpu_detect
+from gpu import nvml_probe
+from gpu.detect import Detection, NvmlAnswer
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -14,9 +14,9 @@ import pytest
 from machines import add_pci
 from smi_samples import BARE, HEALTHY, answer, gpu
 
-import gpu_health
-import node_hold
-from gpu_health import DRAIN, WARN, Finding
+from node import hold as node_hold
+from scripts import health as gpu_health
+from scripts.health import DRAIN, WARN, Finding
 
 BUS = "0000:01:00.0"
 OURS = "gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"

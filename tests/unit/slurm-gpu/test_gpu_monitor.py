@@ -8,12 +8,12 @@ import seats
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import compute_seat
-import gpu_health
-import gpu_monitor
-import gpu_settings
-import slurm_advice
-import slurmd_options
+import settings as gpu_settings
+from controller import advice as slurm_advice
+from node import compute as compute_seat
+from node import health_check as gpu_monitor
+from node import slurmd_options
+from scripts import health as gpu_health
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout, Completed
 

@@ -12,8 +12,8 @@ import xml.etree.ElementTree as ET
 import pynvml  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
-import gpu_health
-import gpu_nvml
+from scripts import health as gpu_health
+from scripts import nvml as gpu_nvml
 
 OK, INVALID, NOT_SUPPORTED, INSUFFICIENT, LOST, VERSION = 0, 2, 3, 7, 15, 25
 Card = dict[str, typing.Any]

@@ -6,9 +6,9 @@ import pathlib
 import pytest
 from machines import add_topology, conf, detection, numbers, topology
 
-import gpu_detect
-import gres
-from gpu_detect import Gpu
+from gpu import detect as gpu_detect
+from gpu import gres
+from gpu.detect import Gpu
 from slurm_ddp.interfaces import slurm_gres
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -8,11 +8,10 @@ import seats
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import compute_seat
-import gpu_settings
-import gres
-import gres_check
-import slurmd_options
+import settings as gpu_settings
+from gpu import gres, gres_check
+from node import compute as compute_seat
+from node import slurmd_options
 from slurm_ddp.run import CommandTimeout
 
 SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}

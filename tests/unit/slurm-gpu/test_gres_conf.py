@@ -6,8 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-import gres_conf
-from gres_conf import Book, Entry
+from gpu import gres_conf
+from gpu.gres_conf import Book, Entry
 from slurm_ddp.interfaces import slurm_gres
 
 LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"

@@ -12,10 +12,10 @@ from ops import testing
 from slurm_double import Record
 
 import charm
-import gpu_detect
-import gpu_monitor
-import gpu_tasks
-import slurmd_options
+from gpu import detect as gpu_detect
+from maintenance import reset as gpu_tasks
+from node import health_check as gpu_monitor
+from node import slurmd_options
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout
 

@@ -12,14 +12,14 @@ from ops import testing
 from seats import hook, offer
 from slurm_double import SlurmDouble
 
-import bring_up
 import charm
-import compute_seat
-import gpu_detect
-import node_watch
-import slurmd_options
-from compute_seat import Level, Verdict
-from gpu_detect import NvmlAnswer
+from gpu import detect as gpu_detect
+from gpu.detect import NvmlAnswer
+from node import compute as compute_seat
+from node import resume as bring_up
+from node import slurmd_options
+from node import watch as node_watch
+from node.compute import Level, Verdict
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]

@@ -9,14 +9,14 @@ import pytest
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
-import driver_upgrade
-import gpu_hold
-import gpu_mig
-import gpu_tasks
-import gpu_work
-import registration
+from driver import upgrade as driver_upgrade
 from gpu_base import Level, Verdict
-from gpu_mig import MigError, RebootNeeded, check, parse
+from maintenance import hold as gpu_hold
+from maintenance import mig as gpu_mig
+from maintenance import reset as gpu_tasks
+from maintenance import work as gpu_work
+from maintenance.mig import MigError, RebootNeeded, check, parse
+from node import registration
 from slurm_ddp.slurm import nodes
 
 BUS = "0000:1b:00.0"

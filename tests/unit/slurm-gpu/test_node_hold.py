@@ -10,10 +10,9 @@ import pytest
 from conftest import WITH_GPU
 from slurm_double import Record, SlurmDouble
 
-import gpu_hold
-import node_hold
-import registration
-import slurmd_options
+from maintenance import hold as gpu_hold
+from node import hold as node_hold
+from node import registration, slurmd_options
 from slurm_ddp.slurm import nodes
 
 NAME = "slurmd-0"

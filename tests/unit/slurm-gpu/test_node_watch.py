@@ -10,13 +10,12 @@ import pytest
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
-import bring_up
-import gpu_hold
-import gpu_monitor
-import node_hold
-import node_watch
-import registration
-import slurmd_options
+from maintenance import hold as gpu_hold
+from node import health_check as gpu_monitor
+from node import hold as node_hold
+from node import registration, slurmd_options
+from node import resume as bring_up
+from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.run import Completed
 from slurm_ddp.slurm import nodes

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-import nvml_probe
+from gpu import nvml_probe
 
 NOT_SUPPORTED, INVALID_ARGUMENT, FUNCTION_NOT_FOUND, NOT_FOUND = 3, 2, 13, 6
 

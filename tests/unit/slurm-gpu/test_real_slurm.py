@@ -18,10 +18,9 @@ import typing
 import pytest
 import real_slurm
 
-import node_hold
-import registration
-import slurmd_options
-from registration import Progress, Stage
+from node import hold as node_hold
+from node import registration, slurmd_options
+from node.registration import Progress, Stage
 from slurm_ddp import run, systemd
 from slurm_ddp.slurm import nodes
 

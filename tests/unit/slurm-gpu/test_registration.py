@@ -12,9 +12,8 @@ import pytest
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
-import registration
-import slurmd_options
-from registration import Progress, Stage
+from node import registration, slurmd_options
+from node.registration import Progress, Stage
 from slurm_ddp.slurm import nodes
 
 GRES = "gpu:mock_gpu:1"

@@ -9,13 +9,12 @@ from conftest import OPTIONS
 from machines import Card, add_driver
 from slurm_double import Record, SlurmDouble
 
-import compute_seat
-import gpu_health
-import gpu_hold
-import gpu_monitor
-import gpu_work
-import registration
-import slurmd_options
+from maintenance import hold as gpu_hold
+from maintenance import work as gpu_work
+from node import compute as compute_seat
+from node import health_check as gpu_monitor
+from node import registration, slurmd_options
+from scripts import health as gpu_health
 from slurm_ddp.interfaces.slurm_gres import ControllerGres
 from slurm_ddp.slurm import nodes
 

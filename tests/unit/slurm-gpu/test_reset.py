@@ -6,15 +6,15 @@ import pytest
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record
 
-import driver_install
-import driver_state
-import gpu_health
-import gpu_hold
-import gpu_mig
-import gpu_monitor
-import gpu_tasks
-import gpu_work
-import registration
+from driver import install as driver_install
+from driver import state as driver_state
+from maintenance import hold as gpu_hold
+from maintenance import mig as gpu_mig
+from maintenance import reset as gpu_tasks
+from maintenance import work as gpu_work
+from node import health_check as gpu_monitor
+from node import registration
+from scripts import health as gpu_health
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout
 from slurm_ddp.slurm import nodes

@@ -8,14 +8,13 @@ import seats
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
-import compute_seat
-import gpu_detect
-import gpu_settings
-import gres
-import gres_conf
-import slurm_advice
-import slurmd_options
+import settings as gpu_settings
+from controller import advice as slurm_advice
+from gpu import detect as gpu_detect
+from gpu import gres, gres_conf
 from gpu_base import Level, Verdict
+from node import compute as compute_seat
+from node import slurmd_options
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.slurm import nodes
 
@@ -52,7 +51,7 @@ def test_a_line_for_the_shares_of_each_card():
 
 
 def test_the_controller_counts_cards_and_not_their_shares(paths: pathlib.Path):
-    import controller_seat
+    from controller import gres_lines as controller_seat
 
     plan = gres.plan(CARDS, {}, None, shares=gres.Shares("shard", 4))
     entry = gres_conf.Entry.of("slurm-gpu/0", NodeGres(node="n0", gres=plan.gres, lines=plan.lines))

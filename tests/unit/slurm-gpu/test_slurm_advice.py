@@ -8,7 +8,7 @@ import pytest
 import yaml
 from slurmutils import CGroupConfig, ModelError, Partition, SlurmConfig
 
-import slurm_advice
+from controller import advice as slurm_advice
 
 ROOT = pathlib.Path(__file__).parents[3]
 CHARM = ROOT / "charms/slurm-gpu"

@@ -18,9 +18,8 @@ import real_slurm
 from conftest import ask_nvml
 from machines import add_pci, add_topology, conf
 
-import gpu_detect
-import gres
-import gres_check
+from gpu import detect as gpu_detect
+from gpu import gres, gres_check
 from slurm_ddp import run
 
 HERE = pathlib.Path(__file__).resolve().parent

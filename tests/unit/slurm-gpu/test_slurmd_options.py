@@ -8,7 +8,7 @@ import pytest
 from conftest import CONF, OPTIONS, WITH_GPU
 from hypothesis import strategies as st
 
-import slurmd_options
+from node import slurmd_options
 from slurm_ddp import files
 
 PACKAGE = '# Additional options that are passed to the slurmd daemon\n#SLURMD_OPTIONS=""\n'

@@ -5,16 +5,16 @@ import typing
 
 import ops
 
-import compute_seat
-import controller_seat
-import driver_plan
-import driver_state
-import driver_upgrade
-import gpu_hold
-import gpu_monitor
-import gpu_settings
-import gpu_tasks
-import registration
+import settings as gpu_settings
+from controller import gres_lines as controller_seat
+from driver import plan as driver_plan
+from driver import state as driver_state
+from driver import upgrade as driver_upgrade
+from maintenance import hold as gpu_hold
+from maintenance import reset as gpu_tasks
+from node import compute as compute_seat
+from node import health_check as gpu_monitor
+from node import registration
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes

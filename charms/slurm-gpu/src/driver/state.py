@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import re
 
-import gpu_pci
+from gpu import pci as gpu_pci
 from slurm_ddp.run import CommandError, run
 
 _TIMEOUT_S = 10.0

@@ -6,10 +6,10 @@ import json
 import pathlib
 import time
 
-import driver_state
-import gpu_health
-import gpu_nvml
-import slurm_advice
+from controller import advice as slurm_advice
+from driver import state as driver_state
+from scripts import health as gpu_health
+from scripts import nvml as gpu_nvml
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes

@@ -19,10 +19,10 @@ import pathlib
 import sys
 import time
 
-import bring_up
-import gpu_monitor
-import node_hold
-import slurmd_options
+from node import health_check as gpu_monitor
+from node import hold as node_hold
+from node import resume as bring_up
+from node import slurmd_options
 from slurm_ddp import files, readiness, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
@@ -151,7 +151,7 @@ def note(unit: str, *, waits: bool, node: str | None = None) -> None:
 
 def _ensure_units() -> None:
     source = pathlib.Path(__file__).resolve()
-    library = pathlib.Path(readiness.__file__).resolve().parents[1]
+    library = f"{source.parents[1]}:{pathlib.Path(readiness.__file__).resolve().parents[1]}"
     text = _SERVICE.format(program=source, library=library, python=gpu_monitor.PYTHON)
     changed = systemd.ensure_unit(UNIT, text)
     changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
@@ -297,7 +297,7 @@ class Watch:
 
 def wake(unit: str) -> None:
     """Have Juju run update-status for the unit soon, and do not wait for it: hooks of this machine may go before."""
-    dispatch = pathlib.Path(__file__).resolve().parents[1] / "dispatch"
+    dispatch = pathlib.Path(__file__).resolve().parents[2] / "dispatch"
     command = f"JUJU_DISPATCH_PATH=hooks/update-status {dispatch}"
     try:
         run("/usr/bin/systemd-run", "--no-block", "--collect", "--quiet", JUJU_EXEC, "-u", unit, command)

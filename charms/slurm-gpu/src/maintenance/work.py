@@ -8,18 +8,18 @@ import collections.abc
 import contextlib
 import logging
 
-import driver_install
-import driver_plan
-import driver_state
-import driver_upgrade
-import gpu_health
-import gpu_hold
-import gpu_mig
-import gpu_tasks
-import node_watch
-import registration
-from driver_upgrade import Turn
+from driver import install as driver_install
+from driver import plan as driver_plan
+from driver import state as driver_state
+from driver import upgrade as driver_upgrade
+from driver.upgrade import Turn
 from gpu_base import Level, Verdict
+from maintenance import hold as gpu_hold
+from maintenance import mig as gpu_mig
+from maintenance import reset as gpu_tasks
+from node import registration
+from node import watch as node_watch
+from scripts import health as gpu_health
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes

@@ -5,9 +5,9 @@ import logging
 import pathlib
 import re
 
-import driver_plan
-import driver_state
-from driver_state import DriverError
+from driver import plan as driver_plan
+from driver import state as driver_state
+from driver.state import DriverError
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError, run
 

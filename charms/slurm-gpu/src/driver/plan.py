@@ -11,8 +11,8 @@ import collections.abc
 import dataclasses
 import re
 
-import driver_state
-from driver_state import DriverError
+from driver import state as driver_state
+from driver.state import DriverError
 from slurm_ddp import apt
 from slurm_ddp.run import CommandError
 

@@ -13,8 +13,8 @@ import re
 import socket
 import tempfile
 
-import gpu_detect
-import gres
+from gpu import detect as gpu_detect
+from gpu import gres
 from slurm_ddp.run import CommandError, run
 
 logger = logging.getLogger(__name__)

@@ -11,15 +11,15 @@ import pathlib
 import re
 import time
 
-import driver_install
-import driver_plan
-import driver_state
-import driver_upgrade
-import gpu_detect
-import gpu_hold
-import gpu_mig
-import gpu_monitor
-import gpu_pci
+from driver import install as driver_install
+from driver import plan as driver_plan
+from driver import state as driver_state
+from driver import upgrade as driver_upgrade
+from gpu import detect as gpu_detect
+from gpu import pci as gpu_pci
+from maintenance import hold as gpu_hold
+from maintenance import mig as gpu_mig
+from node import health_check as gpu_monitor
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes

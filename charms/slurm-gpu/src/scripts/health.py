@@ -31,7 +31,7 @@ import typing
 import xml.etree.ElementTree as ET
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
-NVML_PROGRAMS = ("gpu-nvml", "gpu_nvml.py")  # beside this one, on a node and in the charm
+NVML_PROGRAMS = ("gpu-nvml", "nvml.py")  # beside this one, on a node and in the charm
 JOURNALCTL = "/usr/bin/journalctl"
 SCONTROL = "/usr/bin/scontrol"
 STATE = pathlib.Path("/var/lib/slurm-gpu/health.json")
@@ -452,7 +452,7 @@ def _counts(root: ET.Element, on_bus: list[str], node: Node | None) -> list[Find
 def _ask_driver() -> tuple[ET.Element, Finding | None]:
     """Return what the driver tells of all cards, and what its exit status warns of."""
     argv = _driver_query()
-    program = pathlib.Path(argv[0] if argv[0] == NVIDIA_SMI else argv[-1]).stem.replace("_", "-")
+    program = "nvidia-smi" if argv[0] == NVIDIA_SMI else NVML_PROGRAMS[0]
     done = _run(*argv, timeout=_SMI_S)
     trouble: Finding | None = None
     if done.returncode != 0:

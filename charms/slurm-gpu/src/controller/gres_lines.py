@@ -11,7 +11,7 @@ import logging
 import pathlib
 import time
 
-import gres_conf
+from gpu import gres_conf
 from gpu_base import Level, Verdict, count
 from slurm_ddp import files, systemd
 from slurm_ddp.interfaces import slurm_gres

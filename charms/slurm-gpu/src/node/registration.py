@@ -16,9 +16,9 @@ import logging
 import pathlib
 import re
 
-import bring_up
-import node_hold
-import slurmd_options
+from node import hold as node_hold
+from node import resume as bring_up
+from node import slurmd_options
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes

@@ -13,9 +13,9 @@ import sys
 
 import pydantic
 
-import driver_state
-import gpu_pci
-import nvml_probe
+from driver import state as driver_state
+from gpu import nvml_probe
+from gpu import pci as gpu_pci
 from slurm_ddp.run import CommandError, run
 
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never

@@ -16,7 +16,7 @@ import pathlib
 import pwd
 import re
 
-import gres
+from gpu import gres
 from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
 

@@ -4,7 +4,7 @@ import os
 
 import ops
 
-import controller_seat
+from controller import gres_lines as controller_seat
 from slurm_ddp.interfaces import slurm_gres
 
 COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"

@@ -4,9 +4,9 @@ import collections.abc
 import dataclasses
 import typing
 
-import bring_up
-import gpu_health
-import gres
+from gpu import gres
+from node import resume as bring_up
+from scripts import health as gpu_health
 
 HEALTH = ("auto", "on", "off", "slurm")
 SHARES = {"shard": "shards-per-gpu", "mps": "mps-per-gpu"}  # the option behind each kind of share

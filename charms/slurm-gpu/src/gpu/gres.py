@@ -12,7 +12,7 @@ import dataclasses
 import pathlib
 import re
 
-import gpu_detect
+from gpu import detect as gpu_detect
 
 SHARED = ("shard", "mps")  # kinds of Gres that are parts of a card
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")

@@ -15,13 +15,13 @@ import pathlib
 import time
 import typing
 
-import driver_install
-import driver_plan
-import driver_state
-import gpu_detect
-import gpu_hold
-import registration
-from driver_state import DriverError
+from driver import install as driver_install
+from driver import plan as driver_plan
+from driver import state as driver_state
+from driver.state import DriverError
+from gpu import detect as gpu_detect
+from maintenance import hold as gpu_hold
+from node import registration
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes

@@ -9,18 +9,15 @@ import pathlib
 import re
 import socket
 
-import bring_up
-import gpu_detect
-import gpu_hold
-import gpu_monitor
-import gpu_settings
-import gres
-import gres_check
-import gres_conf
-import registration
-import slurm_advice
-import slurmd_options
+import settings as gpu_settings
+from controller import advice as slurm_advice
+from gpu import detect as gpu_detect
+from gpu import gres, gres_check, gres_conf
 from gpu_base import Level, Verdict
+from maintenance import hold as gpu_hold
+from node import health_check as gpu_monitor
+from node import registration, slurmd_options
+from node import resume as bring_up
 from slurm_ddp import files, readiness
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError

@@ -15,8 +15,8 @@ import dataclasses
 import json
 import pathlib
 
-import node_hold
-import registration
+from node import hold as node_hold
+from node import registration
 from slurm_ddp import files
 from slurm_ddp.slurm import nodes
 
