@@ -22,7 +22,7 @@ from slurm_ddp.slurm import nodes
 
 NAME, UNIT, CLIENT = "slurmd-0", "slurm-gpu/0", "shared-filesystem-client/2"
 RESUMED = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
-SOURCES = pathlib.Path(node_watch.__file__).parent
+SOURCES = pathlib.Path(node_watch.__file__).parents[1]
 LIBRARY = pathlib.Path(readiness.__file__).parents[1]
 
 
@@ -356,9 +356,9 @@ def test_a_unit_that_waits_for_nothing_costs_nothing(node: SlurmDouble, woken: l
 
 def test_the_units(node: SlurmDouble):
     service = (systemd.UNIT_DIR / node_watch.UNIT).read_text()
-    assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node_watch.py\n" in service
-    assert f"Environment=PYTHONPATH={LIBRARY}\n" in service
-    assert f"ConditionPathExists={SOURCES}/node_watch.py\n" in service, "harmless where the charm is gone"
+    assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node/watch.py\n" in service
+    assert f"Environment=PYTHONPATH={SOURCES}:{LIBRARY}\n" in service
+    assert f"ConditionPathExists={SOURCES}/node/watch.py\n" in service, "harmless where the charm is gone"
     assert f"PathChanged={readiness.DIRECTORY}\n" in (systemd.UNIT_DIR / node_watch.PATH_UNIT).read_text()
     node.log.clear()
     configure()
@@ -369,7 +369,7 @@ def test_the_units(node: SlurmDouble):
 
 
 def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path):
-    code = "import node_watch, sys; print([m for m in ('pydantic', 'ops', 'yaml') if m in sys.modules])"
+    code = "import node.watch, sys; print([m for m in ('pydantic', 'ops', 'yaml') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-S", "-s", "-c", code],
         env={"PYTHONPATH": f"{SOURCES}:{LIBRARY}"}, cwd=tmp_path, capture_output=True, text=True, check=True,
