@@ -16,9 +16,9 @@ from ddp.environment import environments
 from ddp.options import fields
 from ddp.report import facts, page
 from ddp.runs import control, run_files
+from ddp.slurm import jobs
 from ddp.submit import checks, code, scripts, training
 from ddp.workspace import files, folders
-from slurm_ddp.slurm import jobs
 
 _READ_S = 60.0
 _MAX_RUNS = 16  # on one page

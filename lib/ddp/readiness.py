@@ -6,10 +6,10 @@ import typing
 
 from ddp.base import Settings, TrainerError
 from ddp.environment import environments
+from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import folders
 from slurm_ddp import mounts
-from slurm_ddp.slurm import jobs
 
 PROGRAMS = {"zstd": "zstd"}  # needed to build an environment, and their packages
 

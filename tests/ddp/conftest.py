@@ -12,10 +12,11 @@ import pytest
 from ddp.base import Settings
 from ddp.environment import environments
 from ddp.runs import control
+from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
 from slurm_ddp import run
-from slurm_ddp.slurm import access, jobs, nodes
+from slurm_ddp.slurm import nodes
 
 sys.path += [
     str(pathlib.Path(__file__).parents[1] / "unit" / "ddp-trainer"),  # the doubles

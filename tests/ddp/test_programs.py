@@ -15,11 +15,11 @@ from ddp.base import ParameterError, Settings, TrainerError
 from ddp.doctor import examine
 from ddp.environment import environments
 from ddp.options import fields, models
+from ddp.slurm import jobs
 from ddp.submit import checks, precheck
 from ddp.workspace import folders
 from slurm_ddp import mounts
 from slurm_ddp.run import Completed
-from slurm_ddp.slurm import jobs
 
 PACKAGE = pathlib.Path(ddp.__file__).parent
 CUDA = """\

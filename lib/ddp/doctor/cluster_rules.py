@@ -10,7 +10,7 @@ from ddp.doctor.node_facts import Facts, Finding, leading_number
 from ddp.doctor.rules import Rule, Table, Values, evaluate
 from ddp.environment import environments
 from ddp.measure import collectives, sampling
-from slurm_ddp.slurm import jobs
+from ddp.slurm import jobs
 
 _REQUEUE_DELAY_S, _LONG_DELAY_S = 120, 300
 _SLOW_START_S = 180.0

@@ -19,10 +19,11 @@ from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_fe
 from ddp.environment import archives, environments
 from ddp.measure import sampling
 from ddp.options import declared, models
+from ddp.slurm import access, jobs
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
 from slurm_ddp import mounts
-from slurm_ddp.slurm import access, jobs, nodes
+from slurm_ddp.slurm import nodes
 
 MAX_NODES = 64  # in one call: every node connects to every other
 _PROBE = pathlib.Path(__file__).with_name("probe.py")

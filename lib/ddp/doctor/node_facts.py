@@ -6,8 +6,8 @@ import re
 import typing
 
 from ddp.measure import sampling
+from ddp.slurm import access, jobs
 from ddp.workspace import folders
-from slurm_ddp.slurm import access, jobs
 
 Json = dict[str, typing.Any]
 Level = typing.Literal["error", "warning", "note"]

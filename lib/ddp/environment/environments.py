@@ -20,10 +20,10 @@ from ddp import backports, remedies
 from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
 from ddp.environment import archives
 from ddp.options import models
+from ddp.slurm import jobs
 from ddp.submit import checks
 from ddp.workspace import folders, operations
 from slurm_ddp.run import CommandError, CommandTimeout, run
-from slurm_ddp.slurm import jobs
 
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # https://pytorch.org/get-started/locally/

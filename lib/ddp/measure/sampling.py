@@ -11,7 +11,7 @@ from ddp.base import Log, Settings, TrainerError
 from ddp.measure import collectives, forecast
 from ddp.options import fields, models
 from ddp.runs import control
-from slurm_ddp.slurm import jobs
+from ddp.slurm import jobs
 
 SIZE_BYTES = 16 << 20  # of the order of DDP's buckets
 _JOB_S = 240  # beyond the wait for free nodes: the environment may have to be unpacked first

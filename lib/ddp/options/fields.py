@@ -13,8 +13,8 @@ import typing
 import pydantic
 
 from ddp.base import ParameterError, shown
+from ddp.slurm import jobs
 from ddp.submit import fabrics
-from slurm_ddp.slurm import jobs
 
 MAX_NODES, MAX_GPUS, MAX_CPUS = 4096, 64, 4096
 MAX_LINES = 1000

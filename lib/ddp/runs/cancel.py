@@ -7,8 +7,8 @@ import time
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError
 from ddp.options import fields
 from ddp.runs import control
+from ddp.slurm import jobs
 from ddp.workspace import tokens
-from slurm_ddp.slurm import jobs
 
 
 @dataclasses.dataclass(frozen=True)

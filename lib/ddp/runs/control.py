@@ -13,9 +13,9 @@ from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerEr
 from ddp.options import fields
 from ddp.report import facts, files
 from ddp.runs import drawing, run_files, written
+from ddp.slurm import jobs
 from ddp.submit import checks, code
 from ddp.workspace import folders, operations, tokens
-from slurm_ddp.slurm import jobs
 
 _FAILURE_LINES = 5
 _SILENCE_S = 600.0  # how long slurmctld may be unreachable while a job is followed: it may be restarted

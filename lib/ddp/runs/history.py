@@ -9,9 +9,9 @@ from ddp.base import Log, ParameterError, Results, Settings, TrainerError, one_l
 from ddp.options import fields, models
 from ddp.report import facts, files
 from ddp.runs import control, drawing, run_files
+from ddp.slurm import jobs
 from ddp.submit import sweeps
 from ddp.workspace import folders
-from slurm_ddp.slurm import jobs
 
 Json = files.Json
 # Of summary.json, the most interesting first; 1: more is better, -1: less is.

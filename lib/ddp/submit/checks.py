@@ -5,8 +5,8 @@ import re
 import typing
 
 from ddp.base import Ahead, ParameterError, Settings, TrainerError
+from ddp.slurm import access, jobs
 from ddp.workspace import folders
-from slurm_ddp.slurm import access, jobs
 
 LEAST_FREE_BYTES, LEAST_FREE_FILES = (
     64 << 20,

@@ -8,9 +8,9 @@ from ddp.base import Log, Results, Settings, TrainerError
 from ddp.environment import environments
 from ddp.options import models
 from ddp.runs import control, run_files, written
+from ddp.slurm import jobs
 from ddp.submit import checks, resources, scripts
 from ddp.workspace import folders, operations
-from slurm_ddp.slurm import jobs
 
 DEFAULT_DATASET = "python-stdlib"
 

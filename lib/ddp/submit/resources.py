@@ -5,8 +5,8 @@ import re
 
 from ddp.base import ParameterError, TrainerError
 from ddp.options import fields
+from ddp.slurm import jobs
 from ddp.submit import checks
-from slurm_ddp.slurm import jobs
 
 _LEAD_S = (30, 180)  # how long before its end a job is warned: enough to write a checkpoint, see payload.md 2.3
 _LEAST_MEMORY_MB = 1024  # an interpreter with torch takes half of that

@@ -12,9 +12,9 @@ from ddp import tables
 from ddp.base import REPORT_S, Log, ParameterError, Results, Settings, TrainerError, shown
 from ddp.options import fields
 from ddp.runs import control, run_files
+from ddp.slurm import jobs
 from ddp.submit import checks, code, precheck, scripts, training
 from ddp.workspace import folders, operations, tokens
-from slurm_ddp.slurm import jobs
 
 _MAX_FILE_BYTES = 256 * 1024
 _OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}", re.ASCII)

@@ -7,9 +7,9 @@ from ddp.base import Log, ParameterError, Results, Settings
 from ddp.environment import environments
 from ddp.options import declared, fields, models
 from ddp.runs import control
+from ddp.slurm import jobs
 from ddp.submit import checks, code, fabrics, manifests, precheck, preparation, resources, scripts, tuning
 from ddp.workspace import folders, tokens
-from slurm_ddp.slurm import jobs
 
 DEFAULT_PROFILED_STEPS = "10-12"  # behind the first ones, which compile and allocate
 

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 from ddp.report import curves, facts, files
-from slurm_ddp.slurm import jobs
+from ddp.slurm import jobs
 
 _LOG_LINES = 12
 _LOG_BYTES = 64 * 1024

@@ -13,8 +13,8 @@ import typing
 
 from ddp.base import Settings
 from ddp.options import fields
+from ddp.slurm import jobs
 from ddp.workspace import folders, operations
-from slurm_ddp.slurm import jobs
 
 # huggingface_hub reads the file at each request: constants.py HF_TOKEN_PATH, utils/_auth.py get_token.
 VARIABLE = "HF_TOKEN_PATH"

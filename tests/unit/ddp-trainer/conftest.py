@@ -18,11 +18,12 @@ from ddp import config, service
 from ddp.base import Log, Settings
 from ddp.environment import environments
 from ddp.runs import control
+from ddp.slurm import access, jobs
 from ddp.submit import checks
 from ddp.workspace import locks
 from slurm_ddp import mounts, run
 from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import access, jobs, nodes
+from slurm_ddp.slurm import nodes
 
 Json = dict[str, typing.Any]
 PAYLOAD = pathlib.Path(__file__).parents[3] / "payload"

@@ -13,7 +13,7 @@ from test_plan import node, partition, refusal, training
 
 from ddp.base import Settings
 from ddp.doctor import examine, node_facts
-from slurm_ddp.slurm import access
+from ddp.slurm import access
 
 ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
 RESERVATION = (

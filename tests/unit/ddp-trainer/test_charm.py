@@ -21,10 +21,11 @@ from ddp import base, readiness, verbs
 from ddp.base import Ahead
 from ddp.options import fields
 from ddp.runs import control, drawing
+from ddp.slurm import jobs
 from ddp.workspace import folders, operations
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError, Completed
-from slurm_ddp.slurm import jobs, nodes
+from slurm_ddp.slurm import nodes
 
 SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
 META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())

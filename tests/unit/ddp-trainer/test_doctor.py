@@ -25,9 +25,9 @@ from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
 from ddp.environment import environments
 from ddp.measure import sampling
+from ddp.slurm import access, jobs
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
-from slurm_ddp.slurm import access, jobs
 
 Json = dict[str, typing.Any]
 NAMES = ("slurmd-0", "slurmd-1")

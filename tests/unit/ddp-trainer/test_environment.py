@@ -14,8 +14,8 @@ from conftest import Pip
 from ddp import base
 from ddp.base import Settings, TrainerError
 from ddp.environment import environments
+from ddp.slurm.jobs import Capacity, Partition
 from ddp.workspace import folders
-from slurm_ddp.slurm.jobs import Capacity, Partition
 
 pytestmark = pytest.mark.usefixtures("nearby")
 

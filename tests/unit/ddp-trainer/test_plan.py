@@ -6,8 +6,8 @@ import pytest
 
 from ddp.base import ParameterError, TrainerError
 from ddp.options import fields, models
+from ddp.slurm.jobs import Capacity, Partition
 from ddp.submit import checks, resources
-from slurm_ddp.slurm.jobs import Capacity, Partition
 
 
 def node(name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True) -> Capacity:

@@ -8,9 +8,10 @@ CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/
 import dataclasses
 
 import pytest
+from test_jobs import ASKED, SACCT_FIELDS, Commands
 
-from lib.test_jobs import ASKED, SACCT_FIELDS, Commands
-from slurm_ddp.slurm import jobs, nodes
+from ddp.slurm import jobs
+from slurm_ddp.slurm import nodes
 
 PARTITION_24_11 = (
     "PartitionName=slurmd AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "

@@ -1,10 +1,11 @@
 """What Slurm says about accounts, QOS, reservations and a partition's own rules."""
 
 import pytest
+from test_jobs import ASKED, SACCT_FIELDS, Commands, node, partition
 
-from lib.test_jobs import ASKED, SACCT_FIELDS, Commands, node, partition
+from ddp.slurm import access, jobs
 from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import access, jobs, nodes
+from slurm_ddp.slurm import nodes
 
 CONFIG = {
     "AccountingStorageType": "accounting_storage/slurmdbd",

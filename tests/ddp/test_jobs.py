@@ -4,8 +4,9 @@ import collections.abc
 
 import pytest
 
+from ddp.slurm import jobs
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
-from slurm_ddp.slurm import jobs, nodes
+from slurm_ddp.slurm import nodes
 
 # Captured from 24.11.5.
 PARTITION = (

@@ -6,8 +6,9 @@ Names are told as Slurm prints them; the accounting keeps accounts and QOS in sm
 import collections.abc
 import dataclasses
 
+from ddp.slurm import jobs
 from slurm_ddp.run import CommandError, run
-from slurm_ddp.slurm import commands, jobs, show
+from slurm_ddp.slurm import commands, show
 
 _SACCTMGR = commands.find("sacctmgr")
 _SCONTROL = commands.find("scontrol")
