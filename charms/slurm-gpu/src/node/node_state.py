@@ -1,0 +1,59 @@
+"""The journals of a node as it was found: each is one JSON object in STATE_DIR, written before the first step it covers.
+
+registration.json, hold.json and upgrade.json survive a reboot in the middle of what they describe. A journal that
+cannot be read counts as none.
+"""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import typing
+
+from slurm_ddp import files
+
+STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
+REGISTRATION, HOLD, UPGRADE, ORDER = "registration.json", "hold.json", "upgrade.json", "order.json"
+
+Record = dict[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeSnapshot:
+    """A Slurm node before this charm changed it."""
+
+    node: str
+    states: tuple[str, ...] = ()  # of "drain", "down", "fail": what to restore; empty for a node in service
+    reason: str | None = None
+
+    @classmethod
+    def load(cls, journal: str = REGISTRATION) -> "NodeSnapshot | None":
+        """Return the snapshot in a journal, None without one."""
+        record = read(journal)
+        try:
+            return cls(record["node"], tuple(record["states"]), record["reason"]) if record else None
+        except (KeyError, TypeError):
+            return None
+
+    def save(self, journal: str = REGISTRATION) -> None:
+        """Write the snapshot to a journal."""
+        write(journal, dataclasses.asdict(self))
+
+
+def read(journal: str) -> Record | None:
+    """Return a journal's object, None where there is none that can be read."""
+    try:
+        record = json.loads((STATE_DIR / journal).read_text())
+    except (OSError, ValueError):
+        return None
+    return typing.cast("Record", record) if isinstance(record, dict) else None
+
+
+def write(journal: str, record: collections.abc.Mapping[str, object]) -> None:
+    """Replace a journal atomically, readable by root alone."""
+    files.ensure_file(STATE_DIR / journal, json.dumps(record) + "\n", mode=0o600)
+
+
+def clear(journal: str) -> None:
+    """Remove a journal."""
+    files.ensure_absent(STATE_DIR / journal)
