@@ -1,4 +1,4 @@
-"""The journals of a node as it was found: each is one JSON object in STATE_DIR, written before the first step it covers.
+"""The journals of a node as it was found, each one JSON object in STATE_DIR, written before the first step it covers.
 
 registration.json, hold.json and upgrade.json survive a reboot in the middle of what they describe. A journal that
 cannot be read counts as none.
