@@ -21,7 +21,7 @@ from slurm_ddp.run import CommandError, CommandTimeout
 from volume import formatting
 
 HOST = "192.0.2.0:6379"  # Scenario's default network
-USERS_SECRET = testing.Secret({"meta-password": "one", "access-key": "two", "secret-key": "three"})
+USERS_SECRET = testing.Secret({"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"})
 CONFIGS: dict[str, dict[str, str | int | float | bool]] = {
     "embedded": {},
     "external": {

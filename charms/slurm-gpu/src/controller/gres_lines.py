@@ -72,7 +72,7 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
         files.ensure_file(OWNER, owner + "\n")
     if now.book is not None or entries:
         gres_conf.write(book)
-    silent = _reload(book) if now.running else None
+    silent = _reload(book) if now.running else now.silent
     return _view(book, running=now.running, silent=silent)
 
 
@@ -140,12 +140,16 @@ def rotating(units: collections.abc.Collection[str]) -> str | None:
 
 def view() -> View:
     """Return how things are, without changing anything."""
-    running = systemd.is_active(SLURMCTLD)
+    silent = None
+    try:
+        running = systemd.is_active(SLURMCTLD)
+    except CommandError as e:  # systemd does not answer
+        running, silent = False, str(e)
     try:
         book = gres_conf.read()
     except gres_conf.GresConfError as e:
         return View(configured=True, running=running, problem=str(e), damaged=True)
-    return _view(book, running=running)
+    return _view(book, running=running, silent=silent)
 
 
 def _view(book: gres_conf.Book | None, *, running: bool, silent: str | None = None) -> View:
