@@ -134,8 +134,8 @@ class Volume(orders.Unit):
         self.grant(USERS_SECRET.tracked_content)
         self.replace(config=CONFIGS[self.kind])
         for name in (
-            "s3 broken", "postgresql broken", "storage_attached", "leader_elected", "filesystem created", "filesystem joined",
-            "filesystem changed", "update_status", "update_status",
+            "s3 broken", "postgresql broken", "storage_attached", "leader_elected", "filesystem created", "filesystem changed",
+            "update_status",
         ):  # fmt: skip
             self.emit(name)
         relation, pinned = self.relation("filesystem"), self.relation("server-peers")

@@ -127,7 +127,9 @@ class Compute(orders.Unit):
 
     def reboot(self) -> None:
         self.machine.boots += 1
+        started = set(self.machine.active)
         self.machine.boot()
+        self.machine.active |= started  # all that are enabled
         self.booted = self.clock.now
         self.slurm.booted = datetime.datetime.fromtimestamp(self.booted).strftime("%Y-%m-%dT%H:%M:%S")
         self.slurm.slurmd_since = time.monotonic()
