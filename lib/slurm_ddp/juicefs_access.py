@@ -137,12 +137,9 @@ class Engine:
     def url(
         self, user: str | None = None, *, login: str = "", params: collections.abc.Mapping[str, str] | None = None
     ) -> str:
-        """Build the engine's URL, with more parameters; it never has a password in it.
+        """Build the engine's URL, which never has a password in it. The engine's own parameters win over `params`.
 
-        Args:
-            user: percent-encoded in it.
-            login: what stands between the user and the @: a colon, where a password comes from the environment.
-            params: more of them; those of the engine itself win.
+        `login` stands between the user and the @: a colon, where a password comes from the environment.
         """
         query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
         before = f"{urllib.parse.quote(user, safe='')}{login}@" if user else ""
@@ -272,14 +269,7 @@ def access(
 ) -> Access:
     """Build what this version of juicefs needs for an engine, and for the object store of a keyless volume.
 
-    Args:
-        engine: where the metadata is.
-        secret: the credentials of both.
-        version: of the program.
-        directory: where the files go that juicefs must find, certificates for one.
-        store: the kind of object store.
-        keyless: the engine does not hold the store's keys.
-        region: of the store.
+    `directory` is where the files go that juicefs must find, certificates for one.
 
     Raises:
         JuicefsError: this version cannot.

@@ -20,13 +20,10 @@ class Teller(typing.Protocol):
 def explained(
     app: str, tell: Teller, *, passing: tuple[type[Exception], ...] = (), lasting: tuple[type[Exception], ...] = ()
 ) -> collections.abc.Generator[None]:
-    """Raise what `tell` makes of a failure inside.
+    """Raise what `tell` makes of a failure inside, with advice that names the application.
 
-    Args:
-        app: the application, which the advice names.
-        tell: makes the exception that is raised instead.
-        passing: what may end by itself, besides a server of the volume that does not answer.
-        lasting: what the operator must resolve, besides the failures of juicefs and other commands.
+    `passing` failures may end by themselves, as a server of the volume that does not answer; the operator must resolve
+    `lasting` ones, and those of juicefs and other commands.
     """
     try:
         yield

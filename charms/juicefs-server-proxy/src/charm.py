@@ -3,21 +3,21 @@
 
 import contextlib
 import logging
-import pathlib
 
 import ops
 
 import embedded.store
 import embedded.users
 import messages
-import relations.filesystem
+from relations import filesystem
+from relations.filesystem import ENDPOINT
 from relations.peers import PEERS, Ledger
 from relations.sources import ENGINES, STORE, Sources
 from slurm_ddp import juicefs, trouble, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.run import CommandError
 from volume import actions, formatting
-from volume.target import Target, open_target, program_path
+from volume.target import Target, install, open_target
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 60  # until what no event of Juju's announces is tried again
@@ -28,9 +28,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        peers, filesystem = self.on[PEERS], self.on[relations.filesystem.ENDPOINT]
-        services = [self.on[name] for name in (*ENGINES, STORE)]
         self._status: Status | None = None  # of this hook, if it looked
+        peers, clients, *services = (self.on[name] for name in (PEERS, ENDPOINT, *ENGINES, STORE))
         for event in (
             self.on.start,
             self.on.config_changed,
@@ -42,12 +41,12 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             peers.relation_created,
             peers.relation_changed,
             peers.relation_departed,
-            filesystem.relation_created,
-            filesystem.relation_changed,
+            clients.relation_created,
+            clients.relation_changed,
             *(event for end in services for event in (end.relation_created, end.relation_changed, end.relation_broken)),
         ):
             framework.observe(event, self._reconcile)
-        framework.observe(filesystem.relation_broken, self._on_filesystem_relation_broken)
+        framework.observe(clients.relation_broken, self._on_filesystem_relation_broken)
         framework.observe(self.on["volume"].storage_detaching, self._on_volume_storage_detaching)
         for event in (self.on.stop, self.on.remove):  # either may never come
             framework.observe(event, self._on_end)
@@ -59,19 +58,18 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         """Move this unit, and on the leader what it offers, to the desired state, whichever event woke it."""
         try:
             with self._explained():
-                self._serve()
+                settings = self._serve()
                 if self.unit.is_leader():
                     self._offer()
                 target, setting = self._verify()
-                self._publish_room(setting.used_bytes)
-                unable = relations.filesystem.unable(self, Ledger(self))
-                self._status = unable or Status(Level.ACTIVE, self._describe(target.volume.name))
+                text = self._describe(target.volume.name, settings, setting.used_bytes)
+                self._status = filesystem.unable(self, Ledger(self)) or Status(Level.ACTIVE, text)
         except StatusError as e:
             self._status = e.status
             if e.retry:
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
 
-    def _serve(self) -> None:
+    def _serve(self) -> embedded.store.Settings | None:
         """Settle on the leader what the volume is, install juicefs, and serve the volume where it is this unit's."""
         ledger, sources, leads = Ledger(self), Sources(self), self.unit.is_leader()
         if leads:
@@ -80,33 +78,32 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         is_new = leads and ledger.settle(embedded=is_embedded)
         if ledger.pinned.mode == "external":
             embedded.store.ensure_none(self.app.name)
-        program = program_path(self.app.name)
-        juicefs.ensure_program(program, self._resource())
-        self.unit.set_workload_version(juicefs.text(juicefs.version(program)))
+        self.unit.set_workload_version(install(self.app.name, sources.program()))
         if is_embedded and leads:
             known = None if is_new else ledger.credentials()
             ledger.ensure_secret(embedded.store.passwords(self.app.name, known))
-        if is_embedded and ledger.is_server:
-            settings = sources.settings(ledger)
-            if not embedded.store.is_running(settings):
-                self._show_progress(messages.STARTING)
-            embedded.store.ensure(settings)
-            ledger.publish_address(settings.address)
-            if ledger.pinned.uuid is None:
-                self._publish_room(0)
+        if not is_embedded or not ledger.is_server:
+            return None
+        settings = sources.settings(ledger)
+        if not embedded.store.is_running(settings):
+            self._show_progress(messages.STARTING)
+        embedded.store.ensure(settings)
+        ledger.publish_address(settings.address)
+        if ledger.pinned.uuid is None:
+            ledger.publish_room(embedded.store.usage(settings.directory).room_gib(0))
+        return settings
 
     def _offer(self) -> None:
         """Format the volume if there is none, make it have its options, and publish it."""
         ledger, target = Ledger(self), self._target()
-        adopt = Sources(self).config.adopt
-        known = ledger.known(target.access.url, target.volume.name, adopt=adopt)
+        known = ledger.known(target.access.url, target.volume.name, adopt=Sources(self).config.adopt)
         setting = formatting.ensure_formatted(target, known)
         ledger.pin(uuid=setting.uuid, formatting=None)
         formatting.ensure_options(target, setting)
         formatting.ensure_sticky_root(target)
         secret, revision = ledger.ensure_secret(target.credentials)
         uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
-        if relations.filesystem.publish(self, uri, secret):
+        if filesystem.publish(self, uri, secret):
             ledger.pin(offered="yes")
 
     def _verify(self) -> tuple[Target, juicefs.Setting]:
@@ -124,20 +121,14 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             raise StatusError(Level.MAINTENANCE, messages.STARTING)
         return open_target(self.app.name, *(wanted or sources.served(ledger)))
 
-    def _publish_room(self, volume_bytes: int) -> None:
-        """Publish what the volume may grow to, where this unit's disk holds it."""
+    def _describe(self, name: str, settings: embedded.store.Settings | None, used_bytes: int) -> str:
+        """Describe what this unit does; where its disk holds the volume, publish what that may grow to."""
         ledger = Ledger(self)
-        if ledger.is_server:
-            directory = Sources(self).settings(ledger).directory
-            ledger.publish_room(embedded.store.usage(directory).room_gib(volume_bytes))
-
-    def _describe(self, name: str) -> str:
-        ledger = Ledger(self)
-        if ledger.pinned.mode == "external":
-            return messages.OFFERING.format(name=name)
-        if not ledger.is_server:
-            return messages.STANDBY.format(server=ledger.pinned.server, name=name)
-        usage = embedded.store.usage(Sources(self).settings(ledger).directory)
+        if settings is None:
+            text = messages.OFFERING if ledger.pinned.mode == "external" else messages.STANDBY
+            return text.format(name=name, server=ledger.pinned.server)
+        usage = embedded.store.usage(settings.directory)
+        ledger.publish_room(usage.room_gib(used_bytes))
         return messages.SERVING.format(name=name, usage=usage.summary())
 
     def _on_filesystem_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
@@ -151,7 +142,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             with embedded.users.refusing(self.app.name):
                 ledger = Ledger(self)
                 if not ledger.pinned.may_move:
-                    clients = [relation.app.name for relation in self.model.relations[relations.filesystem.ENDPOINT]]
+                    clients = [relation.app.name for relation in self.model.relations[ENDPOINT]]
                     embedded.users.await_none(Sources(self).settings(ledger), clients, self._show_progress)
         embedded.store.stop(self.app.name)
         self._status = Status(Level.MAINTENANCE, messages.STOPPED)
@@ -169,17 +160,20 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         run_action(action, self._action_unit, event, within=self._explained())
 
     def _action_unit(self) -> actions.Unit:
-        ledger, storages = Ledger(self), self.model.storages["volume"]
-        serves = ledger.is_server and bool(storages)
+        ledger = Ledger(self)
         return actions.Unit(
             name=self.unit.name,
             leads=self.unit.is_leader(),
             uuid=ledger.pinned.uuid,
             target=self._target,
             verify=self._verify,
-            storage=lambda: embedded.store.describe(storages[0].location) if serves else {},
+            storage=self._describe_storage,
             pin=lambda uuid: ledger.pin(uuid=uuid),
         )
+
+    def _describe_storage(self) -> dict[str, str]:
+        ledger = Ledger(self)
+        return embedded.store.describe(Sources(self).settings(ledger).directory) if ledger.is_server else {}
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
@@ -197,11 +191,6 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def _show_progress(self, text: str) -> None:
         self.unit.status = ops.MaintenanceStatus(text)
-
-    def _resource(self) -> pathlib.Path | None:
-        with contextlib.suppress(ops.ModelError):  # none was attached
-            return self.model.resources.fetch("juicefs")
-        return None
 
 
 if __name__ == "__main__":

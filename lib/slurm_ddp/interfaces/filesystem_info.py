@@ -18,6 +18,7 @@ in an error, and no `repr` shows it.
 
 import collections.abc
 import dataclasses
+import functools
 import ipaddress
 import re
 import typing
@@ -411,12 +412,8 @@ def _split(uri: str) -> _Parts:
     )
 
 
-def _quote(text: str, *, safe: str = "") -> str:
-    return urllib.parse.quote(text, safe=safe, errors="surrogateescape")
-
-
-def _unquote(text: str) -> str:
-    return urllib.parse.unquote(text, errors="surrogateescape")
+_quote = functools.partial(urllib.parse.quote, safe="", errors="surrogateescape")
+_unquote = functools.partial(urllib.parse.unquote, errors="surrogateescape")
 
 
 def _number(option: str, text: str) -> int:

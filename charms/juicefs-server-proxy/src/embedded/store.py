@@ -19,7 +19,6 @@ import socket
 import statistics
 import tempfile
 import time
-import typing
 
 import messages
 import rendering
@@ -152,7 +151,7 @@ def ensure(settings: Settings) -> bool:
     config = target.CONFIG_DIR / app
     binds = list(dict.fromkeys((settings.address, "127.0.0.1")))
 
-    redis = {
+    redis: dict[str, object] = {
         "app": app,
         "binds": binds,
         "port": METADATA_PORT,
@@ -162,10 +161,11 @@ def ensure(settings: Settings) -> bool:
         "appendfsync": "always" if settings.synchronous else "everysec",
         "password_sha256": hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
     }
-    new_redis = files.ensure_file(config / "redis.conf", _render("redis.conf.j2", redis), mode=0o600, owner="redis")
-    new_redis |= systemd.ensure_unit(metadata, _render("metadata.service.j2", redis))
+    redis_conf = rendering.render(__file__, "redis.conf.j2", **redis)
+    new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
+    new_redis |= systemd.ensure_unit(metadata, rendering.render(__file__, "metadata.service.j2", **redis))
 
-    sshd = {
+    sshd: dict[str, object] = {
         "app": app,
         "binds": [f"{_bracketed(address)}:{OBJECTS_PORT}" for address in binds],
         "chroot": storage / "objects",
@@ -174,9 +174,9 @@ def ensure(settings: Settings) -> bool:
         "host_key": _ensure_host_key(config),
         "account": ACCOUNT,
     }
-    new_sshd = files.ensure_file(config / "sshd_config", _render("sshd_config.j2", sshd))
-    new_sshd |= systemd.ensure_unit(objects, _render("objects.service.j2", sshd))
-    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", _render("sshd_dropin.conf.j2", sshd)):
+    new_sshd = files.ensure_file(config / "sshd_config", rendering.render(__file__, "sshd_config.j2", **sshd))
+    new_sshd |= systemd.ensure_unit(objects, rendering.render(__file__, "objects.service.j2", **sshd))
+    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", rendering.render(__file__, "sshd_dropin.conf.j2", **sshd)):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
     _ensure_running(metadata, METADATA_PORT, restart=new_redis)
@@ -365,7 +365,3 @@ def _bracketed(address: str) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count < 2**40 else f"{count / 2**40:.1f} TiB"
-
-
-def _render(template: str, values: dict[str, typing.Any]) -> str:
-    return rendering.render(__file__, template, **values)

@@ -38,14 +38,10 @@ def await_none(
     clients: collections.abc.Iterable[str],
     show: collections.abc.Callable[[str], object],
 ) -> None:
-    """Wait a moment until no client has the volume mounted. A metadata server that is down is started and asked.
+    """Wait a moment until no client has the volume mounted; `show` takes what is waited for, as one line.
 
-    The servers are asked: Juju's list of related units does not change while a hook fails.
-
-    Args:
-        settings: of the servers.
-        clients: the applications that are related.
-        show: takes what is waited for, as one line.
+    The servers are asked, the metadata server started for that if it is down: Juju's list of related units (`clients`
+    are their applications) does not change while a hook fails.
 
     Raises:
         RemovalRefusedError: one still has, or that cannot be found out.

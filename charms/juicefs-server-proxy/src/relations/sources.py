@@ -1,8 +1,10 @@
 """Where the volume lies, by the options and by the relations to charmed services; and what these are asked for."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import ipaddress
+import pathlib
 
 import ops
 import pydantic
@@ -64,6 +66,12 @@ class Sources:
         for endpoint, request in requests.items():
             for relation in self._model.relations[endpoint]:
                 relation.data[self._app].update(request)
+
+    def program(self) -> pathlib.Path | None:
+        """Fetch the juicefs that the operator attached; None where there is none."""
+        with contextlib.suppress(ops.ModelError):
+            return self._model.resources.fetch("juicefs")
+        return None
 
     def external(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret] | None:
         """Read the volume that options and relations name, and its credentials; None for an embedded one."""

@@ -43,53 +43,39 @@ def _absolute(file: str) -> str:
     return file
 
 
-class Long(Parameters, frozen=True):
-    """What every action takes that may take long."""
-
+class _Long(Parameters, frozen=True):
     timeout: int = pydantic.Field(default=3600, ge=1, le=_DAY_S)  # seconds
 
 
-class Fsck(Long, frozen=True):
-    """What `fsck` takes."""
-
+class _Fsck(_Long, frozen=True):
     path: typing.Annotated[str, pydantic.AfterValidator(lambda path: path and _inside(path))] = ""
     repair: bool = False
 
 
-class Gc(Long, frozen=True):
-    """What `gc` takes."""
-
+class _Gc(_Long, frozen=True):
     delete: bool = False
     compact: bool = False
 
 
-class Restore(Long, frozen=True):
-    """What `restore-metadata` takes."""
-
+class _Restore(_Long, frozen=True):
     uuid: str
     file: typing.Annotated[str, pydantic.AfterValidator(_absolute)]
 
 
-class Quota(Parameters, frozen=True):
-    """What `set-quota` takes."""
-
+class _Quota(Parameters, frozen=True):
     path: typing.Annotated[str, pydantic.AfterValidator(_inside)]
     capacity: int = pydantic.Field(default=0, ge=0)  # GiB
     inodes: int = pydantic.Field(default=0, ge=0)
     remove: bool = False
 
 
-class Kubernetes(Parameters, frozen=True):
-    """What `export-kubernetes` takes."""
-
+class _Kubernetes(Parameters, frozen=True):
     namespace: str = "default"
     name: str = ""
     size: str = "1Ti"
 
 
-class Benchmark(Long, frozen=True):
-    """What `benchmark` takes."""
-
+class _Benchmark(_Long, frozen=True):
     big_file_size: int = pydantic.Field(default=256, ge=1, le=65536)  # MiB
     small_files: int = pydantic.Field(default=100, ge=1, le=100000)
 
@@ -115,26 +101,26 @@ def _status(unit: Unit, _: Parameters, _log: Log) -> Results:
     }
 
 
-def _fsck(unit: Unit, wanted: Fsck, log: Log) -> Results:
+def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
     flags = (f"--path={wanted.path or '/'}", "--recursive") if wanted.path or wanted.repair else ()
     repair = ("--repair",) if wanted.repair else ()
     report = maintenance.run_long(unit.verify()[0], "fsck", *flags, *repair, timeout_s=wanted.timeout, log=log)
     return {"state": "clean", "summary": maintenance.summary(report), "report": str(report)}
 
 
-def _gc(unit: Unit, wanted: Gc, log: Log) -> Results:
+def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
     flags = [f"--{flag}" for flag in ("delete", "compact") if getattr(wanted, flag)]
     report = maintenance.run_long(unit.verify()[0], "gc", *flags, timeout_s=wanted.timeout, log=log)
     mode = "deleted" if wanted.delete else messages.DRY_RUN
     return {"mode": mode, "summary": maintenance.summary(report), "report": str(report)}
 
 
-def _back_up(unit: Unit, wanted: Long, log: Log) -> Results:
+def _back_up(unit: Unit, wanted: _Long, log: Log) -> Results:
     target, setting = unit.verify()
     return maintenance.back_up(target, setting.uuid, timeout_s=wanted.timeout, log=log)
 
 
-def _restore(unit: Unit, wanted: Restore, log: Log) -> Results:
+def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
     if not unit.leads:
         raise ActionError(messages.NOT_LEADER)
     if unit.uuid not in (None, wanted.uuid):
@@ -145,7 +131,7 @@ def _restore(unit: Unit, wanted: Restore, log: Log) -> Results:
     return results
 
 
-def _set_quota(unit: Unit, wanted: Quota, _log: Log) -> Results:
+def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
     limits = {"--capacity": wanted.capacity, "--inodes": wanted.inodes}
     if not wanted.remove and not any(limits.values()):
         raise ActionError(messages.NO_LIMIT)
@@ -166,7 +152,7 @@ def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
     return {"count": str(len(found)), "quotas": json.dumps(found)}
 
 
-def _export(unit: Unit, wanted: Kubernetes, _log: Log) -> Results:
+def _export(unit: Unit, wanted: _Kubernetes, _log: Log) -> Results:
     target, setting = unit.verify()
     name = wanted.name or target.volume.name
     path, shown = kubernetes.export(target, setting.uuid, namespace=wanted.namespace, name=name, size=wanted.size)
@@ -174,19 +160,19 @@ def _export(unit: Unit, wanted: Kubernetes, _log: Log) -> Results:
     return {"file": str(path), "apply": apply, "without-secrets": shown}
 
 
-def _benchmark(unit: Unit, wanted: Benchmark, log: Log) -> Results:
+def _benchmark(unit: Unit, wanted: _Benchmark, log: Log) -> Results:
     sizes = {"big_mib": wanted.big_file_size, "small_files": wanted.small_files}
     return benchmark.measure(unit.verify()[0], **sizes, timeout_s=wanted.timeout, log=log)
 
 
 ACTIONS: dict[str, Action[Unit]] = {
     "status": Action(Parameters, _status),
-    "fsck": Action(Fsck, _fsck),
-    "gc": Action(Gc, _gc),
-    "backup-metadata": Action(Long, _back_up),
-    "restore-metadata": Action(Restore, _restore),
-    "set-quota": Action(Quota, _set_quota),
+    "fsck": Action(_Fsck, _fsck),
+    "gc": Action(_Gc, _gc),
+    "backup-metadata": Action(_Long, _back_up),
+    "restore-metadata": Action(_Restore, _restore),
+    "set-quota": Action(_Quota, _set_quota),
     "list-quotas": Action(Parameters, _list_quotas),
-    "export-kubernetes": Action(Kubernetes, _export),
-    "benchmark": Action(Benchmark, _benchmark),
+    "export-kubernetes": Action(_Kubernetes, _export),
+    "benchmark": Action(_Benchmark, _benchmark),
 }

@@ -22,12 +22,8 @@ _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 def export(target: Target, uuid: str, *, namespace: str, name: str, size: str) -> tuple[pathlib.Path, str]:
     """Write Secrets, StorageClass, PersistentVolume and -Claim into a file; return it, and all but the secrets.
 
-    Args:
-        target: the volume; the driver's mount pods run the same version of juicefs.
-        uuid: of it.
-        namespace: of the claim and the secrets.
-        name: of all objects.
-        size: what volume and claim state to hold; JuiceFS takes no limit from it.
+    The driver's mount pods run the same version of juicefs. `size` is what volume and claim state to hold; JuiceFS
+    takes no limit from it.
 
     Raises:
         ValueError: a name or the size is none that Kubernetes takes; the message names the parameter.

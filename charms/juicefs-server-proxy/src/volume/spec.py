@@ -76,11 +76,7 @@ def read_format(block_size: str, compression: str, capacity: int, inodes: int, t
 def read_credentials(
     content: collections.abc.Mapping[str, str], user: str | None = None
 ) -> tuple[fs.JuicefsSecret, str]:
-    """Read the credentials of engine and store, and the key for encryption, from the user's secret.
-
-    Args:
-        content: of the secret.
-        user: of the metadata engine, if its URL names one.
+    """Read the credentials of engine and store, and the key for encryption, from the content of the user's secret.
 
     Raises:
         ValueError: the content is not possible; the message names the key and never quotes a value.

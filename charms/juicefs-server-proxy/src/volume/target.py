@@ -52,6 +52,13 @@ def program_path(app: str) -> pathlib.Path:
     return PROGRAM_DIR / app / "juicefs"
 
 
+def install(app: str, resource: pathlib.Path | None) -> str:
+    """Install juicefs for an application; return its version. Raises as `juicefs.ensure_program` does."""
+    program = program_path(app)
+    juicefs.ensure_program(program, resource)
+    return juicefs.text(juicefs.version(program))
+
+
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
     """Write the files that juicefs must find for this volume.
 
