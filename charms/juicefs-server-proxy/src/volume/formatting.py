@@ -17,7 +17,7 @@ from volume.target import Target
 
 _log = logging.getLogger(__name__)
 
-_KEYS = {"access-key": "ACCESS_KEY", "secret-key": "SECRET_KEY", "session-token": "SESSION_TOKEN"}
+_KEYS = {"access-key": "ACCESS_KEY", "secret-key": "SECRET_KEY"}  # that an embedded volume's engine holds
 
 
 class VolumeError(Exception):
