@@ -201,7 +201,7 @@ def parse(url: str) -> tuple[Engine, str | None]:
         place = place[1:-1]
     hosts, master = place.split(","), ""
     if kind == "redis" and len(hosts) > 1 and ":" not in hosts[0]:
-        master, *hosts = hosts  # as JuiceFS tells Sentinels from a cluster
+        master, *hosts = hosts  # as JuiceFS distinguishes Sentinels from a cluster
         if not re.fullmatch(r"[A-Za-z0-9._-]+", master):
             raise ValueError("write Sentinels as redis://MASTER,HOST,HOST:26379/1")
     if len(hosts) > 1 and not rule.many:

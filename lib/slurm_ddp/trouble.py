@@ -8,7 +8,7 @@ from slurm_ddp import juicefs
 from slurm_ddp.run import CommandError
 
 
-class Teller(typing.Protocol):
+class Maker(typing.Protocol):
     """Makes the exception that carries a status."""
 
     def __call__(self, error: Exception, text: str, /, *, passes: bool) -> Exception:
@@ -18,9 +18,9 @@ class Teller(typing.Protocol):
 
 @contextlib.contextmanager
 def explained(
-    app: str, tell: Teller, *, passing: tuple[type[Exception], ...] = (), lasting: tuple[type[Exception], ...] = ()
+    app: str, make: Maker, *, passing: tuple[type[Exception], ...] = (), lasting: tuple[type[Exception], ...] = ()
 ) -> collections.abc.Generator[None]:
-    """Raise what `tell` makes of a failure inside, with advice that names the application.
+    """Raise what `make` makes of a failure inside, with advice that names the application.
 
     `passing` failures may end by themselves, as a server of the volume that does not answer; the operator must resolve
     `lasting` ones, and those of juicefs and other commands.
@@ -28,7 +28,7 @@ def explained(
     try:
         yield
     except (juicefs.UnreachableError, *passing) as e:
-        raise tell(e, str(e), passes=True) from e
+        raise make(e, str(e), passes=True) from e
     except (juicefs.JuicefsError, CommandError, *lasting) as e:
         text = juicefs.advice(e, app) if isinstance(e, juicefs.JuicefsError) else str(e)
-        raise tell(e, text, passes=False) from e
+        raise make(e, text, passes=False) from e

@@ -148,7 +148,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         self._status = Status(Level.MAINTENANCE, messages.STOPPED)
 
     def _on_end(self, _: ops.EventBase) -> None:
-        """Remove all of the application from this machine but the volume's data and backups; the unit goes anyway."""
+        """Remove all of the application from this machine but the volume's data and backups, on the unit's removal."""
         try:
             embedded.store.remove(self.app.name)
         except CommandError as e:
@@ -182,12 +182,12 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
 
-        def tell(_: Exception, text: str, *, passes: bool) -> StatusError:
+        def explain(_: Exception, text: str, *, passes: bool) -> StatusError:
             if passes:
                 return StatusError(Level.WAITING, messages.ENGINE.format(problem=text), retry=True)
             return StatusError(Level.BLOCKED, text)
 
-        return trouble.explained(self.app.name, tell, lasting=(formatting.VolumeError, embedded.store.StoreError))
+        return trouble.explained(self.app.name, explain, lasting=(formatting.VolumeError, embedded.store.StoreError))
 
     def _show_progress(self, text: str) -> None:
         self.unit.status = ops.MaintenanceStatus(text)

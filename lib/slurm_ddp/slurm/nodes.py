@@ -20,22 +20,6 @@ SQUEUE = commands.find("squeue")
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 
-# What clients print when no controller answers (slurm_errno.c of 24.11 and 25.11, and configless clients without a
-# slurmd).
-_SILENT = (
-    "Unable to contact slurm controller",
-    "Slurm backup controller in standby mode",
-    "Socket timed out",
-    "Transport endpoint",
-    "Protocol authentication error",
-    "Unable to authenticate",
-    "Could not establish a configuration source",
-    "Zero Bytes were transmitted or received",
-    "Connection refused",
-)
-_BUSY = ("Requested nodes are busy", "Requested node is busy")
-_UNKNOWN = ("Invalid node name specified",)
-_NO_RESERVATION = "Requested reservation is invalid"
 # Marks that `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
           "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
@@ -60,7 +44,27 @@ class NodeBusy(NodeError):
     """The node has jobs, or is part of a reservation; what was asked needs it free."""
 
 
-_KINDS = ((_SILENT, ControllerSilent), (_BUSY, NodeBusy), (_UNKNOWN, NodeUnknown))
+class _NoReservation(NodeError):
+    """The controller has no reservation of this name."""
+
+
+# What clients print for each (slurm_errno.c of 24.11 and 25.11; of silence also configless clients without a slurmd)
+_PHRASES: dict[type[NodeError], tuple[str, ...]] = {
+    ControllerSilent: (
+        "Unable to contact slurm controller",
+        "Slurm backup controller in standby mode",
+        "Socket timed out",
+        "Transport endpoint",
+        "Protocol authentication error",
+        "Unable to authenticate",
+        "Could not establish a configuration source",
+        "Zero Bytes were transmitted or received",
+        "Connection refused",
+    ),
+    NodeBusy: ("Requested nodes are busy", "Requested node is busy"),
+    NodeUnknown: ("Invalid node name specified",),
+    _NoReservation: ("Requested reservation is invalid",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,9 +221,7 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
     """
     try:
         _scontrol(f"prolong {reservation}", "update", f"reservationname={reservation}", f"endtime=now+{seconds}")
-    except NodeError as e:
-        if _NO_RESERVATION not in str(e):
-            raise
+    except _NoReservation:
         _scontrol(
             f"reserve {name}", "create", "reservation", f"reservationname={reservation}", f"nodes={name}", "users=root",
             "starttime=now", f"endtime=now+{seconds}", "flags=maint,ignore_jobs",
@@ -228,11 +230,8 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
 
 def unreserve(reservation: str) -> None:
     """End a reservation; one that is not there is fine."""
-    try:
+    with contextlib.suppress(_NoReservation):
         _scontrol(f"end {reservation}", "delete", f"reservationname={reservation}")
-    except NodeError as e:
-        if _NO_RESERVATION not in str(e):
-            raise
 
 
 def wait(
@@ -365,5 +364,6 @@ def _run(what: str, *argv: str, timeout: float = _TIMEOUT_S) -> Completed:
 
 def _error(what: str, answer: Completed) -> NodeError:
     printed = answer.stderr.strip() or answer.stdout.strip()
-    kind = next((kind for phrases, kind in _KINDS if any(phrase in printed for phrase in phrases)), NodeError)
+    kinds = (kind for kind, phrases in _PHRASES.items() if any(phrase in printed for phrase in phrases))
+    kind = next(kinds, NodeError)
     return kind(f"{what}: {last_line(printed) or 'the command failed with no output'}")

@@ -66,7 +66,7 @@ def await_none(
 
 
 def mounted_by(settings: embedded.store.Settings) -> str:
-    """State what shows that clients have the volume mounted; nothing where nobody has.
+    """State what shows that clients have the volume mounted; nothing where none has.
 
     Raises:
         JuicefsError, CommandError: the metadata server or `ss` cannot be asked.

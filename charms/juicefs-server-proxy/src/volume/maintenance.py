@@ -128,7 +128,7 @@ def _stamp() -> str:
 
 
 def summary(report: pathlib.Path) -> str:
-    """Pick the last line of a report that tells of the volume."""
+    """Pick the last line of a report that is about the volume."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
     lines = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # the last lines of 1.3
     return juicefs.without_place(last_line("\n".join(lines) or plain))
