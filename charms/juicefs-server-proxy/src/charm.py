@@ -8,7 +8,6 @@ import ops
 
 import embedded.store
 import embedded.users
-import messages
 from relations import filesystem
 from relations.filesystem import ENDPOINT
 from relations.peers import PEERS, Ledger
@@ -16,7 +15,7 @@ from relations.sources import ENGINES, STORE, Sources
 from slurm_ddp import juicefs, trouble, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.run import CommandError
-from volume import actions, formatting
+from volume import actions, formatting, messages
 from volume.target import Target, install, open_target
 
 _log = logging.getLogger(__name__)

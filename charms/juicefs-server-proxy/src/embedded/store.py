@@ -20,12 +20,10 @@ import statistics
 import tempfile
 import time
 
-import messages
-import rendering
 from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, last_line, run
-from volume import format_journal, spec, target
+from volume import format_journal, messages, rendering, spec, target
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022

@@ -5,11 +5,10 @@ import contextlib
 import time
 
 import embedded.store
-import messages
 from slurm_ddp import juicefs
 from slurm_ddp.charm import StatusError
 from slurm_ddp.run import CommandError
-from volume import spec, target
+from volume import messages, spec, target
 
 _UNMOUNT_S = 30.0  # for clients that are removed together with the volume; their hooks may need this machine's lock
 RECONNECT_S = 20.0  # a client's heartbeat, which opens its connection again, comes every 10 to 12 s

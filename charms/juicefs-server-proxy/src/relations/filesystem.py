@@ -2,11 +2,11 @@
 
 import ops
 
-import messages
 from relations.peers import Ledger
 from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import messages
 
 ENDPOINT = "filesystem"
 _SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock

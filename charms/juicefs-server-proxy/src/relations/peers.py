@@ -8,10 +8,9 @@ import typing
 import ops
 import pydantic
 
-import messages
 from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import format_journal, formatting
+from volume import format_journal, formatting, messages
 
 PEERS = "server-peers"
 _SILENT = "silent-since"  # the key in a unit's databag: relations whose units publish nothing, and since when

@@ -13,9 +13,9 @@ import re
 import ssl
 import typing
 
-import messages
 from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import messages
 
 Databag = collections.abc.Mapping[str, str]
 Reveal = collections.abc.Callable[[str], collections.abc.Mapping[str, str]]  # the content of a secret, by its id

@@ -10,13 +10,12 @@ import ops
 import pydantic
 
 import embedded.store
-import messages
 from relations import filesystem, services
 from relations.peers import Ledger
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import Level, StatusError, config_errors, naming
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import spec
+from volume import messages, spec
 from volume.spec import Volume
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them

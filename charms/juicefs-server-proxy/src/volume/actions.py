@@ -9,10 +9,9 @@ import typing
 
 import pydantic
 
-import messages
 from slurm_ddp import juicefs
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from volume import benchmark, kubernetes, maintenance
+from volume import benchmark, kubernetes, maintenance, messages
 from volume.target import Target
 
 _DAY_S = 24 * 3600

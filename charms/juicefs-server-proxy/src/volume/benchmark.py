@@ -11,10 +11,10 @@ import subprocess
 import tempfile
 import time
 
-import messages
 from slurm_ddp import apt, juicefs, mounts
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import clean_env, last_line, run, scrub
+from volume import messages
 from volume.maintenance import private, with_progress
 from volume.target import Target
 

@@ -8,10 +8,9 @@ import pathlib
 import shutil
 import tempfile
 
-import messages
 from slurm_ddp import juicefs
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import format_journal, target
+from volume import format_journal, messages, target
 from volume.spec import Format, Volume
 from volume.target import Target
 

@@ -9,9 +9,8 @@ import json
 import pathlib
 import re
 
-import messages
-import rendering
 from slurm_ddp import files, juicefs
+from volume import messages, rendering
 from volume.maintenance import private
 from volume.target import Target
 

@@ -15,10 +15,10 @@ import re
 import time
 import typing
 
-import messages
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import CommandError, last_line
+from volume import messages
 from volume.target import Target
 
 _SHORT_S = 120.0

@@ -6,10 +6,10 @@ import pathlib
 import re
 import urllib.parse
 
-import messages
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import messages
 
 # Kinds of object stores: how a bucket is written, for the user and as a pattern
 _BUCKETS = {
