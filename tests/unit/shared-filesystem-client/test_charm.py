@@ -511,7 +511,7 @@ def test_a_request_in_unknown_words(site: Site, secret: testing.Secret):
     state = site.state(offer(volume(secret)), relation, config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_changed(relation), state)
     assert out.unit_status == testing.BlockedStatus(
-        "slurmctld asks for a mount in words unknown here: mountpoint is not JSON"
+        "slurmctld asks for a mount in an unknown format: mountpoint is not JSON"
     )
 
 
