@@ -26,7 +26,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     app = asked.get("app", "client")
     if asked["do"] == "remove":
         return {"kept": mounter.remove(app, unit=f"{app}/0")}
-    config = settings.Config(**({"read_only": False, "noexec": False} | asked.get("config", {})))
+    config = mount_plan.Config(**asked.get("config", {}))
     offer = plans.Offer(
         provider="proxy",
         uri=asked["uri"],

@@ -123,7 +123,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         if relation is None:
             raise StatusError(Level.BLOCKED, messages.NOTHING_TO_MOUNT.format(app=self.app.name))
         with config_errors():
-            config = self.load_config(settings.Config)
+            config = self.load_config(mount_plan.Config)
         requests = [(one.app.name, one.data[one.app]) for one in self._beside("mount")]
         spec = settings.spec(self.app.name, config, requests)
         uri = relation.data[relation.app].get(fs.KEY)

@@ -1,4 +1,4 @@
-"""A mount, whatever its filesystem: what is asked for (`Spec`) and all that making it takes (`Plan`).
+"""A mount, whatever its filesystem: the options (`Config`), what is asked for (`Spec`), what making it takes (`Plan`).
 
 `kinds/` draws up plans; `mount/` makes, judges and removes what they describe.
 """
@@ -6,8 +6,10 @@
 import dataclasses
 import pathlib
 import re
+import typing
 
 import jinja2
+import pydantic
 
 import mount_messages as messages
 
@@ -22,6 +24,7 @@ _SYSTEM_TREES = tuple(
     "/bin /boot /dev /etc /lib /lib32 /lib64 /proc /root /run /sbin /sys /usr /var/cache /var/lib /var/log".split()
 )
 
+Stripped = typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True)]
 Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one must answer
 
 
@@ -31,6 +34,28 @@ class MountError(Exception):
 
 class NotYetError(Exception):
     """The mount cannot be made now; it may be later, without the operator. `str()` is one line."""
+
+
+class Config(pydantic.BaseModel, frozen=True):
+    """The charm's options; charmcraft.yaml explains them."""
+
+    mountpoint: str = ""
+    subdirectory: str = ""
+    read_only: bool = False
+    noexec: bool = False
+    profile: str = "none"
+    mount_options: str = ""
+    drain_on_failure: bool = False
+    cache_size: Stripped = "auto"
+    cache_directories: str = ""
+    buffer_size: int = 0
+    metrics_port: int = 0
+    juicefs_writeback: bool = False
+    lustre_repository: Stripped = ""
+    lustre_packages: str = ""
+    lustre_key: Stripped = ""
+    lustre_checksum: typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)] = ""
+    lnet_networks: Stripped = ""
 
 
 @dataclasses.dataclass(frozen=True)

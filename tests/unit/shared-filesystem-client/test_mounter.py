@@ -75,8 +75,8 @@ class Rig:
         **spec: typing.Any,
     ) -> mount_plan.Plan:
         wanted = mount_plan.Spec(**({"app": app, "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
-        tuning = juicefs_kind.Tuning(cache=cache)
-        return juicefs_kind.plan(wanted, volume or self.volume, secret, tuning, program_changed=program_changed)
+        config = mount_plan.Config(cache_size=cache)
+        return juicefs_kind.plan(wanted, volume or self.volume, secret, config, program_changed=program_changed)
 
     def nfs(self, **spec: typing.Any) -> mount_plan.Plan:
         wanted = mount_plan.Spec(**({"app": "client", "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
@@ -516,9 +516,9 @@ def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
     found = mounts.Mount(1, "0:1", "/scratch", fstype, "x", ("rw",))
     monkeypatch.setattr(mounts, "find", lambda path: found)
     spec = mount_plan.Spec(app="client", mountpoint=rig.mountpoint)
-    tuning = juicefs_kind.Tuning(directories=("/scratch/cache",))
+    config = mount_plan.Config(cache_directories="/scratch/cache")
     with pytest.raises(mount_plan.MountError) as caught:
-        juicefs_kind.plan(spec, rig.volume, SECRET, tuning, program_changed=False)
+        juicefs_kind.plan(spec, rig.volume, SECRET, config, program_changed=False)
     assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
 
 

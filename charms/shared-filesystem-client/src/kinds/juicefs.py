@@ -1,7 +1,6 @@
 """Draws up the mount of a JuiceFS volume: one service in the foreground."""
 
 import collections
-import dataclasses
 import logging
 import os
 import pathlib
@@ -29,24 +28,18 @@ _NO_CACHE_ON = ("nfs", "nfs4", "lustre", "ceph", "cifs", "fuse.juicefs", "tmpfs"
 _UPLOAD_S = 600
 
 
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """What may be chosen about a client."""
-
-    cache: str = _AUTO  # MiB, a number with G or T behind it, or auto
-    directories: tuple[str, ...] = ()
-    buffer_mib: int = 0  # 0: the profile's
-    metrics_port: int = 0  # 0: none
-    writeback: bool = False
-
-
 def program_path(app: str) -> pathlib.Path:
     """Return the path of an application's copy of the program."""
     return mount_plan.LIB / app / "juicefs"
 
 
 def plan(
-    spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, tuning: Tuning, *, program_changed: bool
+    spec: mount_plan.Spec,
+    volume: fs.Juicefs,
+    secret: fs.JuicefsSecret,
+    config: mount_plan.Config,
+    *,
+    program_changed: bool,
 ) -> mount_plan.Plan:
     """Draw up the mount of a volume; the program is installed already.
 
@@ -66,8 +59,8 @@ def plan(
         raise mount_plan.MountError(text)
     etc, state = mount_plan.ETC / spec.app, mount_plan.STATE / spec.app
     access = juicefs_access.of(volume, secret, version, directory=etc)
-    source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec.app, tuning), mount_plan.quoted
-    command = [*_command(spec, _subdir(spec, volume), tuning, caches, version), access.url, spec.mountpoint]
+    source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec.app, config), mount_plan.quoted
+    command = [*_command(spec, _subdir(spec, volume), config, caches, version), access.url, spec.mountpoint]
     text = mount_plan.render(
         "juicefs.service.j2",
         name=volume.name,
@@ -79,7 +72,9 @@ def plan(
         fstype=_FSTYPE,
         source=quoted(source),
         command=" ".join(map(quoted, command)),
-        staging=[quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches] if tuning.writeback else [],
+        staging=[quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches]
+        if config.juicefs_writeback
+        else [],
         upload_s=_UPLOAD_S,
         reloads=version >= _SMOOTH,
     )
@@ -98,7 +93,7 @@ def plan(
         caches=caches,
         version=juicefs.text(version),
         reloads=version >= _SMOOTH,
-        port=tuning.metrics_port,
+        port=config.metrics_port,
         sticky=True,
     )
 
@@ -126,18 +121,19 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
         _log.info(messages.FOLDERS_UNKNOWN.format(name=volume.name, folder=subdir, error=e))
 
 
-def check(tuning: Tuning) -> None:
+def check(config: mount_plan.Config) -> None:
     """Raise `ValueError`, which names the option, unless the choices make sense."""
-    if tuning.cache != _AUTO:
-        _mib(tuning.cache)
-    if tuning.buffer_mib and tuning.buffer_mib < 32:
+    if config.cache_size != _AUTO:
+        _mib(config.cache_size)
+    if config.buffer_size and config.buffer_size < 32:
         raise ValueError(messages.BUFFER_SIZE)
+    directories = _directories(config)
     with naming("cache-directories"):
-        for directory in tuning.directories:
+        for directory in directories:
             mount_plan.check_mountpoint(directory)
-    if len(set(tuning.directories)) != len(tuning.directories):
+    if len(set(directories)) != len(directories):
         raise ValueError(messages.CACHE_TWICE)
-    if tuning.metrics_port and not 1024 <= tuning.metrics_port < 65536:
+    if config.metrics_port and not 1024 <= config.metrics_port < 65536:
         raise ValueError(messages.METRICS_PORT)
 
 
@@ -147,7 +143,11 @@ def _subdir(spec: mount_plan.Spec, volume: fs.Juicefs) -> str:
 
 
 def _command(
-    spec: mount_plan.Spec, subdir: str, tuning: Tuning, caches: tuple[pathlib.Path, ...], version: juicefs.Version
+    spec: mount_plan.Spec,
+    subdir: str,
+    config: mount_plan.Config,
+    caches: tuple[pathlib.Path, ...],
+    version: juicefs.Version,
 ) -> list[str]:
     """Build the command up to its options; the engine's URL and the mountpoint follow."""
     for flag in presets.parse(presets.JUICEFS, spec.mount_options):
@@ -163,12 +163,12 @@ def _command(
             "no-usage-report": True,
             "no-syslog": True,
             "cache-dir": ":".join(map(str, caches)),
-            "cache-size": str(_cache_mib(tuning, caches)),
-            "buffer-size": str(tuning.buffer_mib or buffer_mib),
+            "cache-size": str(_cache_mib(config, caches)),
+            "buffer-size": str(config.buffer_size or buffer_mib),
             "free-space-ratio": chosen.pop("free-space-ratio", _FREE[0] if shared else _FREE[1]),
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
-            "metrics": f"127.0.0.1:{tuning.metrics_port}" if tuning.metrics_port else False,
-            "writeback": tuning.writeback,
+            "metrics": f"127.0.0.1:{config.metrics_port}" if config.metrics_port else False,
+            "writeback": config.juicefs_writeback,
             "read-only": spec.read_only,
             "subdir": subdir if subdir != "/" else False,
             **{name: value or True for name, value in chosen.items()},
@@ -179,21 +179,26 @@ def _command(
     return [str(program_path(spec.app)), "--no-agent", "mount", *flags, "-o", ",".join(options)]
 
 
-def _caches(app: str, tuning: Tuning) -> tuple[pathlib.Path, ...]:
+def _directories(config: mount_plan.Config) -> list[str]:
+    return [directory.rstrip("/") for directory in config.cache_directories.split()]
+
+
+def _caches(app: str, config: mount_plan.Config) -> tuple[pathlib.Path, ...]:
     """List the folders for copies, which are this application's alone."""
-    if not tuning.directories:
+    if not config.cache_directories.strip():
         return (mount_plan.CACHE / app,)
-    for directory in tuning.directories:
+    directories = _directories(config)
+    for directory in directories:
         mount = mounts.find(directory)
         if mount is not None and mount.fstype in _NO_CACHE_ON:
             raise mount_plan.MountError(messages.CACHE_PLACE.format(directory=directory, fstype=mount.fstype))
-    return tuple(pathlib.Path(directory) / f"slurm-ddp-{app}" for directory in tuning.directories)
+    return tuple(pathlib.Path(directory) / f"slurm-ddp-{app}" for directory in directories)
 
 
-def _cache_mib(tuning: Tuning, caches: tuple[pathlib.Path, ...]) -> int:
+def _cache_mib(config: mount_plan.Config, caches: tuple[pathlib.Path, ...]) -> int:
     """Compute how much all folders together may hold, in MiB. JuiceFS gives each folder the same part of it."""
-    if tuning.cache != _AUTO:
-        return _mib(tuning.cache)
+    if config.cache_size != _AUTO:
+        return _mib(config.cache_size)
     sharing = collections.Counter(_existing(cache).stat().st_dev for cache in caches)  # folders on each disk
     shares: list[float] = []
     for cache in caches:

@@ -8,7 +8,7 @@ from slurm_ddp.interfaces import filesystem_info as fs
 _PORT = 988  # where LNet listens, lnet's module parameter accept_port
 
 
-def plan(spec: mount_plan.Spec, filesystem: fs.Lustre, settings: lustre_client.Settings) -> mount_plan.Plan:
+def plan(spec: mount_plan.Spec, filesystem: fs.Lustre, config: mount_plan.Config) -> mount_plan.Plan:
     """Draw up the mount of a filesystem; install the client and configure LNet, except in a container.
 
     Raises:
@@ -22,9 +22,9 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre, settings: lustre_client.S
     options = presets.merge(presets.LUSTRE, profile=spec.profile, given=spec.mount_options)
     pairs = [identifier.split("@") for identifier in identifiers]
     if not kernel.container():
-        lustre_client.ensure_installed(settings, pairs[0][0])
+        lustre_client.ensure_installed(config, pairs[0][0])
         is_mounted = any(mount.fstype == kernel.LUSTRE.fstype for mount in mounts.table())
-        lustre_client.ensure_networks(settings, identifiers, mounted=is_mounted)
+        lustre_client.ensure_networks(config, identifiers, mounted=is_mounted)
     kernel.check(kernel.LUSTRE)
     # Servers on InfiniBand alone cannot be asked over TCP: whether they answer is seen when mounting
     by_tcp = all(network.startswith("tcp") for _, network in pairs)

@@ -57,17 +57,6 @@ EXASCALER = "exascaler"  # DDN's file servers hand out their own client
 _NAMED = (*PRESETS, EXASCALER)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The options about Lustre."""
-
-    repository: str = ""  # a preset, or a line of sources.list
-    packages: str = ""  # of one's own repository, with {kernel}
-    key: str = ""  # of one's own repository: an armoured key, or the URL of one
-    checksum: str = ""  # of EXAScaler's program, SHA-256
-    networks: str = ""  # as lnet's module parameter `networks` takes it
-
-
 class Package(typing.NamedTuple):
     """One entry of an archive's index."""
 
@@ -138,29 +127,29 @@ def parse_index(text: str) -> list[Package]:
     return [Package(fields["Package"], fields["Version"]) for fields in paragraphs if len(fields) == 2]
 
 
-def check(settings: Settings) -> None:
+def check(config: mount_plan.Config) -> None:
     """Raise `ValueError`, which names the option, unless the options make sense."""
-    text = settings.repository
+    text = config.lustre_repository
     if text not in ("", *_NAMED) and not text.startswith("deb "):
         raise ValueError(messages.LUSTRE_REPOSITORY.format(given=text[:40], known=", ".join(_NAMED)))
     if "\n" in text:
         raise ValueError(messages.LUSTRE_ONE_LINE)
-    if text.startswith("deb ") and not settings.packages:
+    if text.startswith("deb ") and not config.lustre_packages:
         raise ValueError(messages.LUSTRE_PACKAGES)
-    for word in settings.packages.split():
+    for word in config.lustre_packages.split():
         if not re.fullmatch(r"[a-z0-9{][a-z0-9+.{}~-]*", word) or set(re.findall(r"\{(.*?)\}", word)) - {"kernel"}:
             raise ValueError(messages.LUSTRE_PACKAGE.format(word=word[:40]))
-    if text == EXASCALER and not re.fullmatch(r"[0-9a-f]{64}", settings.checksum):
+    if text == EXASCALER and not re.fullmatch(r"[0-9a-f]{64}", config.lustre_checksum):
         raise ValueError(messages.LUSTRE_CHECKSUM)
-    if settings.networks and not re.fullmatch(f"{_NETWORK}(,{_NETWORK})*", settings.networks):
+    if config.lnet_networks and not re.fullmatch(f"{_NETWORK}(,{_NETWORK})*", config.lnet_networks):
         raise ValueError(messages.LNET_NETWORKS)
 
 
-def ensure_installed(settings: Settings, mgs: str, release: str = "") -> None:
+def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> None:
     """Have a client whose modules fit the running kernel; do nothing where one is there already, whoever installed it.
 
     Args:
-        settings: the options.
+        config: the options.
         mgs: the address of the first management server, which EXAScaler's client comes from.
         release: of the running kernel.
 
@@ -172,27 +161,27 @@ def ensure_installed(settings: Settings, mgs: str, release: str = "") -> None:
     release = release or os.uname().release
     if _has_modules(release):
         return
-    if not settings.repository:
+    if not config.lustre_repository:
         text = messages.NO_LUSTRE.format(kernel=release, others=_others(release), known="|".join(_NAMED))
         raise mount_plan.MountError(text)
-    if settings.repository == EXASCALER:
-        _run_exascaler(mgs, settings.checksum)
+    if config.lustre_repository == EXASCALER:
+        _run_exascaler(mgs, config.lustre_checksum)
     else:
-        is_url = settings.key.startswith("http")
-        own = Preset(settings.repository, settings.key if is_url else "", settings.packages.split())
-        preset = PRESETS.get(settings.repository, own)
-        listing = _ensure_source(preset, "" if is_url else settings.key)
+        is_url = config.lustre_key.startswith("http")
+        own = Preset(config.lustre_repository, config.lustre_key if is_url else "", config.lustre_packages.split())
+        preset = PRESETS.get(config.lustre_repository, own)
+        listing = _ensure_source(preset, "" if is_url else config.lustre_key)
         wanted = resolve(preset, _index(listing), release)
         _apt("-y", "--no-install-recommends", "install", *wanted, timeout=1800)
     run("/usr/sbin/depmod", "-a", release, check=False)
     if not _has_modules(release):
         text = messages.NO_LUSTRE_MODULES.format(
-            repository=settings.repository[:40], kernel=release, others=_others(release)
+            repository=config.lustre_repository[:40], kernel=release, others=_others(release)
         )
         raise mount_plan.MountError(text)
 
 
-def ensure_networks(settings: Settings, identifiers: collections.abc.Sequence[str], *, mounted: bool) -> None:
+def ensure_networks(config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool) -> None:
     """Have LNet speak on the networks of the servers.
 
     Without the option each network gets the interface that leads to the server on it; `tcp`, which LNet takes by
@@ -201,7 +190,7 @@ def ensure_networks(settings: Settings, identifiers: collections.abc.Sequence[st
     Raises:
         mount_plan.MountError: another application needs other networks; or LNet runs with others and cannot change now.
     """
-    wanted = settings.networks or derive_networks(identifiers)
+    wanted = config.lnet_networks or derive_networks(identifiers)
     if not wanted:
         return
     changed = files.ensure_file(MODPROBE, f'{_WRITTEN}options lnet networks="{wanted}"\n')

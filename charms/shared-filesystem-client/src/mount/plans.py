@@ -8,7 +8,7 @@ import mount_messages as messages
 import mount_plan
 from kinds import cephfs, kernel, lustre, lustre_client, nfs
 from kinds import juicefs as juicefs_kind
-from mount import mounter, settings, states
+from mount import mounter, states
 from slurm_ddp import juicefs
 from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -37,7 +37,7 @@ class Offer:
             raise StatusError(Level.WAITING, messages.NO_GRANT.format(app=self.provider), retry=True) from e
 
 
-def draw(offer: Offer, spec: mount_plan.Spec, config: settings.Config) -> mount_plan.Plan:
+def draw(offer: Offer, spec: mount_plan.Spec, config: mount_plan.Config) -> mount_plan.Plan:
     """Draw up the plan for what is offered.
 
     Raises:
@@ -62,18 +62,18 @@ def draw(offer: Offer, spec: mount_plan.Spec, config: settings.Config) -> mount_
                 raise StatusError(Level.BLOCKED, messages.NO_CEPH_KEY.format(app=offer.provider))
             return cephfs.plan(spec, filesystem, key)
         case fs.Lustre():
-            return lustre.plan(spec, filesystem, config.lustre)
+            return lustre.plan(spec, filesystem, config)
 
 
-def _juicefs(offer: Offer, volume: fs.Juicefs, spec: mount_plan.Spec, config: settings.Config) -> mount_plan.Plan:
+def _juicefs(offer: Offer, volume: fs.Juicefs, spec: mount_plan.Spec, config: mount_plan.Config) -> mount_plan.Plan:
     try:
         secret = fs.JuicefsSecret.from_content(offer.secret(volume.secret_id) if volume.secret_id else {})
     except ValueError as e:
         raise StatusError(Level.BLOCKED, messages.BAD_CREDENTIALS.format(app=offer.provider, error=e)) from e
     fetch, program = offer.fetch_program, juicefs_kind.program_path(spec.app)
     changed = fetch is not None and juicefs.ensure_program(program, fetch())
-    tuning = dataclasses.replace(config.tuning, metrics_port=states.metrics_port(spec.app, config.metrics_port))
-    plan = juicefs_kind.plan(spec, volume, secret, tuning, program_changed=changed)
+    config = config.model_copy(update={"metrics_port": states.metrics_port(spec.app, config.metrics_port)})
+    plan = juicefs_kind.plan(spec, volume, secret, config, program_changed=changed)
     if fetch is not None:
         juicefs_kind.ensure_sticky_folders(spec, volume, secret)
     return plan

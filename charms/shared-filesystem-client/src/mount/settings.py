@@ -3,8 +3,6 @@
 import collections.abc
 import dataclasses
 
-import pydantic
-
 import mount_messages as messages
 import mount_plan
 from kinds import juicefs as juicefs_kind
@@ -15,51 +13,7 @@ from slurm_ddp.interfaces import mount_info
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
 
 
-class Config(pydantic.BaseModel, frozen=True):
-    """The options."""
-
-    mountpoint: str = ""
-    subdirectory: str = ""
-    read_only: bool
-    noexec: bool
-    profile: str = "none"
-    mount_options: str = ""
-    drain_on_failure: bool = False
-    cache_size: str = "auto"
-    cache_directories: str = ""
-    buffer_size: int = 0
-    metrics_port: int = 0
-    juicefs_writeback: bool = False
-    lustre_repository: str = ""
-    lustre_packages: str = ""
-    lustre_key: str = ""
-    lustre_checksum: str = ""
-    lnet_networks: str = ""
-
-    @property
-    def tuning(self) -> juicefs_kind.Tuning:
-        """The options about a JuiceFS client."""
-        return juicefs_kind.Tuning(
-            cache=self.cache_size.strip(),
-            directories=tuple(folder.rstrip("/") for folder in self.cache_directories.split()),
-            buffer_mib=self.buffer_size,
-            metrics_port=self.metrics_port,
-            writeback=self.juicefs_writeback,
-        )
-
-    @property
-    def lustre(self) -> lustre_client.Settings:
-        """The options about a Lustre client."""
-        return lustre_client.Settings(
-            repository=self.lustre_repository.strip(),
-            packages=self.lustre_packages,
-            key=self.lustre_key.strip(),
-            checksum=self.lustre_checksum.strip().lower(),
-            networks=self.lnet_networks.strip(),
-        )
-
-
-def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
+def spec(app: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
     """Decide where and how to mount: as the charm behind `mount` asks, else as the options say.
 
     Args:
@@ -107,11 +61,11 @@ def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
     return wanted
 
 
-def _check(config: Config) -> None:
+def _check(config: mount_plan.Config) -> None:
     if config.profile not in presets.PROFILES:
         raise ValueError(messages.PROFILE.format(given=config.profile[:40], known=", ".join(presets.PROFILES)))
     parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
     if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
         raise ValueError(messages.SUBDIRECTORY)
-    juicefs_kind.check(config.tuning)
-    lustre_client.check(config.lustre)
+    juicefs_kind.check(config)
+    lustre_client.check(config)
