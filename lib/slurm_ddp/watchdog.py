@@ -1,7 +1,7 @@
 """What the programs share that check a part of a machine from a timer: the GPU health check and the mount keeper.
 
-Each is one file on the machine, a zip application (`pack`) that the system's Python runs, so this module and what it
-imports need the standard library only.
+The system's Python runs them, apart from the charm that installed them with the modules that they import (`sources`,
+`pack`). So this module and what it imports need the standard library only.
 """
 
 import collections.abc
@@ -91,18 +91,23 @@ def write_metrics(file: str, *metrics: Metric) -> None:
 
 
 @functools.cache
-def pack(main: pathlib.Path) -> bytes:
-    """Pack a script and the modules that it imports from its charm or from lib into a zip application.
-
-    The same sources make the same bytes.
-    """
+def sources(main: pathlib.Path) -> dict[str, bytes]:
+    """Read a script, as `__main__.py`, and the modules that it imports from its charm or from lib, by their paths."""
     finder = modulefinder.ModuleFinder([str(main.parents[1]), str(pathlib.Path(__file__).parents[1])])
     finder.run_script(str(main))  # which reads it and runs nothing
+    found: dict[str, bytes] = {}
+    for name, module in sorted(typing.cast("dict[str, typing.Any]", finder.modules).items()):
+        if module.__file__:
+            path = name.replace(".", "/") + ("/__init__.py" if module.__path__ else ".py")
+            found[path] = pathlib.Path(module.__file__).read_bytes()
+    return found
+
+
+def pack(main: pathlib.Path) -> bytes:
+    """Pack a script and the modules that it imports into a zip application. The same sources make the same bytes."""
     packed = io.BytesIO(b"#!/usr/bin/python3 -I\n")
     packed.seek(0, io.SEEK_END)
     with zipfile.ZipFile(packed, "w") as archive:
-        for name, module in sorted(typing.cast("dict[str, typing.Any]", finder.modules).items()):
-            if module.__file__:
-                path = name.replace(".", "/") + ("/__init__.py" if module.__path__ else ".py")
-                archive.writestr(zipfile.ZipInfo(path), pathlib.Path(module.__file__).read_bytes())  # a constant time
+        for path, source in sources(main).items():
+            archive.writestr(zipfile.ZipInfo(path), source)  # with a constant time
     return packed.getvalue()
