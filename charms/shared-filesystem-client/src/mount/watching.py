@@ -11,7 +11,7 @@ import time
 import mount_plan
 from mount import states
 from scripts import keeper
-from slurm_ddp import files, mounts, readiness, systemd
+from slurm_ddp import files, systemd, watchdog
 
 SLURMD = "slurmd.service"
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
@@ -20,10 +20,8 @@ _SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as 
 
 def write_programs(app: str) -> None:
     """Write the keeper and the modules that it and the units' helper take."""
-    for module in (files, mounts, readiness):
-        path = pathlib.Path(str(module.__file__))
-        files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / path.name, path.read_bytes())
-    files.ensure_file(mount_plan.LIB / app / "mount_keeper.py", pathlib.Path(keeper.__file__).read_bytes())
+    for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
+        files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
 
 
 def watch(plan: mount_plan.Plan, state: states.State) -> None:
@@ -64,7 +62,7 @@ def stop(app: str) -> None:
         systemd.ensure_no_unit(unit)
     for name in (keeper.WATCH, keeper.HEALTH):
         files.ensure_absent(mount_plan.STATE / app / name)
-    files.ensure_absent(keeper.TEXTFILES / keeper.metrics_name(app))
+    files.ensure_absent(watchdog.TEXTFILES / keeper.metrics_name(app))
 
 
 def forget(app: str, unit: str) -> None:
