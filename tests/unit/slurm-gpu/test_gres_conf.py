@@ -121,7 +121,7 @@ def test_markers_that_do_not_pair_up(text: str):
 
 
 def test_reading_a_file(paths: pathlib.Path):
-    assert gres_conf.read() is None
+    assert gres_conf.read() == GresConf()
     gres_conf.PATH.write_bytes(b"\xff")
     with pytest.raises(gres_conf.GresConfError):
         gres_conf.read()

@@ -71,7 +71,6 @@ def test_lines_are_written_and_read_by_slurmctld_once(cluster: Cluster, slurm: S
     assert (now.configured, now.live, now.problem, now.silent) == (True, True, None, None)
     assert gres_conf.PATH.read_text().startswith(UPSTREAM)
     assert node_names() == [f"NodeName=slurmd-{i}" for i in (0, 0, 1, 1, 2, 2)]
-    assert now.conf is not None
     assert gres_lines.counts(now.conf) == (3, 6)
     before = gres_conf.PATH.stat()
     assert cluster.sync().live

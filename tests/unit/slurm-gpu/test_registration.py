@@ -490,6 +490,20 @@ def test_inspecting_while_jobs_are_waited_for(slurm: SlurmDouble):
     assert registration.inspect("slurmd-0", GRES) == Progress(Stage.AWAITS_JOBS, "1 job")
 
 
+def test_a_node_that_was_down_is_not_marked_down_over_a_job(slurm: SlurmDouble):
+    """A job came to it since, as after an administrator's resume; `state=down` would end that."""
+    snapshot = node_state.NodeSnapshot("slurmd-0", ("down",), "bad memory")
+    snapshot.save()
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=registration.REASON)
+    slurm.jobs = ["7"]
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    assert (slurm.jobs, slurm.ended, node_state.NodeSnapshot.load()) == (["7"], [], snapshot)
+    slurm.end_jobs()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, "DOWN", reason="bad memory")
+    assert node_state.NodeSnapshot.load() is None
+
+
 def leave() -> None:
     options = slurmd_options.read()
     assert options is not None

@@ -48,7 +48,7 @@ class View:
     configured: bool  # slurmctld's charm has set it up
     running: bool = False
     live: bool = False  # slurmctld has read the file as it is
-    conf: gres_conf.GresConf | None = None
+    conf: gres_conf.GresConf = dataclasses.field(default_factory=gres_conf.GresConf)
     problem: str | None = None  # what the operator must fix
     damaged: bool = False  # the file cannot be read, so nothing may be written
     silent: str | None = None  # why slurmctld has not read the file
@@ -66,15 +66,14 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     now = view()
     if not now.configured or now.damaged:
         return now
-    conf = now.conf or gres_conf.GresConf()
+    conf = now.conf
     entries = {unit: entry for unit, entry in conf.entries.items() if unit in units and not entry.left}
     entries |= dict(_changes(units, first, entries, read))
     entries |= _left(conf, entries, running=now.running)
     conf = conf.with_entries(entries)
     if entries:
         files.ensure_file(OWNER, owner + "\n")
-    if now.conf is not None or entries:
-        gres_conf.write(conf)
+    gres_conf.write(conf)
     return _view(conf, running=now.running, silent=_reload(conf) if now.running else None)
 
 
@@ -97,25 +96,19 @@ def release(*, owner: str, last: bool) -> None:
 def summary() -> dict[str, str]:
     """Return the contents of gres.conf, for the `show-gres` action."""
     now = view()
-    conf = now.conf or gres_conf.GresConf()
-    num_nodes, num_devices = counts(conf)
+    num_nodes, num_devices = counts(now.conf)
     return {
         "nodes": str(num_nodes),
         "gpus": str(num_devices),
         "live": str(now.live).lower(),
-        "autodetect": conf.autodetect,
-        "gres-conf": conf.text(),
+        "autodetect": now.conf.autodetect,
+        "gres-conf": now.conf.text(),
         **({"problem": now.problem} if now.problem else {}),
     }
 
 
 def status(now: View | None, *, related: bool) -> Status:
-    """Return the controller's status.
-
-    Args:
-        now: its view, None on a unit that does not lead.
-        related: whether there is a slurm-gpu on compute nodes.
-    """
+    """Return the controller's status; `now` is None on a unit that does not lead."""
     if now is None:
         return _STANDBY
     if not now.configured:
@@ -127,10 +120,9 @@ def status(now: View | None, *, related: bool) -> Status:
     if not now.live:
         why = f" ({now.silent})" if now.silent else ""
         return Status(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
-    conf = now.conf or gres_conf.GresConf()
-    num_nodes, num_devices = counts(conf)
+    num_nodes, num_devices = counts(now.conf)
     if not num_nodes:
-        return Status(Level.ACTIVE, f"no node needs lines in gres.conf (AutoDetect={conf.autodetect})")
+        return Status(Level.ACTIVE, f"no node needs lines in gres.conf (AutoDetect={now.conf.autodetect})")
     return Status(Level.ACTIVE, f"gres.conf has lines of {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}")
 
 
@@ -159,7 +151,7 @@ def answer(
 
     Only nodes that wait for their lines are named. What was live stays named until slurmctld has read something newer.
     """
-    if not now.configured or now.conf is None:
+    if not now.configured or now.damaged:
         return published
     applied = {
         entry.digest
@@ -177,11 +169,11 @@ def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def _view(conf: gres_conf.GresConf | None, *, running: bool, silent: str | None = None) -> View:
+def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None) -> View:
     # Upstream writes gres.conf only where there is none, so before it has set the controller up none may be made here.
-    configured = SLURM_CONF.exists() and (conf is not None or running)
-    problem = _problem(conf) if conf else None
-    return View(configured, running, live=running and _is_live(conf), conf=conf, problem=problem, silent=silent)
+    configured = SLURM_CONF.exists() and (gres_conf.PATH.exists() or running)
+    live = running and _is_live(conf)
+    return View(configured, running, live=live, conf=conf, problem=_problem(conf), silent=silent)
 
 
 def _problem(conf: gres_conf.GresConf) -> str | None:
@@ -263,12 +255,11 @@ def _reload(conf: gres_conf.GresConf) -> str | None:
     return None
 
 
-def _is_live(conf: gres_conf.GresConf | None) -> bool:
-    digest = (conf or gres_conf.GresConf()).digest
+def _is_live(conf: gres_conf.GresConf) -> bool:
     try:
-        return LIVE.read_text().strip() == digest
+        return LIVE.read_text().strip() == conf.digest
     except FileNotFoundError:
-        return digest == gres_conf.GresConf().digest  # no line of this charm was ever written
+        return conf.digest == gres_conf.GresConf().digest  # no line of this charm was ever written
 
 
 def _count(number: int, noun: str) -> str:

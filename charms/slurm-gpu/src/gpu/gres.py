@@ -91,13 +91,8 @@ def plan(
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
-    Args:
-        detection: usable GPUs, in NVML's order.
-        settings: the node's `--conf`, for its sockets and cores.
-        topology: this machine's cores; without it no Cores are written.
-        dev: the folder of the device files.
-        aliases: other names for types, by the type that Slurm's own detection gives.
-        shares: the parts of each card; None for whole cards only.
+    `settings` is the node's `--conf`. Without a `topology` no Cores are written. `aliases` are other names for types,
+    by the type that Slurm's own detection gives.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.

@@ -51,14 +51,8 @@ def difference(
 ) -> str | None:
     """Return how slurmd's devices with these lines differ from the plan, or None when they are equal.
 
-    A slurmd that prints no device, or does not answer, is no difference.
-
-    Args:
-        node: the node's name.
-        plan: its GPUs as they should be.
-        lines: its gres.conf lines, without NodeName.
-        settings: the node's `--conf`, for its sockets and cores.
-        autodetect: what gres.conf sets for all nodes.
+    `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that prints no device,
+    or does not answer, is no difference.
     """
     refused = refusal(node, lines, settings)
     if refused:
@@ -87,12 +81,8 @@ def refusal(node: str, lines: collections.abc.Iterable[str], settings: collectio
     """Return why the controller would refuse these lines, in its words; None when it takes them.
 
     It requires the Cores of a card to be those of one whole socket, or all (_check_core_range_matches_sock() of
-    src/interfaces/gres.c); `slurmd -G` does not check that.
-
-    Args:
-        node: the node's name.
-        lines: its gres.conf lines.
-        settings: the node's `--conf`; without sockets and cores in it nothing is refused.
+    src/interfaces/gres.c); `slurmd -G` does not check that. Where `settings`, the node's `--conf`, has no sockets and
+    cores, nothing is refused.
     """
     try:
         sockets = int(settings.get("boards", "1")) * int(settings.get("socketsperboard", settings.get("sockets", "1")))

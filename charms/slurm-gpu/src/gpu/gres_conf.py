@@ -105,8 +105,8 @@ class GresConf:
         return dataclasses.replace(self, entries=dict(entries))
 
 
-def read(path: pathlib.Path | None = None) -> GresConf | None:
-    """Return the file, or None when it is not there.
+def read(path: pathlib.Path | None = None) -> GresConf:
+    """Return the file, an empty one when it is not there.
 
     Raises:
         GresConfError: its markers do not pair up.
@@ -115,7 +115,7 @@ def read(path: pathlib.Path | None = None) -> GresConf | None:
     try:
         return parse(path.read_text())
     except FileNotFoundError:
-        return None
+        return GresConf()
     except (UnicodeDecodeError, GresConfError) as e:
         raise GresConfError(f"{path}: {e}") from e
 
@@ -132,13 +132,15 @@ def parse(text: str) -> GresConf:
     return GresConf(text[: begins[0].start()], after.removeprefix("\n"), _entries(block.splitlines()))
 
 
-def write(conf: GresConf, path: pathlib.Path | None = None) -> bool:
-    """Write the file, with the owner and mode it has, or slurm's own; return whether it changed."""
-    path = (path or PATH).resolve()
+def write(conf: GresConf) -> bool:
+    """Write the file, with the owner and mode it has, or slurm's own; make no empty one; return whether it changed."""
+    path = PATH.resolve()
     owner, mode = _OWNER, 0o644
     if path.exists():
         stat = path.stat()
         owner, mode = pwd.getpwuid(stat.st_uid).pw_name, stat.st_mode & 0o7777
+    elif not conf.text():
+        return False
     return files.ensure_file(path, conf.text(), mode=mode, owner=owner)
 
 

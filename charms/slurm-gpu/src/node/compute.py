@@ -67,10 +67,6 @@ def offer(machine: Machine, published: slurm_gres.NodeGres | None) -> slurm_gres
     Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
     slurmd that reads them meanwhile must not report less. A line for a device file that is not there would keep slurmd
     from starting, so the lines of a lost card are left out.
-
-    Args:
-        machine: this machine.
-        published: what this unit published last.
     """
     before = (published.lines or ()) if published and published.node == machine.node else ()
     if lost(machine) and machine.node is not None:
@@ -126,14 +122,7 @@ def ensure(
     *,
     owner: str,
 ) -> Progress | None:
-    """Bring the node's GPUs into Slurm as far as it goes now. None when there is nothing to bring.
-
-    Args:
-        machine: this machine.
-        offered: what `offer` returned, which is published.
-        answer: what the controller role published.
-        owner: this unit's name.
-    """
+    """Bring the node's GPUs into Slurm as far as it goes now; `offered` is published. None with nothing to bring."""
     registration.refresh_drained_start()
     _ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
@@ -180,8 +169,7 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
     _end_drain(machine)
     if machine.local:
         try:
-            conf = gres_conf.read()
-            if conf is not None and gres_conf.write(conf.with_entries({})):
+            if gres_conf.write(gres_conf.read().with_entries({})):
                 slurmd_unit.restart_if_active()
         except (gres_conf.GresConfError, CommandError) as e:
             logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
@@ -243,15 +231,7 @@ def status(
     related: bool,
     progress: Progress | None,
 ) -> Status:
-    """Return the status of the node, asking the controller anew where this hook did not change anything.
-
-    Args:
-        machine: this machine.
-        offered: what this unit publishes.
-        answer: what the controller role published.
-        related: whether there is a controller role.
-        progress: how far this hook came.
-    """
+    """Return the status of the node, asking the controller anew where this hook's `progress` is not an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
         return Status(Level.BLOCKED, machine.problem or _LOST.format(loss=loss))
@@ -345,7 +325,7 @@ def _ensure_local_lines(machine: Machine) -> bool:
     node, current = machine.node, machine.published
     if node is None or current is None:
         return False
-    conf = gres_conf.read() or gres_conf.GresConf()
+    conf = gres_conf.read()
     wanted = conf.with_entries({_LOCAL_UNIT: gres_conf.Entry.of(_LOCAL_UNIT, current)})
     if wanted == conf:
         return True
@@ -363,10 +343,9 @@ def _ensure_local_lines(machine: Machine) -> bool:
 def _note_shares(machine: Machine) -> None:
     """Remember which shares are this charm's, until a hook finds none of them configured."""
     shares = machine.config.shares
-    configured = {item.partition(":")[0] for item in (machine.configured or "").split(",")}
     if shares:
         files.ensure_file(machines.SHARED, f"{shares.name}\n")
-    elif not set(machines.registered_shares()) & configured:
+    elif not set(machines.registered_shares()) & slurmd_options.gres_names(machine.configured):
         files.ensure_absent(machines.SHARED)
 
 

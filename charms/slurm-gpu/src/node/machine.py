@@ -57,7 +57,7 @@ class Machine:
     @property
     def registers_gpus(self) -> bool:
         """Whether slurmd's options have GPUs."""
-        return "gpu" in {item.partition(":")[0] for item in (nodes.plain_gres(self.configured) or "").split(",")}
+        return "gpu" in slurmd_options.gres_names(self.configured)
 
     @property
     def has_joined(self) -> bool:
@@ -199,7 +199,6 @@ def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
     if answer and answer.autodetect:
         return answer.autodetect
     try:
-        conf = gres_conf.read(PUSHED)
+        return gres_conf.read(PUSHED).autodetect if PUSHED.exists() else "nvidia"
     except gres_conf.GresConfError:
         return "off"
-    return conf.autodetect if conf else "nvidia"

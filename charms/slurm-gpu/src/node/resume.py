@@ -70,10 +70,7 @@ def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
     Waits some seconds for a slurmd that has just started to register, since the controller learns of a reboot only
     then.
 
-    Args:
-        name: the node.
-        policy: what may be cleared.
-        checks: returns what jobs would miss; called only when it matters, since it may take a minute.
+    `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
 
     Raises:
         nodes.NodeError: Slurm refused, or did not answer.

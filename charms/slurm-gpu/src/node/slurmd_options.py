@@ -124,16 +124,15 @@ def drained(text: str) -> str:
 
 
 def merged_gres(current: str | None, gpus: str | None, owned: collections.abc.Iterable[str] = ()) -> str | None:
-    """Return a Gres with the GPUs of `gpus` and what `current` holds besides GPUs.
+    """Return `gpus` and what else `current` holds, besides GPUs and the Gres of the names `owned`."""
+    replaced = {"gpu", *owned} | gres_names(gpus)
+    kept = [item for item in (current or "").split(",") if not gres_names(item) & replaced]
+    return ",".join(item for item in (gpus, *kept) if item) or None
 
-    Args:
-        current: what is configured.
-        gpus: the Gres of this machine's cards.
-        owned: names of Gres that are this charm's besides `gpu`, so those of `current` go.
-    """
-    ours = {"gpu", *owned, *(item.partition(":")[0] for item in (gpus or "").split(","))}
-    others = [item for item in (current or "").split(",") if item and item.partition(":")[0] not in ours]
-    return ",".join([*([gpus] if gpus else []), *others]) or None
+
+def gres_names(gres: str | None) -> set[str]:
+    """Return the names in a Gres: "gpu", "shard"."""
+    return {item.partition(":")[0] for item in (gres or "").split(",")}
 
 
 def _conf_with_gres(conf: str, gres: str | None) -> str:
