@@ -7,6 +7,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import enum
+import os
 import typing
 
 import pydantic
@@ -73,6 +74,15 @@ class ActionEvent(typing.Protocol):
 
     def log(self, message: str) -> None:
         """Show progress."""
+
+
+def is_principal(app: str) -> bool:
+    """Report whether an application is the one that this subordinate unit accompanies.
+
+    Juju 4 shows a subordinate the container-scoped relations of other machines' principals, too. Juju before 3 named no
+    principal: then every application counts.
+    """
+    return os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0] in ("", app)
 
 
 def action_name(kind: str) -> str:

@@ -3,7 +3,6 @@
 
 import contextlib
 import logging
-import os
 import pathlib
 
 import ops
@@ -15,6 +14,7 @@ from ddp import verbs
 from ddp.base import ParameterError
 from ddp.options import fields
 from slurm_ddp import wake
+from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal
 
 _AGAIN_S = 20
 
@@ -26,7 +26,7 @@ class DdpTrainerCharm(ops.CharmBase):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        self._trouble = ""
+        self._problem = ""  # of the login host, found by this hook
         self._left = False
         joined = self.on["juju-info"]
         for event in (
@@ -49,34 +49,39 @@ class DdpTrainerCharm(ops.CharmBase):
 
     def _reconcile(self, _: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
-        desired = self._desired()
-        if isinstance(desired, tuple):
-            config, token = desired
-            self._trouble = host.ensure(config, self.unit.name, self.charm_dir, token)
+        with contextlib.suppress(StatusError):  # which _on_collect_status reports
+            config, token = self._desired()
+            self._problem = host.ensure(config, self.unit.name, self.charm_dir, token)
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._left:  # the unit may be gone by now, and setting its status would be an error
-            return
-        desired = self._desired()
-        if isinstance(desired, ops.StatusBase):
-            event.add_status(desired)
-            return
-        if self._trouble:
-            event.add_status(ops.BlockedStatus(self._trouble))
+        if self._left:  # Juju may have deleted the unit already, and then status-set fails
             return
         try:
-            answer = host.ask(desired[0], self.unit.name, "check")
-            found = answer.results if not answer.error else {"level": "waiting", "text": answer.error}
+            status = self._check()
+        except StatusError as e:
+            status = e.status
+        event.add_status(ops.StatusBase.from_name(status.level, status.text))
+
+    def _check(self) -> Status:
+        """Return the status that the program reports. Raises StatusError."""
+        config, _ = self._desired()
+        if self._problem:
+            raise StatusError(Level.BLOCKED, self._problem)
+        try:
+            answer = host.ask(config, self.unit.name, "check")
         except program.ProgramError as e:
-            found = {"level": "blocked", "text": str(e)}
-        if found["level"] == "waiting":  # for slurmctld or the mount, whose return is no event of this unit's
+            raise StatusError(Level.BLOCKED, str(e)) from e
+        if answer.error:
+            status = Status(Level.WAITING, answer.error)
+        else:
+            status = Status(Level(answer.results["level"]), answer.results["text"])
+        if status.level == Level.WAITING:  # for slurmctld or the mount, whose return is no event of this unit's
             wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        event.add_status(ops.StatusBase.from_name(found["level"], found["text"]))
+        return status
 
     def _on_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
-        """Let go with the principal's relation: stop and remove need not come (Juju 4.0.15)."""
-        principal = os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0]
-        if principal in ("", event.relation.app.name):
+        """Leave with the principal's relation: stop and remove may not be dispatched (Juju 4.0.15)."""
+        if is_principal(event.relation.app.name):
             self._on_remove(event)
 
     def _on_remove(self, event: ops.EventBase) -> None:
@@ -95,18 +100,14 @@ class DdpTrainerCharm(ops.CharmBase):
                 logger.warning("files with the token may be left in %s/.secrets: %s", config.workspace, e)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
-        """Have the program do it with the action's parameters; an error fails the action with its one line."""
-        action = event.handle.kind.removesuffix("_action").replace("_", "-")
+        """Pass the action to the program; an error fails it with one line."""
+        action = action_name(event.handle.kind)
         try:
             fields.parse(verbs.ACTIONS[action].params, event.params)
-        except ParameterError as e:
+            config, token = self._desired()
+        except (ParameterError, StatusError) as e:
             event.fail(str(e))
             return
-        desired = self._desired()
-        if isinstance(desired, ops.StatusBase):
-            event.fail(desired.message)
-            return
-        config, token = desired
         if not host.has_packages():
             event.log(f"installing {' '.join(host.PACKAGES)}")
             if problem := host.install_packages():
@@ -131,14 +132,14 @@ class DdpTrainerCharm(ops.CharmBase):
             logger.info("%s: %s", event.id, answer.error)
             event.fail(answer.error)
 
-    def _desired(self) -> tuple[fields.Config, str] | ops.StatusBase:
-        """Return the options and the Hugging Face token, or the status that says what is wrong with them."""
+    def _desired(self) -> tuple[fields.Config, str]:
+        """Return the options and the Hugging Face token. Raises StatusError that names a wrong option."""
         try:
             config = fields.parse(fields.Config, self.config)
             token = secret_token.parse(self._content(config.hf_token), self.app.name) if config.hf_token else ""
             host.account(config.submit_user)
         except ParameterError as e:
-            return ops.BlockedStatus(f"fix config: {e}")
+            raise StatusError(Level.BLOCKED, f"fix config: {e}") from e
         return config, token
 
     def _content(self, identifier: str) -> dict[str, str] | None:

@@ -5,16 +5,15 @@ import typing
 
 import ops
 
-import settings as gpu_settings
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from driver import plan as driver_plan
 from driver import state as driver_state
 from driver import upgrade as driver_upgrade
 from maintenance import hold as gpu_hold
 from maintenance import reset as gpu_tasks
-from node import compute as compute_seat
+from node import compute, registration
 from node import health_check as gpu_monitor
-from node import registration
+from node import machine as machines
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -23,8 +22,8 @@ Results = dict[str, str]
 
 # What fails an action with one line and no traceback.
 REFUSALS = (
-    compute_seat.MachineError,
-    gpu_settings.SettingsError,
+    compute.MachineError,
+    ValueError,
     gpu_monitor.MonitorError,
     driver_state.DriverError,
     gpu_hold.HoldError,
@@ -38,7 +37,7 @@ class Seat(typing.Protocol):
     """What a handler may use of the charm."""
 
     @property
-    def machine(self) -> compute_seat.Machine:
+    def machine(self) -> machines.Machine:
         """This machine as it was at the start of the hook, or at the last `reconcile`."""
         ...
 
@@ -82,38 +81,40 @@ Handler = collections.abc.Callable[[Seat, ops.ActionEvent], Results]
 
 def detect(seat: Seat, _: ops.ActionEvent) -> Results:
     """Show the GPUs."""
-    return compute_seat.detected(seat.machine)
+    return compute.detected(seat.machine)
 
 
 def show_gres(seat: Seat, _: ops.ActionEvent) -> Results:
     """Show what this seat wrote down, and what Slurm made of it."""
     if seat.is_controller() and not seat.is_compute():
-        return controller_seat.summary()
+        return gres_lines.summary()
     return _summary(seat)
 
 
 def health_check(seat: Seat, event: ops.ActionEvent) -> Results:
     """Look at the GPUs now."""
     _need_compute(seat)
-    wishes = seat.machine.settings
-    wishes.check()
-    return gpu_monitor.check(seat.machine.node, dcgm=bool(event.params.get("dcgm", wishes.dcgm)), xids=wishes.xids)
+    config = seat.machine.config
+    config.check()
+    return gpu_monitor.check(
+        seat.machine.node, dcgm=bool(event.params.get("dcgm", config.health_dcgm)), xids=config.health_xids
+    )
 
 
 def accept_gpus(seat: Seat, event: ops.ActionEvent) -> Results:
     """Take the cards that are here now for all that the node should have."""
     _need_compute(seat)
-    compute_seat.accept(seat.machine)
+    compute.accept(seat.machine)
     seat.reconcile(event)
     progress = seat.progress
     if progress is not None and progress.stage in {registration.Stage.FAILED, registration.Stage.INVALID}:
-        raise compute_seat.MachineError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
+        raise compute.MachineError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
     return _summary(seat)
 
 
 def _summary(seat: Seat) -> Results:
-    offered = compute_seat.offer(seat.machine, seat.published())
-    return compute_seat.summary(seat.machine, offered, seat.answer())
+    offered = compute.offer(seat.machine, seat.published())
+    return compute.summary(seat.machine, offered, seat.answer())
 
 
 def upgrade_driver(seat: Seat, event: ops.ActionEvent) -> Results:

@@ -23,7 +23,7 @@ from driver.state import DriverError
 from driver.upgrade import Step, Turn, Upgrade
 from maintenance import hold as gpu_hold
 from node import hold as node_hold
-from node import registration, slurmd_options
+from node import node_state, registration, slurmd_options
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
@@ -386,7 +386,7 @@ def test_refusals_change_nothing(node: MachineDouble, slurm: SlurmDouble, paths:
     assert slurm.log == []
     assert Upgrade.load() is None
     assert slurm.record == Record("")
-    assert not (registration.STATE_DIR / "hold.json").exists()
+    assert not (node_state.STATE_DIR / "hold.json").exists()
 
 
 def test_no_card_no_driver(paths: pathlib.Path, node: MachineDouble):
@@ -459,7 +459,7 @@ def test_what_an_upgrade_stopped_runs_again_when_it_is_given_up(
 
 def test_a_journal_that_cannot_be_read_counts_as_none(node: MachineDouble):
     begin()
-    path = registration.STATE_DIR / "upgrade.json"
+    path = node_state.STATE_DIR / "upgrade.json"
     for text in ("", "{", "[]", '{"step": "dance"}', json.dumps({**json.loads(path.read_text()), "extra": 1})):
         path.write_text(text)
         assert driver_upgrade.advance() is Turn.NONE
@@ -602,7 +602,7 @@ class Cluster:
 
     def on(self, name: str) -> None:
         """Go on with this node's hook."""
-        self.monkeypatch.setattr(registration, "STATE_DIR", self.root / name)
+        self.monkeypatch.setattr(node_state, "STATE_DIR", self.root / name)
 
     def ask(self, name: str) -> str | None:
         self.on(name)

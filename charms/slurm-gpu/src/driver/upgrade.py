@@ -21,7 +21,7 @@ from driver import state as driver_state
 from driver.state import DriverError
 from gpu import detect as gpu_detect
 from maintenance import hold as gpu_hold
-from node import registration
+from node import node_state, registration
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -452,8 +452,8 @@ def _refuse(key: str, error: Exception) -> None:
 
 
 def _journal() -> pathlib.Path:
-    return registration.STATE_DIR / "upgrade.json"
+    return node_state.STATE_DIR / "upgrade.json"
 
 
 def _refusals() -> pathlib.Path:
-    return registration.STATE_DIR / "driver-refused.json"
+    return node_state.STATE_DIR / "driver-refused.json"

@@ -16,7 +16,7 @@ import json
 import pathlib
 
 from node import hold as node_hold
-from node import registration
+from node import node_state, registration
 from slurm_ddp import files
 from slurm_ddp.slurm import nodes
 
@@ -35,7 +35,7 @@ class Hold:
 
     kind: str
     node: str
-    states: tuple[str, ...] = ()  # as registration.Found has them
+    states: tuple[str, ...] = ()  # as node_state.NodeSnapshot has them
     reason: str | None = None
     boot_id: str = ""  # of the boot that must end before the node is given back
 
@@ -71,7 +71,7 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     if hold is None:
         found = registration.as_found(node)
         if (found.reason or "").startswith(_KINDS):  # of a hold whose journal is lost
-            found = registration.Found(name)
+            found = node_state.NodeSnapshot(name)
         Hold(kind, name, found.states, found.reason).save()
     elif node.is_drained and registration.is_anothers(node, hold.reason) and not (node.reason or "").startswith(_KINDS):
         found = registration.as_found(node)  # somebody drained it meanwhile, which is now what to put back
@@ -136,7 +136,7 @@ def give_back() -> bool:
     node = nodes.show(hold.node)
     if node is not None and is_ours(node, hold.kind):
         node_hold.end(hold.kind)
-        put = registration.put_back(node, registration.Found(hold.node, hold.states, hold.reason))
+        put = registration.put_back(node, node_state.NodeSnapshot(hold.node, hold.states, hold.reason))
         if put.stage is not registration.Stage.REGISTERED:  # to be marked down again, and jobs run
             return False
     forget()
@@ -167,4 +167,4 @@ def _asking(kind: str, name: str) -> list[str]:
 
 
 def _journal() -> pathlib.Path:
-    return registration.STATE_DIR / "hold.json"
+    return node_state.STATE_DIR / "hold.json"

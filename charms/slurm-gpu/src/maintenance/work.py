@@ -13,7 +13,6 @@ from driver import plan as driver_plan
 from driver import state as driver_state
 from driver import upgrade as driver_upgrade
 from driver.upgrade import Turn
-from gpu_base import Level, Verdict
 from maintenance import hold as gpu_hold
 from maintenance import mig as gpu_mig
 from maintenance import reset as gpu_tasks
@@ -21,6 +20,7 @@ from node import registration
 from node import watch as node_watch
 from scripts import health as gpu_health
 from slurm_ddp import systemd
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
@@ -94,7 +94,7 @@ def _ensure_watch(node: str | None, options: Options) -> None:
         logger.warning("what needs no hook is not set up: %s", e)
 
 
-def note(unit: str, verdict: Verdict, node: str | None = None, *, waits: bool | None = False) -> None:
+def note(unit: str, verdict: Status, node: str | None = None, *, waits: bool | None = False) -> None:
     """Have the unit woken when what it waits for may have come, and what needs no hook done without one.
 
     Args:
@@ -141,22 +141,22 @@ def release() -> None:
     gpu_tasks.ensure_no_layouts()
 
 
-def verdict(options: Options, otherwise: collections.abc.Callable[[], Verdict]) -> Verdict:
+def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
     """Return the status of the node: what is under way, what a person must do, else what `otherwise` says."""
     try:
         wanted = driver_plan.spec(options)
     except driver_state.DriverError as e:
-        return Verdict(Level.BLOCKED, str(e))
+        return Status(Level.BLOCKED, str(e))
     upgrade = driver_upgrade.Upgrade.load()
     if upgrade is not None:
-        return Verdict(Level.BLOCKED if upgrade.failed else Level.WAITING, upgrade.text)
+        return Status(Level.BLOCKED if upgrade.failed else Level.WAITING, upgrade.text)
     note = driver_upgrade.note(wanted)
     if note is not None:
-        return Verdict(Level.BLOCKED, note)
+        return Status(Level.BLOCKED, note)
     said = otherwise()
     hold = gpu_hold.Hold.load()
     if hold is None or said.level != Level.ACTIVE:
         return said
     reboots = hold.boot_id and hold.boot_id == driver_upgrade.boot_id()
     then = "this machine reboots" if reboots else "it is given back"
-    return Verdict(Level.WAITING, f"{hold.node} is drained for {hold.kind}: {then} with the next event")
+    return Status(Level.WAITING, f"{hold.node} is drained for {hold.kind}: {then} with the next event")
