@@ -3,15 +3,17 @@
 
 import ops
 
-import actions as gpu_actions
+import actions
 import gpu_base
 import settings as gpu_settings
 from controller import gres_lines as controller_seat
-from maintenance import work as gpu_work
+from driver import upgrade
+from maintenance import work
 from node import compute as compute_seat
 from node import registration
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
+from slurm_ddp.charm import action_name, run_action
 from slurm_ddp.interfaces import slurm_gres
 
 _STATUSES = {
@@ -49,7 +51,8 @@ class SlurmGpuCharm(ops.CharmBase):
         for event in (on[COMPUTE].relation_broken, on[CONTROLLER].relation_broken, on.stop, on.remove):
             framework.observe(event, self._on_leave)
         framework.observe(on.collect_unit_status, self._on_collect_status)
-        self._actions = gpu_actions.Actions(self, self)  # held, or ops lets go of it
+        for name in actions.ACTIONS:
+            framework.observe(on[name].action, self._on_action)
 
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
@@ -59,22 +62,22 @@ class SlurmGpuCharm(ops.CharmBase):
         if self.is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
-            gpu_work.renew_watch()
+            work.renew_watch()
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
-        turn = gpu_work.before()
-        if turn is gpu_work.Turn.REBOOT and may_reboot:
-            gpu_work.rebooting()
+        pending = work.resume_pending()
+        if pending is work.Pending.REBOOT and may_reboot:
+            upgrade.count_reboot()
             self.unit.reboot()
-        if turn in {gpu_work.Turn.HOLD, gpu_work.Turn.REBOOT}:
+        if pending in {work.Pending.WAIT, work.Pending.REBOOT}:
             return
-        if turn is gpu_work.Turn.REGISTER:
+        if pending is work.Pending.REGISTER:
             self.look_again()
         self._publish()
         offered = compute_seat.offer(self.machine, self.published())
         self.progress = compute_seat.ensure(self.machine, offered, self.answer(), owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
-        if gpu_work.after(self.machine.node, self.config, self.progress):
+        if work.complete_pending(self.machine.node, self.config, self.progress):
             self._reconcile_compute(may_reboot=may_reboot)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
@@ -109,8 +112,8 @@ class SlurmGpuCharm(ops.CharmBase):
             self._note_end(event)
             return
         self._left = True
-        if self.is_compute() or compute_seat.OWNER.exists() or gpu_work.is_watching():
-            gpu_work.release()
+        if self.is_compute() or compute_seat.OWNER.exists() or work.is_watching():
+            work.release()
         compute_seat.release(owner=self.unit.name, wishes=self._settings)
         if controller_seat.is_keeper(self.unit.name):
             controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
@@ -127,19 +130,36 @@ class SlurmGpuCharm(ops.CharmBase):
         if self._left:  # the unit may be gone by now, and setting its status would be an error
             return
         if self.is_compute():
-            verdict = gpu_work.verdict(self.config, self._compute_verdict)
+            verdict = work.verdict(self.config, self._compute_verdict)
             waits = compute_seat.awaits_drain(self.machine, self.progress)
-            gpu_work.note(self.unit.name, verdict, self.machine.node, waits=waits)
+            work.note(self.unit.name, verdict, self.machine.node, waits=waits)
             event.add_status(_status(verdict))
         if self.is_controller():
             keeps = self._view or controller_seat.view() if self.unit.is_leader() else None
             verdict = controller_seat.verdict(keeps, related=self._has(GRES))
-            gpu_work.note(self.unit.name, verdict)
+            work.note(self.unit.name, verdict)
             event.add_status(_status(verdict))
         if not self.is_compute() and not self.is_controller():
             event.add_status(
                 ops.BlockedStatus("integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
             )
+
+    def _on_action(self, event: ops.ActionEvent) -> None:
+        def reconcile() -> registration.Progress | None:
+            self.look_again()
+            self.reconcile(event)
+            return self.progress
+
+        unit = actions.Unit(
+            is_compute=self.is_compute(),
+            is_controller=self.is_controller(),
+            config=self.config,
+            machine=lambda: self.machine,
+            published=self.published,
+            answer=self.answer,
+            reconcile=reconcile,
+        )
+        run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
 
     def _compute_verdict(self) -> gpu_base.Verdict:
         related = self._has(NODE_GRES)

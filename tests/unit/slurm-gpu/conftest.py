@@ -13,14 +13,14 @@ from driver import upgrade as driver_upgrade
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
-from maintenance import mig as gpu_mig
-from maintenance import reset as gpu_tasks
+from maintenance import mig, reset
 from node import compute as compute_seat
 from node import health_check as gpu_monitor
 from node import hold as node_hold
-from node import registration, slurmd_options
+from node import node_state, registration, slurmd_options
 from node import watch as node_watch
 from scripts import health as gpu_health
+from scripts import mig as gpu_mig
 from slurm_ddp import apt, files, readiness, systemd
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
@@ -39,6 +39,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     state = tmp_path / "var/slurm-gpu"
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
+        node_state: {"STATE_DIR": "var/slurm-gpu"},
         registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "var/slurm-gpu/held-options"},
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
@@ -80,7 +81,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",
         },
-        gpu_tasks: {"NVIDIA_SMI": "usr/bin/nvidia-smi", "PROGRAM": "usr/local/sbin/gpu-mig"},
+        mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
         node_watch: {
             "STATE_DIR": "var/slurm-gpu",
@@ -106,7 +107,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     )
     monkeypatch.setattr(compute_seat, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (compute_seat, driver_upgrade, gpu_tasks):
+    for module in (compute_seat, driver_upgrade):
         monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
@@ -166,7 +167,7 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_pci, gpu_tasks, systemd):
+    for module in (apt, driver_install, driver_state, gpu_pci, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
     monkeypatch.setattr(gpu_mig, "run", double.run_smi)
     return double
