@@ -67,7 +67,7 @@ class _HealthCheck(Parameters, frozen=True):
 class _UpgradeDriver(Parameters, frozen=True):
     branch: plan.Branch | None = None
     version: str | None = None
-    drain_timeout: int = pydantic.Field(default=24 * 3600, ge=0, le=7 * 24 * 3600)  # seconds
+    drain_timeout: int = pydantic.Field(default=upgrade.DAY_S, ge=0, le=7 * upgrade.DAY_S)  # seconds
     wait: _Wait = 600
     cancel: bool = False
 

@@ -16,12 +16,6 @@ from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp.charm import action_name, run_action
 from slurm_ddp.interfaces import slurm_gres
 
-_STATUSES = {
-    gpu_base.Level.ACTIVE: ops.ActiveStatus,
-    gpu_base.Level.WAITING: ops.WaitingStatus,
-    gpu_base.Level.BLOCKED: ops.BlockedStatus,
-}
-
 
 class SlurmGpuCharm(ops.CharmBase):
     """Registers this machine's GPUs (compute seat), or merges the nodes' lines into gres.conf (controller seat)."""
@@ -72,7 +66,7 @@ class SlurmGpuCharm(ops.CharmBase):
         if pending in {work.Pending.WAIT, work.Pending.REBOOT}:
             return
         if pending is work.Pending.REGISTER:
-            self.look_again()
+            self._machine = None
         self._publish()
         offered = compute_seat.offer(self.machine, self.published())
         self.progress = compute_seat.ensure(self.machine, offered, self.answer(), owner=self.unit.name)
@@ -133,12 +127,12 @@ class SlurmGpuCharm(ops.CharmBase):
             verdict = work.verdict(self.config, self._compute_verdict)
             waits = compute_seat.awaits_drain(self.machine, self.progress)
             work.note(self.unit.name, verdict, self.machine.node, waits=waits)
-            event.add_status(_status(verdict))
+            event.add_status(ops.StatusBase.from_name(verdict.level, verdict.text))
         if self.is_controller():
             keeps = self._view or controller_seat.view() if self.unit.is_leader() else None
             verdict = controller_seat.verdict(keeps, related=self._has(GRES))
             work.note(self.unit.name, verdict)
-            event.add_status(_status(verdict))
+            event.add_status(ops.StatusBase.from_name(verdict.level, verdict.text))
         if not self.is_compute() and not self.is_controller():
             event.add_status(
                 ops.BlockedStatus("integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
@@ -146,19 +140,12 @@ class SlurmGpuCharm(ops.CharmBase):
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         def reconcile() -> registration.Progress | None:
-            self.look_again()
+            self._machine = None
             self.reconcile(event)
             return self.progress
 
-        unit = actions.Unit(
-            is_compute=self.is_compute(),
-            is_controller=self.is_controller(),
-            config=self.config,
-            machine=lambda: self.machine,
-            published=self.published,
-            answer=self.answer,
-            reconcile=reconcile,
-        )
+        roles = self.is_compute(), self.is_controller()
+        unit = actions.Unit(*roles, self.config, lambda: self.machine, self.published, self.answer, reconcile)
         run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
 
     def _compute_verdict(self) -> gpu_base.Verdict:
@@ -200,19 +187,11 @@ class SlurmGpuCharm(ops.CharmBase):
         """Whether this unit sits on the controller."""
         return self._has(CONTROLLER)
 
-    def look_again(self) -> None:
-        """Forget what `machine` was, after something changed it."""
-        self._machine = None
-
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))
 
     def _relations(self, endpoint: str) -> list[ops.Relation]:
         return endpoints.relations(self.model, endpoint)
-
-
-def _status(verdict: gpu_base.Verdict) -> ops.StatusBase:
-    return _STATUSES[verdict.level](verdict.text)
 
 
 if __name__ == "__main__":  # pragma: no cover

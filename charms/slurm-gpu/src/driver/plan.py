@@ -158,11 +158,7 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
 def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: str = "") -> Spec:
     """Return the specification with the parameters of `upgrade-driver` on top.
 
-    Args:
-        wanted: the options.
-        branch: the parameter, which must not contradict the option.
-        version: the parameter, which must be of that branch.
-        present: the branch of the driver that is there, which counts where nothing else names one.
+    `present` is the branch of the driver that is there, which counts where nothing else names one.
 
     Raises:
         DriverError: the parameters contradict the option or each other, or nothing names a branch that there is.
@@ -250,8 +246,7 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
 
 def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: str) -> Plan:
     """Return what apt would install with this kernel module and this version, which is empty where there is none."""
-    option, version = f"driver={wanted.branch}", apt.upstream(newest)
-    fabric = wanted.wants_fabric(facts)
+    option, version, fabric = f"driver={wanted.branch}", apt.upstream(newest), wanted.wants_fabric(facts)
     patterns = (*release.driver, *((release.utils,) if wanted.utils else ()), *(release.fabric if fabric else ()))
     core = [_named(pattern, wanted, module) for pattern in patterns]  # of exactly the driver's version
     extra = [name for name, wants in ((_NVLINK5, facts.nvlink5), (_CUDA, wanted.cuda)) if wants]
@@ -270,27 +265,14 @@ def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: 
         raise DriverError(f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}")
     if others := [f"{name} is {offered[name]}" for name in core if apt.upstream(offered[name]) != version]:
         raise DriverError(f"{option}: the archives have no {version} as a whole: {', '.join(others)}")
-    # Signed modules name their version in what they depend on, some as a lower bound only: apt would take newer user
-    # space for them. The next kernel must get modules: a reboot comes up with it. The running one does where it can.
-    depends = apt.depends(name for name in signed.values() if name in offered)
-    mark = re.compile(rf"nvidia-kernel-common-\S+ \(>= {re.escape(version)}[-)]")
-    signed = {kernel: name for kernel, name in signed.items() if mark.search(depends.get(name, ""))}
-    headers = {kernel: name for kernel, name in headers.items() if name in offered}
-    kernel = facts.next_kernel
-    if kernel not in signed:
-        lacks = f"no signed modules for kernel {kernel}" if release.signed else "only modules to be built here"
-        if facts.secure_boot:
-            raise DriverError(
-                f"{option}: {lacks}, and Secure Boot refuses modules built on this machine: boot a kernel that has "
-                "signed ones, or switch Secure Boot off"
-            )
-        if kernel not in headers:
-            raise DriverError(
-                f"{option}: {lacks}, and no linux-headers-{kernel} to build them with: boot a kernel of the archive"
-            )
-    brings = signed if kernel in signed else headers
-    names = [*core, *extra, *(name for name in release.optional if name in offered), *brings.values()]
-    names += [] if kernel in signed else built
+    # The next kernel must get modules, since a reboot comes up with it; the running one gets them where it can.
+    modules = _of_version(version, (name for name in signed.values() if name in offered))
+    by_kernel = {kernel: name for kernel, name in signed.items() if name in modules}
+    if facts.next_kernel not in by_kernel:
+        by_kernel = {kernel: name for kernel, name in headers.items() if name in offered}
+        _check_builds(facts, option, by_kernel, signs=bool(release.signed))
+        modules = {*built, *by_kernel.values()}
+    names = [*core, *extra, *(name for name in release.optional if name in offered), *sorted(modules)]
     try:
         changes = apt.simulate(names, pins)
     except apt.AptError as e:
@@ -299,7 +281,31 @@ def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: 
         raise DriverError(f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first")
     ours = {name: number for name, number in changes.installed.items() if name.startswith(_MAY_GO) or name in names}
     packages = dict(sorted((apt.installed(*names) | ours).items()))
-    return Plan(version=version, packages=packages, kernels=tuple(brings), fabric=fabric)
+    return Plan(version=version, packages=packages, kernels=tuple(by_kernel), fabric=fabric)
+
+
+def _of_version(version: str, signed: collections.abc.Iterable[str]) -> set[str]:
+    """Return which of these packages with signed modules are of this version.
+
+    They name it in what they depend on, some as a lower bound only: apt would take newer user space for them.
+    """
+    mark = re.compile(rf"nvidia-kernel-common-\S+ \(>= {re.escape(version)}[-)]")
+    return {name for name, depends in apt.depends(signed).items() if mark.search(depends)}
+
+
+def _check_builds(facts: Facts, option: str, headers: collections.abc.Container[str], *, signs: bool) -> None:
+    """Raise unless modules for the next kernel can be built on this machine."""
+    kernel = facts.next_kernel
+    lacks = f"no signed modules for kernel {kernel}" if signs else "only modules to be built here"
+    if facts.secure_boot:
+        raise DriverError(
+            f"{option}: {lacks}, and Secure Boot refuses modules built on this machine: boot a kernel that has signed "
+            "ones, or switch Secure Boot off"
+        )
+    if kernel not in headers:
+        raise DriverError(
+            f"{option}: {lacks}, and no linux-headers-{kernel} to build them with: boot a kernel of the archive"
+        )
 
 
 def _named(pattern: str, wanted: Spec, module: str, kernel: str = "") -> str:

@@ -26,7 +26,7 @@ from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PATIENCE_S = 24 * 3600.0
+DAY_S = 24 * 3600
 _SETTLE_S = 600.0  # a fabric manager has the cards of a host ready within minutes of its start
 _MOST_REBOOTS = 3
 # Where a node is that has its GPUs in Slurm; KEPT may wait for a mount, which does not concern the driver.
@@ -83,6 +83,10 @@ class Upgrade(pydantic.BaseModel, frozen=True, extra="forbid"):
         """Save it at another step."""
         return self.save(step=step, **({"since": time.time(), "waits": "", "failed": ""} | changes))
 
+    def show(self) -> nodes.Node | None:
+        """Return the node as the controller has it, None where no job can run on it."""
+        return nodes.show(self.node) if self.node else None
+
     @property
     def text(self) -> str:
         """Where it is, for a status."""
@@ -100,9 +104,7 @@ class Step(typing.NamedTuple):
     retry: str  # where an upgrade that failed here begins again
 
 
-def begin(
-    node: str | None, wanted: Spec, *, rolling: bool = True, patience_s: float = DEFAULT_PATIENCE_S
-) -> Upgrade | None:
+def begin(node: str | None, wanted: Spec, *, rolling: bool = True, patience_s: float = DAY_S) -> Upgrade | None:
     """Begin an upgrade, or go on with the one that is under way; return None where there is nothing to do.
 
     Raises:
@@ -273,7 +275,7 @@ def boot_id() -> str:
 
 
 def _ask(upgrade: Upgrade) -> None:
-    node = nodes.show(upgrade.node) if upgrade.node else None
+    node = upgrade.show()
     if node is None:  # no job can run on it
         upgrade.to("install")
         return
@@ -286,7 +288,7 @@ def _ask(upgrade: Upgrade) -> None:
 
 
 def _drain(upgrade: Upgrade) -> None:
-    node = nodes.show(upgrade.node) if upgrade.node else None
+    node = upgrade.show()
     if node is not None and not hold.is_ours(node, hold.DRIVER):
         hold.forget()
         upgrade.to("ask")
@@ -306,17 +308,13 @@ def _drain(upgrade: Upgrade) -> None:
 def _install(upgrade: Upgrade) -> None:
     _check_free(upgrade)
     apt.repair()
-    packages = upgrade.plan
-    is_there = install.is_installed(packages)
-    if facts().next_kernel not in packages.kernels or not (is_there or _is_available(packages)):
-        packages = plan.resolve(facts(), upgrade.spec)  # the archive or /boot changed
-        upgrade.to("install", plan=packages)
-        is_there = install.is_installed(packages)
-    if not is_there:
-        install.stop_holders()
+    packages, here = upgrade.plan, facts()
+    if here.next_kernel not in packages.kernels or not (install.is_installed(packages) or _is_available(packages)):
+        packages = plan.resolve(here, upgrade.spec)  # the archive or /boot changed
+        upgrade = upgrade.to("install", plan=packages)
     install.install(packages)
     install.ensure_settings(persistence=upgrade.spec.persistence, hold=upgrade.spec.hold)
-    upgrade.to("load", plan=packages)
+    upgrade.to("load")
 
 
 def _load(upgrade: Upgrade) -> None:
@@ -345,16 +343,13 @@ def _verify(upgrade: Upgrade) -> None:
     here, version = facts(), upgrade.plan.version
     if here.loaded == version:
         install.start_services(fabric=upgrade.plan.fabric)
-        here = facts()
     elif here.loaded is not None:
         raise DriverError(f"driver {here.loaded} runs instead: see lsinitramfs and modinfo nvidia")
-    found = state.diagnose(here)
-    problem = found.text if found is not None and found.is_fatal else None
+    problem = state.explain(ROOTS.proc, ROOTS.sys)
     if problem is None:
         detection, count = detect.detect(ROOTS), len(here.cards)
-        problem = detection.problem
-        if problem is None and (missing := count - len(detection.gpus)) > 0:
-            problem = f"{missing} of {count} GPUs do not respond"
+        missing = count - len(detection.gpus)
+        problem = detection.problem or (f"{missing} of {count} GPUs do not respond" if missing > 0 else None)
     if problem is None:
         upgrade.to("register")
     elif here.loaded == version and time.time() - upgrade.since < _SETTLE_S:
@@ -381,7 +376,7 @@ _UNTOUCHED = {"ask", "drain"}  # steps before which nothing is changed on the ma
 
 def _check_free(upgrade: Upgrade) -> None:
     """Make sure, before every step that ends what runs on the GPUs, that nothing does."""
-    node = nodes.show(upgrade.node) if upgrade.node else None
+    node = upgrade.show()
     jobs = hold.jobs_on(node)
     if jobs is not None:
         raise DriverError(f"{jobs} started on {upgrade.node} meanwhile: drain it")
