@@ -5,11 +5,13 @@ import typing
 
 import ops
 import pytest
+import yaml
 from conftest import OPTIONS
 from machine_double import MachineDouble, MigCard
 from ops import testing
 from slurm_double import Record
 
+import actions
 import charm
 from driver import upgrade as driver_upgrade
 from maintenance import hold as gpu_hold
@@ -90,7 +92,7 @@ def test_a_driver_is_kept_by_default(ctx: testing.Context[charm.SlurmGpuCharm], 
             "driver-flavour: input should be 'server'",
         ),
         ({"fabric-manager": "maybe"}, "fabric-manager: input should be 'auto', 'on' or 'off'"),
-        ({"driver": "580"}, "driver 535.288.01 is here, and the option says 580: run upgrade-driver"),
+        ({"driver": "580"}, "driver 535.288.01 is here, but the option is driver=580: run upgrade-driver"),
     ],
 )
 def test_options_that_need_a_person(
@@ -237,6 +239,16 @@ def test_upgrade_driver_tells_what_failed(
     assert results["result"] == "cancelled"
     assert machine.slurm.record is not None
     assert machine.slurm.record.reason.startswith("slurm-gpu: driver 535.288.01 runs with the library of 580.173.02")
+
+
+@pytest.mark.parametrize("name", actions.ACTIONS)
+def test_parameters_are_those_of_charmcraft_yaml(name: str):
+    declared = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["actions"][name]
+    params, fields = declared.get("params", {}), actions.ACTIONS[name].parameters.model_fields
+    assert {field.alias for field in fields.values()} == set(params)
+    for field in fields.values():
+        assert field.is_required() == (field.alias in declared.get("required", []))
+        assert field.is_required() or field.default == params[str(field.alias)].get("default")
 
 
 def test_reset_gpu(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path):

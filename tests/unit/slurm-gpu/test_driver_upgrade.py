@@ -467,6 +467,22 @@ def test_a_journal_that_cannot_be_read_counts_as_none(node: MachineDouble):
         assert driver_upgrade.advance() is Pending.NONE
 
 
+def test_a_journal_of_an_earlier_charm_is_read(node: MachineDouble, slurm: SlurmDouble):
+    """It had the packages as pairs, and two fields that follow from them."""
+    begin()
+    path = node_state.STATE_DIR / "upgrade.json"
+    record = json.loads(path.read_text())
+    del record["spec"]["flavour"]
+    record["plan"] |= {"packages": list(record["plan"]["packages"].items()), "module": "open", "dkms": False}
+    path.write_text(json.dumps(record))
+    hold = {"kind": "gpu-driver", "node": NAME, "states": ["drain"], "reason": "bad fan", "boot_id": ""}
+    (node_state.STATE_DIR / "hold.json").write_text(json.dumps(hold))
+    assert gpu_hold.Hold.load() == gpu_hold.Hold(NAME, ("drain",), "bad fan", gpu_hold.DRIVER)
+    assert run_all(node) == [Pending.REGISTER, Pending.NONE]
+    assert node.loaded == "580.173.02"
+    assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+
+
 # The option.
 
 
@@ -484,7 +500,7 @@ def test_the_option_never_changes_a_driver_that_is_there(node: MachineDouble):
     assert not driver_upgrade.ensure_wanted(NAME, Spec(branch="580"))
     assert (
         driver_upgrade.note(Spec(branch="580"))
-        == "driver 535.288.01 is here, and the option says 580: run upgrade-driver"
+        == "driver 535.288.01 is here, but the option is driver=580: run upgrade-driver"
     )
     assert driver_upgrade.note(Spec(branch="535")) is None
     assert driver_upgrade.note(Spec()) is None

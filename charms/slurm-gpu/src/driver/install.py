@@ -71,10 +71,9 @@ def is_installed(plan: Plan) -> bool:
 
 
 def install(plan: Plan) -> None:
-    """Install the set in one transaction, after finishing what an interrupted one left. Stops what uses the driver."""
+    """Install the set in one transaction, after finishing what an interrupted one left."""
     apt.repair()
     if not is_installed(plan):
-        stop_holders()
         apt.install_exact(plan.packages)
 
 

@@ -47,7 +47,7 @@ class Pending(enum.Enum):
 
 
 class _Wait(Exception):
-    """The step goes on with a later hook. `str()` says what it waits for."""
+    """The step goes on with a later hook. `str()` is what it waits for."""
 
 
 class Upgrade(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -212,7 +212,7 @@ def note(wanted: Spec) -> str | None:
     if not wanted.keeps and not here.version and (text := (node_state.read(_REFUSED) or {}).get("text")):
         return str(text)
     if not wanted.keeps and here.version and here.branch != wanted.branch:
-        return f"driver {here.version} is here, and the option says {wanted.branch}: run upgrade-driver"
+        return f"driver {here.version} is here, but the option is driver={wanted.branch}: run upgrade-driver"
     problem = state.diagnose(here)
     if problem is None and here.loaded is not None and here.library is None:
         return (
@@ -312,6 +312,8 @@ def _install(upgrade: Upgrade) -> None:
     if here.next_kernel not in packages.kernels or not (install.is_installed(packages) or _is_available(packages)):
         packages = plan.resolve(here, upgrade.spec)  # the archive or /boot changed
         upgrade = upgrade.to("install", plan=packages)
+    if not install.is_installed(packages):
+        install.stop_holders()
     install.install(packages)
     install.ensure_settings(persistence=upgrade.spec.persistence, hold=upgrade.spec.hold)
     upgrade.to("load")

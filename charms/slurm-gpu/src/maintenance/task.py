@@ -1,5 +1,6 @@
 """What a reset and a MIG layout have in common: the card that is asked for, and a node free of jobs."""
 
+import re
 import time
 
 from driver import install, upgrade
@@ -9,6 +10,7 @@ from slurm_ddp.charm import ActionError, Log
 from slurm_ddp.slurm import nodes
 
 _POLL_S = 10.0
+_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 def known(gpu: str, cards: tuple[str, ...]) -> str:
@@ -17,10 +19,10 @@ def known(gpu: str, cards: tuple[str, ...]) -> str:
     Raises:
         ActionError: it is not a bus id, or of none of these cards.
     """
-    bus_id = pci.bus_id(gpu)
-    if bus_id is None:
+    if not _BUS_ID.fullmatch(gpu):
         raise ActionError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
-    if bus_id not in cards:
+    bus_id = pci.bus_id(gpu)
+    if bus_id is None or bus_id not in cards:
         raise ActionError(f"gpu: no card at {bus_id}; there is {', '.join(cards) or 'none'}")
     return bus_id
 
