@@ -7,12 +7,12 @@ import typing
 
 import pydantic
 
-import settings
 from controller import gres_lines
 from driver import plan, upgrade
 from driver.state import DriverError
 from maintenance import hold, mig, reset
 from node import compute, health_check, registration
+from node.machine import Machine
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
@@ -21,7 +21,6 @@ from slurm_ddp.slurm import nodes
 # What fails an action with one line and no traceback.
 FAILURES = (
     compute.MachineError,
-    settings.SettingsError,
     health_check.MonitorError,
     DriverError,
     hold.HoldError,
@@ -39,7 +38,7 @@ class Unit:
     is_compute: bool
     is_controller: bool
     config: collections.abc.Mapping[str, typing.Any]
-    machine: collections.abc.Callable[[], compute.Machine]
+    machine: collections.abc.Callable[[], Machine]
     published: collections.abc.Callable[[], slurm_gres.NodeGres | None]  # by this unit, for the controller
     answer: collections.abc.Callable[[], slurm_gres.ControllerGres | None]  # what the controller published
     reconcile: collections.abc.Callable[[], registration.Progress | None]  # looks at the machine again, registers it
@@ -105,10 +104,10 @@ def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 
 def _health_check(unit: Unit, wanted: _HealthCheck, _log: Log) -> Results:
-    node, options = unit.node(), unit.machine().settings
-    options.check()
-    dcgm = options.dcgm if wanted.dcgm is None else wanted.dcgm
-    return health_check.check(node, dcgm=dcgm, xids=options.xids)
+    node, config = unit.node(), unit.machine().config
+    config.check()
+    dcgm = config.health_dcgm if wanted.dcgm is None else wanted.dcgm
+    return health_check.check(node, dcgm=dcgm, xids=config.health_xids)
 
 
 def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:

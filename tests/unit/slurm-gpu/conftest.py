@@ -6,7 +6,7 @@ import pytest
 from machine_double import MachineDouble
 from slurm_double import SlurmDouble
 
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from driver import install as driver_install
 from driver import state as driver_state
 from driver import upgrade as driver_upgrade
@@ -14,10 +14,10 @@ from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
 from maintenance import mig, reset
-from node import compute as compute_seat
+from node import compute, node_state, slurmd_options, slurmd_unit
 from node import health_check as gpu_monitor
 from node import hold as node_hold
-from node import node_state, registration, slurmd_options
+from node import machine as machines
 from node import watch as node_watch
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
@@ -36,11 +36,10 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     """Move every path that the charm touches under a temporary folder, and return that."""
     for name in ("etc/default", "etc/slurm", "run/slurm/conf", "dev", "proc", "sys", "var"):
         (tmp_path / name).mkdir(parents=True)
-    state = tmp_path / "var/slurm-gpu"
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
         node_state: {"STATE_DIR": "var/slurm-gpu"},
-        registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "var/slurm-gpu/held-options"},
+        slurmd_unit: {"DRAINED_ENV": "var/slurm-gpu/held-options"},
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
@@ -59,13 +58,13 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "FABRIC_PROGRAM": "usr/bin/nv-fabricmanager",
             "RUNFILE": "usr/bin/nvidia-uninstall",
         },
-        compute_seat: {
-            "OWNER": "var/slurm-gpu/compute",
+        compute: {"OWNER": "var/slurm-gpu/compute"},
+        machines: {
             "CARDS": "var/slurm-gpu/cards.json",
             "SHARED": "var/slurm-gpu/shared",
             "PUSHED": "run/slurm/conf/gres.conf",
         },
-        controller_seat: {
+        gres_lines: {
             "OWNER": "var/slurm-gpu/controller",
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
@@ -101,13 +100,12 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     for module, names in moved.items():
         for name, path in names.items():
             monkeypatch.setattr(module, name, tmp_path / path)
-    monkeypatch.setattr(compute_seat, "STATE_DIR", state)
     monkeypatch.setattr(
         node_watch, "_CONTROLLERS", (tmp_path / "etc/slurm/slurm.conf", tmp_path / "etc/slurm/gres.conf")
     )
-    monkeypatch.setattr(compute_seat, "PLUGIN_DIRS", (tmp_path / "plugins",))
+    monkeypatch.setattr(machines, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (compute_seat, driver_upgrade):
+    for module in (machines, driver_upgrade):
         monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
@@ -118,8 +116,8 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 @pytest.fixture(autouse=True)
 def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
     """Return the Slurm that answers this test's commands. No test runs a real one by accident."""
-    double = SlurmDouble(slurmd_options.PATH, registration.HELD_ENV)
-    for module in (nodes, registration, systemd, gres_check):
+    double = SlurmDouble(slurmd_options.PATH, slurmd_unit.DRAINED_ENV)
+    for module in (nodes, slurmd_unit, systemd, gres_check):
         monkeypatch.setattr(module, "run", double.run)
     now = [0.0]
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])

@@ -388,7 +388,7 @@ def test_refusals_change_nothing(node: MachineDouble, slurm: SlurmDouble, paths:
     assert slurm.log == []
     assert Upgrade.load() is None
     assert slurm.record == Record("")
-    assert not (registration.STATE_DIR / "hold.json").exists()
+    assert not (node_state.STATE_DIR / "hold.json").exists()
 
 
 def test_no_card_no_driver(paths: pathlib.Path, node: MachineDouble):
@@ -461,7 +461,7 @@ def test_what_an_upgrade_stopped_runs_again_when_it_is_given_up(
 
 def test_a_journal_that_cannot_be_read_counts_as_none(node: MachineDouble):
     begin()
-    path = registration.STATE_DIR / "upgrade.json"
+    path = node_state.STATE_DIR / "upgrade.json"
     for text in ("", "{", "[]", '{"step": "dance"}', json.dumps({**json.loads(path.read_text()), "extra": 1})):
         path.write_text(text)
         assert driver_upgrade.advance() is Pending.NONE
@@ -623,8 +623,7 @@ class Cluster:
 
     def on(self, name: str) -> None:
         """Go on with this node's hook."""
-        for module in (registration, node_state):
-            self.monkeypatch.setattr(module, "STATE_DIR", self.root / name)
+        self.monkeypatch.setattr(node_state, "STATE_DIR", self.root / name)
 
     def ask(self, name: str) -> str | None:
         self.on(name)

@@ -278,18 +278,18 @@ def test_a_file_of_ours_that_somebody_damaged(
 
 
 @pytest.mark.parametrize("action", ["detect", "show-gres", "accept-gpus", "health-check", "upgrade-driver"])
-@pytest.mark.parametrize("seats", [[], [CONTROLLER]])
+@pytest.mark.parametrize("roles", [[], [CONTROLLER]])
 def test_an_action_where_there_is_no_node(
     ctx: testing.Context[charm.SlurmGpuCharm],
     machine: MachineDouble,
     paths: pathlib.Path,
     *,
     action: str,
-    seats: list[testing.SubordinateRelation],
+    roles: list[testing.SubordinateRelation],
 ):
     before = tree(paths)
     try:
-        ctx.run(ctx.on.action(action), testing.State(relations=seats))
+        ctx.run(ctx.on.action(action), testing.State(relations=roles))
     except testing.ActionFailed as e:
         assert is_one_line_of("", e.message)
     assert (machine.log, machine.slurm.log, machine.smi.log) == ([], [], [])

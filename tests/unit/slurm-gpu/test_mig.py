@@ -10,20 +10,19 @@ from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
 from driver import upgrade as driver_upgrade
-from gpu_base import Level, Verdict
 from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
 from maintenance import task, work
 from node import registration
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, RebootNeeded, check, parse
-from slurm_ddp.charm import ActionError
+from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.slurm import nodes
 
 BUS = "0000:1b:00.0"
 A100 = "NVIDIA A100-SXM4-40GB"
 NAME = "slurmd-0"
-ACTIVE = Verdict(Level.ACTIVE, "all well")
+ACTIVE = Status(Level.ACTIVE, "all well")
 DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
@@ -179,13 +178,13 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
         "detail": f"{BUS} switches MIG on only with a reboot, which comes with the next event",
     }
     text = "slurmd-0 is drained for gpu-mig: this machine reboots with the next event"
-    assert work.verdict({}, lambda: ACTIVE) == Verdict(Level.WAITING, text)
+    assert work.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
     assert work.resume_pending() is work.Pending.REBOOT
     assert "DRAIN" in mig.slurm.state()
     mig.reboot()
     text = "slurmd-0 is drained for gpu-mig: its state is restored with the next event"
-    assert work.verdict({}, lambda: ACTIVE) == Verdict(Level.WAITING, text)
-    worse = Verdict(Level.BLOCKED, "x")
+    assert work.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
+    worse = Status(Level.BLOCKED, "x")
     assert work.verdict({}, lambda: worse) is worse
     mig.smi.cards[BUS].enabled = True
     mig.smi.needs_reset = mig.smi.needs_reboot = False

@@ -225,7 +225,7 @@ def test_a_held_node_can_be_registered_anew(node: SlurmDouble):
     assert options is not None
     node.devices = 2
     node.waiting = ["7"]
-    progress = registration.advance(options, NAME, "gpu:mock_gpu:2", lines_live=True)
+    progress = registration.advance(registration.Target(NAME, "gpu:mock_gpu:2", options))
     assert progress.stage is registration.Stage.REGISTERED
     assert node.record is not None
     assert (node.record.gres, "DRAIN" in node.state()) == ("gpu:mock_gpu:2", True)

@@ -281,7 +281,8 @@ def test_slurmd_reads_our_lines_as_it_detects(bench: Bench, monkeypatch: pytest.
         assert "numa_node_as_socket" in plan.notes[0]
         settings = conf(bench.machine.sockets, bench.machine.cores, bench.machine.threads)
         assert gres_check.refusal("n0", detected, settings) == (
-            "gres/gpu GRES core specification 24-47 for node n0 doesn't match socket boundaries. (Socket 0 is cores 0-95)"
+            "Slurm would refuse n0: gres/gpu GRES core specification 24-47 for node n0 doesn't match socket boundaries. "
+            "(Socket 0 is cores 0-95)"
         )
         assert gres_check.refusal("n0", plan.lines, settings) is None
         detected = [re.sub(r"(Cores|CoreCnt)=\S+ ", "", line) for line in detected]

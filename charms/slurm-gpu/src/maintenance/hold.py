@@ -118,7 +118,7 @@ def release() -> bool:
     node = nodes.show(hold.node)
     if node is not None and is_ours(node, hold.kind):
         node_hold.end(hold.kind)
-        restored = registration.put_back(node, registration.Found(hold.node, hold.states, hold.reason))
+        restored = registration.put_back(node, hold)
         if restored.stage is not registration.Stage.REGISTERED:  # to be marked down again, and jobs run
             return False
     forget()

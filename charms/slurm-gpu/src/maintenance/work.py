@@ -12,13 +12,13 @@ import logging
 from driver import install, plan, upgrade
 from driver.state import DriverError
 from driver.upgrade import Pending
-from gpu_base import Level, Verdict
 from maintenance import hold, mig
 from node import registration
 from node import watch as node_watch
 from scripts import health
 from scripts import mig as layouts
 from slurm_ddp import systemd
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
@@ -95,7 +95,7 @@ def _ensure_watch(node: str | None, options: Options) -> None:
         logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
 
 
-def note(unit: str, verdict: Verdict, node: str | None = None, *, waits: bool | None = False) -> None:
+def note(unit: str, verdict: Status, node: str | None = None, *, waits: bool | None = False) -> None:
     """Have the unit woken when what it waits for may have come, and what needs no hook done without one.
 
     Args:
@@ -137,20 +137,20 @@ def release() -> None:
     mig.ensure_no_layouts()
 
 
-def verdict(options: Options, otherwise: collections.abc.Callable[[], Verdict]) -> Verdict:
+def verdict(options: Options, otherwise: collections.abc.Callable[[], Status]) -> Status:
     """Return the status of the node: what is under way, what the operator must do, else what `otherwise` returns."""
     try:
         wanted = plan.spec(options)
     except DriverError as e:
-        return Verdict(Level.BLOCKED, str(e))
+        return Status(Level.BLOCKED, str(e))
     running = upgrade.Upgrade.load()
     if running is not None:
-        return Verdict(Level.BLOCKED if running.failed else Level.WAITING, running.text)
+        return Status(Level.BLOCKED if running.failed else Level.WAITING, running.text)
     if (text := upgrade.note(wanted)) is not None:
-        return Verdict(Level.BLOCKED, text)
+        return Status(Level.BLOCKED, text)
     verdict, held = otherwise(), hold.Hold.load()
     if held is None or verdict.level != Level.ACTIVE:
         return verdict
     reboots = held.boot_id and held.boot_id == upgrade.boot_id()
     then = "this machine reboots" if reboots else "its state is restored"
-    return Verdict(Level.WAITING, f"{held.node} is drained for {held.kind}: {then} with the next event")
+    return Status(Level.WAITING, f"{held.node} is drained for {held.kind}: {then} with the next event")

@@ -44,8 +44,8 @@ class NodeSnapshot:
         write(journal or self.JOURNAL, dataclasses.asdict(self))
 
 
-def read(journal: str) -> Record | None:
-    """Return a journal's object, None where there is none that can be read."""
+def read(journal: str | pathlib.Path) -> Record | None:
+    """Return the object in a journal of STATE_DIR, or in a file, None where there is none that can be read."""
     try:
         record = json.loads((STATE_DIR / journal).read_text())
     except (OSError, ValueError):
@@ -53,9 +53,9 @@ def read(journal: str) -> Record | None:
     return typing.cast("Record", record) if isinstance(record, dict) else None
 
 
-def write(journal: str, record: collections.abc.Mapping[str, object]) -> None:
-    """Replace a journal atomically, readable by root alone."""
-    files.ensure_file(STATE_DIR / journal, json.dumps(record) + "\n", mode=0o600)
+def write(journal: str | pathlib.Path, record: collections.abc.Mapping[str, object]) -> bool:
+    """Replace a journal atomically, readable by root alone; return whether it changed."""
+    return files.ensure_file(STATE_DIR / journal, json.dumps(record) + "\n", mode=0o600)
 
 
 def clear(journal: str) -> None:
