@@ -12,7 +12,7 @@ import mount_plan
 from kinds import cephfs, kernel, lustre_client
 from mount import mounter
 from scripts import keeper
-from slurm_ddp import juicefs, mounts, readiness, wake
+from slurm_ddp import juicefs, mounts, readiness, records, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
@@ -656,8 +656,8 @@ def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: 
     wrong = dataclasses.replace(out, config={"mountpoint": "/mnt/shared", "profile": "fast"})
     out = site.ctx.run(site.ctx.on.config_changed(), wrong)
     assert isinstance(out.unit_status, testing.BlockedStatus)
-    text = (readiness.DIRECTORY / "shared-filesystem-client-0.json").read_text()
-    assert readiness.Need.parse(text).boot == readiness.BOOT_ID.read_text().strip()
+    need = records.read(readiness.Need, readiness.DIRECTORY / "shared-filesystem-client-0.json")
+    assert need.boot == readiness.BOOT_ID.read_text().strip()
     site.mounter.seen = keeper.Health(state="hung")
     site.ctx.run(site.ctx.on.config_changed(), out)
     assert readiness.missing()[0].startswith("shared-filesystem-client/0 (profile: ")

@@ -14,7 +14,8 @@ from node import compute, slurmd_options
 from node import health_check as gpu_monitor
 from node import machine as machines
 from scripts import health as gpu_health
-from slurm_ddp import systemd
+from scripts import nvml
+from slurm_ddp import systemd, watchdog
 from slurm_ddp.run import CommandTimeout, Completed
 
 
@@ -82,7 +83,7 @@ def test_a_driver_without_nvidia_smi_is_checked_through_its_library(orders: list
     assert orders[-1] == "enable --now gpu-health.timer"
     assert gpu_monitor.problem("on") is None
     assert gpu_monitor.NVML_PROGRAM.parent == gpu_monitor.PROGRAM.parent, "where gpu-health looks for it"
-    assert gpu_monitor.NVML_PROGRAM.name in gpu_health.NVML_PROGRAMS
+    assert gpu_monitor.NVML_PROGRAM.name == gpu_health.NVML_PROGRAM
     assert gpu_monitor.NVML_PROGRAM.stat().st_mode & 0o777 == 0o755
     gpu_monitor.ensure_absent()
     assert not gpu_monitor.NVML_PROGRAM.exists()
@@ -102,13 +103,15 @@ def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.
     answer = {"result": "drain", "findings": findings, "did": "", "seconds": 0.4}
 
     def run(*argv: str, **_: object) -> Completed:
-        seen.append(argv)
+        assert pathlib.Path(argv[2]).with_name("gpu-nvml").read_bytes() == watchdog.pack(pathlib.Path(nvml.__file__))
+        assert pathlib.Path(argv[2]).read_bytes() == watchdog.pack(pathlib.Path(gpu_health.__file__))
+        seen.append(argv[:2] + argv[3:])
         return Completed(1, json.dumps(answer), "")
 
     monkeypatch.setattr(gpu_monitor, "run", run)
     results = gpu_monitor.check("n0")
     assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
-    assert seen == [("/usr/bin/python3", "-I", gpu_health.__file__, "check", "--json", "--node", "n0")]
+    assert seen == [("/usr/bin/python3", "-I", "check", "--json", "--node", "n0")]
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])
@@ -219,9 +222,9 @@ def test_a_card_that_is_unfit_is_told_without_what_is_only_odd(monkeypatch: pyte
 
 def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
     gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
-    gpu_health.TEXTFILES.mkdir()
-    (gpu_health.TEXTFILES / "gpu_health.prom").touch()
+    watchdog.TEXTFILES.mkdir()
+    (watchdog.TEXTFILES / "gpu_health.prom").touch()
     compute.release(owner="slurm-gpu/0")  # no card was ever registered here
     assert not gpu_monitor.PROGRAM.exists()
     assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()
-    assert not list(gpu_health.TEXTFILES.iterdir())
+    assert not list(watchdog.TEXTFILES.iterdir())

@@ -91,7 +91,7 @@ def asked(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble, asked: list[float]):
-    readiness.tell(CLIENT, ready=False, detail="not looked at since this boot")
+    readiness.tell(CLIENT, ready=False, detail="not checked since this boot")
     node.register()
     watch = node_watch.Watch()
     assert passes(watch, 300) == [1.0] * 300, "five minutes, in which no hook runs"

@@ -18,7 +18,7 @@ import pydantic
 
 import mount_plan
 from scripts import keeper
-from slurm_ddp import apt, files, juicefs, mounts, readiness, systemd
+from slurm_ddp import apt, files, juicefs, mounts, readiness, systemd, watchdog
 from slurm_ddp.run import CommandError, CommandTimeout, last_line, run
 
 _SYSTEMCTL = "/usr/bin/systemctl"
@@ -264,10 +264,8 @@ def _write(plan: mount_plan.Plan) -> _Change:
         cache.mkdir(parents=True, exist_ok=True)
         cache.chmod(0o700)  # what is cached is not encrypted, whatever the volume is
     (mount_plan.STATE / app / "tmp").mkdir(exist_ok=True)
-    for module in (files, mounts, readiness):  # what the keeper takes, and the units' helper
-        path = pathlib.Path(str(module.__file__))
-        files.ensure_file(mount_plan.LIB / app / "slurm_ddp" / path.name, path.read_bytes())
-    files.ensure_file(mount_plan.LIB / app / "mount_keeper.py", pathlib.Path(keeper.__file__).read_bytes())
+    for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():  # mounts.py is the units' helper, too
+        files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
     changed = False
     if plan.environment is not None:
         changed |= files.ensure_file(mount_plan.ETC / app / "environment", plan.environment, mode=0o600)
@@ -462,7 +460,7 @@ def _take_down(app: str, state: _State) -> None:
         systemd.ensure_no_unit(unit)
     for name in (keeper.WATCH, keeper.HEALTH):
         files.ensure_absent(mount_plan.STATE / app / name)
-    files.ensure_absent(keeper.TEXTFILES / keeper.metrics_name(app))
+    files.ensure_absent(watchdog.TEXTFILES / keeper.metrics_name(app))
     if systemd.is_active(state.unit):
         _stop(state.unit, _UPLOAD_S + _STOP_S if state.caches else _STOP_S)
     systemd.ensure_no_unit(state.unit)
