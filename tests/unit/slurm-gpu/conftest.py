@@ -165,7 +165,6 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_pci, reset, systemd):
+    for module in (apt, driver_install, driver_state, gpu_mig, gpu_pci, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
-    monkeypatch.setattr(gpu_mig, "run", double.run_smi)
     return double

@@ -7,7 +7,7 @@ import pathlib
 from driver import install, upgrade
 from maintenance import hold, task
 from scripts import mig
-from slurm_ddp import files, systemd
+from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
 
 PROGRAM = pathlib.Path("/usr/local/sbin/gpu-mig")
@@ -90,6 +90,6 @@ def _ensure_layouts(layouts: dict[str, tuple[str, ...]]) -> None:
         ensure_no_layouts()
         return
     files.ensure_file(mig.LAYOUTS, json.dumps(dict(sorted(layouts.items()))) + "\n")
-    files.ensure_file(PROGRAM, pathlib.Path(mig.__file__).read_text(), mode=0o755)
+    files.ensure_file(PROGRAM, watchdog.pack(pathlib.Path(mig.__file__)), mode=0o755)
     systemd.ensure_unit(SERVICE, _UNIT.format(program=PROGRAM))
     systemd.enable(SERVICE)

@@ -6,7 +6,7 @@
 
 A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
 the card is whole. Instances vanish with a reboot or a reset, and on some cards the mode does too, so a unit applies
-them before slurmd starts. It runs alone, with Python's standard library only: the slurm-gpu charm copies it to nodes.
+them before slurmd starts. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
 """
 
 import argparse
@@ -14,18 +14,17 @@ import collections.abc
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import re
-import signal
-import subprocess
 import sys
 import typing
+
+from gpu import pci
+from slurm_ddp.run import CommandError, last_line, run
 
 NVIDIA_SMI = "/usr/bin/nvidia-smi"
 LAYOUTS = pathlib.Path("/var/lib/slurm-gpu/mig.json")
 _TIMEOUT_S, _RESET_S = 60.0, 180.0
-_REAP_S = 1.0
 _PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z.]{1,8}){0,4}")
 _MOST = 8  # instances of one card
 
@@ -140,7 +139,11 @@ def cards() -> list[Card]:
     printed = _smi("--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader")
     rows = ([field.strip() for field in line.split(",")] for line in printed.splitlines())
     modes = {"Enabled": True, "Disabled": False}
-    found = [Card(bus(r[0]), ", ".join(r[1:-2]), modes.get(r[-2]), modes.get(r[-1])) for r in rows if len(r) >= 4]
+    found = [
+        Card(pci.bus_id(r[0]) or r[0], ", ".join(r[1:-2]), modes.get(r[-2]), modes.get(r[-1]))
+        for r in rows
+        if len(r) >= 4
+    ]
     return [dataclasses.replace(card, instances=_instances(card.bus_id)) if card.enabled else card for card in found]
 
 
@@ -218,12 +221,6 @@ def apply_all() -> list[str]:
     return done
 
 
-def bus(text: str) -> str:
-    """Return a bus id as sysfs spells it: NVML has eight digits of domain and capitals."""
-    match = re.fullmatch(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", text.strip())
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else text.strip()
-
-
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="gpu-mig", description="Keep the MIG layouts of this machine's cards.")
@@ -281,33 +278,14 @@ def _fits(places: list[tuple[int, tuple[int, ...]]], free: frozenset[int]) -> bo
 def _smi(*arguments: str, timeout: float = _TIMEOUT_S, empty_ok: bool = False) -> str:
     """Run nvidia-smi, and give up on it where it hangs in the driver."""
     what = f"nvidia-smi {' '.join(arguments)[:80]}"
-    code, printed = run(NVIDIA_SMI, *arguments, timeout=timeout)
-    if code is None:
-        raise MigError(f"{what}: {printed}")
-    if code != 0 and not (empty_ok and re.search(r"No (GPU|compute) instances found", printed)):
-        last = [line.strip() for line in printed.splitlines() if line.strip()]
-        raise MigError(f"{what}: {last[-1][:200] if last else f'exited {code} with no output'}")
-    return printed
-
-
-def run(*argv: str, timeout: float) -> tuple[int | None, str]:
-    """Return a program's exit status and what it printed, or None and why it did not end."""
     try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", start_new_session=True,
-        )  # fmt: skip
-    except OSError as e:
-        return None, str(e.strerror or e)
-    try:
-        printed, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        typing.cast("typing.IO[str]", process.stdout).close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_REAP_S)
-        return None, f"no answer within {timeout:g} s"
-    return process.returncode, printed
+        done = run(NVIDIA_SMI, *arguments, timeout=timeout, check=False)
+    except CommandError as e:
+        raise MigError(f"{what}: {e}") from e
+    printed = f"{done.stdout}\n{done.stderr}"
+    if done.returncode != 0 and not (empty_ok and re.search(r"No (GPU|compute) instances found", printed)):
+        raise MigError(f"{what}: {last_line(printed, 200) or f'exited {done.returncode} with no output'}")
+    return done.stdout
 
 
 if __name__ == "__main__":
