@@ -3,16 +3,17 @@
 
 import ops
 
-import actions as gpu_actions
+import actions
 import settings
 from controller import gres_lines
+from driver import upgrade
 from maintenance import work
 from node import compute
 from node import machine as machines
 from node.registration import Progress
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
-from slurm_ddp.charm import Level, Status
+from slurm_ddp.charm import Level, Status, action_name, run_action
 from slurm_ddp.interfaces import slurm_gres
 
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
@@ -51,31 +52,32 @@ class SlurmGpuCharm(ops.CharmBase):
         ):
             framework.observe(event, self._on_leave)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
-        self._actions = gpu_actions.Actions(self, self)  # held, or ops drops it
+        for name in actions.ACTIONS:
+            framework.observe(self.on[name].action, self._on_action)
 
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
-        if self.is_compute() and not endpoints.is_leaving(event, self.unit):
+        if self._is_compute() and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute(may_reboot=not isinstance(event, ops.ActionEvent))
-        if self.is_controller() and self.unit.is_leader():
+        if self._is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
             work.renew_watch()
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
-        turn = work.before()
-        if turn is work.Turn.REBOOT and may_reboot:
-            work.rebooting()
+        pending = work.resume_pending()
+        if pending is work.Pending.REBOOT and may_reboot:
+            upgrade.count_reboot()
             self.unit.reboot()
-        if turn in {work.Turn.HOLD, work.Turn.REBOOT}:
+        if pending in {work.Pending.WAIT, work.Pending.REBOOT}:
             return
-        if turn is work.Turn.REGISTER:
-            self.look_again()
+        if pending is work.Pending.REGISTER:
+            self._machine = None
         self._publish()
         self.progress = compute.ensure(self.machine, self._offer(), self.answer(), owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
-        if work.after(self.machine.node, self.config, self.progress):
+        if work.complete_pending(self.machine.node, self.config, self.progress):
             self._reconcile_compute(may_reboot=may_reboot)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
@@ -103,7 +105,7 @@ class SlurmGpuCharm(ops.CharmBase):
             self._note_end(event)
             return
         self._left = True
-        if self.is_compute() or compute.OWNER.exists() or work.is_watching():
+        if self._is_compute() or compute.OWNER.exists() or work.is_watching():
             work.release()
         compute.release(owner=self.unit.name, config=self._settings)
         if gres_lines.is_keeper(self.unit.name):
@@ -115,22 +117,32 @@ class SlurmGpuCharm(ops.CharmBase):
         The relations of a unit that leaves end in any order.
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
-            self._left = not self.is_compute() and not self.is_controller()
+            self._left = not self._is_compute() and not self._is_controller()
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._left:  # setting the status of a deleted unit is an error
             return
         found: list[Status] = []
-        if self.is_compute():
+        if self._is_compute():
             found.append(work.verdict(self.config, self._compute_status))
             waits = compute.awaits_drain(self.machine, self.progress)
             work.note(self.unit.name, found[-1], self.machine.node, waits=waits)
-        if self.is_controller():
+        if self._is_controller():
             view = self._view or gres_lines.view() if self.unit.is_leader() else None
             found.append(gres_lines.status(view, related=self._has(GRES)))
             work.note(self.unit.name, found[-1])
         for status in found or [_NO_ROLE]:
             event.add_status(ops.StatusBase.from_name(status.level, status.text))
+
+    def _on_action(self, event: ops.ActionEvent) -> None:
+        def reconcile() -> Progress | None:
+            self._machine = None
+            self.reconcile(event)
+            return self.progress
+
+        roles = self._is_compute(), self._is_controller()
+        unit = actions.Unit(*roles, self.config, lambda: self.machine, self.published, self.answer, reconcile)
+        run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
 
     def _compute_status(self) -> Status:
         related = self._has(NODE_GRES)
@@ -170,17 +182,11 @@ class SlurmGpuCharm(ops.CharmBase):
     def _settings(self) -> settings.Config:
         return self.load_config(settings.Config)
 
-    def is_compute(self) -> bool:
-        """Whether this unit is on a compute node."""
+    def _is_compute(self) -> bool:
         return self._has(COMPUTE)
 
-    def is_controller(self) -> bool:
-        """Whether this unit is on the controller."""
+    def _is_controller(self) -> bool:
         return self._has(CONTROLLER)
-
-    def look_again(self) -> None:
-        """Forget `machine`, after something changed it."""
-        self._machine = None
 
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))

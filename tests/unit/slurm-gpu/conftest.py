@@ -13,14 +13,14 @@ from driver import upgrade as driver_upgrade
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
-from maintenance import mig as gpu_mig
-from maintenance import reset as gpu_tasks
+from maintenance import mig, reset
 from node import compute, node_state, slurmd_options, slurmd_unit
 from node import health_check as gpu_monitor
 from node import hold as node_hold
 from node import machine as machines
 from node import watch as node_watch
 from scripts import health as gpu_health
+from scripts import mig as gpu_mig
 from slurm_ddp import apt, files, readiness, systemd, watchdog
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
@@ -80,7 +80,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",
         },
-        gpu_tasks: {"NVIDIA_SMI": "usr/bin/nvidia-smi", "PROGRAM": "usr/local/sbin/gpu-mig"},
+        mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
         node_watch: {
             "STATE_DIR": "var/slurm-gpu",
@@ -105,7 +105,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     )
     monkeypatch.setattr(machines, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (machines, driver_upgrade, gpu_tasks):
+    for module in (machines, driver_upgrade):
         monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
@@ -165,7 +165,6 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_pci, gpu_tasks, systemd):
+    for module in (apt, driver_install, driver_state, gpu_mig, gpu_pci, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
-    monkeypatch.setattr(gpu_mig, "run", double.run_smi)
     return double

@@ -167,14 +167,6 @@ class MachineDouble:
                                stdout=answer.stdout, stderr=answer.stderr)  # fmt: skip
         return answer
 
-    def run_smi(self, *argv: str, timeout: float) -> tuple[int | None, str]:
-        """What gpu_mig runs programs with."""
-        try:
-            answer = self.run(*argv, timeout=timeout, check=False)
-        except CommandError as e:
-            return None, str(e)
-        return answer.returncode, answer.stdout + answer.stderr
-
     def _answer(self, command: str, words: list[str]) -> Completed:
         if command.startswith(_APT):
             return self._apt_get(command.removeprefix(_APT), words)

@@ -50,7 +50,7 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
         assert gpu_hold.is_ours(seen, gpu_hold.MIG)
     assert node.record is not None
     assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
-    assert gpu_hold.give_back()
+    assert gpu_hold.release()
     assert node.maintained == []
     assert node.jobs == ["7"]
     assert node_hold.keep() == []

@@ -239,7 +239,7 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     node.upstream_sets_idle()
     assert watch.step() == 5.0
     assert ("DRAIN" in node.state(), node.jobs) == (True, [])
-    assert gpu_hold.give_back()
+    assert gpu_hold.release()
     assert watch.step() is None
     assert node.jobs == ["7"]
 
@@ -379,7 +379,7 @@ def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path
 def test_registration_journal_names():
     """Journals that the service knows by name."""
     node_state.NodeSnapshot(NAME).save()
-    gpu_hold.Hold("gpu-mig", NAME).save()
+    gpu_hold.Hold(NAME, kind="gpu-mig").save()
     there = {path.name for path in node_state.STATE_DIR.glob("*.json")}
     assert there <= set(node_watch.JOURNALS)
     assert node_hold.WATCH == node_watch.UNIT

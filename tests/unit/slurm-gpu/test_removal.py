@@ -10,7 +10,7 @@ from machines import Card, add_driver
 from slurm_double import Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
-from maintenance import work as gpu_work
+from maintenance import work
 from node import compute, node_state, registration, slurmd_options, slurmd_unit
 from node import health_check as gpu_monitor
 from node import machine as machines
@@ -46,7 +46,7 @@ def hook(answer: ControllerGres = roles.UPSTREAM) -> None:
 
 
 def remove() -> None:
-    gpu_work.release()
+    work.release()
     compute.release(owner="slurm-gpu/0")
 
 
@@ -227,7 +227,7 @@ def test_a_long_reason_keeps_its_end(node: SlurmDouble, caplog: pytest.LogCaptur
 def test_a_controller_that_is_silent_is_told(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
     lose(paths, 1)
     hook()
-    gpu_hold.Hold(gpu_hold.RESET, NAME).save()
+    gpu_hold.Hold(NAME, kind=gpu_hold.RESET).save()
     node.answering = False
     remove()
     assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text

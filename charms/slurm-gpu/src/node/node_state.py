@@ -26,18 +26,22 @@ class NodeSnapshot:
     states: tuple[str, ...] = ()  # of "drain", "down", "fail": what to restore; empty for a node in service
     reason: str | None = None
 
+    JOURNAL: typing.ClassVar[str] = REGISTRATION
+
     @classmethod
-    def load(cls, journal: str = REGISTRATION) -> "NodeSnapshot | None":
-        """Return the snapshot in a journal, None without one."""
-        record = read(journal)
+    def load(cls, journal: str = "") -> typing.Self | None:
+        """Return what a journal holds, None without one."""
+        record = read(journal or cls.JOURNAL) or {}
         try:
-            return cls(record["node"], tuple(record["states"]), record["reason"]) if record else None
+            fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
+            fields["states"] = tuple(fields["states"])
+            return cls(**fields)
         except (KeyError, TypeError):
             return None
 
-    def save(self, journal: str = REGISTRATION) -> None:
-        """Write the snapshot to a journal."""
-        write(journal, dataclasses.asdict(self))
+    def save(self, journal: str = "") -> None:
+        """Write it to a journal."""
+        write(journal or self.JOURNAL, dataclasses.asdict(self))
 
 
 def read(journal: str | pathlib.Path) -> Record | None:
