@@ -18,7 +18,6 @@ from embedded.users import RemovalRefusedError
 from slurm_ddp import juicefs
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, CommandTimeout
-from volume import formatting
 
 HOST = "192.0.2.0:6379"  # Scenario's default network
 USERS_SECRET = testing.Secret({"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"})
@@ -193,12 +192,10 @@ def test_every_order_ends_in_the_same_state(
         (juicefs, "ensure_program", world.ensure_program, {"fails": orders.raising(lambda: juicefs.DownloadError("github.com does not answer"))}),
         (juicefs, "inspect", reach(world.inspect), {"fails": silent}),
         (juicefs, "invoke", reach(world.invoke), command),
-        (juicefs, "run_program", reach(world.run_program), command),
         (embedded.store, "ensure", serve, {"fails": stopped}),
         (embedded.store, "ensure_none", servers.ensure_none, {"fails": stopped}),
         (embedded.store, "remove", servers.remove, {"fails": stopped}),
         (embedded.store, "stop", servers.stop, {}),
-        (formatting, "remove_program", servers.remove_program, {}),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, calls.watch(double, **faults))
     backup = gzip.compress(json.dumps({"Setting": {"Name": "shared", "UUID": UUID}}, indent=1).encode())
