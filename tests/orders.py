@@ -120,11 +120,16 @@ class Clock:
     """The machine's clock, for all that asks the module `time`: it goes on by what is slept, and by `passes`."""
 
     def __init__(self, patch: typing.Any) -> None:
-        self.now = self._start = time.time()
+        self._start = time.time()
+        self.restart()
         patch.setattr(time, "time", lambda: self.now)
         patch.setattr(time, "monotonic", lambda: self.now - self._start)
         patch.setattr(time, "clock_gettime", lambda _: self.now - self._start)
         patch.setattr(time, "sleep", self.passes)
+
+    def restart(self) -> None:
+        """Begin again."""
+        self.now = self._start
 
     def passes(self, seconds: float) -> None:
         """Let time pass."""

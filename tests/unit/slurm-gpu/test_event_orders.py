@@ -29,7 +29,7 @@ CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
 # What names a time, or what a unit saw that waits
-PASSING = ("var/slurm-gpu/waits-*", "proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock")
+PASSING = ("var/slurm-gpu/waits-*", "proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock", "var/slurm-gpu/driver-refused.json")
 
 
 def context() -> testing.Context[charm.SlurmGpuCharm]:
@@ -265,7 +265,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
     paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ):
     clock = orders.Clock(monkeypatch)
-    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime", "var/slurm-gpu/holds/lock")
+    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
     monkeypatch.setattr(ops.Unit, "reboot", lambda unit: None)
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
@@ -282,6 +282,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 
     def make() -> Compute:
         place.restore()
+        clock.restart()
         unit = Compute(ctx, calls, node, clock)
         unit.place = place
         return unit
