@@ -325,11 +325,18 @@ class Unit:
             self.replace(relations={*self.state.relations, dataclasses.replace(relation, **fields)})
 
 
-def check(patch: typing.Any, make: collections.abc.Callable[[], Unit]) -> None:
-    """Run the orders. `make` returns the unit on its machine as both begin, `patch` is pytest's monkeypatch."""
+def check(patch: typing.Any, make: collections.abc.Callable[[], Unit], *, parts: int = 1) -> None:
+    """Run the orders.
+
+    Args:
+        patch: pytest's monkeypatch.
+        make: returns the unit on its machine, as both begin.
+        parts: tests that share the charm's number of orders.
+    """
     hasten(patch)
     first = make()
     wanted = first.settle()
+    assert isinstance(first.state.unit_status, testing.ActiveStatus), first.state.unit_status
     events = strategies.sampled_from(first.events())
     changes = first.changes()
     step = strategies.one_of(
@@ -339,7 +346,7 @@ def check(patch: typing.Any, make: collections.abc.Callable[[], Unit]) -> None:
     )
 
     @hypothesis.settings(
-        max_examples=ORDERS,
+        max_examples=max(1, ORDERS // parts),
         deadline=None,
         database=None,
         derandomize="SLURM_DDP_ORDERS" not in os.environ,

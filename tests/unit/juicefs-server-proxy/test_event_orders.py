@@ -110,6 +110,8 @@ class Volume(orders.Unit):
     def event(self, name: str) -> typing.Any:
         if name == "filesystem created" and self.state.config.get("bucket") != CONFIGS[self.kind].get("bucket"):
             return None
+        if name == "filesystem broken" and not any(secret.remote_grants for secret in self.state.secrets):
+            return None  # Scenario, unlike Juju, fails when a secret is revoked that was not granted
         if name == "secret_changed":
             known = [secret for secret in self.state.secrets if secret.id == USERS_SECRET.id]
             return self.ctx.on.secret_changed(known[0]) if known else None
@@ -211,4 +213,4 @@ def test_every_order_ends_in_the_same_state(
         place.restore()
         return Volume(rig, calls, place, kind)
 
-    orders.check(monkeypatch, make)
+    orders.check(monkeypatch, make, parts=2)

@@ -1,32 +1,22 @@
-"""Random orders of events, with faults of the machine and hooks that die in between.
+"""Random orders of events, with faults of the machine between them: see tests/orders.py."""
 
-Whatever the order: no event raises, and once the faults are over the next two events reach the state of a unit that
-saw none of them.
-"""
-
+import collections.abc
 import dataclasses
-import os
-import shutil
+import pathlib
 import typing
 
-import hypothesis
+import orders
 import pytest
-from fake_mounter import Site, beside, offer, volume
-from hypothesis import strategies
+from fake_mounter import RIGHT, Site, beside, offer, volume
 from ops import testing
 
 import mount_plan
+from mount import mounter
 from slurm_ddp import juicefs, mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
 
-ORDERS = int(os.environ.get("SLURM_DDP_TEST_ORDERS", "1000"))
 SECRET = testing.Secret({"meta-password": "one", "access-key": "two", "secret-key": "three"})
-EVENTS = (
-    "install", "start", "config_changed", "update_status", "upgrade_charm", "leader_elected", "secret_changed", "stop",
-    "filesystem created", "filesystem changed", "filesystem broken", "mount created", "mount changed", "mount broken",
-    "juju-info created", "juju-info broken",
-)  # fmt: skip
 FAULTS: dict[str, tuple[str, object]] = {
     "the mount fails": ("error", CommandError("mount failed: wrong fs type")),
     "the servers are away": ("error", juicefs.UnreachableError("nothing answers at 10.0.0.5:6379")),
@@ -37,102 +27,95 @@ FAULTS: dict[str, tuple[str, object]] = {
     "the program cannot be fetched": ("program_error", juicefs.DownloadError("https://github.com does not answer")),
     "the mount stays": ("kept", "/mnt/shared is in use: it stays"),
 }
-OFFERS = (offer(volume(SECRET)), offer(None), offer("nonsense://?"), offer(fs.Nfs(host="10.0.0.9", path="/srv")))
-CONFIGS = ({"mountpoint": "/mnt/shared"}, {}, {"mountpoint": "/etc"}, {"mountpoint": "/data", "cache-size": "lots"})
-STEPS = strategies.one_of(
-    strategies.sampled_from(EVENTS).map(lambda name: ("event", name)),
-    strategies.sampled_from(EVENTS).map(lambda name: ("dies", name)),  # what the hook wrote to Juju is lost
-    strategies.sampled_from(sorted(FAULTS)).map(lambda name: ("fault", name)),
-    strategies.sampled_from(range(len(OFFERS))).map(lambda number: ("offer", number)),
-    strategies.sampled_from(range(len(CONFIGS))).map(lambda number: ("config", number)),
-    strategies.just(("over", 0)),
-)
+OFFERS = {
+    "a volume": volume(SECRET),
+    "nothing": None,
+    "nonsense": "nonsense://?",
+    "NFS": fs.Nfs(host="10.0.0.9", path="/srv"),
+}
+CONFIGS: dict[str, dict[str, str]] = {
+    "config": {"mountpoint": "/mnt/shared"},
+    "config without a mountpoint": {},
+    "config of a system's folder": {"mountpoint": "/etc"},
+    "config nonsense": {"mountpoint": "/data", "cache-size": "lots"},
+}
 
 
-class Unit:
-    """The charm, its machine, and what Juju holds of the unit."""
+class Machine(orders.Unit):
+    """The unit beside a slurmd, with a volume to mount."""
 
-    def __init__(self, site: Site) -> None:
-        self.site, self.clean = site, dataclasses.asdict(site.mounter)
-        self.state = site.state(OFFERS[0], secrets=[SECRET])
+    relations: typing.ClassVar = {
+        "filesystem": offer(volume(SECRET)),
+        "mount": testing.SubordinateRelation("mount", remote_app_name="slurmctld"),
+        "juju-info": beside(),
+    }
+    actions: typing.ClassVar = {"status": {}, "remount": {}}
+    hooks: typing.ClassVar = (*orders.Unit.hooks, "secret_changed")
 
-    def take(self, kind: str, what: typing.Any) -> None:
-        """Let one thing happen."""
-        if kind == "fault":
-            setattr(self.site.mounter, *FAULTS[what])
-        elif kind == "over":
-            self.mend()
-        elif kind == "offer":
-            others = {relation for relation in self.state.relations if relation.endpoint != "filesystem"}
-            self.state = dataclasses.replace(self.state, relations={*others, OFFERS[what]})
-        elif kind == "config":
-            self.state = dataclasses.replace(self.state, config=CONFIGS[what])
-        else:
-            self.emit(what, dies=kind == "dies")
+    def __init__(self, site: Site, calls: orders.Calls, place: orders.Place) -> None:
+        super().__init__(site.ctx, site.state(offer(volume(SECRET)), secrets=[SECRET]), calls)
+        self.site, self.place = site, place
+        self.clean = dataclasses.replace(site.mounter)
 
-    def mend(self) -> None:
+    def changes(self) -> dict[str, collections.abc.Callable[[], object]]:
+        return {
+            **{name: self.fail(*fault) for name, fault in FAULTS.items()},
+            "the faults end": self.repair,
+            **{f"the offer is {name}": self.offer(what) for name, what in OFFERS.items()},
+            **{name: self.configure(config) for name, config in CONFIGS.items()},
+            "the secret is withdrawn": lambda: self.replace(secrets=set()),
+        }
+
+    def fail(self, name: str, value: object) -> collections.abc.Callable[[], None]:
+        return lambda: setattr(self.site.mounter, name, value)
+
+    def offer(self, what: fs.Filesystem | str | None) -> collections.abc.Callable[[], None]:
+        return lambda: self.write("filesystem", remote_app_data=offer(what).remote_app_data)
+
+    def configure(self, config: dict[str, str]) -> collections.abc.Callable[[], None]:
+        return lambda: self.replace(config=config)
+
+    def event(self, name: str) -> typing.Any:
+        if name == "secret_changed":
+            return self.ctx.on.secret_changed(SECRET) if SECRET in self.state.secrets else None
+        return super().event(name)
+
+    def repair(self) -> None:
         """End every fault of the machine."""
         for name, _ in FAULTS.values():
-            setattr(self.site.mounter, name, self.clean[name] if name != "look" else mounts.Result(mounts.State.RIGHT))
+            setattr(self.site.mounter, name, getattr(self.clean, name) if name != "look" else RIGHT)
 
-    def emit(self, name: str, *, dies: bool = False) -> None:
-        """Run one event, if Juju could send it now."""
-        endpoint, _, kind = name.partition(" ")
-        if name == "secret_changed" and SECRET not in self.state.secrets:
-            return
-        events = self.site.ctx.on
-        if not kind:
-            event = events.secret_changed(SECRET) if name == "secret_changed" else getattr(events, name)()
-            out = self.site.ctx.run(event, self.state)
-        else:
-            if name == "mount created" and not self.state.get_relations(endpoint):
-                relation = testing.SubordinateRelation("mount", id=2, remote_app_name="slurmctld")
-                self.state = dataclasses.replace(self.state, relations={*self.state.relations, relation})
-            relation = next(iter(self.state.get_relations(endpoint)), None)
-            if relation is None:
-                return
-            event = getattr(events, f"relation_{kind}")(relation, **({"remote_unit": 0} if kind == "changed" else {}))
-            out = self.site.ctx.run(event, self.state)
-            if kind == "broken":
-                out = dataclasses.replace(out, relations={one for one in out.relations if one.id != relation.id})
-        if not dies:
-            self.state = out
-
-    def settle(self) -> testing.State:
-        """End what is wrong, and let Juju send what it sends in the end."""
-        self.mend()
-        kept = {relation for relation in self.state.relations if relation.endpoint == "mount"}
-        self.state = dataclasses.replace(
-            self.state, config=CONFIGS[0], relations={*kept, OFFERS[0], beside()}, secrets={SECRET}
-        )
-        for name in ("mount broken", "filesystem changed", "update_status"):
+    def settle(self) -> object:
+        self.repair()
+        self.replace(config=CONFIGS["config"], secrets={SECRET})
+        for name in ("mount broken", "juju-info created", "filesystem created"):
             self.emit(name)
-        return self.state
+        self.offer(OFFERS["a volume"])()
+        for name in ("filesystem changed", "update_status"):
+            self.emit(name)
+        double = self.site.mounter
+        return {
+            "status": self.state.unit_status,
+            "databag": self.relation("filesystem").local_unit_data,
+            "mounted": (double.mounted, double.units),
+            "wakes": double.wakes,
+            "files": self.place.files(),
+        }
 
 
-@pytest.mark.timeout(3600)
-def test_every_order_ends_in_the_same_state(site: Site):
-    fresh = Unit(site)
-    wanted = fresh.settle()
-    assert wanted.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
-    plan = site.mounter.mounted
+@pytest.mark.timeout(7200)
+def test_every_order_ends_in_the_same_state(site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    calls = orders.Calls()
+    calls.watch_files(monkeypatch)
+    failed = orders.raising(lambda: CommandError("systemctl exited 1: it failed"))
+    for name in ("ensure", "remount", "remove"):
+        monkeypatch.setattr(mounter, name, calls.watch(getattr(mounter, name), fails=failed))
+    away = orders.raising(lambda: juicefs.DownloadError("https://github.com does not answer"))
+    monkeypatch.setattr(juicefs, "ensure_program", calls.watch(juicefs.ensure_program, fails=away))
+    place = orders.Place(tmp_path, site.mounter)
 
-    @hypothesis.settings(
-        max_examples=ORDERS, deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-    )
-    @hypothesis.given(strategies.lists(STEPS, min_size=1, max_size=12))
-    def orders(steps: list[tuple[str, typing.Any]]) -> None:
-        site.mounter.mounted = None
-        site.mounter.units.clear()
-        shutil.rmtree(mount_plan.STATE, ignore_errors=True)
-        unit = Unit(site)
-        unit.mend()
-        for kind, what in steps:
-            unit.take(kind, what)
-        found = unit.settle()
-        assert found.unit_status == wanted.unit_status
-        assert found.get_relation(1).local_unit_data == wanted.get_relation(1).local_unit_data
-        assert site.mounter.mounted == plan
-        assert site.mounter.units == {"shared-filesystem-client/0"}
+    def make() -> Machine:
+        place.restore()
+        return Machine(site, calls, place)
 
-    orders()
+    orders.check(monkeypatch, make)

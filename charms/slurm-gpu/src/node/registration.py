@@ -147,7 +147,7 @@ def inspect(name: str, gres: str | None, policy: resume.Policy | None = None) ->
     """Return where the node is, without changing anything."""
     try:
         return _inspect(name, gres, policy)
-    except nodes.NodeError as e:
+    except (nodes.NodeError, CommandError) as e:
         return _failure(e)
 
 
@@ -235,7 +235,7 @@ def is_ours(reason: str | None) -> bool:
     return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
 
 
-def _failure(error: nodes.NodeError) -> Progress:
+def _failure(error: nodes.NodeError | CommandError) -> Progress:
     return Progress(Stage.SILENT if isinstance(error, nodes.ControllerSilent) else Stage.FAILED, str(error))
 
 
