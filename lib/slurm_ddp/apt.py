@@ -155,7 +155,7 @@ def repair(*, timeout: float = 1800) -> None:
 
 def held() -> set[str]:
     """Return the packages that apt does not touch by itself."""
-    return set(run("/usr/bin/apt-mark", "showhold", check=False).stdout.split())
+    return set(run("/usr/bin/apt-mark", "showhold").stdout.split())
 
 
 def ensure_held(names: collections.abc.Iterable[str]) -> bool:

@@ -149,3 +149,14 @@ def test_installed(monkeypatch: pytest.MonkeyPatch):
         monkeypatch, Completed(1, "installed a 1:2-3\nconfig-files b 1\nunpacked c 4\n", "no packages found matching z")
     )
     assert apt.installed("a", "b", "c", "z") == {"a": "1:2-3"}
+
+
+def test_holds_that_cannot_be_read_are_not_taken_for_none(monkeypatch: pytest.MonkeyPatch):
+    def fails(*argv: str, check: bool = True, **_: object) -> Completed:
+        if check:
+            raise CommandError("apt-mark exited 100")
+        return Completed(100, "", "")
+
+    monkeypatch.setattr(apt, "run", fails)
+    with pytest.raises(CommandError):
+        apt.ensure_not_held(["nvidia-utils-580-server"])

@@ -163,8 +163,10 @@ class Compute(orders.Unit):
             self.emit(name)
             slurm.end_jobs()
         self.hand_out()
-        for name in ("node-gres changed", "update_status"):
-            self.emit(name)
+        self.emit("node-gres changed")
+        if slurm.record is not None and slurm.record.reason == ADMIN:  # which was put back
+            self.resume()
+        self.emit("update_status")
         relation = self.relation("node-gres")
         return {
             "status": self.state.unit_status,
