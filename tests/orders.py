@@ -204,7 +204,9 @@ class Unit:
         "install", "start", "config_changed", "update_status", "upgrade_charm", "leader_elected", "stop", "remove",
     )  # fmt: skip
 
-    refusals: typing.ClassVar[tuple[type[Exception], ...]] = ()  # by which a hook fails on purpose, so that Juju repeats it
+    refusals: typing.ClassVar[
+        tuple[type[Exception], ...]
+    ] = ()  # by which a hook fails on purpose, so that Juju repeats it
 
     def __init__(self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls) -> None:
         self.ctx, self.state, self.calls = ctx, state, calls
@@ -245,7 +247,7 @@ class Unit:
         try:
             out = self.ctx.run(event, self.state)
         except testing.ActionFailed as e:
-            out = e.state
+            out = typing.cast(testing.State, e.state)
         except Killed:
             return
         except testing.errors.UncaughtCharmError as e:
@@ -372,7 +374,7 @@ def hasten(patch: typing.Any) -> None:
     load = _ops_main_mock.Ops._load_charm_meta
 
     @contextlib.contextmanager
-    def charm_root(runtime: typing.Any) -> collections.abc.Iterator[pathlib.Path]:
+    def charm_root(runtime: typing.Any) -> collections.abc.Generator[pathlib.Path]:
         spec = runtime._charm_spec
         if id(spec) not in roots:
             root = roots[id(spec)] = pathlib.Path(tempfile.mkdtemp(prefix="charm-"))
@@ -401,8 +403,9 @@ def raising(error: collections.abc.Callable[[], Exception]) -> collections.abc.C
 
 def _difference(wanted: object, found: object) -> str:
     """Return what differs, line by line."""
-    lines = [pprint.pformat(one, width=150).splitlines() for one in (wanted, found)]
-    return "\n".join(["it settled otherwise:", *difflib.unified_diff(*lines, "without an order", "after it", n=0, lineterm="")])
+    before, after = (pprint.pformat(one, width=150).splitlines() for one in (wanted, found))
+    rows = difflib.unified_diff(before, after, "without an order", "after it", n=0, lineterm="")
+    return "\n".join(["it settled otherwise:", *rows])
 
 
 def _hang() -> typing.NoReturn:

@@ -105,10 +105,10 @@ class _Visitor(cst.CSTVisitor):
         if isinstance(node, cst.Parameters):
             self._in_parameters += 1
         if isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement):
-            at = self.get_metadata(metadata.PositionProvider, node)
+            at = self._range(node)
             last = at.end.line if isinstance(node, cst.BaseSmallStatement) else at.start.line
             if isinstance(node, cst.If | cst.While | cst.For | cst.With):
-                last = self.get_metadata(metadata.PositionProvider, node.body).start.line - 1
+                last = self._range(node.body).start.line - 1
             self._statements.append((at.start.line, max(last, at.start.line)))
         if self._is_in_function:
             for kind, operator in _OPERATORS:
@@ -128,6 +128,9 @@ class _Visitor(cst.CSTVisitor):
             self._in_parameters -= 1
         if isinstance(original_node, cst.BaseSmallStatement | cst.BaseCompoundStatement):
             self._statements.pop()
+
+    def _range(self, node: cst.CSTNode) -> metadata.CodeRange:
+        return typing.cast(metadata.CodeRange, self.get_metadata(metadata.PositionProvider, node))
 
     @property
     def _is_in_function(self) -> bool:
@@ -169,4 +172,6 @@ def _reads_as_text(node: cst.BaseExpression) -> bool:
         return " " in node.value
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == "format":
         return True
-    return isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "str" and bool(node.args)
+    return (
+        isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "str" and bool(node.args)
+    )

@@ -13,6 +13,7 @@ import argparse
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -42,6 +43,7 @@ PRELOADED = ("hypothesis", "jinja2", "ops", "ops.testing", "pydantic", "pytest_t
 PRELOADED_PLUGINS = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"  # pytest's, by PRELOADED
 LEAST_S = 20.0
 END = "\r" if sys.stderr.isatty() else "\n"
+_NOT_REPLACED = 9  # exit status of a fork
 _INDEX = 8  # bytes of a mutant's number in the queue
 _COVERING = "tmp/covering.json"
 
@@ -130,9 +132,11 @@ class Server:
             tests = covering.of(mutant)
             limit = LEAST_S + 5 * sum(covering.took[name] for name in tests)
             self._path.write_text(mutant.code)
-            survived = not tests or self._fork(lambda: self._survives(mutant, [items[name] for name in tests]), limit) == 0
+            work = functools.partial(self._survives, mutant, [items[name] for name in tests])
+            status = self._fork(work, limit) if tests else 0
+            assert status != _NOT_REPLACED, mutant
             self._path.write_text(original)
-            os.write(self._pipes.results, at + (b"s" if survived else b"k"))
+            os.write(self._pipes.results, at + (b"k" if status else b"s"))
         return True
 
     def _fork(self, work: collections.abc.Callable[[], bool], limit_s: float) -> int:
@@ -159,7 +163,12 @@ class Server:
             time.sleep(0.005)
 
     def _survives(self, mutant: mutants.Mutant, items: list[typing.Any]) -> bool:
-        self._replace(mutant)
+        try:
+            self._replace(mutant)
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(_NOT_REPLACED)
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
@@ -172,16 +181,19 @@ class Server:
         made = types.ModuleType(live.__name__)
         made.__dict__.update(__file__=live.__file__, __package__=live.__package__)
         exec(compile(mutant.code, str(self._path), "exec"), made.__dict__)
-        owner, copy = live, made
+        owner: typing.Any = live
+        old, new, name = owner, typing.cast(typing.Any, made), ""
         for name in mutant.function.split("."):
-            old, new = vars(owner)[name], vars(copy)[name]
-            if not isinstance(old, type):
+            owner, old, new = old, vars(old)[name], vars(new)[name]
+            if not isinstance(old, type):  # what is inside a function comes with it
                 break
-            owner, copy = old, new
         old_function, new_function = _function(old), _function(new)
         try:
             old_function.__code__ = new_function.__code__
-            old_function.__defaults__, old_function.__kwdefaults__ = new_function.__defaults__, new_function.__kwdefaults__
+            old_function.__defaults__, old_function.__kwdefaults__ = (
+                new_function.__defaults__,
+                new_function.__kwdefaults__,
+            )
         except ValueError:  # it takes other variables from around it
             setattr(owner, name, new)
 
@@ -290,7 +302,9 @@ def judge(module: Module, trees: list[pathlib.Path], todo: list[mutants.Mutant])
         if found.endswith(b"s"):
             survivors.append(todo[int(found[:_INDEX])])
         if sys.stderr.isatty() or done % 50 == 0:
-            print(f"{module.name}: {done} of {len(todo)}, {len(survivors)} survive", end=END, file=sys.stderr, flush=True)
+            print(
+                f"{module.name}: {done} of {len(todo)}, {len(survivors)} survive", end=END, file=sys.stderr, flush=True
+            )
     os.close(pipes.fill)
     for pid, tree in servers.items():
         await_end(tree, module, pid)
@@ -311,7 +325,9 @@ def keep(module: Module, number: int, survivors: int) -> None:
     text = "# Written by tests/mutation/run.py. score: percent of the mutants that a test notices; commit: what was tested.\n"
     for one in modules():
         if one.path in rows:
-            text += "\n[[module]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in rows[one.path].items())
+            text += "\n[[module]]\n" + "".join(
+                f"{key} = {json.dumps(value)}\n" for key, value in rows[one.path].items()
+            )
     SCORES.write_text(text)
 
 
@@ -336,7 +352,10 @@ def main() -> int:
             todo = [one for one in made if again is None or [one.removed, one.added, one.function] in again]
             survivors = judge(module, trees, todo)
             for one in survivors:
-                changes = [*(f"-{line}" for line in one.removed.split("\n")), *(f"+{line}" for line in one.added.split("\n"))]
+                changes = [
+                    *(f"-{line}" for line in one.removed.split("\n")),
+                    *(f"+{line}" for line in one.added.split("\n")),
+                ]
                 print(f"{module.path}:{one.line}: {one.function}\n    " + "\n    ".join(changes))
             RESULTS.mkdir(parents=True, exist_ok=True)
             result.write_text(json.dumps([[one.removed, one.added, one.function] for one in survivors]))

@@ -6,7 +6,6 @@ import pathlib
 import pwd
 import typing
 
-import orders
 import pytest
 from cluster import Cluster
 from conftest import USER, Pip
@@ -14,6 +13,7 @@ from ops import testing
 from test_charm import ACCOUNT, Trainer, add_dataset, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
 import host as host_module
+import orders
 from ddp.slurm import access, jobs
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError, CommandTimeout
@@ -21,6 +21,15 @@ from slurm_ddp.slurm import nodes
 
 SECRET = testing.Secret({"token": "hf_first"})
 DOWN = mounts.Result(mounts.State.HUNG, "no answer within 5 s")
+
+
+@dataclasses.dataclass
+class Doubles:
+    """What the charm works on."""
+
+    ctx: testing.Context[typing.Any]
+    cluster: Cluster
+    host: dict[str, typing.Any]
 
 
 class LoginHost(orders.Unit):
@@ -42,18 +51,15 @@ class LoginHost(orders.Unit):
         "submit-ddp last": {"workload": "smoke", "run": "last"},  # only when it settles
     }
 
-    def __init__(
-        self, ctx: testing.Context[typing.Any], at: Trainer, calls: orders.Calls, clock: orders.Clock, cluster: Cluster,
-        about: dict[str, typing.Any],
-    ) -> None:  # fmt: skip
+    def __init__(self, at: Trainer, calls: orders.Calls, clock: orders.Clock, doubles: Doubles) -> None:
         state = dataclasses.replace(at.state(), relations=set(self.relations.values()), secrets={SECRET})
-        super().__init__(ctx, state, calls)
-        self.clock, self.cluster, self.about, self.workspace = clock, cluster, about, at.workspace
-        self.at = at
+        super().__init__(doubles.ctx, state, calls)
+        self.at, self.clock, self.workspace = at, clock, at.workspace
+        self.cluster, self.about = doubles.cluster, doubles.host
         self.config = at.config | {"hf-token": SECRET.id}
         self.replace(config=self.config)
-        about.clear()
-        about.update(
+        self.about.clear()
+        self.about.update(
             packages={"python3-venv", "zstd"}, mount=str(at.workspace), probe=mounts.Result(mounts.State.RIGHT)
         )
 
@@ -67,7 +73,9 @@ class LoginHost(orders.Unit):
             "slurmctld stops responding": lambda: vars(cluster).update(silent=1000),
             "slurmctld hangs": lambda: vars(cluster).update(hung=True),
             "slurmctld responds": lambda: vars(cluster).update(silent=0, hung=False),
-            "slurmctld refuses": lambda: vars(cluster).update(submit_refusal="sbatch: error: Batch job submission failed"),
+            "slurmctld refuses": lambda: vars(cluster).update(
+                submit_refusal="sbatch: error: Batch job submission failed"
+            ),
             "the controller forgets its jobs": lambda: vars(cluster).update(forgets=True),
             "jobs run": lambda: self.set_states("RUNNING"),
             "jobs end": lambda: self.set_states("COMPLETED"),
@@ -90,8 +98,8 @@ class LoginHost(orders.Unit):
     def mount(self) -> None:
         self.about.update(mount=str(self.workspace), probe=mounts.Result(mounts.State.RIGHT))
 
-    def grant(self, content: dict[str, str] | None) -> None:
-        self.replace(secrets={dataclasses.replace(SECRET, tracked_content=content, latest_content=content)})
+    def grant(self, content: collections.abc.Mapping[str, str]) -> None:
+        self.replace(secrets={dataclasses.replace(SECRET, tracked_content=dict(content), latest_content=dict(content))})
 
     def set_states(self, state: str) -> None:
         for job in self.cluster.jobs:
@@ -132,17 +140,22 @@ class LoginHost(orders.Unit):
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
 
 
+@pytest.fixture
+def ready(trainer: Trainer, pip: Pip) -> Trainer:  # noqa: F811
+    """A trainer with its environment and the default dataset."""
+    trainer.run("install-environment")
+    add_dataset(trainer, "python-stdlib")
+    return trainer
+
+
 @pytest.mark.timeout(7200)
 def test_every_order_ends_in_the_same_state(
-    trainer: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
-    pip: Pip,
     host: dict[str, typing.Any],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    trainer.run("install-environment")
-    add_dataset(trainer, "python-stdlib")
     calls, clock = orders.Calls(), orders.Clock(monkeypatch)
     calls.watch_files(monkeypatch)
     for module in (jobs, nodes, access):
@@ -151,11 +164,11 @@ def test_every_order_ends_in_the_same_state(
     ensure = host_module.apt.ensure_packages
     hangs = orders.raising(lambda: CommandTimeout("apt-get: no answer within 600 s"))
     monkeypatch.setattr(host_module.apt, "ensure_packages", calls.watch(ensure, fails=hangs))
-    place, ctx = orders.Place(tmp_path, cluster), trainer._context()
+    place, doubles = orders.Place(tmp_path, cluster), Doubles(ready._context(), cluster, host)
 
     def make() -> LoginHost:
         place.restore()
         clock.restart()
-        return LoginHost(ctx, trainer, calls, clock, cluster, host)
+        return LoginHost(ready, calls, clock, doubles)
 
     orders.check(monkeypatch, make)

@@ -234,7 +234,9 @@ def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(settings: S
     given = dataclasses.replace(settings, token=TOKEN)
     path = pathlib.Path(tokens.path(given, "first"))
     tokens.deliver(given, "first")
-    cluster.jobs = [Job(number, USER, "first", path, "", [state]) for number, state in ((40, ("FAILED", 1)), (41, ("RUNNING", 0)))]
+    cluster.jobs = [
+        Job(number, USER, "first", path, "", [state]) for number, state in ((40, ("FAILED", 1)), (41, ("RUNNING", 0)))
+    ]
     tokens.drop(given, "first")
     assert path.read_text() == f"{TOKEN}\n"
     cluster.silent = 1

@@ -5,12 +5,12 @@ import dataclasses
 import pathlib
 import typing
 
-import orders
 import pytest
 from fake_mounter import RIGHT, Site, beside, offer, volume
 from ops import testing
 
 import mount_plan
+import orders
 from mount import mounter
 from slurm_ddp import juicefs, mounts
 from slurm_ddp.interfaces import filesystem_info as fs

@@ -10,7 +10,6 @@ import time
 import typing
 
 import ops
-import orders
 import pytest
 import yaml
 from conftest import OPTIONS
@@ -19,6 +18,7 @@ from ops import testing
 from slurm_double import Record, SlurmDouble
 
 import charm
+import orders
 from controller import gres_lines as controller_seat
 from gpu import gres_conf
 from node import resume as bring_up
@@ -30,7 +30,13 @@ CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
 # What names a time, or what a unit saw that waits
-PASSING = ("var/slurm-gpu/waits-*", "proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock", "var/slurm-gpu/driver-refused.json")
+PASSING = (
+    "var/slurm-gpu/waits-*",
+    "proc/sys/kernel/random/boot_id",
+    "proc/uptime",
+    "var/slurm-gpu/holds/lock",
+    "var/slurm-gpu/driver-refused.json",
+)
 
 
 def context() -> testing.Context[charm.SlurmGpuCharm]:
@@ -65,7 +71,13 @@ class Compute(orders.Unit):
         {"hold-driver": False, "persistence-mode": False},
     )
 
-    def __init__(self, ctx: testing.Context[charm.SlurmGpuCharm], calls: orders.Calls, machine: MachineDouble, clock: orders.Clock) -> None:
+    def __init__(
+        self,
+        ctx: testing.Context[charm.SlurmGpuCharm],
+        calls: orders.Calls,
+        machine: MachineDouble,
+        clock: orders.Clock,
+    ) -> None:
         super().__init__(ctx, testing.State(relations=set(self.relations.values())), calls)
         self.clock, self.booted = clock, clock.now
         self.machine, self.slurm = machine, machine.slurm
@@ -182,9 +194,16 @@ class Compute(orders.Unit):
 
 def databag(number: int, *gpus: str) -> dict[str, str]:
     """Return what a compute unit publishes."""
-    lines = [f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])]
+    lines = [
+        f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])
+    ]
     said = NodeGres(node=f"slurmd-{number}", gres=",".join(gpus) or "gpu:mock_gpu:1", lines=tuple(lines), awaits=True)
     return {key: json.dumps(value) for key, value in said.model_dump().items()}
+
+
+GRES = testing.Relation(
+    "gres", remote_app_name="slurm-gpu", remote_units_data={number: databag(number) for number in range(3)}
+)
 
 
 class Controller(orders.Unit):
@@ -192,9 +211,7 @@ class Controller(orders.Unit):
 
     relations: typing.ClassVar = {
         "controller": testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld"),
-        "gres": testing.Relation(
-            "gres", remote_app_name="slurm-gpu", remote_units_data={number: databag(number) for number in range(3)}
-        ),
+        "gres": GRES,
     }
     actions: typing.ClassVar = {"show-gres": {}, "detect": {}}
 
@@ -253,7 +270,7 @@ class Controller(orders.Unit):
         self.replace(planned_units=1)
         for name in ("leader_elected", "controller created", "gres created"):
             self.emit(name)
-        self.write("gres", remote_units_data=self.relations["gres"].remote_units_data)
+        self.write("gres", remote_units_data=GRES.remote_units_data)
         for name in ("gres changed", "update_status"):
             self.emit(name)
         return {

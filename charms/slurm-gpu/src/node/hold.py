@@ -63,7 +63,7 @@ def begin(kind: str, node: str, reason: str) -> None:
 
 def end(kind: str) -> None:
     """Release the node from this ground; the drain is the caller's to end."""
-    if not _record(kind).exists():
+    if not _record(kind).exists() and (held() or not _reserved().is_file()):  # else a hook ended before the reservation
         return
     with lock():
         files.ensure_absent(_record(kind))
