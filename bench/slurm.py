@@ -96,14 +96,14 @@ def _await_idle(env: dict[str, str], folder: pathlib.Path) -> None:
 def _end_jobs(env: dict[str, str]) -> None:
     """Kill all jobs and wait until nothing of them is left: a slurmstepd and its job outlive slurmd."""
 
-    def told(*argv: str) -> str:
+    def output(*argv: str) -> str:
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60).stdout
 
     mine = f"--user={getpass.getuser()}"
-    told("scancel", "--full", "--signal=KILL", mine)  # of those that run
-    told("scancel", mine)
+    output("scancel", "--full", "--signal=KILL", mine)  # of those that run
+    output("scancel", mine)
     deadline = time.monotonic() + END_S
-    while told("squeue", "-h", "-o", "%i %T"):
+    while output("squeue", "-h", "-o", "%i %T"):
         if time.monotonic() > deadline:
             raise RuntimeError(f"jobs of the benchmark's Slurm did not end within {END_S} s")
         time.sleep(0.1)

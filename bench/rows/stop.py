@@ -29,7 +29,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     commands.wait_for(process, "[PREEMPT]")
     saved = time.perf_counter() - began
     process.communicate()
-    gone = time.perf_counter() - began
+    ended_s = time.perf_counter() - began
     outcome = json.loads((scratch / "run" / "control" / "1.r0.outcome").read_text())
     assert outcome["outcome"] == "preempted"
     submitit = _submitit(scratch / "submitit")
@@ -37,7 +37,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         row.Row("warning to saved", saved, LIMIT_S, "s", "Slurm's KillWait (a limit)", more_is_better=False, goal=3.0),
         row.Row(
             "warning to all processes gone",
-            gone,
+            ended_s,
             LIMIT_S,
             "s",
             "Slurm's KillWait (a limit)",

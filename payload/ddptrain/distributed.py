@@ -142,12 +142,12 @@ class World:
             yield
         except Exception as e:  # whatever it is, the others are told of it before it goes on
             own = e
-        told = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
-        failed = [rank for rank, words in enumerate(told) if words is not None]
+        reported = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
+        failed = [rank for rank, words in enumerate(reported) if words is not None]
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
         if failed:
-            text, retry = told[failed[0]]
+            text, retry = reported[failed[0]]
             if len(failed) < self.size:
                 text = f"rank {failed[0]} on {self.members[failed[0]]['host']}: {text}"
             raise errors.SharedError(text, retry=retry) from own
@@ -488,13 +488,13 @@ def _start_watch(world: World) -> None:
                 world.tell(errors.LostError(words, retry=True))
                 ends_at = math.inf
             try:
-                told = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
+                reported = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
             except (RuntimeError, dist.DistError):
-                told, lost = "connection closed by the rendezvous store", True
-            if told and not world._watch_over.is_set():
-                print(f"rank {world.rank} leaves: {told}", file=sys.stderr, flush=True)
+                reported, lost = "connection closed by the rendezvous store", True
+            if reported and not world._watch_over.is_set():
+                print(f"rank {world.rank} leaves: {reported}", file=sys.stderr, flush=True)
                 if lost:  # with the store its host is gone, and with that whoever could have told
-                    world.tell(errors.LostError(f"a rank was lost, killed or with its host: {told}", retry=True))
+                    world.tell(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
                 leave(EXIT_FAILED)
 
     world._watch = threading.Thread(target=watch, name="watch", daemon=True)
@@ -519,8 +519,8 @@ def _end_watch(world: World) -> None:
 def _give_up(world: World, e: Exception) -> None:
     """Tell why this rank ends, in the log and to the others. Raises PeerError when another one was first."""
     world._watch_over.set()
-    if (told := _told_by_another(world)) is not None:
-        raise errors.PeerError(told) from e
+    if (reported := _told_by_another(world)) is not None:
+        raise errors.PeerError(reported) from e
     world.tell(e)
     _tell_others(world, e)
 

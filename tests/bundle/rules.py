@@ -264,15 +264,15 @@ def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collection
     """Yield what Slurm's charms would refuse in their options, or overwrite without a word."""
     options = body.get("options") or {}
     if charm.name == "slurmd":
-        yield from (f"{name}: {said}" for said in partition_problems(str(options.get("partition-config", ""))))
+        yield from (f"{name}: {problem}" for problem in partition_problems(str(options.get("partition-config", ""))))
     if charm.name == "slurmctld":
         conf = str(options.get("slurm-conf-parameters", ""))
-        yield from (f"{name}: {said}" for said in slurm_conf_problems(conf))
+        yield from (f"{name}: {problem}" for problem in slurm_conf_problems(conf))
         yield from (
             f"{name}: slurm-conf-parameters: {key} is fatal for slurmctld until slurmdbd is active: set it afterwards"
             for key in sorted(_AFTER_SLURMDBD & set(_keys(conf)))
         )
-        yield from (f"{name}: {said}" for said in cgroup_problems(str(options.get("cgroup-parameters", ""))))
+        yield from (f"{name}: {problem}" for problem in cgroup_problems(str(options.get("cgroup-parameters", ""))))
 
 
 def slurm_conf_problems(text: str) -> collections.abc.Iterator[str]:
@@ -429,8 +429,8 @@ def _project_problems(
     principals = principals_of(bundle, known)
     slurm = {name: applications[name]["base"] for name, charm in known.items() if charm.name in _ONE_BASE}
     if len(set(slurm.values())) > 1:
-        said = ", ".join(f"{name} {base}" for name, base in sorted(slurm.items()))
-        yield f"the two generations of Slurm's charms do not mix: {said}"
+        bases = ", ".join(f"{name} {base}" for name, base in sorted(slurm.items()))
+        yield f"the two generations of Slurm's charms do not mix: {bases}"
     for name in by_charm["slurmctld"]:
         partition = (applications[name].get("options") or {}).get("default-partition")
         if partition is not None and partition not in by_charm["slurmd"]:

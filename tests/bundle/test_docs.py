@@ -119,7 +119,7 @@ CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]
 }
 # What slurm.conf holds anyway may be named, if the form is right.
 ANYWHERE = CHECKS | {
-    "code": lambda text: (said for said in rules.slurm_conf_problems(text) if "itself says" not in said)
+    "code": lambda text: (found for found in rules.slurm_conf_problems(text) if "itself says" not in found)
 }
 
 
@@ -148,8 +148,8 @@ def field(key: str) -> str:
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
 def test_slurm_s_options_take_what_is_set(source: pathlib.Path):
-    said = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
-    assert said == []
+    found = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
+    assert found == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)

@@ -91,8 +91,8 @@ class Commands:
         if isinstance(answer, CommandError):
             raise answer
         if check and answer.returncode:
-            said = f"{argv[0]} exited {answer.returncode}"
-            raise CommandError(said, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
+            message = f"{argv[0]} exited {answer.returncode}"
+            raise CommandError(message, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
         return answer
 
 
@@ -229,9 +229,9 @@ SACCT = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "9", "-o")
 SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
 
 
-@pytest.mark.parametrize("said", ["slurm_load_jobs error: Invalid job id specified\n", ""])
-def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, said: str):
-    ask_for(commands, 9, returncode=1 if said else 0, stderr=said)
+@pytest.mark.parametrize("message", ["slurm_load_jobs error: Invalid job id specified\n", ""])
+def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, message: str):
+    ask_for(commands, 9, returncode=1 if message else 0, stderr=message)
     text = "9|ddp|CANCELLED by 1000|0:15|2|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|x|y\n"
     commands.expect(*SACCT, SACCT_FIELDS, stdout=text)
     found = jobs.job(9, user="ddp")
@@ -253,7 +253,7 @@ def test_another_error_is_not_taken_for_a_forgotten_job(commands: Commands):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
         "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
@@ -262,8 +262,8 @@ def test_another_error_is_not_taken_for_a_forgotten_job(commands: Commands):
         "slurm_load_jobs error: Zero Bytes were transmitted or received\n",
     ],
 )
-def test_a_controller_that_is_away_may_come_back(commands: Commands, said: str):
-    ask_for(commands, 9, returncode=1, stderr=said)
+def test_a_controller_that_is_away_may_come_back(commands: Commands, message: str):
+    ask_for(commands, 9, returncode=1, stderr=message)
     with pytest.raises(jobs.NotAnsweringError):
         jobs.job(9, user="ddp")
 
@@ -309,16 +309,16 @@ def test_an_answer_that_is_no_id_is_an_error(commands: Commands):
 
 
 def test_the_verdict_on_a_script(commands: Commands):
-    said = (
+    message = (
         "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd\n"
     )
-    commands.expect("/usr/bin/sbatch", "--test-only", stderr=said)
-    assert jobs.judge("#!/bin/bash\n", user="ddp") == said.removeprefix("sbatch: ").strip()
+    commands.expect("/usr/bin/sbatch", "--test-only", stderr=message)
+    assert jobs.judge("#!/bin/bash\n", user="ddp") == message.removeprefix("sbatch: ").strip()
     assert commands.stdin == ["#!/bin/bash\n"]
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("message", "words"),
     [
         (
             "allocation failure: Requested node configuration is not available\n",
@@ -332,8 +332,8 @@ def test_the_verdict_on_a_script(commands: Commands):
         ("", "/usr/bin/sbatch exited 1"),
     ],
 )
-def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, said: str, words: str):
-    commands.expect("/usr/bin/sbatch", "--test-only", stderr=said, returncode=1)
+def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, message: str, words: str):
+    commands.expect("/usr/bin/sbatch", "--test-only", stderr=message, returncode=1)
     with pytest.raises(jobs.SlurmError) as caught:
         jobs.judge("#!/bin/bash\n", user="ddp")
     assert str(caught.value) == words

@@ -499,14 +499,14 @@ def test_a_destination_that_cannot_be_written(project: pathlib.Path, tmp_path: p
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("absent.py", "absent.py: No such file"), ("", "project is not a file"), ("loop", "loop")],
 )
-def test_what_is_no_script(project: pathlib.Path, code: pathlib.Path, name: str, said: str):
+def test_what_is_no_script(project: pathlib.Path, code: pathlib.Path, name: str, message: str):
     project.mkdir()
     (project / "loop").symlink_to("loop")
     text = refused(project / name, code)
-    assert said in text
+    assert message in text
     assert text.endswith("give the path of a script")
 
 

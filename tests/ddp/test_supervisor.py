@@ -208,9 +208,9 @@ def test_connections_that_all_nodes_lost_are_the_networks_fault(node: Node):
     node.add("srun", COUNTS + f"if [ $n = 1 ]; then {both} exit 1; fi")
     code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own"), SLURM_JOB_NUM_NODES="2")
     assert code == 0, output
-    ((_, kind, host, said),) = failures(node)
+    ((_, kind, host, reason),) = failures(node)
     assert (kind, host) == ("network", "-")
-    assert said.startswith("the nodes lost their connections, and no rank failed by itself: ")
+    assert reason.startswith("the nodes lost their connections, and no rank failed by itself: ")
 
 
 def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):

@@ -46,8 +46,8 @@ class Node:
 
     def health(self, app: str) -> Health:
         """Return what the keeper's last pass found; nothing before the first."""
-        said = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)
-        return json.loads(said.out) if said.code == 0 else {}
+        shown = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)
+        return json.loads(shown.out) if shown.code == 0 else {}
 
     def now(self) -> float:
         """Return the guest's clock, in seconds since 1970."""

@@ -99,8 +99,8 @@ class Client:
         """Call mount(8) as systemd does; return what happened."""
         trace = "strace -f -qq -xx -s 4096 -e trace=mount,add_key -e signal=none -o /run/trace"
         mount = f"mount -t ceph {shlex.quote(what)} {MP} -o {shlex.quote(options)}"
-        said = self.node.guest.sh(f"rm -f {HEARD}; mkdir -p {MP}; {trace} {mount} 2>&1 || true; touch {HEARD}")
-        assert KEY not in said
+        received = self.node.guest.sh(f"rm -f {HEARD}; mkdir -p {MP}; {trace} {mount} 2>&1 || true; touch {HEARD}")
+        assert KEY not in received
         calls = self.node.guest.sh(f"cat /run/trace; echo; cat {HEARD}")
         # The newer helper tries the older way when the kernel refuses the newer one
         attempts = re.findall(r"mount\((.*), \"(.*?)\"\) = -?\d+(?: (\w+))?", calls)
@@ -119,8 +119,8 @@ class Client:
             errors=[error for _, _, error in attempts],
             keyed=(keys[0][1].decode(), keys[0][2]) if keys else None,
             greetings={
-                (int(port), bytes.fromhex(said)[: len(GREETINGS[int(port)])])
-                for port, said in re.findall(r"^(\d+) ([0-9a-f]+)$", calls, re.MULTILINE)
+                (int(port), bytes.fromhex(received)[: len(GREETINGS[int(port)])])
+                for port, received in re.findall(r"^(\d+) ([0-9a-f]+)$", calls, re.MULTILINE)
             },
         )
 

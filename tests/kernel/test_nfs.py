@@ -134,8 +134,8 @@ def test_an_export_in_which_others_can_replace_folders_is_told_and_left_as_it_is
     rig.guest.sh(f"chmod 777 {MP}")  # over NFS, so that the client knows it at once
     try:
         status = rig.hook()
-        told = f"others can replace folders in it (mode 0777, no sticky bit): chmod +t /srv/data, on {SERVER}"
-        assert (status["level"], status["text"]) == ("active", f"{mounted}; {told}")
+        advice = f"others can replace folders in it (mode 0777, no sticky bit): chmod +t /srv/data, on {SERVER}"
+        assert (status["level"], status["text"]) == ("active", f"{mounted}; {advice}")
         assert rig.passed()["state"] == "right"
         assert rig.guest.sh("stat -c %a /srv/data") == "777"
     finally:
@@ -161,9 +161,9 @@ def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig
     services = "mount-keeper-client.service mount-keeper-client-up.service"
     rig.guest.sh(f"systemctl stop mount-keeper-client.timer {services}; systemctl stop mnt-shared.mount")
     assert not rig.mounts()
-    said = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
-    assert said.code != 0
-    assert "Operation not permitted" in said.err
+    touched = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
+    assert touched.code != 0
+    assert "Operation not permitted" in touched.err
     rig.repaired("a mount unit that somebody stopped", "systemctl start mount-keeper-client.timer")
 
 

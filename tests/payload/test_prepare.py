@@ -191,7 +191,7 @@ def test_workers_begin_with_the_biggest_parts(tmp_path: pathlib.Path, monkeypatc
     """One that came last would keep all others waiting."""
     for name, lines in (("a", 10), ("b", 400), ("c", 100)):
         (tmp_path / f"{name}.txt").write_text(conftest.prose(lines))
-    begun: list[int] = []
+    started: list[int] = []
 
     class Pool(futures.ThreadPoolExecutor):
         def __init__(self, workers: int, *, initializer: object, initargs: tuple[object, ...], mp_context: object):
@@ -201,12 +201,12 @@ def test_workers_begin_with_the_biggest_parts(tmp_path: pathlib.Path, monkeypatc
     real = prepare.tokenize_part
     monkeypatch.setattr(futures, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(
-        prepare, "tokenize_part", lambda o, p, part, t: begun.append(part.number) or real(o, p, part, t)
+        prepare, "tokenize_part", lambda o, p, part, t: started.append(part.number) or real(o, p, part, t)
     )
     texts = [tmp_path / f"{name}.txt" for name in "abc"]
     assert len(decoded(run(*texts, output=tmp_path / "d", part_mib=0.06, workers=2, val_share=0.0))) == 3
     sizes = {part.stem[-5:]: part.stat().st_size for part in (tmp_path / "d" / "train").iterdir()}
-    assert [sizes[f"{number:05d}"] for number in begun] == sorted(sizes.values(), reverse=True)
+    assert [sizes[f"{number:05d}"] for number in started] == sorted(sizes.values(), reverse=True)
 
 
 def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: pathlib.Path):

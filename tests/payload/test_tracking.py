@@ -65,9 +65,9 @@ def test_a_dead_tracker_costs_nothing_and_is_told_once(trouble: str, caplog: pyt
         sink.close({})
     assert sink.dropped == 1000
     assert tracker.taken == []
-    told = [record.getMessage() for record in caplog.records if "[TRACK]" in record.getMessage()]
-    assert len(told) == 2, told
-    assert "1000 records were not sent; metrics.jsonl has them all" in told[1]
+    logged = [record.getMessage() for record in caplog.records if "[TRACK]" in record.getMessage()]
+    assert len(logged) == 2, logged
+    assert "1000 records were not sent; metrics.jsonl has them all" in logged[1]
 
 
 def test_a_tracker_that_hangs_is_left_behind_at_the_end():

@@ -157,8 +157,8 @@ def test_upstream_s_client_mounts_what_we_publish(client: testing.Context[Any], 
 def test_upstream_s_client_fails_on_juicefs_and_on_lustre(client: testing.Context[Any], tmp_path: pathlib.Path):
     """Hook errors, which the README's limits name: juicefs-server-proxy is for shared-filesystem-client only."""
     volume = filesystem_info.Juicefs("shared", ("10.0.0.5:6379",), "redis", "1", "0e5d2f4e-0000-4000-8000-000000000001")
-    for uri, said in ((volume.uri(), "juicefs"), (filesystem_info.Lustre(("10.0.0.2@tcp",), "exafs").uri(), "lustre")):
-        with pytest.raises(testing.errors.UncaughtCharmError, match=f"unsupported filesystem type `{said}`"):
+    for uri, kind in ((volume.uri(), "juicefs"), (filesystem_info.Lustre(("10.0.0.2@tcp",), "exafs").uri(), "lustre")):
+        with pytest.raises(testing.errors.UncaughtCharmError, match=f"unsupported filesystem type `{kind}`"):
             mount(client, tmp_path, uri)
 
 

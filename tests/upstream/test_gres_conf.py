@@ -79,8 +79,8 @@ def with_block() -> str:
     """Write the lines of a node as slurm-gpu's controller does; return the file."""
     book = gres_conf.read()
     assert book is not None
-    said = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
-    entry = gres_conf.Entry.of("slurm-gpu/0", said)
+    published = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
+    entry = gres_conf.Entry.of("slurm-gpu/0", published)
     assert gres_conf.write(book.with_entries({entry.unit: entry}))
     return gres_conf.PATH.read_text()
 

@@ -140,13 +140,13 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
             process.stdin.flush()
         for line in process.stdout:
             try:
-                said: Json = json.loads(line)
+                reply: Json = json.loads(line)
             except ValueError:
                 raise ProgramError(f"ddp printed {line[:200]!a}, which is not JSON") from None
-            if "log" in said:
-                log(str(said["log"]))
+            if "log" in reply:
+                log(str(reply["log"]))
             else:
-                return Answer(said["results"], str(said.get("error", "")))
+                return Answer(reply["results"], str(reply.get("error", "")))
         words = run.last_line(process.stderr.read()) or f"exit status {process.wait()}"
     raise ProgramError(f"ddp ended without an answer: {words}")
 

@@ -195,11 +195,11 @@ def _in_memory(path: str) -> float | None:
 
 def _within(work: typing.Callable[[], float | None], limit_s: float) -> float | None:
     """Return what the work returns, None where it takes longer; it is left behind then."""
-    told: list[float | None] = []
-    thread = threading.Thread(target=lambda: told.append(work()), daemon=True)
+    results: list[float | None] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
     thread.join(limit_s)
-    return told[0] if told else None
+    return results[0] if results else None
 
 
 def gpus() -> Json:
@@ -441,7 +441,7 @@ class Meeting:
         with self._changed:
             self._changed.wait_for(lambda: self._farewells >= set(others), max(0.0, began + LEAVE_S - time.monotonic()))
 
-    def told(self) -> Json:
+    def results(self) -> Json:
         """Return the facts; a thread that still waits for a peer may add to them meanwhile."""
         for _ in range(10):
             with contextlib.suppress(RuntimeError):  # changed while it was read
@@ -598,7 +598,7 @@ def examine(spec: Json) -> Json:
     answer: Json = {
         "node": node, "uid": os.getuid(), "time": began, "versions": versions(), "limits": limits(),
         "processors": processors(), "gpus": gpus(), "infiniband": infiniband(), "disk": disk(spec["cache"]),
-        "filesystem": dict(filesystem.facts), "network": meeting.told(), "scratch": tempfile.gettempdir(),
+        "filesystem": dict(filesystem.facts), "network": meeting.results(), "scratch": tempfile.gettempdir(),
         "environments": environments(spec["cache"], spec["environments"], spec["imports"]),
         "tracking": reach(spec.get("tracking")),
     }  # fmt: skip

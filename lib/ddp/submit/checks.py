@@ -88,8 +88,8 @@ def _account(settings: Settings, place: Place, known: access.Accounting, partiti
     if known.accounts and wanted not in known.accounts:
         raise ParameterError("account", f"no account {place.account!r}; there are: {_some(known.accounts)}")
     if "associations" in known.enforces:
-        mend = f"an administrator adds one with: sacctmgr add user {settings.user} account={wanted}"
-        text = f"{settings.user} may not charge {wanted} in {partition.name}, but: {_some(mine)}; {mend}"
+        remedy = f"an administrator adds one with: sacctmgr add user {settings.user} account={wanted}"
+        text = f"{settings.user} may not charge {wanted} in {partition.name}, but: {_some(mine)}; {remedy}"
         raise ParameterError("account", text)
 
 
@@ -100,8 +100,8 @@ def _qos(settings: Settings, place: Place, known: access.Accounting, _: jobs.Par
         raise ParameterError("qos", f"no QOS {place.qos!r}; there are: {_some(known.qos)}")
     if "qos" in known.enforces and wanted not in mine:
         with_account = f" with account {place.account}" if place.account else ""
-        mend = f"an administrator adds it with: sacctmgr modify user {settings.user} set qos+={wanted}"
-        raise ParameterError("qos", f"{settings.user} may not use {wanted}{with_account}, but: {_some(mine)}; {mend}")
+        remedy = f"an administrator adds it with: sacctmgr modify user {settings.user} set qos+={wanted}"
+        raise ParameterError("qos", f"{settings.user} may not use {wanted}{with_account}, but: {_some(mine)}; {remedy}")
 
 
 def _check_gate(name: str, value: str, partition: jobs.Partition) -> None:
@@ -132,8 +132,8 @@ def _check_reservation(settings: Settings, name: str, partition: jobs.Partition)
     if barred or (allowed and not one.accounts and settings.user not in allowed):
         text = f"{name} is not for {settings.user}" + (f", but for: {_some(allowed)}" if allowed else "")
         change = f"users{'-' if barred else '+'}={settings.user}"
-        mend = f"an administrator changes that with: scontrol update reservation={name} {change}"
-        raise ParameterError("reservation", f"{text}; {mend}")
+        remedy = f"an administrator changes that with: scontrol update reservation={name} {change}"
+        raise ParameterError("reservation", f"{text}; {remedy}")
     return f"reservation: {name} is there" + ("" if one.is_active else f" and begins at {one.start}")
 
 
@@ -220,16 +220,16 @@ def judge(script: str) -> str:
         raise refused(str(e)) from e
 
 
-def refused(said: str) -> TrainerError:
+def refused(stderr: str) -> TrainerError:
     """Return the error for what sbatch said, with the parameter's name where Slurm's words tell which it is."""
     culprits = {
         "ccount": "account", "artition": "partition", "QOS": "qos", "qos": "qos", "eservation": "reservation",
         "eature": "constraint", "ime limit": "time-limit", "emory": "memory",
     }  # fmt: skip
     for word, name in culprits.items():
-        if word in said:
-            return ParameterError(name, f"Slurm refuses the job: {said}")
-    return TrainerError(f"Slurm refuses the job: {said}")
+        if word in stderr:
+            return ParameterError(name, f"Slurm refuses the job: {stderr}")
+    return TrainerError(f"Slurm refuses the job: {stderr}")
 
 
 def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, ...]) -> None:

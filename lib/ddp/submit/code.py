@@ -75,12 +75,12 @@ def kept(settings: Settings, params: fields.Training, run: str, log: Log) -> col
 
 def _told(script: pathlib.Path, log: Log) -> collections.abc.Callable[[int, int], None]:
     """Return what reports how far the copy is, where that takes longer than a moment."""
-    told = time.monotonic()
+    logged = time.monotonic()
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _TELL_S:
-            told = time.monotonic()
+        nonlocal logged
+        if time.monotonic() - logged >= _TELL_S:
+            logged = time.monotonic()
             text, words = f"keeping the folder of {script.name}", f"{done} of {total} files"
             log(tables.Step(f"{text}: {words}", text, words, done=done, total=total))
 

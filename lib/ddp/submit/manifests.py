@@ -17,20 +17,20 @@ _MOST_PADDING = 2  # a model's embedding may be rounded up, but no model doubles
 def check_model(settings: Settings, dataset: str, trained: collections.abc.Iterable[str]) -> None:
     """Raise ParameterError where a dataset is not whole, or its tokens cannot be those of a model that it tunes."""
     try:
-        told = folders.call(settings, operations.read_dataset, folder=dataset)
+        read = folders.call(settings, operations.read_dataset, folder=dataset)
     except folders.HangingError:
         raise
     except folders.MissingError:
         return  # it is made first, or is the text itself
     except folders.WorkspaceError as e:
         raise ParameterError("dataset", f"{e}; {_again(settings, dataset)}") from e
-    if misfit := told["misfit"]:
+    if misfit := read["misfit"]:
         held = (
             "is not there" if misfit["bytes"] is None else f"has {misfit['bytes']} bytes instead of {misfit['wanted']}"
         )
         path = control.printable(misfit["path"])
         raise ParameterError("dataset", f"{path} {held}; {_again(settings, dataset)}")
-    made = _tokenizer(told["manifest"])
+    made = _tokenizer(read["manifest"])
     if made is None:
         return
     kind, ids = made

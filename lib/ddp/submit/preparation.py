@@ -142,7 +142,7 @@ def _follow(
 ) -> Results:
     """Wait for the end, and describe the dataset. Raises TrainerError that names the input at fault."""
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         try:
             done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
         except folders.WorkspaceError:
@@ -154,7 +154,7 @@ def _follow(
             log(text.adding(words) if isinstance(text, tables.Step) else f"{text}, {words}")
 
     try:
-        results = control.follow(settings, submitted, told, timeout_s=timeout_s)
+        results = control.follow(settings, submitted, report, timeout_s=timeout_s)
     except TrainerError as e:
         if array is None:
             raise

@@ -323,7 +323,7 @@ def dry(
     )
     environment = installed or environments.NOT_INSTALLED
     workload = checked.workload
-    told = installed.archive if installed else "not installed yet: submit-ddp installs it"
+    described = installed.archive if installed else "not installed yet: submit-ddp installs it"
     texts = texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)
     return {
         "script": texts["job.sbatch"],
@@ -333,7 +333,7 @@ def dry(
         "run": workload.run,
         "run-dir": str(settings.runs / workload.run),
         "resources": describe(checked.request),
-        "environment": f"the container {params.container_image}" if params.container_image else told,
+        "environment": f"the container {params.container_image}" if params.container_image else described,
         "dataset": f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}"
         if workload.dataset
         else "none",

@@ -171,9 +171,9 @@ class Cluster:
             is_denied = self.denial and changes(call) and call[0] != "sbatch"
             answer = Completed(1, "", self.denial) if is_denied else getattr(self, f"_{call[0]}")(call[1:], stdin)
         if check and answer.returncode:
-            said = (answer.stderr or answer.stdout).splitlines()[-1]
+            last_line = (answer.stderr or answer.stdout).splitlines()[-1]
             raise CommandError(
-                f"{call[0]} exited {answer.returncode}: {said}",
+                f"{call[0]} exited {answer.returncode}: {last_line}",
                 returncode=answer.returncode,
                 stdout=answer.stdout,
                 stderr=answer.stderr,

@@ -84,8 +84,8 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
 
     def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> program.Answer:
         assert user == USER
-        said = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
-        return program.Answer(said["results"], said.get("error", ""))
+        reply = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
+        return program.Answer(reply["results"], reply.get("error", ""))
 
     monkeypatch.setattr(program, "ask", ask)
     monkeypatch.setattr(program, "install", lambda _: False)

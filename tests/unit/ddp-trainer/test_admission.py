@@ -146,8 +146,8 @@ def test_a_partitions_own_rules_count_with_and_without_slurmdbd(
     ],
 )
 def test_a_reservation_of_others_is_refused(ready: Trainer, cluster: Cluster, about: dict[str, str], line: str):
-    told = {name: value.replace("{user}", cluster.user) for name, value in about.items()}
-    cluster.reservations = reservation(**told)
+    values = {name: value.replace("{user}", cluster.user) for name, value in about.items()}
+    cluster.reservations = reservation(**values)
     assert ready.fails("submit-ddp", reservation="spring") == line.replace("{user}", cluster.user)
 
 
@@ -213,17 +213,17 @@ def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, clus
 
 
 def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):  # noqa: F811
-    def told(known: access.Accounting | None) -> list[node_facts.Finding]:
+    def findings_of(known: access.Accounting | None) -> list[node_facts.Finding]:
         found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 
     mine = (access.Association("physics", "", frozenset({"normal"})),)
     enforced = frozenset({"associations"})
-    assert told(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
-    (finding,) = told(access.Accounting(("physics",), ("normal",), (), enforced))
+    assert findings_of(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
+    (finding,) = findings_of(access.Accounting(("physics",), ("normal",), (), enforced))
     assert finding.level == "error"
     assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
-    (finding,) = told(None)
+    (finding,) = findings_of(None)
     assert (finding.level, "slurmdbd does not respond" in finding.text) == ("warning", True)
 
 
@@ -316,19 +316,19 @@ def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"mail_type": "END,FAIL", "mail_user": "me@example.com"}, "END,FAIL to me@example.com"),
         ({"mail_type": "ALL"}, "ALL to {user}"),
     ],
 )
-def test_slurm_writes_a_mail(ready: Trainer, cluster: Cluster, given: dict[str, str], told: str):
+def test_slurm_writes_a_mail(ready: Trainer, cluster: Cluster, given: dict[str, str], expected: str):
     cluster.config += "MailProg                = /usr/bin/mail\n"
     for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
         results = ready.run(action, dry_run=True, **given, **more)
         for name, value in given.items():
             assert f"#SBATCH --{name.replace('_', '-')}={value}\n" in results["script"]
-        line = f"mail: {told.replace('{user}', cluster.user)}; slurmctld sends it with /usr/bin/mail"
+        line = f"mail: {expected.replace('{user}', cluster.user)}; slurmctld sends it with /usr/bin/mail"
         assert line in results["checks"].splitlines()
     assert "--mail" not in ready.run("submit-ddp", dry_run=True)["script"]
 

@@ -46,12 +46,12 @@ def test_the_smoke_test_has_options_of_its_own(settings: Settings):
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     good, bad = {"lr": 0.1, "compile": False}, {"lr": -1}
-    told = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
-    assert told == ["args: the payload takes them, with the options of each of 2 runs"]
+    problems = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
+    assert problems == ["args: the payload takes them, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
     assert refused(settings, "--bogus", good).startswith("args: unrecognized"), "not the fault of the run's options"
-    told = precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"local-files-only": True},))
-    assert told, "an option may stand in either"
+    problems = precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"local-files-only": True},))
+    assert problems, "an option may stand in either"
 
 
 def test_nothing_is_asked_where_nothing_is_given(settings: Settings, monkeypatch: pytest.MonkeyPatch):

@@ -177,14 +177,14 @@ def test_an_installed_environment_is_told(ready: Trainer):
 def test_an_environment_that_jobs_would_not_use_is_told(ready: Trainer):
     """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
     how = "juju run trainer/0 install-environment, or submit-ddp does it"
-    told = testing.ActiveStatus(f"no environment of this release: {how}")
+    expected = testing.ActiveStatus(f"no environment of this release: {how}")
     ready.config["torch-build"] = "cuda"
-    assert ready.event("config_changed").unit_status == told
+    assert ready.event("config_changed").unit_status == expected
     ready.config["torch-build"] = "cpu"
     assert ready.event("config_changed").unit_status.message.startswith("ready; ")
     package = ready.root / "payload" / "ddptrain" / "__init__.py"
     package.write_text("__version__ = '1'\n")
-    assert ready.event("upgrade_charm").unit_status == told
+    assert ready.event("upgrade_charm").unit_status == expected
     ready.run("install-environment")
     assert ready.event("update_status").unit_status.message.startswith("ready; ")
     shutil.rmtree(package.parent)
@@ -253,17 +253,17 @@ def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host:
 def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Trainer, cluster: Cluster):
     ready.event("install")
     ready.workspace.chmod(0o777)
-    said = (
+    problem = (
         f"{ready.workspace} has mode 0777 without the sticky bit, so any account can replace what is in it: "
         f"chmod +t {ready.workspace}"
     )
     before, asked = ready.files(), len(cluster.changes)
-    assert ready.event("update_status").unit_status == testing.BlockedStatus(said)
+    assert ready.event("update_status").unit_status == testing.BlockedStatus(problem)
     for action, params in (
         ("submit-ddp", {}), ("submit-ddp", {"dry_run": True}), ("prepare-dataset", {"name": "x"}),
         ("install-environment", {"force": True}), ("benchmark-collectives", {}),
     ):  # fmt: skip
-        assert ready.fails(action, **params) == said
+        assert ready.fails(action, **params) == problem
     assert (ready.files(), len(cluster.changes)) == (before, asked)
     assert ready.run("list-runs")  # what only looks goes on
     ready.workspace.chmod(0o1777)
@@ -411,9 +411,9 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
     monkeypatch.setattr(readiness.mounts, "probe", probe)
     wanted = {"name": "web", "source": "python-stdlib", "job-id": 5, "runs": "a,b", "run": "a", "grid": "seed=1,2"}
     known = META["actions"][action].get("params", {})
-    told = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
+    message = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
     words = "" if action in ASKS_NODES else "not "
-    assert told == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
+    assert message == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
 
 
 def test_a_submission_asks_slurm_no_more_than_it_must(ready: Trainer, cluster: Cluster):
@@ -763,7 +763,7 @@ def test_an_unknown_parameter_is_refused_by_the_charm_too(
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("stderr", "line"),
     [
         (
             "allocation failure: Invalid account or account/partition combination specified",
@@ -779,10 +779,10 @@ def test_an_unknown_parameter_is_refused_by_the_charm_too(
         ("allocation failure: Requested node configuration is not available", "Slurm refuses the job: "),
     ],
 )
-def test_what_slurm_refuses_is_told_in_its_words(ready: Trainer, cluster: Cluster, said: str, line: str):
-    cluster.refusal = f"sbatch: error: Batch job submission failed\n{said}"
+def test_what_slurm_refuses_is_told_in_its_words(ready: Trainer, cluster: Cluster, stderr: str, line: str):
+    cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
     before = ready.files()
-    words = f"Batch job submission failed; {said}"
+    words = f"Batch job submission failed; {stderr}"
     assert ready.fails("submit-ddp", workload="smoke") == f"{line}{words}"
     assert ready.files() == before
 
@@ -948,14 +948,14 @@ def test_a_jobs_name_is_shown_harmlessly(ready: Trainer, cluster: Cluster):
 def test_a_job_is_shown_from_its_submission_to_its_result(ready: Trainer, cluster: Cluster):
     folder = ready.workspace / "runs" / "a"
     paths = {"run-dir": str(folder), "log": str(folder / "logs" / "40.out"), "script": str(folder / "job.sbatch")}
-    told = {"job-id": "40", "run": "a", **paths}
+    expected = {"job-id": "40", "run": "a", **paths}
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", workload="smoke", run="a")
-    assert ready.run("show-job") == {**told, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
+    assert ready.run("show-job") == {**expected, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
     cluster.jobs[0].states = [("RUNNING", 0)]
     (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
     running = {"state": "RUNNING", "elapsed": "0:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
-    assert ready.run("show-job", job_id=40) == {**told, **running}
+    assert ready.run("show-job", job_id=40) == {**expected, **running}
     cluster.jobs[0].states = [("COMPLETED", 0)]
     write_result(cluster.jobs[0])
     shown = ready.run("show-job", run="a")

@@ -209,8 +209,8 @@ def test_a_run_of_several_ranks_is_not_charged_twice_for_its_communication(ready
     (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": 8192.0}))
     assert float(ready.run("plan")["tokens-per-second"]) == pytest.approx(2 * 16 * 128 / step_s, rel=0.01)
     (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": 8192.0, "nodes": 1}))
-    told = ready.run("plan")["compute"]
-    assert told == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)", (
+    compute = ready.run("plan")["compute"]
+    assert compute == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)", (
         "no baseline for it"
     )
 

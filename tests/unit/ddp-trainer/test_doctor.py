@@ -85,15 +85,15 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert finding.level == "warning"
     assert "no environment is installed yet" in finding.text
     assert finding.remedy == "juju run trainer/0 install-environment"
-    told = reporting.report(settings, facts, [])
-    assert told["verdict"] == "a run can start"
-    assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
+    shown = reporting.report(settings, facts, [])
+    assert shown["verdict"] == "a run can start"
+    assert shown["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
 
 
 def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: node_facts.Facts):
-    said = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
-    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{said}: chmod +t /mnt/shared"))
-    assert found[0] == node_facts.Finding("error", "workspace", said, "chmod +t /mnt/shared")
+    message = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
+    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{message}: chmod +t /mnt/shared"))
+    assert found[0] == node_facts.Finding("error", "workspace", message, "chmod +t /mnt/shared")
 
 
 CASES = [
@@ -344,7 +344,7 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
 
 
 @pytest.mark.parametrize(
-    ("uri", "told", "warns"),
+    ("uri", "shown", "warns"),
     [
         ("", "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record", False),
         ("http://mlflow.example:5000", "the MLflow server http://mlflow.example:5000", False),
@@ -352,12 +352,12 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
         ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
     ],
 )  # fmt: skip
-def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: str, told: str, warns: bool):  # noqa: F811
+def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):  # noqa: F811
     place = str(trainer.workspace)
     trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
     answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor")
-    assert results["tracking"].startswith(told.replace("{workspace}", place))
+    assert results["tracking"].startswith(shown.replace("{workspace}", place))
     assert (
         "WARNING tracking: mlflow-tracking-uri=/srv/mlruns is outside the workspace" in results["findings"]
     ) is warns
@@ -391,8 +391,8 @@ def test_a_tracking_server_that_cannot_be_reached_is_told(
 
 
 def test_an_account_that_slurmctld_lacks_is_told_once(settings: Settings, facts: node_facts.Facts):
-    said = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
-    facts = dataclasses.replace(facts, reports={}, trouble=said)
+    message = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
+    facts = dataclasses.replace(facts, reports={}, trouble=message)
     (found,) = [finding for finding in examine.judge(settings, facts) if finding.level == "error"]
     assert str(found) == (
         f"ERROR slurmctld: slurmctld does not know the account {settings.user} (uid {settings.uid}), so none of its jobs starts"
@@ -431,7 +431,7 @@ def with_gpus(facts: node_facts.Facts, *links: tuple[int | None, ...]) -> node_f
 
 
 @pytest.mark.parametrize(
-    ("links", "told"),
+    ("links", "shown"),
     [
         (((18, 18), (18, 18)), []),
         (((18, 18), (None, None)), []),
@@ -445,10 +445,10 @@ def test_nvlinks_are_judged_by_what_others_of_the_kind_have(
     settings: Settings,
     facts: node_facts.Facts,
     links: tuple[tuple[int | None, ...], ...],
-    told: list[str],
+    shown: list[str],
 ):
     found = [str(f) for f in examine.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
-    assert [line[: len(words)] for line, words in zip(found, told, strict=True)] == told
+    assert [line[: len(words)] for line, words in zip(found, shown, strict=True)] == shown
     assert all("nvidia-smi nvlink --status" in line or "nvidia-smi topo -m" in line for line in found)
 
 
@@ -542,9 +542,9 @@ def run_probe(
             argv = [sys.executable, "-W", "error", "-I", "-", json.dumps(spec)]
             env = {**os.environ, "SLURMD_NODENAME": name}
             running.append(subprocess.Popen(argv, env=env, stdin=program, stdout=subprocess.PIPE, text=True))
-    told = "".join(process.communicate(timeout=200)[0] for process in running)
-    assert all(len(line) < 1000 for line in told.splitlines()), "srun mixes longer lines"
-    return examine.read_reports(told)
+    printed = "".join(process.communicate(timeout=200)[0] for process in running)
+    assert all(len(line) < 1000 for line in printed.splitlines()), "srun mixes longer lines"
+    return examine.read_reports(printed)
 
 
 def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path):
@@ -719,8 +719,8 @@ def test_what_is_in_an_environment_is_told_by_its_own_python(
         "cuda = types.SimpleNamespace(is_available=lambda: False)\n"
     )
     first, _ = unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')
-    told = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
-    assert told == {
+    shown = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
+    assert shown == {
         "torch": "2.13.0+cpu", "numpy": "2.3.1", "python": platform.python_version(), "cuda": None, "nccl": None,
         "devices": 0,
     }  # fmt: skip
@@ -896,13 +896,13 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
 # -- its second job ---------------------------------------------------------------------------------------------------
 
 
-def sampled(ready: Trainer, cluster: Cluster, busbw: float, said: str = "", *reports: Json) -> dict[str, str]:  # noqa: F811
+def sampled(ready: Trainer, cluster: Cluster, busbw: float, message: str = "", *reports: Json) -> dict[str, str]:  # noqa: F811
     """Run the doctor with a measurement that gives so many GB/s, whose rank 0 says this, too."""
 
     def submitted(job: Job) -> None:
         leave(job, measured(busbw))
         (log,) = job.script.parent.glob("logs/*/node-0/*/*/0/stdout.log")
-        log.write_text(f"{said}\n{log.read_text()}")
+        log.write_text(f"{message}\n{log.read_text()}")
 
     answering(cluster, *(reports or map(healthy, NAMES)))
     cluster.submitted = submitted
@@ -955,8 +955,8 @@ def test_nccl_over_tcp_beside_a_fabric_is_told(
 ):
     one, other = map(healthy, NAMES)
     one["infiniband"] = [{"device": "mlx5_0:1", "state": state, "kind": "InfiniBand"}]
-    said = f"slurmd-0:12:12 [0] NCCL INFO Using network {network}"
-    findings = sampled(ready, cluster, 1.5, said, one, other)["findings"]
+    message = f"slurmd-0:12:12 [0] NCCL INFO Using network {network}"
+    findings = sampled(ready, cluster, 1.5, message, one, other)["findings"]
     assert ("NCCL sends over TCP although mlx5_0:1 on slurmd-0 is active" in findings) is warns
 
 

@@ -114,8 +114,8 @@ def test_exclusive_takes_nodes_whole():
 def test_a_feature_that_no_node_has_is_named():
     cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
     for constraint in ("typo", "a100|typo", "a100&typo", "ib&a100|typo"):
-        told = "constraint: no usable node of partition main has typo; its features are: a100, h100, ib"
-        assert refusal(cluster, constraint=constraint) == told
+        message = "constraint: no usable node of partition main has typo; its features are: a100, h100, ib"
+        assert refusal(cluster, constraint=constraint) == message
 
 
 def test_a_constraint_that_no_node_meets_names_the_features():

@@ -254,16 +254,16 @@ def motley(ready: Trainer) -> Trainer:  # noqa: F811
 
 
 def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
-    told = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
-    assert {name: shown["kind"] for name, shown in told.items()} == {
+    shown_runs = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
+    assert {name: shown["kind"] for name, shown in shown_runs.items()} == {
         "table": "collectives", "prepare-owt": "prepare", "mine": "script",
     }  # fmt: skip
-    assert told["table"]["metrics"] == (
+    assert shown_runs["table"]["metrics"] == (
         "none, since it is a benchmark; its output: juju run trainer/0 job-log run=table"
     )
-    assert told["prepare-owt"]["metrics"].startswith("none, since it is the preparation of a dataset; ")
-    assert told["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
-    assert not [name for name in told if "curve-text" in told[name] or "best" in told[name]]
+    assert shown_runs["prepare-owt"]["metrics"].startswith("none, since it is the preparation of a dataset; ")
+    assert shown_runs["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
+    assert not [name for name in shown_runs if "curve-text" in shown_runs[name] or "best" in shown_runs[name]]
     rows = {line.split()[0]: line.split()[1:3] for line in motley.run("list-runs")["runs"].splitlines()[1:]}
     assert rows["table"] == ["collectives", "UNKNOWN"]
     assert "notes" not in rows

@@ -470,10 +470,10 @@ def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
 def test_only_a_node_of_its_reservation_may_stand_in(settings: Settings, node: Node, reserved: str, requeues: bool):
     node.add("srun", COUNTS + FAILS)
     node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
-    told = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
+    shown = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
     node.add(
         "scontrol",
-        f'case "$*" in *"show reservation team") echo "{told}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
+        f'case "$*" in *"show reservation team") echo "{shown}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
         f' show*) echo slurmd-0 ;; *) echo "$*" >> {node.notes}/scontrol ;; esac',
     )
     node.run(texts(settings, max_restarts=1, reservation="team"), FAULTY="slurmd-0")
@@ -759,12 +759,12 @@ def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: s
 
 @pytest.mark.parametrize("wanted", fabrics.NAMES)
 def test_every_fabric_says_which_it_is_or_what_is_missing(settings: Settings, wanted: str):
-    code, said = fabric(settings, wanted, "FABRIC")
+    code, printed = fabric(settings, wanted, "FABRIC")
     if code == 1:
-        assert said[0].startswith(f"[FATAL] gpu-0: fabric={wanted} needs /")
-        assert "; " in said[0], "and what to do about it"
+        assert printed[0].startswith(f"[FATAL] gpu-0: fabric={wanted} needs /")
+        assert "; " in printed[0], "and what to do about it"
     else:
-        assert (code, said) == (0, [wanted])
+        assert (code, printed) == (0, [wanted])
 
 
 def test_one_node_needs_no_fabric(settings: Settings):
@@ -806,10 +806,10 @@ def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytes
     show = "FABRIC NCCL_PROTO NCCL_BUFFSIZE NCCL_SOCKET_IFNAME NCCL_FASTRAK_CTRL_DEV CUDA_VISIBLE_DEVICES".split()
     lib = f"lib {found.library_path}"
     assert fabric(settings, "auto", *show) == (0, [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"])
-    code, said = fabric(
+    code, printed = fabric(
         settings, "tcpxo", *show, NCCL_BUFFSIZE="1", NCCL_SOCKET_IFNAME="eth9", CUDA_VISIBLE_DEVICES="3"
     )
-    assert (code, said) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
+    assert (code, printed) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
 
 
 def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
@@ -876,12 +876,12 @@ def nsys(ranks: str) -> dict[str, typing.Any]:
 def test_nsight_records_the_chosen_ranks(settings: Settings, node: Node):
     node.add("nsys", 'echo "nsys $*"')
     given = nsys("0,3")
-    said = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
-    assert said.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
-    assert said.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
+    printed = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
+    assert printed.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
+    assert printed.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
     more = {**SLURM_RANK, "SLURM_PROCID": "2"}
-    said = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
-    assert said == "bare script.py\n"
+    printed = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
+    assert printed == "bare script.py\n"
 
 
 def test_a_node_without_nsight_says_so(settings: Settings, node: Node):

@@ -87,9 +87,9 @@ def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
     path = ready.workspace / "sweep.jsonl"
     path.write_text(line)
     before = ready.files()
-    told = ready.fails("submit-sweep", file=str(path))
-    assert told.startswith("file: ")
-    assert words in told
+    message = ready.fails("submit-sweep", file=str(path))
+    assert message.startswith("file: ")
+    assert words in message
     assert ready.files() == before
     assert not cluster.changes
 
@@ -220,8 +220,8 @@ def test_the_id_that_a_sweep_shares_with_its_last_run_is_asked_about(ready: Trai
     """Slurm gives the array's own id to the task that is split off last."""
     last = shape(cluster, ready)["rest"]
     last.task, last.states = "3", [("RUNNING", 0)]
-    told = ready.fails("cancel-job", job_id=40)
-    assert told == "job-id: 40 is the sweep s, and its run s-3; run=s-3 for that run alone, run=s for all"
+    message = ready.fails("cancel-job", job_id=40)
+    assert message == "job-id: 40 is the sweep s, and its run s-3; run=s-3 for that run alone, run=s for all"
     assert cancelled(cluster) == []
     assert ready.run("cancel-job", run="s-3") == {"job-id": "40", "state": "CANCELLED", "run": "s-3"}
     assert cancelled(cluster) == [40]
@@ -288,8 +288,8 @@ def test_a_number_that_juju_made_of_an_element_is_not_taken_for_a_job(ready: Tra
     """Juju reads `job-id=40_3` as YAML, where that is the number 403: somebody else's job, or nobody's."""
     assert yaml.safe_load("40_3") == 403
     shape(cluster, ready)
-    told = ready.fails("show-job", job_id=403)
-    assert told.endswith("; see: juju run trainer/0 list-jobs; or do you mean job-id=40 element=3?")
+    message = ready.fails("show-job", job_id=403)
+    assert message.endswith("; see: juju run trainer/0 list-jobs; or do you mean job-id=40 element=3?")
     assert ready.fails("cancel-job", job_id=403).endswith("; or do you mean job-id=40 element=3?")
     assert "do you mean" not in ready.fails("show-job", job_id=409)
     other = Job(403, cluster.user, "night", ready.workspace / "x", "", [("RUNNING", 0)])

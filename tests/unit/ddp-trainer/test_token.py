@@ -85,13 +85,13 @@ def cloud(ready: Trainer, monkeypatch: pytest.MonkeyPatch) -> Cloud:  # noqa: F8
 
 def everything(trainer: Trainer, cluster: Cluster) -> str:  # noqa: F811
     """Return all text that a person or another account may come to see."""
-    told = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
-    told += [line.message for line in trainer.context.juju_log]
-    told += [str(path) for path in trainer.workspace.rglob("*")]
+    seen = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
+    seen += [line.message for line in trainer.context.juju_log]
+    seen += [str(path) for path in trainer.workspace.rglob("*")]
     for path in trainer.workspace.rglob("*"):
         if path.is_file() and ".secrets" not in path.parts:
-            told.append(path.read_bytes().decode("latin-1"))
-    return "\n".join(told)
+            seen.append(path.read_bytes().decode("latin-1"))
+    return "\n".join(seen)
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "submit-sweep"])
@@ -151,8 +151,8 @@ def test_a_file_of_the_users_own_goes_before(cloud: Cloud, cluster: Cluster):
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_a_token_in_env_is_refused_without_being_shown(cloud: Cloud, name: str):
-    said = cloud.trainer.fails("submit-ddp", env=f"{name}=hf_mine")
-    assert said == f"env: {name} would be in the job's script for others to read; set the option hf-token"
+    error = cloud.trainer.fails("submit-ddp", env=f"{name}=hf_mine")
+    assert error == f"env: {name} would be in the job's script for others to read; set the option hf-token"
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_old_environments_go_and_used_ones_stay(tmp_path: pathlib.Path):
     os.utime(folder / ".environment-x.tmp", (1, 1))
     (folder / ".environment-y.tmp").write_text("being written")
     (tmp_path / "runs" / "busy" / "job.json").write_text(json.dumps({"environment": names[1]}))
-    told = archives.prune_environments(str(tmp_path), keep=[names[0]], runs=[str(tmp_path / "runs" / "busy"), "/etc"])
-    assert told["removed"] == [names[2]]
+    pruned = archives.prune_environments(str(tmp_path), keep=[names[0]], runs=[str(tmp_path / "runs" / "busy"), "/etc"])
+    assert pruned["removed"] == [names[2]]
     left = {path.name for path in folder.iterdir()}
     assert f"{names[2]}.json" not in left
     assert f"{names[2]}.tar.zst" not in left

@@ -116,15 +116,15 @@ def test_a_wheel_that_is_missing_is_named(trainer: Trainer, cluster: Cluster, pi
         "ERROR: Could not find a version that satisfies the requirement sympy>=1.13.3 (from torch) (from versions: none)\n"
         "ERROR: No matching distribution found for sympy>=1.13.3"
     )
-    said = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
-    assert said.startswith("wheelhouse: no wheel of sympy>=1.13.3 for Python 3.12 on ")
+    message = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
+    assert message.startswith("wheelhouse: no wheel of sympy>=1.13.3 for Python 3.12 on ")
     assert not list((trainer.workspace / "environments").iterdir())
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_refused(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
     pip.failure = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
-    said = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ""))
-    assert said == "pip: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
+    message = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ""))
+    assert message == "pip: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
 
 
 def bad(folder: pathlib.Path, kind: str) -> str:
@@ -160,9 +160,9 @@ def test_an_archive_that_leads_outside_is_refused(
     tmp_path: pathlib.Path,
     kind: str,
 ):
-    said = trainer.fails("install-environment", wheelhouse=bad(trainer.workspace, kind))
-    assert said.startswith("wheelhouse: ")
-    assert REFUSED[kind] in said
+    message = trainer.fails("install-environment", wheelhouse=bad(trainer.workspace, kind))
+    assert message.startswith("wheelhouse: ")
+    assert REFUSED[kind] in message
     assert not list(tmp_path.rglob("evil.whl"))
     assert not list((tmp_path / "cache").iterdir()), "nothing is left"
     assert not [call for call in pip.calls if "install" in call]
@@ -223,9 +223,9 @@ def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_
         f"{top}/absent": "is not there",
         "/etc": "is outside the workspace",
     }.items():
-        said = trainer.fails("install-environment", wheelhouse=path)
-        assert said.startswith("wheelhouse: "), said
-        assert why in said
+        message = trainer.fails("install-environment", wheelhouse=path)
+        assert message.startswith("wheelhouse: "), message
+        assert why in message
 
 
 @pytest.mark.parametrize("is_offline", [False, True])

@@ -108,8 +108,8 @@ def test_a_folder_that_somebody_made_first_is_named(settings: Settings, name: st
     squatted.chmod(mode)
     os.chown(squatted, 33, 33)
     owner = pwd.getpwuid(os.geteuid()).pw_name
-    said = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
-    assert folders.look(settings).untrusted == said
+    message = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
+    assert folders.look(settings).untrusted == message
     assert squatted.stat().st_uid == 33
 
 
@@ -130,8 +130,8 @@ def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Sett
 def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
     folder = pathlib.Path(os.path.normpath(settings.workspace / name))
     folder.chmod(0o777)
-    said = "without the sticky bit, so any account can replace what is in it: chmod +t"
-    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {said} {folder}"
+    message = "without the sticky bit, so any account can replace what is in it: chmod +t"
+    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {message} {folder}"
 
 
 def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings: Settings, tmp_path: pathlib.Path):
@@ -281,10 +281,10 @@ def test_a_run_tells_of_itself(settings: Settings):
     (folder / "control" / "12.r0.outcome").write_text('{"outcome": "preempted", "step": 3}')
     (folder / "control" / "12.r10.outcome").write_text('{"outcome": "done", "step": 5}')
     (folder / "metrics.jsonl").write_text('{"step": 4, "loss": 1.5}\n{"step": 5, "loss": 1.25}\n{"step": 6, "lo')
-    told = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
-    assert told["summary"] == {"steps": 5}
-    assert told["outcome"]["outcome"] == "done", "of the last attempt"
-    assert told["metric"] == {"step": 5, "loss": 1.25}, "of the last whole line"
+    answer = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
+    assert answer["summary"] == {"steps": 5}
+    assert answer["outcome"]["outcome"] == "done", "of the last attempt"
+    assert answer["metric"] == {"step": 5, "loss": 1.25}, "of the last whole line"
 
 
 def test_a_run_full_of_rubbish_tells_nothing(settings: Settings):
@@ -293,8 +293,8 @@ def test_a_run_full_of_rubbish_tells_nothing(settings: Settings):
     (folder / "summary.json").symlink_to("/etc/hostname")
     os.mkfifo(folder / "metrics.jsonl")
     (folder / "control" / "12.r0.outcome").write_bytes(b"\xff\x00")
-    told = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
-    assert told == {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
+    answer = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
+    assert answer == {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
 
 
 def test_a_log_is_bounded(settings: Settings):
@@ -574,9 +574,9 @@ def test_a_rank_that_left_well_before_the_others_is_found(settings: Settings):
         rank_log(folder, 0, local, CUT)
     early = "1: E1123 03:40:34.271000 23 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.2"
     (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), early]))
-    said = "exited with code 0 while others went on; do all ranks get the same number of batches?"
-    assert failure(settings) == {"rank": 2, "node": 1, "lines": [said]}
-    assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", said), "not the node's"
+    message = "exited with code 0 while others went on; do all ranks get the same number of batches?"
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": [message]}
+    assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", message), "not the node's"
     shutil.rmtree(folder / "logs" / "12.r0")
     rank_log(folder, 0, 0, TRACE.format("ValueError: boom"))
     assert failure(settings)["rank"] == 0, "one that failed by itself goes before"
@@ -659,16 +659,18 @@ def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "slurmstepd: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
         "slurmstepd-n0: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
         "[2026-11-22T19:46:28.227] error: *** STEP 44.0 ON n0 CANCELLED AT 2026-11-22T19:46:28 DUE TO TASK FAILURE ***",
     ],
 )  # 24.11, and where a node's name is not its host's; 26.05
-def test_what_slurm_says_of_the_end_is_not_why_it_came(settings: Settings, said: str):
+def test_what_slurm_says_of_the_end_is_not_why_it_came(settings: Settings, message: str):
     folder = make_run(settings)
-    text = f"[ENV] job=12\n1: sh: 1: nope: not found\nsrun: error: n1: task 1: Exited with exit code 127\n0: {said}\n"
+    text = (
+        f"[ENV] job=12\n1: sh: 1: nope: not found\nsrun: error: n1: task 1: Exited with exit code 127\n0: {message}\n"
+    )
     (folder / "logs" / "12.out").write_text(text)
     assert failure(settings)["lines"] == ["sh: 1: nope: not found"]
 
@@ -719,7 +721,7 @@ def came(*hosts: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "merged", "ranks", "nodes"),
+    ("message", "merged", "ranks", "nodes"),
     [
         ("[FATAL] 3 of 6 ranks did not come within 120 s: 2, 3, 5; look at their logs", CAME, [2, 3, 5], ["n1", "n2"]),
         ("[FATAL] rank 0 published no address in /x within 120 s; is --run-dir shared?", CAME, [0], ["n0"]),
@@ -731,17 +733,17 @@ def came(*hosts: str) -> str:
     ],
 )
 def test_ranks_that_never_came_are_named_with_their_nodes(
-    settings: Settings, said: str, merged: str, ranks: list[int], nodes: list[str]
+    settings: Settings, message: str, merged: str, ranks: list[int], nodes: list[str]
 ):
     folder = make_run(settings)
     (folder / "control" / "12.hosts").write_text("n0 n1 n2\n")
-    (folder / "logs" / "12.out").write_text(merged + f"0: {said}\n")
-    rank_log(folder, 0, 0, TRACE.format(said))
+    (folder / "logs" / "12.out").write_text(merged + f"0: {message}\n")
+    rank_log(folder, 0, 0, TRACE.format(message))
     found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
     assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
     kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
-        told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
-        assert (kind, node, words) == ("node", nodes[0], told), "the next attempt is made without it"
+        answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
+        assert (kind, node, words) == ("node", nodes[0], answer), "the next attempt is made without it"
     else:
         assert kind == "program"
