@@ -22,7 +22,7 @@ ROWS = (
     "train_step", "ddp", "loader", "checkpoint", "collectives", "tokenizing", "resume", "kill", "stop", "requeue",
     "markers", "start", "submit", "gpu",
 )  # fmt: skip
-LIMIT_S = 300  # each takes less than three minutes on two cores that nobody else uses
+LIMIT_S = 300  # each takes less than three minutes on two otherwise idle cores
 SLOW_S = {"gpu": 900, "submit": 1800}  # two models are compiled; an environment is unpacked on a slow filesystem
 
 

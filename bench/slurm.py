@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this host, from the distribution's package: up in seconds, without munge, gone afterwards."""
+"""A Slurm of two nodes on this host, from the distribution's package: up in seconds and without munge."""
 
 import collections.abc
 import contextlib
@@ -110,7 +110,7 @@ def _end_jobs(env: dict[str, str]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, and that the kernel gives nobody by itself before they are used."""
+    """Pick ports without a listener, outside the range from which the kernel picks."""
     ports: set[int] = set()
     while len(ports) < count:
         port = random.SystemRandom().randrange(15000, 32000)  # below net.ipv4.ip_local_port_range

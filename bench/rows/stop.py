@@ -1,4 +1,4 @@
-"""Seconds from a preemption warning (the stop file) to saved and gone, on two ranks."""
+"""Seconds from a preemption warning (the stop file) to saved and ended, on two ranks."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
@@ -36,7 +36,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     return [
         row.Row("warning to saved", saved, LIMIT_S, "s", "Slurm's KillWait (a limit)", more_is_better=False, goal=3.0),
         row.Row(
-            "warning to all processes gone",
+            "warning to all processes ended",
             ended_s,
             LIMIT_S,
             "s",

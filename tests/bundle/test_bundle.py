@@ -41,7 +41,7 @@ def overlay(name: str) -> dict[str, Any]:
 
 
 def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return overlays as a person fills them in: on machines that exist a filesystem's proxy is given its place."""
+    """Return overlays as an operator fills them in: on machines that exist a filesystem's proxy is given its place."""
     found = [overlay(name) for name in names]
     if "machines" in names:
         found += [{"applications": {f"{name}-server-proxy": {"to": ["0"]}}} for name in FILESYSTEMS & set(names)]

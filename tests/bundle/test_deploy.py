@@ -1,4 +1,4 @@
-"""scripts/deploy.sh with a juju that knows only what it is told to expect."""
+"""scripts/deploy.sh with a juju that fails on a command it does not expect."""
 
 import json
 import os
@@ -56,7 +56,7 @@ class Place:
         return subprocess.run([script, *arguments], env=env, capture_output=True, text=True, check=False)
 
     def deployed(self, overlays: str, *arguments: str) -> list[str]:
-        """Return what `juju deploy` got."""
+        """Run the script: the arguments that `juju deploy` got."""
         done = self.run(overlays, *arguments)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("packed\n")

@@ -209,7 +209,7 @@ def test_every_charm_deploys_on_juju_3_6_and_4_as_the_readme_says():
 
 @pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
 def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
-    """`juju wait-for` and `juju status --watch` are gone from 4.0 and 4.0.1 (juju/juju#21692)."""
+    """`juju wait-for` and `juju status --watch` were removed in 4.0 and 4.0.1 (juju/juju#21692)."""
     assert not re.findall(r"juju (?:wait-for\b.*|status\b[^|`\n]* --watch\b.*)", page.read_text())
 
 

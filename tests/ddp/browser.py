@@ -112,7 +112,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=medium, features=features)
 
     def screenshot(self) -> "Picture":
-        """Return what is in the window."""
+        """Take a picture of the window."""
         return Picture(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _next(self, method: str) -> Json:

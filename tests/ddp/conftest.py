@@ -69,7 +69,7 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Return what a user's command works with; the payload is small, and claims lie in a folder of the test's."""
+    """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
     payload = tmp_path / "payload"
     (payload / "ddptrain").mkdir(parents=True)
     (payload / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")

@@ -56,7 +56,7 @@ def node(
 
 
 class Commands:
-    """Answers only the commands it was told of, in their order, and fails on any other."""
+    """Answers the expected commands in their order, and fails on any other."""
 
     def __init__(self) -> None:
         self.expected: list[tuple[tuple[str, ...], Completed | CommandError]] = []
@@ -220,7 +220,7 @@ def test_squeue_of_22_05_prints_the_status_as_one_number(commands: Commands, sta
     assert found.exit_code == code
 
 
-def test_somebody_elses_job_is_none_of_ours(commands: Commands):
+def test_another_users_job_is_none_of_ours(commands: Commands):
     ask_for(commands, 13, stdout=QUEUE.splitlines(keepends=True)[1])
     assert jobs.job(13, user="eve") is None
 
@@ -280,7 +280,7 @@ def test_a_command_that_hangs_or_is_missing_may_come_back(commands: Commands):
         jobs.job(9, user="ddp")
 
 
-def test_nodes_that_are_silent_are_told(commands: Commands):
+def test_nodes_that_are_silent_are_reported(commands: Commands):
     commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
     commands.expect(
         "/usr/bin/scontrol",

@@ -186,7 +186,7 @@ def test_a_name_cannot_be_made_to_look_like_another_s():
 
 
 def expand(text: str, env: dict[str, str]) -> str:
-    """Return what the kubelet makes of a text: third_party/forked/golang/expansion/expand.go of Kubernetes."""
+    """Expand a text as the kubelet does: third_party/forked/golang/expansion/expand.go of Kubernetes."""
     return re.sub(
         r"\$(?:\$|\(([^)]*)\))",
         lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]),

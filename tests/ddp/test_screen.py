@@ -46,7 +46,7 @@ RESULTS: Results = {
         [("JOB-ID", "RUN", "STATE", "LOSS"), ("40", "night", "COMPLETED", "1.25 *"), ("41", "[bold]x", "FAILED", "-")]
     ),
     "findings": "ERROR slurmd-2: /mnt/shared is not mounted\n    -> mount /mnt/shared\nnote",
-    "run-dir": "/mnt/shared/users/somebody/runs/" + "a-very-long-name-" * 8,
+    "run-dir": "/mnt/shared/users/example1/runs/" + "a-very-long-name-" * 8,
     "advice": "words " * 30,
     "empty": tables.Table([["NAME", "HASH"]]),
 }
@@ -186,7 +186,7 @@ def test_every_verb_has_json(answers: None, verb: verbs.Verb, is_before: bool):
 
 @EVERY
 def test_every_verb_has_json_on_a_terminal(answers: None, verb: verbs.Verb):
-    """Where somebody looks at what a program would get."""
+    """A terminal where a program's output would go."""
     made, code = type_on(60, *verb.words, *GIVEN.get(verb.action, ()), "--json")
     assert code == 0
     assert json.loads(made.plain()[made.plain().index("{") :]) == RESULTS

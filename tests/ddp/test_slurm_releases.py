@@ -2,7 +2,8 @@
 
 24.11.5 and 26.05.5 were captured from running clusters, those of accounting from the last (the sizes of its partition
 and node are those of the other). The rest is made from 24.11.5 after the releases' own words: RELEASE_NOTES and
-CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/partition_info.c and node_info.c: what a release adds stands where it prints it, what it dropped is gone.
+CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/partition_info.c and node_info.c: what a release adds
+stands where it prints it, what it dropped is left out.
 """
 
 import dataclasses

@@ -427,7 +427,7 @@ def test_a_file_that_grows_beyond_the_limit_meanwhile(
 
 
 def as_user(work: collections.abc.Callable[[], str]) -> str:
-    """Return what `work` returns under an account without privileges."""
+    """Run `work` under an account without privileges: its result."""
     if os.geteuid() != 0:
         return work()
     reading, writing = os.pipe()

@@ -66,8 +66,8 @@ def talk(program, line):
         running = programs[program]
         running.stdin.write(line + "\\n")
         running.stdin.flush()
-        said = running.stdout.readline()
-        return {"code": 0 if said else 1, "out": said, "err": ""}
+        line = running.stdout.readline()
+        return {"code": 0 if line else 1, "out": line, "err": ""}
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -121,7 +121,7 @@ class GuestError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a command in the guest said."""
+    """The result of a command in the guest."""
 
     code: int
     out: str
@@ -198,7 +198,7 @@ class Guest:
 
     def _last_words(self) -> str:
         if not self.console.exists():
-            return "it has said nothing"
+            return "it has printed nothing"
         return " | ".join(self.console.read_text(errors="replace").splitlines()[-5:])
 
 

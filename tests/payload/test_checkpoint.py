@@ -36,7 +36,7 @@ def save(run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...
     saver.close()
 
 
-def newest(run_dir: pathlib.Path) -> checkpoint.Found:
+def newest(run_dir: pathlib.Path) -> checkpoint.Checkpoint:
     found = checkpoint.choose(run_dir, "auto")
     assert found is not None
     return found

@@ -275,7 +275,7 @@ def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device
 
 
 def test_a_resumed_runs_metrics_are_complete_and_say_nothing_twice(dataset: pathlib.Path, tmp_path: pathlib.Path):
-    """Killed at step 13, its line cut short; it goes on behind step 10, and what it had said of 11 and 12 is gone."""
+    """Killed at step 13, its line cut short; it goes on behind step 10, and its lines of 11 and 12 are removed."""
     run = (
         "train",
         "--data",

@@ -170,7 +170,7 @@ def as_nobody(folder: str, report: str) -> None:
     os.write(out, json.dumps([os.geteuid(), *messages]).encode())
 
 
-def test_a_folder_of_another_user_is_told(tmp_path: pathlib.Path):
+def test_a_folder_of_another_user_is_reported(tmp_path: pathlib.Path):
     report = tmp_path / "report"
     report.touch()
     (tmp_path / "theirs").mkdir(mode=0o500)

@@ -131,7 +131,7 @@ def test_killed_at_many_moments_and_resumed_it_gives_the_bytes_of_an_undisturbed
             until(lambda kept=kept, process=process: process.poll() is not None or notes(output) > kept)
             process.kill()
             assert process.stdout is not None
-            process.stdout.read()  # to the end: the workers hold the other end, so they are gone, too
+            process.stdout.read()  # to the end: the workers hold the other end, so they have ended, too
         amid.append(notes(output))
         if amid[-1] < parts:
             with pytest.raises(shards.ShardError):
@@ -172,7 +172,7 @@ def test_while_parts_are_redone_the_folder_is_no_dataset(
 
 
 @pytest.mark.parametrize(("tokenizer", "share"), [("byte", 2.1), ("gpt2", 1.5)])
-def test_want_of_room_is_told_before_anything_is_touched(
+def test_want_of_room_is_reported_before_anything_is_touched(
     tokenizer: str, share: float, tmp_path: pathlib.Path, text_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     run(text_dir, output=tmp_path / "d", val_share=0.5)

@@ -25,7 +25,7 @@ def package(folder: pathlib.Path, code: str) -> pathlib.Path:
 
 
 def test_torch_is_imported_without_the_search_for_garbage():
-    code = f"{BEGIN}searches = []; gc.callbacks.append(lambda *told: searches.append(told))\nimport torch\nbefore = len(searches)"
+    code = f"{BEGIN}searches = []; gc.callbacks.append(lambda *search: searches.append(search))\nimport torch\nbefore = len(searches)"
     printed = python(f"{code}{TELL}import inspect; print(before, inspect.getsource(torch).startswith(chr(34) * 3))")
     *state, last = printed.split("\n")[:-1]
     assert state == ["True True True 1"]
@@ -53,6 +53,6 @@ import torch{TELL}"""
     assert python(code, place) == "libcudart True\nTrue True True 1\n"
 
 
-def test_without_torch_it_is_told_as_ever():
+def test_without_torch_the_error_is_pythons():
     code = f"{BEGIN}sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\ntry: import torch\nexcept ImportError as e: print(e)"
     assert python(code) == "No module named 'torch'\n"

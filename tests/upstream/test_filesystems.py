@@ -30,7 +30,7 @@ def published(name: str, charm: str, config: dict[str, Any]) -> tuple[str, testi
 
 
 def info(uri: str) -> Any:
-    """Return what upstream's library reads in a URI without a secret."""
+    """Parse a URI without a secret by upstream's library."""
     library: Any = importlib.import_module("charms.filesystem_client.v0.filesystem_info")
     return library._uri_to_fs_info(uri, types.SimpleNamespace())
 
@@ -189,7 +189,7 @@ def test_upstream_s_client_reads_what_we_ask_for(client: testing.Context[Any], t
 
 
 @pytest.mark.parametrize(("mounted", "event"), [(True, "MountedFilesystemEvent"), (False, "UnmountedFilesystemEvent")])
-def test_upstream_s_slurmctld_hears_our_answer(slurmctld: testing.Context[Any], host: Host, mounted: bool, event: str):
+def test_upstream_s_slurmctld_gets_our_answer(slurmctld: testing.Context[Any], host: Host, mounted: bool, event: str):
     relation = testing.SubordinateRelation(
         "mount", interface="mount_info", remote_app_name="client", remote_unit_data=mount_info.answer(mounted=mounted)
     )

@@ -55,7 +55,7 @@ class DdpTrainerCharm(ops.CharmBase):
             self._trouble = host.ensure(config, self.unit.name, self.charm_dir, token)
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._left:  # the unit may be gone by now, and setting its status would be an error
+        if self._left:  # the unit may be removed by now, and setting its status would be an error
             return
         desired = self._desired()
         if isinstance(desired, ops.StatusBase):

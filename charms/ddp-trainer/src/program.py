@@ -77,7 +77,7 @@ def install(charm_dir: pathlib.Path) -> bool:
         path.chmod(0o755)
     for path in (LIBRARY.parent, LIBRARY):
         path.chmod(0o755)
-    run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # nobody else can write what it compiles to
+    run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # only root can write the source
     if not home.is_dir():
         partial.rename(home)
     files.ensure_file(COMMAND, launcher, mode=0o755)
@@ -93,7 +93,7 @@ def configure(text: str) -> None:
 
 
 def remove() -> None:
-    """Take the program away; runs stay."""
+    """Remove the program; runs stay."""
     for path in (COMMAND, CONFIG):
         path.unlink(missing_ok=True)
     shutil.rmtree(LIBRARY, ignore_errors=True)

@@ -73,7 +73,7 @@ def admission(settings: Settings, place: Place, partition: jobs.Partition) -> li
 
 
 def accounting(settings: Settings) -> access.Accounting | None:
-    """Return what the accounting says about the submit user; None where there is none or it gives no answer."""
+    """Ask the accounting for the submit user's accounts and QOS; None without accounting, or without an answer."""
     try:
         return access.accounting(user=settings.user, configuration=jobs.configuration())
     except jobs.SlurmError as e:
@@ -158,10 +158,10 @@ def dependency(settings: Settings, text: str | None) -> list[str]:
             except jobs.SlurmError as e:
                 raise TrainerError(f"Slurm: {e}") from e
             if known is None:
-                hint = f"see: {settings.typed('list-jobs')}; for one that ended long ago leave dependency away"
+                hint = f"see: {settings.typed('list-jobs')}; for one that ended long ago omit dependency"
                 raise ParameterError("dependency", f"Slurm knows no job {number}; {hint}")
             if known.array_id is None and known.state in _NEVER.get(kind, ()):
-                text = f"job {number} is {known.state}, so {condition} can never come true; leave it away"
+                text = f"job {number} is {known.state}, so {condition} can never come true; omit it"
                 raise ParameterError("dependency", text)
     return [f"dependency: Slurm knows the jobs of {text}"] if text else []
 
@@ -211,7 +211,7 @@ def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
 
 
 def judge(script: str) -> str:
-    """Return what `sbatch --test-only` says of a script. Raises TrainerError where Slurm refuses it."""
+    """Check a script with `sbatch --test-only`: its output. Raises TrainerError where Slurm refuses it."""
     try:
         return jobs.judge(script)
     except jobs.NotAnsweringError as e:
@@ -221,7 +221,7 @@ def judge(script: str) -> str:
 
 
 def refused(stderr: str) -> TrainerError:
-    """Return the error for what sbatch said, with the parameter's name where Slurm's words tell which it is."""
+    """Turn sbatch's error into ours, with the parameter's name where Slurm's words identify it."""
     culprits = {
         "ccount": "account", "artition": "partition", "QOS": "qos", "qos": "qos", "eservation": "reservation",
         "eature": "constraint", "ime limit": "time-limit", "emory": "memory",

@@ -26,7 +26,7 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
     if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
-        text = "run-dir is the folder of each run, which the sweep itself gives; leave it away"
+        text = "run-dir is the folder of each run, which the sweep itself gives; omit it"
         raise ParameterError("grid" if params.file is None else "file", text)
     sweep = scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
@@ -81,7 +81,7 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
 
 
 def show_job(settings: Settings, params: fields.ShowJob, log: Log) -> Results:
-    """Return what is known of a job, or of all runs of a sweep."""
+    """Show a job, or all runs of a sweep."""
     if params.run is not None and params.job_id is None and params.element is None and is_sweep(settings, params.run):
         return show(settings, params.run)[0]
     return control.show_job(settings, params, log)

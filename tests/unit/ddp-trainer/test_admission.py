@@ -68,7 +68,7 @@ def test_what_is_not_there_is_refused_and_what_there_is_is_listed(
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "doctor"])
-def test_what_somebody_else_may_use_is_refused_where_slurm_enforces_it(ready: Trainer, cluster: Cluster, action: str):
+def test_what_another_user_may_use_is_refused_where_slurm_enforces_it(ready: Trainer, cluster: Cluster, action: str):
     cluster.enforces, user = "associations,limits,qos", cluster.user
     add = f"an administrator adds one with: sacctmgr add user {user} account=root"
     line = f"account: {user} may not charge root in slurmd, but: physics; {add}"
@@ -279,10 +279,10 @@ def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
             "dependency: Slurm knows no job 99; see: juju run trainer/0 list-jobs; for one that ended long ago leave "
             "dependency away",
         ),
-        ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; leave it away"),
+        ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; omit it"),
         (
             "after:40?afternotok:42",
-            "dependency: job 42 is COMPLETED, so afternotok:42 can never come true; leave it away",
+            "dependency: job 42 is COMPLETED, so afternotok:42 can never come true; omit it",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str
         ("--steps 3 --epochs 2", "--steps and --epochs exclude each other; give one"),
         ("--profile-steps 9", "--profile-steps 9: first and last step, such as 10-12"),
         ("--config /mnt/none.toml", "--config /mnt/none.toml: No such file or directory"),
-        ("--help", "--help only tells, and nothing would be trained; leave it away"),
+        ("--help", "--help only tells, and nothing would be trained; omit it"),
         ("--run-dir=/x", "--run-dir is given by the parameter run; write run=..."),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
     assert "No such file" in refused(settings, "--config other.toml")
 
 
-def test_a_file_that_hangs_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     def hang(*_: object, **__: object) -> None:
         raise CommandTimeout("python3: no answer within 30 s")
 
@@ -76,7 +76,7 @@ def test_a_file_that_hangs_is_told(settings: Settings, monkeypatch: pytest.Monke
         precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
 
 
-def test_a_payload_that_cannot_look_is_told(settings: Settings):
+def test_a_payload_that_cannot_look_is_reported(settings: Settings):
     (settings.payload / "ddptrain" / "precheck.py").write_text("raise SystemExit('broken')\n")
     with pytest.raises(TrainerError, match=r"^args: the payload could not look at them: python3 exited 1: broken$"):
         precheck.check(settings, "gpt", "night", "--steps 3".split(), ())

@@ -79,7 +79,7 @@ class Trainer:
         return testing.Context(charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0)
 
     def files(self) -> dict[str, int]:
-        """Return what is in the workspace, with the time of each change."""
+        """List the workspace's files, with the time of each change."""
         return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
 
 
@@ -169,12 +169,12 @@ def test_a_second_time_nothing_changes(trainer: Trainer, event: str):
     assert trainer.files() == before
 
 
-def test_an_installed_environment_is_told(ready: Trainer):
+def test_an_installed_environment_is_reported(ready: Trainer):
     out = ready.event("update_status")
     assert out.unit_status == testing.ActiveStatus("ready; environment installed: torch 2.13.0+cpu")
 
 
-def test_an_environment_that_jobs_would_not_use_is_told(ready: Trainer):
+def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
     how = "juju run trainer/0 install-environment, or submit-ddp does it"
     expected = testing.ActiveStatus(f"no environment of this release: {how}")
@@ -328,7 +328,7 @@ def test_an_account_that_cannot_run_jobs_blocks(
     assert trainer.event("config_changed").unit_status == testing.BlockedStatus(line)
 
 
-def test_a_folder_of_somebody_else_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_of_another_account_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
     def denied(*_: object) -> None:
         raise PermissionError(1, "/mnt/shared/runs belongs to uid 33")
 
@@ -636,7 +636,7 @@ def test_ranks_that_never_came_are_named_in_the_answer(ready: Trainer, cluster: 
         (folder / "control" / "40.hosts").write_text("slurmd-0 slurmd-1\n")
         log = folder / "logs" / "40.r0" / "node-0" / "40.r0_x" / "attempt_0" / "0" / "stderr.log"
         log.parent.mkdir(parents=True)
-        log.write_text("ERROR:ddptrain:[FATAL] 1 of 2 ranks did not come within 120 s: 1; look at their logs\n")
+        log.write_text("ERROR:ddptrain:[FATAL] 1 of 2 ranks never joined within 120 s: 1; look at their logs\n")
 
     cluster.submitted, cluster.states = wait_in_vain, [("RUNNING", 0), ("FAILED", 2 << 8)]
     line = ready.fails("submit-ddp", workload="smoke", wait=True)
@@ -705,7 +705,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ({"run": "old"}, f"run: {place}/runs/old holds no job.json, so it is no run; choose another name"),
         (
             {"resume": "old"},
-            "resume: old is of the kind unknown; only a run of the workload gpt can be begun from",
+            "resume: old is of the kind unknown; only a run of the workload gpt can be resumed from",
         ),
         ({"profile_ranks": "1"}, "profile-ranks: is for profile=nsys or profile=torch"),
         ({"profile_steps": "1-2"}, "profile-steps: is for profile=nsys or profile=torch"),
@@ -741,7 +741,9 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
     assert ready.files() == before
 
 
-def test_what_the_submit_user_cannot_read_is_told(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_what_the_submit_user_cannot_read_is_reported(
+    ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     path = f"{ready.workspace}/train.py"
     sealed = folders.Place("file", path, is_inside=True, is_readable=False)
     monkeypatch.setattr(folders, "locate", lambda *_: sealed)
@@ -779,7 +781,7 @@ def test_an_unknown_parameter_is_refused_by_the_charm_too(
         ("allocation failure: Requested node configuration is not available", "Slurm refuses the job: "),
     ],
 )
-def test_what_slurm_refuses_is_told_in_its_words(ready: Trainer, cluster: Cluster, stderr: str, line: str):
+def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
     cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
     before = ready.files()
     words = f"Batch job submission failed; {stderr}"
@@ -1102,7 +1104,7 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("reason", ["JobHeldAdmin", "slurm_cred_create failure, holding job."])
-def test_a_job_that_slurmctld_could_not_start_is_told_with_the_account_that_it_lacks(
+def test_a_job_that_slurmctld_could_not_start_is_reported_with_the_account_that_it_lacks(
     ready: Trainer, cluster: Cluster, reason: str
 ):
     """Slurm takes the job, and holds it when it is to start (24.11.5); its owner cannot release it."""
@@ -1167,7 +1169,7 @@ def test_a_job_is_let_go_only_when_its_end_is_over_on_the_nodes(
     paused: list[tuple[float, int]] = []
     monkeypatch.setattr(control, "pause", lambda seconds: paused.append((seconds, len(cluster.changes))))
     ready.run("resume-now")
-    assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm is told"
+    assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm gets the change"
     cluster.jobs[0].restarts = 0
     ready.run("resume-now")
     assert len(paused) == 1, "a job that never ran has no end"
@@ -1187,7 +1189,7 @@ def test_a_job_that_does_not_wait_cannot_be_let_go(ready: Trainer, cluster: Clus
     assert [call[0] for call in cluster.changes] == ["sbatch"]
 
 
-def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cluster):
+def test_what_slurm_denies_is_reported_with_what_to_type(ready: Trainer, cluster: Cluster):
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", run="first")
     cluster.denial = "slurm_update error: Access/permission denied"
@@ -1202,7 +1204,7 @@ def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cl
     )
 
 
-def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
+def test_another_users_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", workload="smoke", run="a")
     cluster.jobs[0].user = "eve"
     line = f"job-id: Slurm knows no job 40 of {USER}; see: juju run trainer/0 list-jobs"
@@ -1212,7 +1214,7 @@ def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "prepare-dataset", "list-jobs", "install-environment"])
-def test_slurm_that_does_not_answer_is_told(ready: Trainer, cluster: Cluster, action: str):
+def test_slurm_that_does_not_answer_is_reported(ready: Trainer, cluster: Cluster, action: str):
     cluster.hung = True
     line = "is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
     assert ready.fails(action) == f"Slurm: scontrol: no answer within 10 s; {line}"

@@ -21,7 +21,7 @@ TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmu
 
 
 def measured(busbw: float = 1.5, **more: object) -> Json:
-    """Return what the payload writes as collectives.json."""
+    """Make the payload's collectives.json."""
     rows = [
         {"size": size, "count": size // 4, "out_of_place": None,
          "in_place": {"time": size / busbw / 1e3, "alg_bw": busbw, "bus_bw": busbw, "nwrong": 0}}
@@ -251,7 +251,7 @@ def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluste
     assert ready.run("plan", nodes=1, gpus_per_node=1, tokens_per_second=5000)["tokens-per-second"] == "5000"
 
 
-def test_a_controller_that_falls_silent_while_the_gpus_type_is_asked_is_told(
+def test_a_controller_that_stops_responding_while_the_gpus_type_is_asked_is_reported(
     ready: Trainer,  # noqa: F811
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
@@ -260,9 +260,9 @@ def test_a_controller_that_falls_silent_while_the_gpus_type_is_asked_is_told(
         machine.gres = "gpu:h200:8"
     rate = forecast._rate  # pyright: ignore[reportPrivateUsage]
 
-    def falls_silent(*arguments: typing.Any) -> tuple[float, str]:
+    def stops_responding(*arguments: typing.Any) -> tuple[float, str]:
         cluster.silent = 1
         return rate(*arguments)
 
-    monkeypatch.setattr(forecast, "_rate", falls_silent)
+    monkeypatch.setattr(forecast, "_rate", stops_responding)
     assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith("Slurm: ")

@@ -16,7 +16,7 @@ GPT2 = {"kind": "gpt2", "vocab": 50257, "eot_id": 50256, "sha256": "bb", "eot": 
 
 
 def manifest(tokenizer: object, crc32: int = 7) -> dict[str, typing.Any]:
-    """Return what the payload's prepare writes, as far as it matters here."""
+    """Make the payload's manifest of a dataset, as far as it matters here."""
     return {"tokenizer": tokenizer, "splits": {"train": [{"crc32": crc32}], "val": [{"crc32": 8}, {"crc32": 9}]}}
 
 
@@ -65,7 +65,7 @@ def test_a_dataset_that_is_no_longer_whole_is_refused(ready: Trainer, cluster: C
     assert not cluster.changes
 
 
-GONE_ON = [({"run": "night"}, "another name for run"), ({"run": "new", "resume": "night"}, "leave resume away")]
+GONE_ON = [({"run": "night"}, "another name for run"), ({"run": "new", "resume": "night"}, "omit resume")]
 
 
 @pytest.mark.parametrize(("given", "anew"), GONE_ON)

@@ -144,7 +144,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
-def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
+def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
     settings: Settings, facts: node_facts.Facts, case: tuple[str, str, object, str]
 ):
     level, path, value, words = case
@@ -163,7 +163,7 @@ def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
 @pytest.mark.parametrize(
     ("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")]
 )  # fmt: skip
-def test_a_clock_that_is_off_is_told(settings: Settings, facts: node_facts.Facts, offset: float, level: str | None):
+def test_a_clock_that_is_off_is_reported(settings: Settings, facts: node_facts.Facts, offset: float, level: str | None):
     facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
     found = [finding for finding in examine.judge(settings, facts) if "clock" in finding.text]
     assert [finding.level for finding in found] == ([level] if level else [])
@@ -189,7 +189,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
-def test_what_slurms_configuration_means_is_told(
+def test_what_slurms_configuration_means_is_reported(
     settings: Settings, facts: node_facts.Facts, case: tuple[str, str, str, str]
 ):
     name, value, level, words = case
@@ -202,7 +202,7 @@ def test_what_slurms_configuration_means_is_told(
 PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
 
 
-def test_slurms_settings_are_told_with_what_they_mean():
+def test_slurms_settings_are_reported_with_what_they_mean():
     config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
     assert cluster_rules.settings_in_words(config, PARTITION) == [
         "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
@@ -352,7 +352,7 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
         ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
     ],
 )  # fmt: skip
-def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):  # noqa: F811
+def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):  # noqa: F811
     place = str(trainer.workspace)
     trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
     answering(cluster, *map(healthy, NAMES))
@@ -375,7 +375,7 @@ def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: s
         ("", None),
     ],
 )
-def test_a_tracking_server_that_cannot_be_reached_is_told(
+def test_a_tracking_server_that_cannot_be_reached_is_reported(
     trainer: Trainer,  # noqa: F811
     cluster: Cluster,
     uri: str,
@@ -390,7 +390,7 @@ def test_a_tracking_server_that_cannot_be_reached_is_told(
     assert f"{line}\n    -> {remedy}" in findings
 
 
-def test_an_account_that_slurmctld_lacks_is_told_once(settings: Settings, facts: node_facts.Facts):
+def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, facts: node_facts.Facts):
     message = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
     facts = dataclasses.replace(facts, reports={}, trouble=message)
     (found,) = [finding for finding in examine.judge(settings, facts) if finding.level == "error"]
@@ -412,7 +412,7 @@ FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wan
 
 
 @pytest.mark.parametrize(("path", "value"), FITTING)
-def test_processors_that_fit_are_not_told(settings: Settings, facts: node_facts.Facts, path: str, value: object):
+def test_processors_that_fit_are_not_reported(settings: Settings, facts: node_facts.Facts, path: str, value: object):
     change(facts.reports["slurmd-1"], path, value)
     assert len(examine.judge(settings, facts)) == 1
 
@@ -466,7 +466,7 @@ def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings
     ]
 
 
-def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: node_facts.Facts):
+def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: node_facts.Facts):
     facts = with_gpus(facts, (18, 18), (18, 18))
     sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
     change(facts.reports["slurmd-0"], "environments", [sees])
@@ -484,7 +484,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: node
 @pytest.mark.parametrize(
     ("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning"), ("python", "note")]
 )
-def test_an_environment_that_is_not_the_same_everywhere_is_told(
+def test_an_environment_that_is_not_the_same_everywhere_is_reported(
     settings: Settings, facts: node_facts.Facts, key: str, level: str
 ):
     here: Json = {"hash": "ab", "torch": "2.13.0", "nccl": "2.27.3", "numpy": "2.3.1", "python": "3.12.3"}
@@ -516,7 +516,7 @@ def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: node_fa
     assert "slurmd-0" not in reporting.report(settings, facts, [])["compute"]
 
 
-def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: node_facts.Facts):
+def test_the_same_on_many_nodes_is_reported_once(settings: Settings, facts: node_facts.Facts):
     for name in NAMES:
         change(facts.reports[name], "limits/shm", 1 << 20)
     (found,) = [finding for finding in examine.judge(settings, facts) if "/dev/shm" in finding.text]
@@ -584,7 +584,7 @@ def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatc
     assert met.facts["port"] == first + 1
 
 
-def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
+def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     text = pathlib.Path(probe.__file__).read_text()
@@ -670,7 +670,7 @@ echo '{{"seconds": '$((10 - n))'.5, "torch": "2.13.0+cpu"}}'
 
 @pytest.fixture
 def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]]:
-    """Return what the node says of two environments, of which `aa` is unpacked, with this said before its answer."""
+    """Probe two environments, of which `aa` is unpacked, with this printed before the answer."""
     cache = tmp_path / "cache"
     (cache / "aa" / "bin").mkdir(parents=True)
     (cache / "aa" / "lib").mkdir()
@@ -708,7 +708,7 @@ def test_an_environment_is_tried_where_it_is_unpacked(
     assert unpacked("echo 'ImportError: libgomp' >&2; exit 1")[0]["error"] == "ImportError: libgomp"
 
 
-def test_what_is_in_an_environment_is_told_by_its_own_python(
+def test_what_is_in_an_environment_is_reported_by_its_own_python(
     unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path
 ):
     packages = tmp_path / "packages"
@@ -844,7 +844,7 @@ def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: 
     assert "does not match its manifest" in ready.fails("doctor")
 
 
-def test_nodes_that_give_no_answer_are_told(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):  # noqa: F811
     cluster.examination = lambda arguments: Completed(
         1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
     )
@@ -929,7 +929,7 @@ def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: 
 
 
 @pytest.mark.parametrize(("ready_s", "warns"), [(14.26, False), (200.0, True), (None, False)])
-def test_the_time_to_the_first_all_reduce_is_told(
+def test_the_time_to_the_first_all_reduce_is_reported(
     ready: Trainer,  # noqa: F811
     cluster: Cluster,
     ready_s: float | None,
@@ -946,7 +946,7 @@ def test_the_time_to_the_first_all_reduce_is_told(
 @pytest.mark.parametrize(
     ("network", "state", "warns"), [("Socket", "ACTIVE", True), ("Socket", "DOWN", False), ("IB", "ACTIVE", False)]
 )
-def test_nccl_over_tcp_beside_a_fabric_is_told(
+def test_nccl_over_tcp_beside_a_fabric_is_reported(
     ready: Trainer,  # noqa: F811
     cluster: Cluster,
     network: str,

@@ -79,7 +79,7 @@ def test_nodes_by_name():
         ({"nodelist": "m0"}, "nodelist: m0 is no node of partition main"),
         ({"nodelist": "n3"}, "nodelist: n3 is down+drain; see: scontrol show node n3"),
         ({"nodelist": "n0,n1", "exclude": "n1"}, "nodelist: n1 is named in exclude, too; leave it out of one of them"),
-        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 asked for, but nodelist names 2; leave nodes away"),
+        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 asked for, but nodelist names 2; omit nodes"),
         ({"exclude": "n0,n1,n2"}, "exclude: leaves no usable node of partition main (n3 is down+drain)"),
         (
             {"nodelist": "n0", "nodes": 2, "gpus_per_node": 1},

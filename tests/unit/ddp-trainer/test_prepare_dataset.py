@@ -83,7 +83,7 @@ def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Pa
 
     cluster.submitted, cluster.states = fail, [("FAILED", 512)]
     line = ready.fails("prepare-dataset", source=str(raw), elements=3)
-    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; mend it and run the same again"
+    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; repair it and run the same again"
     assert ready.results["failed-elements"] == f"element 2: {raw}/a.jsonl line 7 is not JSON"
     assert ready.results["failure"] == "[FATAL] 1 of 3 parts are not done"
 

@@ -299,9 +299,9 @@ def test_what_has_no_loss_is_not_compared(motley: Trainer):
         ({"run": "notes"}, "run: {runs}/notes holds no job.json, so it is no run; choose another name"),
         (
             {"resume": "table"},
-            "resume: table is of the kind collectives; only a run of the workload gpt can be begun from",
+            "resume: table is of the kind collectives; only a run of the workload gpt can be resumed from",
         ),
-        ({"resume": "mine"}, "resume: mine is of the kind script; only a run of the workload gpt can be begun from"),
+        ({"resume": "mine"}, "resume: mine is of the kind script; only a run of the workload gpt can be resumed from"),
     ],
 )
 def test_a_run_of_another_kind_is_not_gone_on_with(
@@ -327,7 +327,7 @@ def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):  # n
     assert ready.run("compare-runs", runs="odd,even")["runs"] == "odd, even"
 
 
-def test_a_loss_that_became_nan_is_told(ready: Trainer):  # noqa: F811
+def test_a_loss_that_became_nan_is_reported(ready: Trainer):  # noqa: F811
     folder = leave(ready, "burst")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 41, "loss": NaN}\n{"kind": "step", "step": 42, "loss": Infinity}\n')

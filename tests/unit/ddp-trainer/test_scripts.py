@@ -164,7 +164,7 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
         "/usr/bin/python3", str(node.run_dir / "program"), "node", "job.json", "--module", "ddptrain", "smoke", "--lr", "3e-3",
     ]  # fmt: skip
     lines = output.splitlines()
-    assert len(lines) == 2, "nothing else is said"
+    assert len(lines) == 2, "nothing else is printed"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
     assert (
         lines[0] == "[ENV] job=12 attempt=12.r0 nodes=slurmd-0 head=127.0.0.1:20096 ranks_per_node=1 launcher=torchrun"
@@ -195,7 +195,7 @@ def wait_for(path: pathlib.Path) -> None:
         if path.exists():
             return
         time.sleep(0.05)
-    raise AssertionError(f"{path} did not come")
+    raise AssertionError(f"{path} never appeared")
 
 
 def stop(node: Node, files: dict[str, str], number: signal.Signals, **more: typing.Any) -> tuple[int, str]:
@@ -244,7 +244,7 @@ def test_a_warning_at_the_very_end_does_not_requeue_a_finished_job(settings: Set
     assert not node.requeued()
 
 
-def test_an_earlier_attempts_stop_file_is_taken_away(settings: Settings, node: Node):
+def test_an_earlier_attempts_stop_file_is_removed(settings: Settings, node: Node):
     (node.run_dir / "control").mkdir(parents=True)
     (node.run_dir / "control" / "12.r0.stop").touch()
     node.add("srun", '[ -e "$STOP_FILE" ] && exit 5; ' + ENDS % "done")
@@ -399,7 +399,7 @@ def test_a_script_that_leaves_no_outcome_has_one_left_for_it(
     assert ("step" in left) == ("echo" in srun), "its own is kept"
 
 
-def test_a_cancelled_script_is_told_from_one_that_failed(settings: Settings, node: Node):
+def test_a_cancelled_script_is_distinguished_from_one_that_failed(settings: Settings, node: Node):
     node.add("srun", WAITS + "exit 143")
     assert stop(node, texts(settings, outcome=False), signal.SIGTERM)[0] == 143
     assert json.loads((node.run_dir / "control" / "12.r0.outcome").read_text())["outcome"] == "cancelled"
@@ -613,7 +613,7 @@ def run_node(
     )
 
 
-def test_the_agent_is_told_its_place(settings: Settings, node: Node):
+def test_the_agent_gets_its_place(settings: Settings, node: Node):
     process = run_node(settings, node, 'printf "%s\n" "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME" "$@"')
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
@@ -636,7 +636,7 @@ def test_the_agent_is_told_its_place(settings: Settings, node: Node):
 def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
     settings: Settings, node: Node, error: str, words: str | None
 ):
-    """A head that refuses has not begun to listen yet; one that does not respond is behind a firewall."""
+    """A head that refuses does not listen yet; one that does not respond is behind a firewall."""
     process = run_node(settings, node, "echo started", SLURMD_NODENAME="slurmd-1", REFUSES=error)
     output, _ = process.communicate(timeout=60)
     if words is None:

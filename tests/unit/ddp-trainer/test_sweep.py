@@ -52,7 +52,7 @@ def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
 def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "sweep.jsonl"
     path.write_text('{"lr": 1}\n{"run-dir": "/tmp/x"}\n')
-    why = "run-dir is the folder of each run, which the sweep itself gives; leave it away"
+    why = "run-dir is the folder of each run, which the sweep itself gives; omit it"
     assert ready.fails("submit-sweep", grid="run-dir=/tmp/x,/tmp/y") == f"grid: {why}"
     assert ready.fails("submit-sweep", file=str(path), workload="smoke") == f"file: {why}"
     assert not cluster.changes
@@ -285,7 +285,7 @@ def test_an_element_that_is_not_there_is_refused(
 
 
 def test_a_number_that_juju_made_of_an_element_is_not_taken_for_a_job(ready: Trainer, cluster: Cluster):
-    """Juju reads `job-id=40_3` as YAML, where that is the number 403: somebody else's job, or nobody's."""
+    """Juju reads `job-id=40_3` as YAML, where that is the number 403: another user's job, or none."""
     assert yaml.safe_load("40_3") == 403
     shape(cluster, ready)
     message = ready.fails("show-job", job_id=403)

@@ -84,7 +84,7 @@ def cloud(ready: Trainer, monkeypatch: pytest.MonkeyPatch) -> Cloud:  # noqa: F8
 
 
 def everything(trainer: Trainer, cluster: Cluster) -> str:  # noqa: F811
-    """Return all text that a person or another account may come to see."""
+    """Collect all text that an operator or another account may see."""
     seen = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
     seen += [line.message for line in trainer.context.juju_log]
     seen += [str(path) for path in trainer.workspace.rglob("*")]
@@ -201,11 +201,11 @@ def test_the_file_goes_with_its_job_and_not_before(cloud: Cloud, cluster: Cluste
     cloud.trainer.run("submit-ddp", workload="smoke", run="first")
     cloud.trainer.run("submit-ddp", workload="smoke", run="second")
     cloud.age()
-    cluster.jobs[0].states = [("CANCELLED", 15)]  # by scancel, which told nobody
+    cluster.jobs[0].states = [("CANCELLED", 15)]  # by scancel, without a notice
     cluster.jobs[1].states = [("REQUEUED", 0)]
     cluster.silent = 1000
     cloud.wake()
-    assert len(cloud.files) == 2, "while Slurm is away nothing is known to be over"
+    assert len(cloud.files) == 2, "while Slurm does not respond nothing is known to be over"
     cluster.silent = 0
     cloud.wake()
     assert list(cloud.files) == ["second.hf-token"]
@@ -304,7 +304,7 @@ def test_another_principals_relation_changes_nothing(
     assert {call[0] for call in cluster.calls[calls:]} <= {"scontrol", "squeue", "sinfo"}
 
 
-def test_a_folder_of_somebody_else_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
+def test_a_folder_of_another_account_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
     (tmp_path / "theirs").mkdir()
     secrets = settings.workspace / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")

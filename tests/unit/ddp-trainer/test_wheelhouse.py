@@ -105,7 +105,7 @@ def test_other_wheels_make_another_environment(trainer: Trainer, cluster: Cluste
     calls = len(pip.calls)
     assert trainer.run("install-environment", wheelhouse=path) == first
     assert len(pip.calls) == calls
-    (pathlib.Path(path) / "numpy-2.0-py3-none-any.whl").write_bytes(b"mended")
+    (pathlib.Path(path) / "numpy-2.0-py3-none-any.whl").write_bytes(b"repaired")
     second = trainer.run("install-environment", wheelhouse=path)
     assert second["wheelhouse"] != first["wheelhouse"]
     assert len(pip.calls) > calls
@@ -229,7 +229,7 @@ def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
-def test_what_takes_too_long_is_told_with_where_to_look(
+def test_what_takes_too_long_is_reported_with_where_to_look(
     trainer: Trainer,  # noqa: F811
     cluster: Cluster,
     pip: Pip,

@@ -101,7 +101,7 @@ def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
 
 @pytest.mark.parametrize("name", folders.FOLDERS)
 @pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_a_folder_that_somebody_made_first_is_named(settings: Settings, name: str, mode: int):
+def test_a_folder_that_another_account_made_first_is_named(settings: Settings, name: str, mode: int):
     """In a sticky root anybody can squat on a name; what lies there is never used."""
     settings.workspace.chmod(0o1777)
     squatted = settings.workspace / name
@@ -147,7 +147,7 @@ def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings
 
 @pytest.fixture
 def slow(tmp_path: pathlib.Path) -> dict[str, str]:
-    """What finish_environment works on, with an interpreter that waits for somebody to write into a pipe."""
+    """What finish_environment works on, with an interpreter that waits until a pipe is written to."""
     build, pipe = tmp_path / "build", tmp_path / "pipe"
     (build / "env" / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
     (build / "env" / "bin").mkdir()
@@ -350,7 +350,7 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 @pytest.mark.parametrize(
     ("logs", "rank", "last"),
     [
-        # the rank with a reason of its own, though another fell silent before it
+        # the rank with a reason of its own, though another stopped responding before it
         (
             [
                 (0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"), 5),
@@ -477,7 +477,7 @@ srun: error: slurmd-1: task 1: Out Of Memory
 
 
 @pytest.mark.parametrize("cut", [0, 4], ids=["all", "srun's line alone"])
-def test_a_rank_that_took_more_memory_than_the_job_has_is_told_so(settings: Settings, cut: int):
+def test_a_rank_that_took_more_memory_than_the_job_has_gets_that_reason(settings: Settings, cut: int):
     folder = make_run(settings)
     rank_log(folder, 0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"))
     agents = [AGENT.format(1, -9, 1), AGENT.format(0, 1, 0)]
@@ -508,7 +508,7 @@ def test_an_exception_that_a_rank_lived_on_with_is_not_the_reason(settings: Sett
     assert found["lines"] == [*TRACE.splitlines()[:-1], "ValueError: sample 7 is skipped"]
 
 
-def test_a_message_longer_than_what_is_read_of_a_log_is_told(settings: Settings):
+def test_a_message_longer_than_what_is_read_of_a_log_is_reported(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, CUT)
     rank_log(folder, 1, 0, TRACE.format(f"ValueError: {'x' * 100_000}") + "[W1120 x.cpp:9] Warning: not destroyed\n")
@@ -556,7 +556,7 @@ def test_a_torchrun_that_was_killed_is_found(settings: Settings):
     assert str(failure(settings)["lines"]).endswith("Connection closed by peer [10.0.0.2]:1234']")
 
 
-def test_srun_tells_which_rank_was_killed_or_left_without_a_word(settings: Settings):
+def test_srun_tells_which_rank_was_killed_or_left_with_no_output(settings: Settings):
     folder = make_run(settings, launcher="srun")
     begin = "[ENV] job=12 attempt=12.r0 nodes=n0 n1\n0: [ENV] node=n0 address=10.0.0.1\n"
     end = "srun: error: n{0}: task {1}: Exited with exit code {2}\n[RESULT] rc=1 outcome=none\n"
@@ -603,7 +603,7 @@ def test_much_output_of_the_others_does_not_hide_who_left(settings: Settings):
     assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"])[:2] == ("program", "n1")
 
 
-def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: Settings):
+def test_a_rank_that_left_with_no_output_is_named_with_its_exit_code(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, CUT)
     earlier = f"[ENV] job=12 attempt=12.r0 \n{AGENT.format(0, -9, 1)}\n"  # what ended an attempt before is over
@@ -628,7 +628,7 @@ Thread 0x00007f2 (most recent call first):
 """
 
 
-def test_what_nccls_watchdog_said_before_it_ended_the_ranks_is_told(settings: Settings):
+def test_what_nccls_watchdog_printed_before_it_ended_the_ranks_is_shown(settings: Settings):
     folder = make_run(settings)
     for node, local in [(0, 0), (0, 1), (1, 0)]:
         rank_log(folder, node, local, WATCHDOG.format(2 * node + local), age_s=9 if node else 1)
@@ -694,7 +694,7 @@ def test_a_build_happens_in_a_private_folder(settings: Settings, tmp_path: pathl
     assert pathlib.Path(opened["folder"]).exists()
 
 
-def test_a_build_folder_that_somebody_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
+def test_a_build_folder_that_another_account_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
     base = tmp_path / "cache"
     base.symlink_to(tmp_path)
     with pytest.raises(folders.WorkspaceError, match="is not a folder of this account"):
@@ -723,7 +723,7 @@ def came(*hosts: str) -> str:
 @pytest.mark.parametrize(
     ("message", "merged", "ranks", "nodes"),
     [
-        ("[FATAL] 3 of 6 ranks did not come within 120 s: 2, 3, 5; look at their logs", CAME, [2, 3, 5], ["n1", "n2"]),
+        ("[FATAL] 3 of 6 ranks never joined within 120 s: 2, 3, 5; look at their logs", CAME, [2, 3, 5], ["n1", "n2"]),
         ("[FATAL] rank 0 published no address in /x within 120 s; is --run-dir shared?", CAME, [0], ["n0"]),
         (VAIN, came("n0", "n2"), [2, 3], ["n1"]),
         (VAIN, came("n0", "n1", "n2"), [], []),
