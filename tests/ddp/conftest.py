@@ -24,6 +24,7 @@ sys.path += [
 ]
 from cluster import Cluster
 from pip_double import ZSTD, Pip
+from slurm_commands import Commands
 
 PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
@@ -108,3 +109,13 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return double
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
+    """Answer Slurm's commands by the expected texts; the test fails when one was never asked for."""
+    double = Commands()
+    for module in (access, jobs, nodes):
+        monkeypatch.setattr(module, "run", double)
+    yield double
+    assert not double.expected, f"never asked: {double.expected}"

@@ -1,11 +1,10 @@
 """What Slurm says about accounts, QOS, reservations and a partition's own rules."""
 
 import pytest
-from test_jobs import ASKED, SACCT_FIELDS, Commands, node, partition
+from slurm_commands import ASKED, SACCT_FIELDS, Commands, node, partition
 
 from ddp.slurm import access, jobs
 from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import nodes
 
 CONFIG = {
     "AccountingStorageType": "accounting_storage/slurmdbd",
@@ -30,14 +29,6 @@ RESERVATIONS = (
     "Users=-eve,-bob,ubuntu Groups=(null) Accounts=-physics Licenses=(null) State=INACTIVE BurstBuffer=(null) "
     "MaxStartDelay=(null)\n"
 )
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    double = Commands()
-    for module in (access, jobs, nodes):
-        monkeypatch.setattr(module, "run", double)
-    return double
 
 
 def expect(commands: Commands, *words: str, stdout: str = "", returncode: int = 0, stderr: str = "") -> None:

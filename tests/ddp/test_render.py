@@ -8,7 +8,7 @@ import typing
 import pytest
 import yaml
 from cluster import Cluster
-from test_cli import typed
+from command_line import typed
 
 from ddp import cli
 from ddp.base import Settings

@@ -20,9 +20,9 @@ import time
 import typing
 
 import click
+import command_line
 import pytest
 import rich.cells
-import test_cli
 from cluster import Cluster
 from pip_double import Pip
 
@@ -164,7 +164,7 @@ def test_every_verb_has_tables_on_a_terminal(answers: None, verb: verbs.Verb):
 @EVERY
 def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.MonkeyPatch, verb: verbs.Verb):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    code, out, err = test_cli.typed(*verb.words, *GIVEN.get(verb.action, ()))
+    code, out, err = command_line.typed(*verb.words, *GIVEN.get(verb.action, ()))
     assert (code, err) == (0, "working: 3 of 4\n")
     assert "\x1b" not in out
     assert not BOXES.search(out)
@@ -179,7 +179,7 @@ def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("is_before", [True, False])
 def test_every_verb_has_json(answers: None, verb: verbs.Verb, is_before: bool):
     words = (*verb.words, *GIVEN.get(verb.action, ()))
-    code, out, _ = test_cli.typed(*(("--json", *words) if is_before else (*words, "--json")))
+    code, out, _ = command_line.typed(*(("--json", *words) if is_before else (*words, "--json")))
     assert code == 0
     assert json.loads(out) == RESULTS
 
@@ -193,7 +193,7 @@ def test_every_verb_has_json_on_a_terminal(answers: None, verb: verbs.Verb):
 
 
 def test_every_command_takes_json():
-    for words, command in test_cli.COMMANDS.items():
+    for words, command in command_line.COMMANDS.items():
         flags = [flag for parameter in command.params if isinstance(parameter, click.Option) for flag in parameter.opts]
         assert "--json" in flags, words
 
@@ -204,10 +204,10 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
-    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     for words in (("watch", "night", "--json"), ("--json", "watch", "40")):
         cluster.job(40).states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
-        code, out, err = test_cli.typed(*words)
+        code, out, err = command_line.typed(*words)
         assert (code, err) == (0, "")
         frames = [json.loads(line) for line in out.splitlines()]
         assert [(one["run"], one["state"], one["has-ended"]) for one in frames] == [
@@ -220,9 +220,9 @@ def test_a_live_view_is_drawn_on_a_terminal_only(
 ):
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     cluster.job(40).states = [("COMPLETED", 0)]
-    _, out, _ = test_cli.typed("watch", "night")
+    _, out, _ = command_line.typed("watch", "night")
     assert re.fullmatch(r"\d\d:\d\d:\d\d night, COMPLETED\n", out)
     assert BOXES.search(type_on(80, "watch", "night")[0].text)
 
@@ -232,8 +232,8 @@ def test_a_report_for_programs(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ):
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
-    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
-    code, out, err = test_cli.typed(*words)
+    assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
+    code, out, err = command_line.typed(*words)
     assert (code, err) == (0, "")
     assert json.loads(out) == {"report": f"{settings.runs}/night/report.html", "runs": "night"}
 

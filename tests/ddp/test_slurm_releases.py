@@ -9,7 +9,7 @@ stands where it prints it, what it dropped is left out.
 import dataclasses
 
 import pytest
-from test_jobs import ASKED, SACCT_FIELDS, Commands
+from slurm_commands import ASKED, SACCT_FIELDS, Commands
 
 from ddp.slurm import jobs
 from slurm_ddp.slurm import nodes
@@ -84,14 +84,6 @@ RELEASES = (
     Release("26.05.5", "26.05.5"),
 )
 each = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    double = Commands()
-    monkeypatch.setattr(jobs, "run", double)
-    monkeypatch.setattr(nodes, "run", double)
-    return double
 
 
 @each

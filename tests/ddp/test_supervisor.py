@@ -11,7 +11,7 @@ import time
 import typing
 
 import pytest
-from test_spec import make
+from job_specs import make
 
 from batch_host import Node
 from ddp.node import spec, supervisor

@@ -4,18 +4,16 @@ import dataclasses
 import typing
 
 import pytest
-import test_charm
 from cluster import Cluster, Job
 from conftest import Pip
-from test_charm import Trainer
-from test_doctor import answering, facts, healthy  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
-from test_plan import node, partition, refusal, training
+from harness import Trainer
+from node_reports import answering, healthy
+from resource_requests import node, partition, refusal, training
 
 from ddp.base import Settings
 from ddp.doctor import examine, node_facts
 from ddp.slurm import access
 
-ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
 RESERVATION = (
     "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes={nodes} "
     "NodeCnt=1 CoreCnt=2 Features=(null) PartitionName={partition} Flags={flags} TRES=cpu=2 Users={users} Groups=(null) "
@@ -212,7 +210,7 @@ def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, clus
     assert pip.calls
 
 
-def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):  # noqa: F811
+def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):
     def findings_of(known: access.Accounting | None) -> list[node_facts.Finding]:
         found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]

@@ -5,12 +5,9 @@ import pathlib
 import typing
 
 import pytest
-import test_charm
-import test_tuning
 from cluster import Cluster
-from test_charm import Trainer, add_dataset
+from harness import Trainer, add_dataset
 
-ready, trainer, model = test_charm.ready, test_charm.trainer, test_tuning.model  # fixtures
 BYTE = {"kind": "byte", "vocab": 257, "eot_id": 256, "sha256": "aa", "eot": "prefix"}
 GPT2 = {"kind": "gpt2", "vocab": 50257, "eot_id": 50256, "sha256": "bb", "eot": "prefix"}
 

@@ -16,60 +16,19 @@ import typing
 import pytest
 import slurmutils
 from cluster import Cluster, Job
+from collective_results import leave, measured
 from conftest import Pip
-from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
-from test_collectives import leave, measured
+from harness import Trainer
+from node_reports import NAMES, Json, answering, healthy
 
 from ddp import remedies
 from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
 from ddp.environment import environments
 from ddp.measure import sampling
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
-
-Json = dict[str, typing.Any]
-NAMES = ("slurmd-0", "slurmd-1")
-
-
-def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
-    """Return the report of a node with nothing wrong."""
-    peers = {
-        other: {
-            "address": f"10.0.0.{other[-1]}", "mine": f"10.0.0.{name[-1]}", "iface": "eth0", "mtu": 1500, "port": 20000,
-            "trip_ms": 0.2, "clock_s": 0.001, "mb_s": 900.0, "seen_ms": 5.0,
-        }
-        for other in others
-        if other != name
-    }  # fmt: skip
-    return {
-        "node": name, "uid": os.getuid(), "time": 0.0,
-        "versions": {"python": "3.12", "kernel": "6.8", "machine": "x86_64", "system": "Ubuntu 24.04", "libc": "glibc 2.39",
-                     "slurm": "24.11.5"},
-        "limits": {"memlock": None, "nofile": 1048576, "nproc": 1000, "shm": 8 << 30, "shm_free": 8 << 30,
-                   "ports": [32768, 60999]},
-        "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "omp": None, "bf16": ["amx_bf16", "avx512_bf16"]},
-        "disk": {"free": 100 << 30, "inodes": 10**6},
-        "filesystem": {"mount": {"mountpoint": "/mnt/shared", "type": "fuse.juicefs", "source": "JuiceFS:shared", "options": "rw"},
-                       "free": 1 << 40, "size": 2 << 40, "inodes": 10**6, "read_only": False, "write_mb_s": 200.0,
-                       "locks": True, "rename_ms": 10.0, "rename_max_ms": 12.0},
-        "network": {"peers": peers, "port": 20000, "taken": []},
-        "environments": [], "infiniband": [],
-        "gpus": {"devices": 0, "driver": None, "cuda": None, "seen": 0, "wanted": None, "cards": []},
-    }  # fmt: skip
-
-
-@pytest.fixture
-def facts(settings: Settings) -> node_facts.Facts:
-    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
-    return node_facts.Facts(
-        partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
-        reports={name: healthy(name) for name in NAMES}, trouble="",
-        config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
-        manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
-        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
-    )  # fmt: skip
 
 
 def change(report: Json, path: str, value: object) -> None:
@@ -352,7 +311,7 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
         ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
     ],
 )  # fmt: skip
-def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):  # noqa: F811
+def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):
     place = str(trainer.workspace)
     trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
     answering(cluster, *map(healthy, NAMES))
@@ -376,7 +335,7 @@ def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, ur
     ],
 )
 def test_a_tracking_server_that_cannot_be_reached_is_reported(
-    trainer: Trainer,  # noqa: F811
+    trainer: Trainer,
     cluster: Cluster,
     uri: str,
     server: object,
@@ -779,20 +738,7 @@ def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
 # -- the action -------------------------------------------------------------------------------------------------------
 
 
-def answering(cluster: Cluster, *reports: Json) -> list[tuple[str, ...]]:
-    """Let the doctor's step answer with these reports; return where what it was asked is noted."""
-    asked: list[tuple[str, ...]] = []
-
-    def examination(arguments: tuple[str, ...]) -> Completed:
-        asked.append(arguments)
-        text = "\n".join(line for report in reports for line in probe.lines(report))
-        return Completed(0, f"Welcome!\n{text}\n", "")
-
-    cluster.examination = examination
-    return asked
-
-
-def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):
     asked = answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor")
     assert results["verdict"] == "a run can start; 1 warnings"
@@ -806,7 +752,7 @@ def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, 
     ("cpus", "used", "asked_for"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((8, 8), (0, 0), 2), ((4, 4), (3, 2), 1)]
 )
 def test_two_cpus_are_asked_for_where_every_node_has_them_free(
-    trainer: Trainer,  # noqa: F811
+    trainer: Trainer,
     cluster: Cluster,
     cpus: tuple[int, ...],
     used: tuple[int, ...],
@@ -819,14 +765,14 @@ def test_two_cpus_are_asked_for_where_every_node_has_them_free(
     assert {f"--cpus-per-task={asked_for}", "--cpu-bind=none"} <= set(asked[0])
 
 
-def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):
     cluster.machines[1].used_cpus = 2
     asked = answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
     assert "NOTE slurmd-1: not examined: busy: all its cores are in use" in trainer.run("doctor")["findings"]
     assert "--nodelist=slurmd-0" in asked[0]
 
 
-def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     broken = copy.deepcopy(healthy("slurmd-1"))
     change(broken, "filesystem/mount/mountpoint", "/")
     answering(cluster, healthy("slurmd-0"), broken)
@@ -836,7 +782,7 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  #
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
 
-def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):
     answering(cluster, *map(healthy, NAMES))
     assert "DAMAGED" not in ready.run("doctor")["findings"]
     (archive,) = (ready.workspace / "environments").glob("*.tar.zst")
@@ -844,7 +790,7 @@ def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: 
     assert "does not match its manifest" in ready.fails("doctor")
 
 
-def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
     cluster.examination = lambda arguments: Completed(
         1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
     )
@@ -852,7 +798,7 @@ def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Clust
     assert "Slurm could not examine it: Task launch failed on node slurmd-1" in line
 
 
-def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):
     assert "the nodes were not free in time" in trainer.run("doctor")["findings"]
     answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
     cluster.machines[1].state = "IDLE+DRAIN"
@@ -864,7 +810,7 @@ def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):  # noqa:
     assert "not examined: DOWN" in trainer.fails("doctor")
 
 
-def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8(S:0-1)"
     asked = answering(cluster, *map(healthy, NAMES))
@@ -882,7 +828,7 @@ def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster:
         ({"nodes": ",".join(f"n{i}" for i in range(65))}, "nodes: 65 named; at most 64 at once"),
     ],
 )
-def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str):  # noqa: F811
+def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str):
     assert trainer.fails("doctor", **params) == line
 
 
@@ -896,7 +842,7 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
 # -- its second job ---------------------------------------------------------------------------------------------------
 
 
-def sampled(ready: Trainer, cluster: Cluster, busbw: float, message: str = "", *reports: Json) -> dict[str, str]:  # noqa: F811
+def sampled(ready: Trainer, cluster: Cluster, busbw: float, message: str = "", *reports: Json) -> dict[str, str]:
     """Run the doctor with a measurement that gives so many GB/s, whose rank 0 says this, too."""
 
     def submitted(job: Job) -> None:
@@ -909,7 +855,7 @@ def sampled(ready: Trainer, cluster: Cluster, busbw: float, message: str = "", *
     return ready.run("doctor", collectives=True)
 
 
-def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: Cluster):
     results = sampled(ready, cluster, 1.5)
     assert results["collectives"].startswith(
         "all_reduce of 16 MiB over 2 ranks: 1.5 GB/s (gloo over eth0); the job took"
@@ -930,7 +876,7 @@ def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: 
 
 @pytest.mark.parametrize(("ready_s", "warns"), [(14.26, False), (200.0, True), (None, False)])
 def test_the_time_to_the_first_all_reduce_is_reported(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     ready_s: float | None,
     warns: bool,
@@ -947,7 +893,7 @@ def test_the_time_to_the_first_all_reduce_is_reported(
     ("network", "state", "warns"), [("Socket", "ACTIVE", True), ("Socket", "DOWN", False), ("IB", "ACTIVE", False)]
 )
 def test_nccl_over_tcp_beside_a_fabric_is_reported(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     network: str,
     state: str,
@@ -960,7 +906,7 @@ def test_nccl_over_tcp_beside_a_fabric_is_reported(
     assert ("NCCL sends over TCP although mlx5_0:1 on slurmd-0 is active" in findings) is warns
 
 
-def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster: Cluster):
     def fail(job: Job) -> None:
         (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
         (job.script.parent / "logs" / f"{job.job_id}.out").write_text("[FATAL] slurmd-1 is absent\n")
@@ -973,7 +919,7 @@ def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster:
 
 
 def test_a_measurement_that_does_not_begin_is_cancelled(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -986,14 +932,14 @@ def test_a_measurement_that_does_not_begin_is_cancelled(
     assert any(call[0] == "scancel" for call in cluster.calls)
 
 
-def test_without_an_environment_nothing_is_measured(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_without_an_environment_nothing_is_measured(trainer: Trainer, cluster: Cluster):
     answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor", collectives=True)
     assert "nothing was measured: no environment is installed" in results["findings"]
     assert not cluster.jobs
 
 
-def test_a_measurement_without_figures_is_none(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_measurement_without_figures_is_none(ready: Trainer, cluster: Cluster):
     answering(cluster, *map(healthy, NAMES))
     cluster.submitted = lambda job: leave(job, {**measured(), "collectives": []})
     assert "collectives.json is not a measurement" in ready.fails("doctor", collectives=True)

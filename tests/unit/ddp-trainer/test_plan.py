@@ -3,31 +3,12 @@
 import dataclasses
 
 import pytest
+from resource_requests import node, partition, refusal, training
 
-from ddp.base import ParameterError, TrainerError
+from ddp.base import ParameterError
 from ddp.options import fields, models
-from ddp.slurm.jobs import Capacity, Partition
+from ddp.slurm.jobs import Capacity
 from ddp.submit import checks, resources
-
-
-def node(name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True) -> Capacity:
-    return Capacity(name, cpus, memory_mb, gpus, "IDLE" if usable else "DOWN+DRAIN", usable)
-
-
-def partition(*nodes: Capacity, name: str = "main", default: bool = True, **more: int | bool | None) -> Partition:
-    values = {"is_up": True, "max_time_s": None, "default_time_s": None, **more}
-    return Partition(name=name, is_default=default, nodes=nodes, **values)  # pyright: ignore[reportArgumentType]
-
-
-def training(*partitions: Partition, **given: object) -> resources.Request:
-    params = {name.replace("_", "-"): value for name, value in given.items()}
-    return resources.training(fields.parse(fields.SubmitDdp, params), partitions)
-
-
-def refusal(*partitions: Partition, **given: object) -> str:
-    with pytest.raises(TrainerError) as caught:
-        training(*partitions, **given)
-    return str(caught.value)
 
 
 def test_without_parameters_all_usable_nodes_are_taken_whole():

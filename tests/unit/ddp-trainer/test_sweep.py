@@ -5,12 +5,9 @@ import pathlib
 import typing
 
 import pytest
-import test_charm
 import yaml
 from cluster import Cluster, Job
-from test_charm import Trainer, write_result
-
-ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
+from harness import Trainer, write_result
 
 
 def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[tuple[str, int]]) -> Job:

@@ -12,19 +12,11 @@ import urllib.parse
 
 import pytest
 from cluster import Cluster
+from harness import Trainer
 from ops import testing
-from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
-from test_scripts import (  # noqa: F401
-    ENDS,
-    MANIFEST,
-    REQUEST,
-    WAITS,
-    Node,
-    node,  # pyright: ignore[reportUnusedImport]
-    stop,
-    texts,
-)
+from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
 
+from batch_host import Node
 from ddp.base import Settings, TrainerError
 from ddp.environment.environments import Environment
 from ddp.node import spec
@@ -44,7 +36,7 @@ FORMS = (
 class Cloud:
     """A trainer's model with a user's secret."""
 
-    def __init__(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def __init__(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trainer = trainer
         self.content = {"token": TOKEN}
         self.is_granted = True
@@ -79,11 +71,11 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(ready: Trainer, monkeypatch: pytest.MonkeyPatch) -> Cloud:  # noqa: F811
+def cloud(ready: Trainer, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return Cloud(ready, monkeypatch)
 
 
-def everything(trainer: Trainer, cluster: Cluster) -> str:  # noqa: F811
+def everything(trainer: Trainer, cluster: Cluster) -> str:
     """Collect all text that an operator or another account may see."""
     seen = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
     seen += [line.message for line in trainer.context.juju_log]
@@ -357,7 +349,7 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("end", [ENDS % "done", ENDS % "failed" + "; exit 1", "exit 137"])
-def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathlib.Path], node: Node, end: str):  # noqa: F811
+def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathlib.Path], node: Node, end: str):
     settings, path = given
     node.add("srun", READS + end)
     _, output = node.run(queued(settings))
@@ -368,7 +360,7 @@ def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathl
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_job_that_was_stopped_may_come_back_and_keeps_the_file(
     given: tuple[Settings, pathlib.Path],
-    node: Node,  # noqa: F811
+    node: Node,
     number: signal.Signals,
 ):
     settings, path = given
@@ -379,7 +371,7 @@ def test_a_job_that_was_stopped_may_come_back_and_keeps_the_file(
 
 def test_a_job_that_is_queued_again_without_a_bad_node_keeps_the_file(
     given: tuple[Settings, pathlib.Path],
-    node: Node,  # noqa: F811
+    node: Node,
 ):
     settings, path = given
     node.add("sinfo", "echo slurmd-2")
@@ -392,7 +384,7 @@ def test_a_job_that_is_queued_again_without_a_bad_node_keeps_the_file(
 @pytest.mark.parametrize(("left", "stays"), [("12_0", False), ("12_0 12_1", True), ("", True)])
 def test_the_last_run_of_a_sweep_removes_the_file(
     given: tuple[Settings, pathlib.Path],
-    node: Node,  # noqa: F811
+    node: Node,
     left: str,
     stays: bool,
 ):
@@ -405,7 +397,7 @@ def test_the_last_run_of_a_sweep_removes_the_file(
     assert path.exists() is stays
 
 
-def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], node: Node):  # noqa: F811
+def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], node: Node):
     settings, path = given
     path.unlink()
     node.add("srun", ENDS % "done")

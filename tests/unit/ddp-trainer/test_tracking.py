@@ -7,12 +7,12 @@ import pathlib
 import pytest
 from cluster import Cluster
 from conftest import Pip
-from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+from harness import Trainer
 
 from ddp.environment import archives
 
 
-def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
+def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, cluster: Cluster, pip: Pip):
     def extras() -> int:
         return sum(call[-1].endswith("tracking/requirements.txt") and "--require-hashes" in call for call in pip.calls)
 
@@ -30,7 +30,7 @@ def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, clu
 
 
 @pytest.mark.parametrize("value", ["http://user:secret@host", "ftp://x", "relative/path", "http://a b", "$(id)"])
-def test_a_server_that_cannot_be_is_refused(trainer: Trainer, value: str):  # noqa: F811
+def test_a_server_that_cannot_be_is_refused(trainer: Trainer, value: str):
     trainer.config["mlflow-tracking-uri"] = value
     out = trainer.event("config_changed")
     assert out.unit_status.name == "blocked"

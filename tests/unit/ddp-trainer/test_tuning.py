@@ -3,32 +3,16 @@
 import pathlib
 
 import pytest
-import test_charm
 from cluster import Cluster
 from conftest import Pip
-from test_charm import Trainer
-from test_wheelhouse import make
+from harness import Trainer
+from wheelhouses import make
 
-trainer = test_charm.trainer  # fixture
 TUNING = "tuning/requirements.txt"
 
 
 def extras(pip: Pip) -> list[tuple[str, ...]]:
     return [call for call in pip.calls if call[-1].endswith(TUNING)]
-
-
-@pytest.fixture
-def model(trainer: Trainer) -> pathlib.Path:
-    """A model's folder and JSON lines in the workspace, and the option set."""
-    trainer.config["transformers"] = True
-    folder = trainer.workspace / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (trainer.workspace / "chat.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "chat").mkdir()
-    (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "empty").mkdir()
-    return folder
 
 
 def test_the_option_makes_another_environment_with_the_locked_packages(trainer: Trainer, cluster: Cluster, pip: Pip):
