@@ -133,7 +133,7 @@ CONFIGS = [
     ("ProctrackType", "proctrack/pgid", "warning", "may outlive its job"),
     ("PreemptMode", "CANCEL", "note", "a preempted run ends"),
     ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
-    ("JobRequeue", "0", "note", "does not come back"),
+    ("JobRequeue", "0", "note", "is not queued again"),
     ("AuthInfo", "use_client_ids,cred_expire=1200", "note", "waits 1200 s before it may start"),
     (
         "SchedulerParameters",
