@@ -286,6 +286,8 @@ class MachineDouble:
                 self.active.add(unit)
             case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _] | ["start", "--no-block", _]:
                 pass
+            case ["try-restart", "--no-block", _]:
+                pass
             case _:
                 raise AssertionError(f"nobody expected systemctl {order}")
         return Completed(0, "", "")

@@ -74,7 +74,7 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     if entries:
         files.ensure_file(OWNER, owner + "\n")
     gres_conf.write(conf)
-    return _view(conf, running=now.running, silent=_reload(conf) if now.running else None)
+    return _view(conf, running=now.running, silent=_reload(conf) if now.running else now.silent)
 
 
 def is_keeper(unit: str) -> bool:
@@ -136,12 +136,16 @@ def rotating(units: collections.abc.Collection[str]) -> str | None:
 
 def view() -> View:
     """Return the controller's state without changing anything."""
-    running = systemd.is_active(SLURMCTLD)
+    silent = None
+    try:
+        running = systemd.is_active(SLURMCTLD)
+    except CommandError as e:  # systemd does not respond
+        running, silent = False, str(e)
     try:
         conf = gres_conf.read()
     except gres_conf.GresConfError as e:
         return View(configured=True, running=running, problem=str(e), damaged=True)
-    return _view(conf, running=running)
+    return _view(conf, running=running, silent=silent)
 
 
 def answer(
