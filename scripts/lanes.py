@@ -23,17 +23,17 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
-UNIT = (
-    "sandbox",
+UNIT = (  # the longest first
+    "payload",
     "unit-ddp-trainer",
-    "unit-juicefs-server-proxy",
-    "unit-shared-filesystem-client",
     "unit-slurm-gpu",
-    "lib",
+    "unit-shared-filesystem-client",
+    "sandbox",
     "ddp",
+    "lib",
     "bundle",
     "integration-standin",
-    "payload",
+    "unit-juicefs-server-proxy",
 )
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL}
