@@ -282,8 +282,8 @@ class Saver:
             self._fence = slot.ready
         copies = dict(zip(sources, slot.tensors, strict=True))
         slot.tree = _mapped(state, lambda tensor: copies[_key(tensor)])
-        self._jobs.put(_Job(slot, name, meta, rngs, is_best, time.perf_counter(), len(self.stall_s)))
-        self.stall_s.append(time.perf_counter() - began)
+        self.stall_s.append(time.perf_counter() - began)  # before the writing thread may ask for it
+        self._jobs.put(_Job(slot, name, meta, rngs, is_best, time.perf_counter(), len(self.stall_s) - 1))
 
     def before_update(self) -> None:
         """Return when the last save has its copy; a GPU only queues a wait. Call it before each update."""
