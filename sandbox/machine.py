@@ -94,7 +94,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def is_kept_running(self) -> bool:
-        """Tell whether the machine is booting, up or rebooting."""
+        """Check whether the machine is booting, up or rebooting."""
 
     @abc.abstractmethod
     def nspawn(self) -> int | None:
@@ -302,10 +302,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    told = list(pathlib.Path(f"/proc/{pid}/task").glob("*/children"))  # of each thread; not every kernel has it
-    if told:
+    lists = list(pathlib.Path(f"/proc/{pid}/task").glob("*/children"))  # of each thread; not every kernel has it
+    if lists:
         with contextlib.suppress(OSError):
-            return [int(child) for path in told for child in path.read_text().split()]
+            return [int(child) for path in lists for child in path.read_text().split()]
     pids = (int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*"))
     return [child for child in pids if _stat(child).get("parent") == str(pid)]
 

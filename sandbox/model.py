@@ -109,12 +109,12 @@ def relate(model: Model, first: str, second: str) -> Relation:
 
 
 def _declares(model: Model, app: str, endpoint: str) -> bool:
-    """Tell whether the charm itself declares the endpoint; hooks of the implicit juju-info reach nobody."""
+    """Check whether the charm itself declares the endpoint; hooks of the implicit juju-info reach no charm."""
     return any(endpoint in model.applications[app].section(role) for role in ("provides", "requires", "peers"))
 
 
 def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
-    """Tell whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
+    """Check whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
     if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
         return False
     if not relation.container or relation.id in unit.foreign:
@@ -150,7 +150,7 @@ def enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
 
 
 def _addresses(unit: Unit) -> dict[str, str]:
-    """Return what Juju puts into each unit's databag."""
+    """Return the keys that Juju puts into each unit's databag."""
     return {
         "egress-subnets": f"{unit.address}/32",
         "ingress-address": unit.address,
@@ -159,7 +159,7 @@ def _addresses(unit: Unit) -> dict[str, str]:
 
 
 def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
-    """For a container relation: make the subordinate's unit on a principal's host; tell whether `unit` may enter."""
+    """For a container relation: make the subordinate's unit on a principal's host; return whether `unit` may enter."""
     remote = model.applications[relation.remote_of(unit.app)]
     if unit.principal is not None:
         return unit.principal.split("/")[0] == remote.name or any(
@@ -304,7 +304,7 @@ def grant_user_secret(model: Model, name: str, app: Application) -> None:
 
 
 def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
-    """Tell whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
+    """Check whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
     if secret.owner in (f"application:{unit.app}", f"unit:{unit.name}") or unit.app in secret.granted_apps:
         return True
     return any(
@@ -328,7 +328,7 @@ def _new_revision(model: Model, secret: Secret, content: dict[str, str]) -> None
 
 
 def _retire_revisions(model: Model, secret: Secret) -> None:
-    """Tell the owner of revisions that nobody tracks any more."""
+    """Queue secret-remove at the owner for revisions that no unit tracks any more."""
     kind, _, owner = secret.owner.partition(":")
     name = model.leader(owner) if kind == "application" else owner
     if kind == "user" or name not in model.units:
@@ -457,7 +457,7 @@ def _depart(model: Model, relation: Relation, gone: Unit, other: Unit) -> None:
 
 
 def removed(model: Model, unit: Unit) -> None:
-    """Forget a unit that is gone. Of the events about it that wait for others only relation-departed stays."""
+    """Forget a unit that was removed. Of the events about it that wait for others only relation-departed stays."""
     for relation in model.relations.values():
         if unit.name in relation.unit_data:
             relation.left[unit.name] = relation.unit_data.pop(unit.name)

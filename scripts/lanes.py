@@ -10,6 +10,7 @@ is shown when a lane fails, and is in build/logs/ in any case. Every ten seconds
 closing lines of every pytest run come last.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -176,8 +177,7 @@ def run(lanes: list[Lane], screen: Screen) -> None:
             screen.beat(running)
             time.sleep(0.1)
     except KeyboardInterrupt:
-        for lane in running:
-            _stop(lane)
+        _stop(running)
         raise
 
 
@@ -187,18 +187,17 @@ def _may_start(lane: Lane, running: list[Lane], slots: int) -> bool:
     return lane.name in WAITING or sum(other.name not in WAITING for other in running) < slots
 
 
-def _stop(lane: Lane) -> None:
-    """Interrupt a lane, so that its tests clean up; kill it if that takes long."""
-    assert lane.process is not None
+def _stop(lanes: list[Lane]) -> None:
+    """Interrupt lanes, so that their tests clean up; kill those that take long."""
     for number, patience_s in ((signal.SIGINT, 150), (signal.SIGKILL, 5)):
-        try:
-            os.killpg(lane.process.pid, number)
-            lane.process.wait(patience_s)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+        left = [lane.process for lane in lanes if lane.process is not None and lane.process.poll() is None]
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + patience_s
+        for process in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def chosen(words: list[str], *, is_split: bool = True) -> list[str]:

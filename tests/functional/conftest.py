@@ -27,7 +27,7 @@ T = typing.TypeVar("T")
 
 
 def eventually(check: collections.abc.Callable[[], T]) -> T:
-    """Return what `check` returns once all of its asserts hold; what it raises after a long time counts."""
+    """Repeat `check` until its asserts hold and return its result; raise its last failure after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -134,7 +134,7 @@ def _root() -> None:
 
 
 def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
-    """Return what a model leaves on this machine while it runs, by kind; `subnet` is like 10.77.3."""
+    """Return the traces of a running model on this machine, by kind; `subnet` is like 10.77.3."""
 
     def lines(*argv: str, check: bool = True) -> set[str]:
         return set(subprocess.run(argv, capture_output=True, text=True, check=check).stdout.splitlines())

@@ -51,7 +51,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
             "verdict": "a run can start.*",
             "errors": "0",
             # both nodes have unpacked the environment for the runs before: what that took, torch from disk, from memory;
-            # nothing is said of the disk where a job still has the environment's files mapped
+            # no figure for the disk where a job still has the environment's files mapped
             "nodes": r"(?s)NODE .*\nslurmd-0 .* \d\S*\+cpu +\d+s +(\d+\.\ds|-) +\d+\.\ds +\w+\nslurmd-1 .*"
             r" \d+s +(\d+\.\ds|-) +\d+\.\ds +\w+",
             "compute": r"(?s)NODE .*\nslurmd-0 +\d+ +\d+ +\d+/\d .* \d+\.\d+\.\d+ +\d+\.\S+\nslurmd-1 .* \d+\.\d+\.\d+ +\d+\.\S+",

@@ -26,8 +26,8 @@ def test_everything_settles_active(cluster: Cluster):
     def check() -> None:
         units = cluster.units()
         assert len(units) == 15
-        told = {name: unit["workload-status"] for name, unit in units.items()}
-        waiting = {name: status for name, status in told.items() if status["current"] != "active"}
+        statuses = {name: unit["workload-status"] for name, unit in units.items()}
+        waiting = {name: status for name, status in statuses.items() if status["current"] != "active"}
         if waiting:  # let five minutes pass for them
             cluster.ok("update-status", "--once", *waiting)
         assert waiting == {}

@@ -20,7 +20,7 @@ def as_user(cluster: Cluster, *command: str) -> tuple[int, str, str]:
 
 
 def accounted(cluster: Cluster, name: str) -> dict[str, str]:
-    """Return what sacct knows of the last job of that name; it hears of an end a little later."""
+    """Return sacct's record of the last job of that name, which follows its end by some seconds."""
     fields = ["JobID", "State", "ExitCode", "AllocTRES", "Account", "User"]
     rows = cluster.on(
         "sackd/0", "sacct", "-X", "-n", "-P", f"--name={name}", f"--format={','.join(fields)}"
