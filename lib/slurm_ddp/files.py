@@ -44,3 +44,11 @@ def ensure_absent(path: pathlib.Path | str) -> bool:
         path.unlink(missing_ok=True)
         return True
     return False
+
+
+def read(path: pathlib.Path) -> str:
+    """Read a text, without white space around it; empty where that is not possible, as in /proc and /sys."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

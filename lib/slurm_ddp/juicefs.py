@@ -1,4 +1,4 @@
-"""The program `juicefs`: where it comes from, what each version of it can do, and what its words mean.
+"""The program `juicefs`: where it comes from, what each version of it can do, and what its output means.
 
 Sources: the source of juicefs at the tags v1.1.0 to v1.3.1 and v1.4.1, and runs of 1.3.1.
 """
@@ -63,12 +63,10 @@ _SINCE = dict.fromkeys(
     "readdir-cache": (1, 3),
     "skip-trash": (1, 3),
 }
-_NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
-_STORE_REFUSED = re.compile(r"\b(SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied)\b")
-_OLD_MYSQL = "Unknown system variable 'transaction_isolation'"
+_NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
 _REFUSED = (
     "NOAUTH",
     "WRONGPASS",
@@ -77,10 +75,18 @@ _REFUSED = (
     "Access denied for user",
     "password authentication failed",
 )
+# What the last error of the log means, where its own text does not state it
+_MEANINGS = {
+    r"\b(?:SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied)\b": "the object store refuses the keys ({})",
+    # juicefs 1.3.0 and 1.3.1, its issue 6762
+    "Unknown system variable 'transaction_isolation'": (
+        "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
+    ),
+    # juicefs itself advises to format it
+    _NOT_FORMATTED: "the metadata engine holds no volume: look at the charm that offers it",
+}
 
-Version = tuple[int, int, int]
-
-
+Version = juicefs_access.Version
 JuicefsError = juicefs_access.JuicefsError
 
 
@@ -97,17 +103,15 @@ class OldProgramError(JuicefsError):
 
 
 def advice(error: JuicefsError, app: str) -> str:
-    """Return what went wrong and, where an application's operator can mend it with one command, that command."""
-    if isinstance(error, DownloadError):
-        return f"{error}: attach it: juju attach-resource {app} juicefs=FILE"
-    if isinstance(error, OldProgramError):
-        return f"{error}: juju attach-resource {app} juicefs=FILE"
-    return str(error)
+    """State what failed and, where one command of the operator's resolves it, that command."""
+    attach = f"juju attach-resource {app} juicefs=FILE"
+    remedies: dict[type[JuicefsError], str] = {DownloadError: f": attach it: {attach}", OldProgramError: f": {attach}"}
+    return f"{error}{remedies.get(type(error), '')}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a metadata engine says of its volume."""
+    """A volume as its metadata engine has it."""
 
     name: str
     uuid: str
@@ -125,7 +129,7 @@ class Setting:
 
 
 def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
-    """Make `target` the program that `resource` holds (as such, or in a release's tarball), or the pinned release.
+    """Install the program of `resource` (as such, or in a release's tarball), else the pinned release, as `target`.
 
     Returns whether it changed.
 
@@ -133,21 +137,18 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
         DownloadError: there is no resource, and the release could not be fetched or is not what it should be.
         JuicefsError: the resource is not a juicefs that runs on this machine.
     """
-    if resource is not None and resource.stat().st_size == 0:
-        resource = None  # a placeholder, as one is uploaded to a store
-    if resource is not None:
-        stat = resource.stat()
-        source = f"resource {stat.st_size} {stat.st_mtime_ns}"
+    stat = resource.stat() if resource is not None else None
+    if stat is None or stat.st_size == 0:  # a placeholder, as one is uploaded to a store
+        resource, source = None, f"release {RELEASE}"
     else:
-        source = f"release {RELEASE}"
+        source = f"resource {stat.st_size} {stat.st_mtime_ns}"
     stamp = target.with_name(f"{target.name}.source")
     if target.exists() and stamp.exists() and stamp.read_text() == source:
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}.new")
     try:
-        content = resource.read_bytes() if resource is not None else _fetch_release()
-        new.write_bytes(_unpack(content))
+        new.write_bytes(_unpack(resource.read_bytes() if resource is not None else _fetch_release()))
         new.chmod(0o755)
         version(new)
         new.replace(target)
@@ -160,18 +161,18 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 
 
 def version(program: pathlib.Path) -> Version:
-    """Return the program's version.
+    """Ask the program for its version.
 
     Raises:
         CommandError: it does not run.
         OldProgramError: it is older than `OLDEST`.
     """
-    said = _run(program, "--version", timeout=20).stdout
-    found = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", said)
-    if not found:
-        raise CommandError(f"{program.name}: cannot read its version from {last_line(said)!r}")
-    major, minor, patch = (int(part) for part in found.groups())
-    return supported((major, minor, patch))
+    printed = _run(program, "--version", timeout=20).stdout
+    found = re.search(r"version v?(\d+\.\d+\.\d+)", printed)
+    parsed = parse_version(found[1]) if found else None
+    if parsed is None:
+        raise CommandError(f"{program.name}: cannot read its version from {last_line(printed)!r}")
+    return supported(parsed)
 
 
 def supported(version: Version) -> Version:
@@ -182,33 +183,30 @@ def supported(version: Version) -> Version:
 
 
 def text(version: tuple[int, ...]) -> str:
-    """Return a version as it is written: 1.3.1."""
+    """Write a version: 1.3.1."""
     return ".".join(map(str, version))
 
 
+def parse_version(written: str) -> Version | None:
+    """Read a version like 1.3.1; None for anything else."""
+    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", written)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
 def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
-    """Return those of the wanted flags that this version knows, as arguments; False leaves one out."""
-    chosen: list[str] = []
-    for name, value in wanted.items():
-        if value is not False and program >= _SINCE[name]:
-            chosen.append(f"--{name}" if value is True else f"--{name}={value}")
-    return chosen
+    """Make arguments of those flags that this version knows; False leaves one out."""
+    chosen = {name: value for name, value in wanted.items() if value is not False and knows(program, name)}
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
 
 
 def knows(program: Version, flag: str) -> bool:
-    """Tell whether this version knows the flag."""
+    """Whether this version knows the flag."""
     return program >= _SINCE[flag]
 
 
 def since(flag: str) -> str:
     """Return the version that introduced the flag, as text."""
     return text(_SINCE[flag])
-
-
-def parse_version(written: str) -> Version | None:
-    """Return the version that a text like 1.3.1 names."""
-    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", written)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
@@ -227,7 +225,7 @@ def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, tim
 
 
 def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8) -> Setting | None:
-    """Return what the engine says of its volume; None when it says that it has none.
+    """Ask the engine for its volume; None when it reports that it has none.
 
     Raises:
         UnreachableError: the engine does not answer (in time).
@@ -235,18 +233,17 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
     """
     check_reachable(access.engine.addresses)
     try:
-        done = invoke(program, access, "status", access.url, timeout=timeout)
+        return _read_status(invoke(program, access, "status", access.url, timeout=timeout).stdout)
     except CommandTimeout as e:
-        raise UnreachableError(f"{','.join(access.engine.hosts)} does not answer in words") from e
+        raise UnreachableError(f"{','.join(access.engine.hosts)} accepts connections and does not respond") from e
     except CommandError as e:
         if _NOT_FORMATTED in e.stderr:
             return None
         raise JuicefsError(explain(e)) from e
-    return _read_status(done)
 
 
 def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: str = "/") -> str:
-    """Set the sticky bit on a folder of a volume where others can write it; return what was done, or nothing.
+    """Set the sticky bit on a folder of a volume that others can write to; return what was done, "" for nothing.
 
     A volume's root has mode 0777 after format, as has what mount makes for --subdir (run with 1.3.1): there any account
     can rename what is another's. What an administrator made stricter stays as it is. A folder that is absent is made.
@@ -277,13 +274,13 @@ def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, tar
     try:
         invoke(program, access, "sync", *flags, source, target, env={"VOLUME": access.url}, timeout=_SYNC_S)
     except CommandTimeout as e:
-        raise UnreachableError(f"juicefs sync does not end within {_SYNC_S:.0f} s") from e
+        raise UnreachableError(f"juicefs sync did not end within {_SYNC_S:.0f} s") from e
     except CommandError as e:
         raise JuicefsError(f"juicefs sync: {explain(e)}") from e
 
 
 def removal(program: pathlib.Path, mine: Version, folder: str) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that remove a folder of a mounted volume, past the trash where the program knows how."""
+    """List the commands that remove a folder of a mounted volume, past the trash where the program knows how."""
     plain = ("/usr/bin/rm", "-rf", "--one-file-system", folder)
     past = (str(program), "--no-agent", "rmr", "--skip-trash", folder)
     return (past, plain) if knows(mine, "skip-trash") else (plain,)
@@ -295,19 +292,8 @@ def invoke(
     *arguments: str,
     env: collections.abc.Mapping[str, str] | None = None,
     timeout: float,
-) -> str:
-    """Run the program with the credentials in its environment, and `env`; return its standard output."""
-    return run_program(program, access, *arguments, env=env, timeout=timeout).stdout
-
-
-def run_program(
-    program: pathlib.Path,
-    access: juicefs_access.Access,
-    *arguments: str,
-    env: collections.abc.Mapping[str, str] | None = None,
-    timeout: float,
 ) -> Completed:
-    """Run the program with the credentials in its environment, and `env`; return what it said."""
+    """Run the program with the credentials in its environment, and `env`."""
     variables = access.environment | dict(env or {})
     return _run(program, "--no-agent", *arguments, env=variables, timeout=timeout, secrets=access.secrets)
 
@@ -315,8 +301,8 @@ def run_program(
 def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
     """Run the program; again when it died before it began.
 
-    It lists the host's addresses when it is loaded, and panics when a network interface goes at that moment (seen with
-    0.14.2; minio's cmd/net.go, which does it, is part of later ones too).
+    It lists the host's addresses when it is loaded, and panics when a network interface is removed at that moment (seen
+    with 0.14.2; minio's cmd/net.go, which does it, is part of later ones too).
     """
     for pause in (0.1, 1.0):
         try:
@@ -329,36 +315,31 @@ def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Comp
 
 
 def explain(error: CommandError) -> str:
-    """Return the reason that the program gave before it ended, as one line."""
+    """State why the program failed, as one line."""
     return reason(error.stderr) or last_line(str(error))
 
 
 def reason(log: str) -> str:
-    """Return what the last fatal line of the program's log says, or else the last error; nothing if there is none."""
+    """State what the last fatal line of the program's log means, or else the last error; nothing if there is none."""
     if any(words in log for words in _REFUSED):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
     if crash := re.search(r"^panic: (.*)", plain, re.MULTILINE):
         return f"juicefs crashed: {last_line(crash[1])}"
-    for level in ("FATAL", "ERROR"):
-        if found := re.findall(rf"<{level}>: (.*)", plain):
-            if refused := _STORE_REFUSED.search(found[-1]):
-                return f"the object store refuses the keys ({refused[1]})"
-            if _OLD_MYSQL in found[-1]:  # juicefs 1.3.0 and 1.3.1, its issue 6762
-                return "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
-            if _NOT_FORMATTED in found[-1]:  # it would have a person format it
-                return "the metadata engine holds no volume: look at the charm that offers it"
-            return last_line(without_place(found[-1]))
-    return ""
+    errors = re.findall(r"<FATAL>: (.*)", plain) or re.findall(r"<ERROR>: (.*)", plain)
+    for pattern, meaning in _MEANINGS.items() if errors else ():
+        if found := re.search(pattern, errors[-1]):
+            return meaning.format(found[0])
+    return last_line(without_place(errors[-1])) if errors else ""
 
 
 def without_place(line: str) -> str:
-    """Return a line of the program's log without the place in its source: [main.go:31], or [main@main.go:31] of 1.3."""
+    """Cut the place in the source off a line of the log: [main.go:31], or [main@main.go:31] of 1.3."""
     return re.sub(r" \[(?:\w+@)?\w+\.go:\d+\]$", "", line)
 
 
-def _read_status(said: str) -> Setting:
-    lines = said.splitlines()  # the JSON may follow lines of the log
+def _read_status(printed: str) -> Setting:
+    lines = printed.splitlines()  # the JSON may follow lines of the log
     try:
         document = typing.cast("dict[str, typing.Any]", json.loads("\n".join(lines[lines.index("{") :])))
         setting = typing.cast("dict[str, typing.Any]", document["Setting"])
@@ -384,13 +365,13 @@ def _read_status(said: str) -> Setting:
             used_inodes=int(stat.get("UsedInodes") or 0),
         )
     except (ValueError, KeyError, TypeError) as e:
-        raise JuicefsError("juicefs status printed something unexpected") from e
+        raise JuicefsError("juicefs status printed unexpected output") from e
 
 
 def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
-    """Return the clients whose session has not expired, sorted.
+    """List the clients whose session has not expired, sorted.
 
-    A session goes when its client unmounts; that of a client that was killed is listed until another client removes it:
+    A session ends when its client unmounts; that of a client that was killed is listed until another client removes it:
     its time to live was renewed every 12 s, to a minute.
     """
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
@@ -399,32 +380,26 @@ def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
 
 
 def _unpack(content: bytes) -> bytes:
-    """Return the program from a tarball; anything else is taken for the program itself."""
+    """Read the program out of a tarball; anything else is taken for the program itself."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-            member = next(
-                (item for item in archive if pathlib.PurePath(item.name).name == "juicefs" and item.isfile()), None
-            )
-            file = archive.extractfile(member) if member is not None and member.size < _LARGEST_BYTES else None
-            if file is None:
-                raise JuicefsError("the juicefs tarball has no program named juicefs in it")
-            return file.read()
+            for member in archive:
+                if pathlib.PurePath(member.name).name == "juicefs" and member.isfile() and member.size < _LARGEST_BYTES:
+                    return typing.cast("typing.IO[bytes]", archive.extractfile(member)).read()
     except (tarfile.TarError, gzip.BadGzipFile, EOFError) as e:
         raise JuicefsError("the juicefs tarball is damaged") from e
+    raise JuicefsError("the juicefs tarball has no program named juicefs in it")
 
 
 def _fetch_release() -> bytes:
-    """Return the pinned release's tarball, whose checksum is right."""
+    """Download the pinned release's tarball and check its checksum."""
     arch = _ARCHITECTURES.get(platform.machine())
     if arch is None:
         raise DownloadError(f"juicefs {RELEASE} is not released for {platform.machine()}")
-    proxies = {
-        scheme: os.environ[f"JUJU_CHARM_{scheme.upper()}_PROXY"]
-        for scheme in ("http", "https")
-        if os.environ.get(f"JUJU_CHARM_{scheme.upper()}_PROXY")
-    }
+    configured = {scheme: os.environ.get(f"JUJU_CHARM_{scheme.upper()}_PROXY") for scheme in ("http", "https")}
+    proxies = {scheme: proxy for scheme, proxy in configured.items() if proxy}
     handlers = [urllib.request.ProxyHandler(proxies)] if proxies else []
     url = _RELEASE_URL.format(version=RELEASE, arch=arch)
     host = urllib.parse.urlsplit(url).hostname

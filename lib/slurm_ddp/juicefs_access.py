@@ -1,4 +1,4 @@
-"""How the program `juicefs` gets at a volume: the metadata engine's URL, and what goes into its environment and files.
+"""How the program `juicefs` reaches a volume: the metadata engine's URL, and what goes into its environment and files.
 
 Whoever runs juicefs, the charm that offers a volume or the one that mounts it, builds its command line here, so that
 both agree, and so that no password is ever part of one. What differs between engines and versions is in the tables.
@@ -36,21 +36,21 @@ class _Rule:
     # Parameters that name files: the authority's certificate, the client's, and its key; "" where the system's
     # certificates are looked at, which SSL_CERT_FILE adds to
     file_params: tuple[str, str, str] = ("", "", "")
+    with_authority: tuple[str, str] = (
+        "",
+        "",
+    )  # the parameter set beside an authority's certificate, unless it is given
 
 
 _POOL = ("max_idle_conns", "max_idle_time", "max_life_time", "max_open_conns", "table_prefix")
+_POOL_SINCE = (1, 3)
 _RULES = {
     "redis": _Rule(
         example="redis://HOST:6379/1 or rediss://HOST:6379/1",
         db=r"[0-9]{1,3}",
-        params=(
-            "insecure-skip-verify",
-            "max-retry-backoff",
-            "min-retry-backoff",
-            "read-timeout",
-            "route-read",
-            "tls-server-name",
-            "write-timeout",
+        params=tuple(
+            "insecure-skip-verify max-retry-backoff min-retry-backoff read-timeout route-read tls-server-name "
+            "write-timeout".split()
         ),
         variable="REDIS_PASSWORD",
         many=True,
@@ -62,6 +62,7 @@ _RULES = {
         params=("tls", *_POOL),
         user=r"[A-Za-z0-9_.$-]{1,80}",  # the driver decodes nothing in front of the @
         variable="META_PASSWORD",
+        with_authority=("tls", "true"),
     ),
     "postgres": _Rule(
         example="postgres://USER@HOST:5432/DATABASE",
@@ -69,6 +70,7 @@ _RULES = {
         params=("connect_timeout", "search_path", "sslmode", *_POOL),
         variable="META_PASSWORD",
         file_params=("", "sslcert", "sslkey"),
+        with_authority=("sslmode", "verify-full"),
     ),
     "tikv": _Rule(
         example="tikv://HOST:2379,HOST:2379/PREFIX",
@@ -87,22 +89,12 @@ _RULES = {
         file_params=("cacert", "cert", "key"),
     ),
 }
-_FILE_PARAMS = ("tls-ca-cert-file", "sslrootcert")  # that we have another way for
-_SCHEMES = {
-    "redis": "redis",
-    "rediss": "redis",
-    "mysql": "mysql",
-    "postgres": "postgres",
-    "postgresql": "postgres",
-    "tikv": "tikv",
-    "etcd": "etcd",
-}
+_FILE_PARAMS = ("tls-ca-cert-file", "sslrootcert")  # that SSL_CERT_FILE stands for
+_SCHEMES = {kind: kind for kind in _RULES} | {"rediss": "redis", "postgresql": "postgres"}
 _ONE_HOST = {"sqlite3", "badger", "unix", "memkv"}  # engines that one machine alone can reach
-_PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
 _SENTINEL_PORT = 26379
-_PREFIX_SINCE = (1, 3)  # of table_prefix and the sizes of connection pools
 
-# The variables that the drivers of the object stores read when the volume holds no keys
+# The variables that the drivers of the object stores read when the volume holds no keys; gs reads a file
 _KEY_VARIABLES = {
     "s3": {
         "access-key": "AWS_ACCESS_KEY_ID",
@@ -110,15 +102,12 @@ _KEY_VARIABLES = {
         "session-token": "AWS_SESSION_TOKEN",
     },
     "minio": {"access-key": "MINIO_ACCESS_KEY", "secret-key": "MINIO_SECRET_KEY"},
-    "gs": {},  # a file, below
+    "gs": {},
     "file": {},
 }
 _PLAIN_VARIABLES = {"sentinel-password": "SENTINEL_PASSWORD", "encrypt-passphrase": "JFS_RSA_PASSPHRASE"}
-# What a URL says when an authority's certificate is given, unless it says something else
-_WITH_AUTHORITY = {"mysql": {"tls": "true"}, "postgres": {"sslmode": "verify-full"}}
 _REGION_VARIABLES = {"s3": "AWS_REGION", "minio": "MINIO_REGION"}
 KEYLESS_STORES = tuple(_KEY_VARIABLES)
-ENGINES = tuple(_RULES)
 
 PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named by the option credentials"  # noqa: S105
 
@@ -127,55 +116,49 @@ PASSWORD_HINT = "leave the password out of it: it belongs into a secret, named b
 class Engine:
     """A metadata engine's address."""
 
-    kind: str  # one of ENGINES
+    kind: str  # one of fs.ENGINES
     hosts: tuple[str, ...]  # each HOST:PORT; with `master`, those of the Sentinels
     db: str
     tls: bool = False
     params: str = ""
     master: str = ""  # the name by which Redis Sentinels know the server
 
-    @classmethod
-    def of(cls, volume: fs.Juicefs) -> "Engine":
-        """Return the engine that holds a published volume."""
-        return cls(volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master)
-
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return host and port of each server."""
-        port = _SENTINEL_PORT if self.master else _PORTS.get(self.kind, 0)
+        """Host and port of each server."""
+        port = _SENTINEL_PORT if self.master else fs.ENGINE_PORTS[self.kind]
         return tuple((host, found or port) for host, found in map(fs.split_address, self.hosts))
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters behind the question mark."""
+        return dict(urllib.parse.parse_qsl(self.params, keep_blank_values=True))
 
     def url(
         self, user: str | None = None, *, login: str = "", params: collections.abc.Mapping[str, str] | None = None
     ) -> str:
-        """Return the engine's URL, with more parameters; it never has a password in it.
+        """Build the engine's URL, which never has a password in it. The engine's own parameters win over `params`.
 
-        Args:
-            user: percent-encoded in it.
-            login: what stands between the user and the @: a colon, where a password comes from the environment.
-            params: more of them; those of the engine itself win.
+        `login` stands between the user and the @: a colon, where a password comes from the environment.
         """
-        own = dict(urllib.parse.parse_qsl(self.params, keep_blank_values=True))
-        query = urllib.parse.urlencode(dict(params or {}) | own, safe="/:,")
+        query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
         before = f"{urllib.parse.quote(user, safe='')}{login}@" if user else ""
         scheme = "rediss" if self.kind == "redis" and self.tls else self.kind
         return f"{scheme}://{before}{self._place()}/{self.db}" + (f"?{query}" if query else "")
 
     def _place(self) -> str:
-        pairs = self.addresses
+        hosts = [fs.join_address(*pair) for pair in self.addresses]
         if self.kind == "mysql":
-            return f"({fs.join_address(*pairs[0])})"
-        if self.master and len({port for _, port in pairs}) == 1:
+            return f"({hosts[0]})"
+        if self.master and len({port for _, port in self.addresses}) == 1:
             # A port that all Sentinels share may stand once, and URL parsers mind several colons
-            hosts = [fs.join_address(host, None) for host, _ in pairs[:-1]] + [fs.join_address(*pairs[-1])]
-        else:
-            hosts = [fs.join_address(*pair) for pair in pairs]
+            hosts[:-1] = [fs.join_address(host, None) for host, _ in self.addresses[:-1]]
         return ",".join([*([self.master] if self.master else []), *hosts])
 
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What a command of juicefs needs to get at a volume. Nothing of it but `url` may be shown."""
+    """What a command of juicefs needs to reach a volume. Nothing of it but `url` may be shown."""
 
     engine: Engine
     url: str
@@ -190,20 +173,20 @@ class Access:
 
 
 def parse(url: str) -> tuple[Engine, str | None]:
-    """Return the engine that a URL without password names, and the user in it.
+    """Read the engine that a URL without password names, and the user in it.
 
     Raises:
-        ValueError: the URL cannot be used; the message says why and never quotes it.
+        ValueError: the URL cannot be used; the message states why and never quotes it.
     """
     scheme, separator, rest = url.partition("://")
-    kind = _SCHEMES.get(scheme, "")
-    examples = ", ".join(rule.example for rule in _RULES.values())
-    if separator and scheme in _ONE_HOST:
-        raise ValueError(f"metadata engine {scheme} serves one machine only; write it as one of {examples}")
-    if not separator or not kind:
-        known = separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme)
-        problem = f"metadata engine {scheme} is not supported; " if known else ""
-        raise ValueError(f"{problem}write it as one of {examples}")
+    if not separator or scheme not in _SCHEMES:
+        problem = ""
+        if separator and scheme in _ONE_HOST:
+            problem = f"metadata engine {scheme} serves one machine only; "
+        elif separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme):
+            problem = f"metadata engine {scheme} is not supported; "
+        raise ValueError(f"{problem}write it as one of {', '.join(rule.example for rule in _RULES.values())}")
+    kind = _SCHEMES[scheme]
     rule = _RULES[kind]
     hint = f"write it as {rule.example}"
     before, _, query = rest.partition("?")
@@ -212,12 +195,13 @@ def parse(url: str) -> tuple[Engine, str | None]:
     user = _read_user(kind, login) if at else None
     if not re.fullmatch(rule.db, db) or "#" in url:
         raise ValueError(hint)
-    _check_params(rule, query)
+    engine = Engine(kind, (), db, tls=scheme == "rediss", params=query)
+    _check_params(rule, engine)
     if kind == "mysql" and place.startswith("(") and place.endswith(")"):
         place = place[1:-1]
     hosts, master = place.split(","), ""
     if kind == "redis" and len(hosts) > 1 and ":" not in hosts[0]:
-        master, *hosts = hosts  # as JuiceFS tells Sentinels from a cluster
+        master, *hosts = hosts  # as JuiceFS distinguishes Sentinels from a cluster
         if not re.fullmatch(r"[A-Za-z0-9._-]+", master):
             raise ValueError("write Sentinels as redis://MASTER,HOST,HOST:26379/1")
     if len(hosts) > 1 and not rule.many:
@@ -226,9 +210,9 @@ def parse(url: str) -> tuple[Engine, str | None]:
         pairs = [fs.split_address(host) for host in hosts]
     except fs.UriError:
         raise ValueError(hint) from None
-    default = pairs[-1][1] or _SENTINEL_PORT if master else _PORTS[kind]
+    default = pairs[-1][1] or _SENTINEL_PORT if master else fs.ENGINE_PORTS[kind]
     addresses = tuple(fs.join_address(host.lower(), port or default) for host, port in pairs)
-    return Engine(kind, addresses, db, tls=scheme == "rediss", params=query, master=master), user
+    return dataclasses.replace(engine, hosts=addresses, master=master), user
 
 
 def _read_user(kind: str, login: str) -> str:
@@ -243,8 +227,8 @@ def _read_user(kind: str, login: str) -> str:
     return user
 
 
-def _check_params(rule: _Rule, query: str) -> None:
-    for name, _ in urllib.parse.parse_qsl(query, keep_blank_values=True):
+def _check_params(rule: _Rule, engine: Engine) -> None:
+    for name in engine.query:
         if name and name in (*_FILE_PARAMS, *rule.file_params):
             raise ValueError("certificates belong into the secret, as tls-ca, tls-cert and tls-key")
         if name not in rule.params:
@@ -261,7 +245,7 @@ def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
                 "let it ask for a client's certificate, tls-cert and tls-key"
             )
     user = content.get("meta-user")
-    if user is not None and rule.user and not re.fullmatch(rule.user, user):
+    if user is not None and not re.fullmatch(rule.user, user):
         raise ValueError(f"meta-user: {engine.kind} does not take a name with such a character")
     if "meta-password" in content and rule.variable == "META_PASSWORD" and user is None:
         raise ValueError(f"meta-user: {engine.kind} needs it beside meta-password")
@@ -283,75 +267,49 @@ def access(
     keyless: bool = False,
     region: str = "",
 ) -> Access:
-    """Return how this version of juicefs gets at an engine, and at the object store of a keyless volume.
+    """Build what this version of juicefs needs for an engine, and for the object store of a keyless volume.
 
-    Args:
-        engine: where the metadata is.
-        secret: the credentials of both.
-        version: of the program.
-        directory: where the files go that juicefs must find, certificates for one.
-        store: the kind of object store.
-        keyless: the engine does not hold the store's keys.
-        region: of the store.
+    `directory` is where the files go that juicefs must find, certificates for one.
 
     Raises:
         JuicefsError: this version cannot.
     """
-    content = secret.content()
-    names = {name for name, _ in urllib.parse.parse_qsl(engine.params, keep_blank_values=True)}
-    if pooled := sorted(names & set(_POOL)) if version < _PREFIX_SINCE else []:
-        have, want = ".".join(map(str, version)), ".".join(map(str, _PREFIX_SINCE))
+    rule, content = _RULES[engine.kind], secret.content()
+    if version < _POOL_SINCE and (pooled := sorted(set(engine.query) & set(_POOL))):
+        have, want = ".".join(map(str, version)), ".".join(map(str, _POOL_SINCE))
         raise JuicefsError(
             f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
         )
-    found, params, environment = _with_files(engine, content, directory, store)
-    if "meta-password" in content and _RULES[engine.kind].variable:
-        environment[_RULES[engine.kind].variable] = content["meta-password"]
-    for key, variable in _PLAIN_VARIABLES.items():
-        if key in content:
-            environment[variable] = content[key]
+    variables = dict(_PLAIN_VARIABLES)
+    if rule.variable:
+        variables["meta-password"] = rule.variable
     if keyless:
-        variables = _KEY_VARIABLES.get(store, {})
-        environment |= {variable: content[key] for key, variable in variables.items() if key in content}
+        variables |= _KEY_VARIABLES.get(store, {})
+    environment = {variable: content[key] for key, variable in variables.items() if key in content}
     if region and store in _REGION_VARIABLES:
         environment[_REGION_VARIABLES[store]] = region
+    paths = {key: directory / f"{key}.pem" for key in ("tls-ca", "tls-cert", "tls-key") if key in content}
+    named = zip(("tls-ca", "tls-cert", "tls-key"), rule.file_params, strict=True)
+    params = {param: str(paths[key]) for key, param in named if key in paths and param}
+    if "tls-ca" in paths:  # Go looks at this file, and still at the system's folder of certificates
+        environment["SSL_CERT_FILE"] = str(paths["tls-ca"])
+        params |= dict([rule.with_authority]) if rule.with_authority[0] else {}
+    if store == "gs" and "google-credentials" in content:
+        paths["google-credentials"] = directory / "google-credentials.json"
+        environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(paths["google-credentials"])
     # With META_PASSWORD juicefs asks for an @; the colon of the password that is missing does no harm
     login = ":" if environment.get("META_PASSWORD") else ""
-    url = engine.url(secret.meta_user, login=login, params=params)
-    return Access(engine, url, environment, found, secret.values())
-
-
-def _with_files(
-    engine: Engine, content: collections.abc.Mapping[str, str], directory: pathlib.Path, store: str
-) -> tuple[dict[pathlib.Path, str], dict[str, str], dict[str, str]]:
-    """Return the files that juicefs must find, and the URL's parameters and the variables that name them."""
-    found: dict[pathlib.Path, str] = {}
-    params: dict[str, str] = {}
-    environment: dict[str, str] = {}
-    for key, param in zip(("tls-ca", "tls-cert", "tls-key"), _RULES[engine.kind].file_params, strict=True):
-        if key in content:
-            path = directory / f"{key}.pem"
-            found[path] = content[key]
-            if param:
-                params[param] = str(path)
-    if "tls-ca" in content:  # Go looks at this file, and still at the system's folder of certificates
-        environment["SSL_CERT_FILE"] = str(directory / "tls-ca.pem")
-        params |= _WITH_AUTHORITY.get(engine.kind, {})
-    if store == "gs" and "google-credentials" in content:
-        path = directory / "google-credentials.json"
-        found[path] = content["google-credentials"]
-        environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(path)
-    return found, params, environment
+    return Access(
+        engine=engine,
+        url=engine.url(secret.meta_user, login=login, params=params),
+        environment=environment,
+        files={path: content[key] for key, path in paths.items()},
+        secrets=secret.values(),
+    )
 
 
 def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, version: Version, *, directory: pathlib.Path) -> Access:
-    """Return how this version of juicefs gets at a published volume; see `access`."""
-    return access(
-        Engine.of(volume),
-        secret,
-        version,
-        directory=directory,
-        store=volume.storage,
-        keyless=volume.keyless,
-        region=volume.region,
-    )
+    """Build what this version of juicefs needs for a published volume; see `access`."""
+    engine = Engine(volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master)
+    place = {"store": volume.storage, "region": volume.region}
+    return access(engine, secret, version, directory=directory, keyless=volume.keyless, **place)

@@ -1,15 +1,15 @@
 """What is mounted where, and whether it works. Nothing here waits for a filesystem that does not answer.
 
-A look at a mount (`probe`) happens in a child process with a deadline. A child that hangs in the kernel cannot be
-killed, so it is left behind; while one is left behind for a mountpoint, no further child is started for it.
+`probe` touches a mount in a child process with a deadline. A child that hangs in the kernel cannot be killed, so it is
+left behind; while one is left behind for a mountpoint, no further child is started for it.
 
-The module needs the standard library only: a copy of this file serves systemd units as their helper,
+Standard library only: a copy of this file serves systemd units as their helper,
 
-    python3 mounts.py reach HOST:PORT... [--timeout SECONDS]
-    python3 mounts.py wait MOUNTPOINT [--fstype T] [--source S] [--timeout SECONDS] [--pid PID]
+    python3 mounts.py reach HOST:PORT... --timeout SECONDS
+    python3 mounts.py wait MOUNTPOINT --fstype T --source S --timeout SECONDS [--pid PID]
     python3 mounts.py clear MOUNTPOINT --fstype T --source S
-    python3 mounts.py unmount MOUNTPOINT --fstype T --source S [--patience SECONDS]
-    python3 mounts.py drain FOLDER... [--timeout SECONDS]
+    python3 mounts.py unmount MOUNTPOINT --fstype T --source S --patience SECONDS
+    python3 mounts.py drain FOLDER... --timeout SECONDS
 """
 
 import argparse
@@ -26,9 +26,9 @@ import pathlib
 import re
 import secrets
 import select
-import signal
 import socket
 import stat
+import subprocess
 import sys
 import time
 import typing
@@ -36,17 +36,20 @@ import typing
 MOUNTINFO = pathlib.Path("/proc/self/mountinfo")
 PROBE_DIR = ".mount-probe"  # what a probe writes lies here, at the top of the mounted filesystem
 _ABANDONED = pathlib.Path("/run/slurm-ddp")  # one file for each mountpoint with a child that was left behind
-_ANSWERS_S = 2.0  # for a filesystem that has let a write wait
+_ANSWERS_S = 2.0  # for a filesystem that has used up its deadline with a write
 _START_S = 30.0  # for a child to start, on a machine however busy
 _REAP_S = 0.5  # how long a killed child may take to die before it is left behind
 _LEFTOVER_S = 3600.0  # a probe's file older than this was left by a probe that was killed
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # linux/fs.h
-# A mount whose server or daemon is gone answers with one of these; the list is the CSI driver's for a corrupted mount
+# Errors of a root whose server or daemon was lost; the list is the CSI driver's for a corrupted mount
 _STALE = {errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO}
+
+PathLike = str | os.PathLike[str]
+Names = str | tuple[str, ...]  # one name or several of which any will do; an empty tuple for any name at all
 
 
 class State(enum.Enum):
-    """What a look at a mountpoint found."""
+    """The state of a mountpoint."""
 
     RIGHT = "right"  # the expected filesystem, once, and it works
     ABSENT = "absent"  # nothing is mounted there
@@ -71,13 +74,16 @@ class Mount:
 
     @property
     def read_only(self) -> bool:
-        """Tell whether nothing can be written there."""
+        """Report whether nothing can be written there."""
         return "ro" in self.options
+
+    def __str__(self) -> str:
+        return f"{self.mountpoint} holds {self.source} ({self.fstype})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What `probe` found; `detail` is one line for a person, empty when all is right."""
+    """The result of `probe`; `detail` is one line, empty when all is right."""
 
     state: State
     detail: str = ""
@@ -93,7 +99,7 @@ class MountError(Exception):
 
 
 def table(text: str | None = None) -> list[Mount]:
-    """Return all mounts, in mount order; of `text` (in mountinfo's format) instead of this process's when given.
+    """List all mounts, in mount order; those of `text` (in mountinfo's format) instead of this process's when given.
 
     Mounts by autofs are left out: they stand for a mount that is made at the first access.
     """
@@ -101,65 +107,56 @@ def table(text: str | None = None) -> list[Mount]:
         text = MOUNTINFO.read_bytes().decode("utf-8", "surrogateescape")
     mounts: list[Mount] = []
     for line in text.split("\n"):  # not splitlines(): a name may hold what that takes for the end of a line
-        before, separator, after = line.partition(" - ")
+        before, _, after = line.partition(" - ")
         left, right = before.split(" "), after.split(" ")
-        if not separator or len(left) < 6 or len(right) < 3:
+        if len(left) < 6 or len(right) < 3 or right[0] == "autofs":
             continue
         options = dict.fromkeys([*left[5].split(","), *right[2].split(",")])
-        mount = Mount(int(left[0]), left[2], _unescape(left[4]), right[0], _unescape(right[1]), tuple(options))
-        if mount.fstype != "autofs":
-            mounts.append(mount)
+        mounts.append(Mount(int(left[0]), left[2], _unescape(left[4]), right[0], _unescape(right[1]), tuple(options)))
     return mounts
 
 
-def at(mountpoint: str | os.PathLike[str], mounts: collections.abc.Iterable[Mount] | None = None) -> list[Mount]:
-    """Return what is mounted exactly at `mountpoint`, the topmost last."""
+def at(mountpoint: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> list[Mount]:
+    """List what is mounted exactly at `mountpoint`, the topmost last."""
     wanted = os.path.normpath(mountpoint)
     return [mount for mount in (table() if mounts is None else mounts) if mount.mountpoint == wanted]
 
 
-def find(path: str | os.PathLike[str], mounts: collections.abc.Iterable[Mount] | None = None) -> Mount | None:
-    """Return the mount that an absolute path without symbolic links lies on."""
+def find(path: PathLike, mounts: collections.abc.Iterable[Mount] | None = None) -> Mount | None:
+    """Find the mount that an absolute path without symbolic links lies on."""
     wanted = pathlib.PurePath(os.path.normpath(path))
-    found: Mount | None = None
-    for mount in table() if mounts is None else mounts:
-        if wanted.is_relative_to(mount.mountpoint) and (
-            found is None or len(mount.mountpoint) >= len(found.mountpoint)
-        ):
-            found = mount
-    return found
+    above = [mount for mount in (table() if mounts is None else mounts) if wanted.is_relative_to(mount.mountpoint)]
+    return max(reversed(above), key=lambda mount: len(mount.mountpoint), default=None)  # of equals the topmost
 
 
 def probe(
-    mountpoint: str | os.PathLike[str],
+    mountpoint: PathLike,
     *,
-    fstype: str | tuple[str, ...] = (),
-    source: str | tuple[str, ...] | None = None,
+    fstype: Names = (),
+    source: Names = (),
     writable: bool = False,
     sticky: bool = False,
     deadline: float = 5.0,
 ) -> Result:
-    """Look whether the right filesystem is mounted at `mountpoint`, once, and works.
+    """Check whether the right filesystem is mounted at `mountpoint`, once, and works.
 
     Args:
         mountpoint: an absolute path.
-        fstype: the type that is expected, or several; any type when empty.
-        source: the source that is expected, as mountinfo shows it, or several; any source when None.
+        fstype: the expected type.
+        source: the expected source, as mountinfo shows it.
         writable: also write, sync, rename, read back and remove a small file.
-        sticky: where it is written, and others can write the filesystem's root without the sticky bit, so that they
-            can rename what is another's there (rename(2)), set that bit; where that is refused, leave it.
+        sticky: where others can write the filesystem's root without the sticky bit, and so rename what is another's
+            there (rename(2)), set that bit; where that is refused, leave it. Applies with `writable`.
         deadline: in seconds from the question on; without an answer until then the state is HUNG, or SLOW where the
             mount answers and only a write does not end. Where the write has used up the deadline the answer has 2 s.
     """
     mountpoint = os.path.normpath(mountpoint)
     here = at(mountpoint)
-    fstypes = (fstype,) if isinstance(fstype, str) else fstype
     if not here:
         return Result(State.ABSENT, f"nothing is mounted at {mountpoint}")
     mount = here[-1]
-    sources = (source,) if isinstance(source, str) else source
-    if (fstypes and mount.fstype not in fstypes) or (sources is not None and mount.source not in sources):
-        return Result(State.WRONG, f"{mountpoint} holds {mount.source} ({mount.fstype})")
+    if not _matches(mount.fstype, fstype) or not _matches(mount.source, source):
+        return Result(State.WRONG, str(mount))
     if len(here) > 1:
         return Result(State.STACKED, f"{len(here)} mounts lie at {mountpoint}")
     if writable and mount.read_only:
@@ -167,43 +164,34 @@ def probe(
     unwritten = ""
     if writable:
         begin = time.monotonic()
-        answer, unwritten = _ask(mountpoint, mount, "write", deadline, sticky=sticky)
+        answer, unwritten = _ask(mount, "write", deadline, sticky=sticky)
         if answer is not None:
             return _judge(mountpoint, answer)
         if time.monotonic() - begin >= deadline:
             deadline = min(deadline, _ANSWERS_S)
-    answer, silent = _ask(mountpoint, mount, "read", deadline)
+    answer, silent = _ask(mount, "read", deadline)
     if answer is None:
         return Result(State.HUNG, f"{mountpoint} {silent}")
     found = _judge(mountpoint, answer)
     return Result(State.SLOW, f"{mountpoint} answers, but a small write {unwritten}") if unwritten and found else found
 
 
-def users(mountpoint: str | os.PathLike[str]) -> list[tuple[int, str]]:
-    """Return id and name of each process that has something open on the mount; needs root to see everybody's.
+def users(mountpoint: PathLike) -> list[tuple[int, str]]:
+    """List id and name of each process that has something open on the mount; all of them only for root.
 
     Reads only /proc, which knows paths without asking the filesystem.
     """
     prefix = os.path.normpath(mountpoint)
     found: list[tuple[int, str]] = []
     for process in pathlib.Path("/proc").iterdir():
-        if process.name.isdecimal() and any(_below(target, prefix) for target in _open_paths(process)):
-            try:
+        if process.name.isdecimal() and any(f"{path}/".startswith(f"{prefix}/") for path in _open_paths(process)):
+            with contextlib.suppress(OSError):  # it ended
                 found.append((int(process.name), (process / "comm").read_text().strip()))
-            except OSError:
-                continue  # it ended
     return sorted(found)
 
 
-def wait(
-    mountpoint: str | os.PathLike[str],
-    *,
-    fstype: str | tuple[str, ...] = (),
-    source: str | tuple[str, ...] | None = None,
-    timeout: float = 60.0,
-    pid: int | None = None,
-) -> Result:
-    """Wait until `mountpoint` is right; return the last look at it, `timeout` seconds later at most.
+def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, pid: int | None = None) -> Result:
+    """Wait until `mountpoint` is right, at most `timeout` seconds; return the last probe.
 
     With `pid`, the process that should mount it, waiting ends when that process ends.
     """
@@ -218,7 +206,7 @@ def wait(
         time.sleep(0.2)
 
 
-def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: float = 60.0) -> None:
+def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: float) -> None:
     """Wait until one of the addresses takes a TCP connection.
 
     Raises:
@@ -238,35 +226,36 @@ def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: floa
         time.sleep(0.5)
 
 
-def clear(mountpoint: str | os.PathLike[str], *, fstype: str, source: str) -> int:
-    """Detach the mounts of `source` that lie at `mountpoint`, whatever their condition; return how many there were.
+def clear(mountpoint: PathLike, *, fstype: str, source: str) -> int:
+    """Detach the mounts of `source` that lie at `mountpoint`, whatever their condition; count them.
 
     Raises:
-        MountError: something else is mounted there, which is left as it is.
+        MountError: something else is mounted there, which is left as it is; or the kernel refuses.
     """
     count = 0
     while here := at(mountpoint):
-        _umount(_ours(here[-1], fstype, source).mountpoint, _MNT_DETACH)
+        _check_ours(here[-1], fstype, source)
+        detach(mountpoint)
         count += 1
     return count
 
 
-def detach(mountpoint: str | os.PathLike[str]) -> None:
+def detach(mountpoint: PathLike) -> None:
     """Take the topmost mount at `mountpoint` out of the tree, whatever its condition and whoever uses it.
 
     Raises:
         MountError: the kernel refuses.
     """
     try:
-        _umount(os.path.normpath(mountpoint), _MNT_DETACH)
+        _umount(mountpoint, _MNT_DETACH)
     except OSError as e:
         raise MountError(f"cannot detach {mountpoint}: {e.strerror}") from e
 
 
-def unmount(mountpoint: str | os.PathLike[str], *, fstype: str, source: str, patience: float = 20.0) -> None:
+def unmount(mountpoint: PathLike, *, fstype: str, source: str, patience: float) -> None:
     """Unmount `source` from `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them.
 
-    Nobody is waited for when the mount is stale, and of use to nobody.
+    A stale mount is detached at once: it is of use to nobody.
 
     Raises:
         MountError: something else is mounted there, which is left as it is; or the kernel refuses.
@@ -275,18 +264,19 @@ def unmount(mountpoint: str | os.PathLike[str], *, fstype: str, source: str, pat
         patience = 0
     end = time.monotonic() + patience
     while here := at(mountpoint):
-        top, late = _ours(here[-1], fstype, source), time.monotonic() >= end
+        _check_ours(here[-1], fstype, source)
+        late = time.monotonic() >= end
         try:
-            _umount(top.mountpoint, _MNT_DETACH if late else 0)
+            _umount(mountpoint, _MNT_DETACH if late else 0)
         except OSError as e:
             if e.errno == errno.EINVAL:
-                return  # somebody else was faster
+                return  # another process was faster
             if e.errno != errno.EBUSY or late:
-                raise MountError(f"cannot unmount {top.mountpoint}: {e.strerror}") from e
+                raise MountError(f"cannot unmount {mountpoint}: {e.strerror}") from e
             time.sleep(0.5)
 
 
-def drain(folders: collections.abc.Sequence[str | os.PathLike[str]], *, timeout: float = 600.0) -> None:
+def drain(folders: collections.abc.Sequence[PathLike], *, timeout: float) -> None:
     """Wait until the folders, in which a JuiceFS client stages what it has yet to upload, hold no file.
 
     JuiceFS itself looks into one folder only, and waits for nothing when there are several (cmd/umount.go, 1.3.1).
@@ -294,21 +284,24 @@ def drain(folders: collections.abc.Sequence[str | os.PathLike[str]], *, timeout:
     Raises:
         MountError: some are left after `timeout` seconds.
     """
-    end, told = time.monotonic() + timeout, 0.0
+    end, shown = time.monotonic() + timeout, 0.0
     while left := sum(len(names) for folder in folders for _, _, names in os.walk(folder)):
         now = time.monotonic()
         if now >= end:
             raise MountError(f"{left} blocks are not uploaded yet: they lie in {' '.join(map(str, folders))}")
-        if now - told > 10:
+        if now - shown > 10:
             print(f"waiting for {left} blocks to be uploaded", flush=True)
-            told = now
+            shown = now
         time.sleep(0.5)
 
 
-def _ours(mount: Mount, fstype: str, source: str) -> Mount:
+def _matches(found: str, wanted: Names) -> bool:
+    return not wanted or found in ((wanted,) if isinstance(wanted, str) else wanted)
+
+
+def _check_ours(mount: Mount, fstype: str, source: str) -> None:
     if (mount.fstype, mount.source) != (fstype, source):
-        raise MountError(f"{mount.mountpoint} holds {mount.source} ({mount.fstype}), which is not ours: unmount it")
-    return mount
+        raise MountError(f"{mount}, which is not ours: unmount it")
 
 
 def _unescape(text: str) -> str:
@@ -319,90 +312,72 @@ def _unescape(text: str) -> str:
 
 
 def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
-    step, number = str(answer.get("step", "")), answer.get("errno")
+    """Turn a child's answer into a result."""
+    step, number = answer.get("step"), answer.get("errno")
     if step == "hidden":
         return Result(State.WRONG, f"{mountpoint} is hidden beneath another mount")
     if step == "read back":
         return Result(State.FAILED, f"{mountpoint} returned other bytes than were written")
     if step == "start":
-        return Result(State.FAILED, f"the look at {mountpoint} ended without an answer")
+        return Result(State.FAILED, f"the probe of {mountpoint} exited with no answer")
     if number is None:
         return Result(State.RIGHT, open_mode=answer.get("open"), was_open=answer.get("was"))
-    reason = os.strerror(number).lower()
-    if step == "open":
-        state = State.STALE if number in _STALE else State.FAILED
-        return Result(state, f"{mountpoint} does not open: {reason}")
-    if number in (errno.ENOTCONN, errno.ESTALE):
-        return Result(State.STALE, f"{mountpoint}: {step}: {reason}")
-    return Result(State.FAILED, f"{mountpoint}: {step}: {reason}")
+    is_stale = number in (_STALE if step == "open" else (errno.ENOTCONN, errno.ESTALE))
+    what = f"{mountpoint} does not open" if step == "open" else f"{mountpoint}: {step}"
+    return Result(State.STALE if is_stale else State.FAILED, f"{what}: {os.strerror(number).lower()}")
 
 
-def _ask(
-    mountpoint: str, mount: Mount, kind: str, deadline: float, *, sticky: bool = False
-) -> tuple[dict[str, typing.Any] | None, str]:
-    """Return what a child that reads or writes found; None and why when it does not end in time.
+def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> tuple[dict[str, typing.Any] | None, str]:
+    """Have a child read or write; return its answer, or None and why when it does not end in time.
 
     While an earlier child of the kind still hangs there, none is started.
     """
-    since = _abandoned_since(mountpoint, kind)
+    since = _abandoned_since(mount.mountpoint, kind)
     if since is not None:
         verb = "answered" if kind == "read" else "ended"
         return None, f"has not {verb} since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
-    answer = _ask_child(mountpoint, [str(mount.id), *(["sticky"] if sticky else []), kind], deadline)
-    return (
-        answer,
-        "" if answer is not None else f"did not {'answer' if kind == 'read' else 'end'} within {deadline:g} s",
-    )
+    answer = _ask_child(mount, kind, deadline, sticky=sticky)
+    verb = "answer" if kind == "read" else "end"
+    return answer, f"did not {verb} within {deadline:g} s" if answer is None else ""
 
 
-def _ask_child(mountpoint: str, arguments: list[str], deadline: float) -> dict[str, typing.Any] | None:
+def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dict[str, typing.Any] | None:
     """Run the child's part of a probe; None when it does not answer in time."""
-    reader, writer = os.pipe()
-    argv = [sys.executable, "-I", "-S", "-B", str(pathlib.Path(__file__).resolve()), "_child", mountpoint, *arguments]
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        pid = os.posix_spawn(
-            sys.executable,
-            argv,
-            {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, null, 0),
-                (os.POSIX_SPAWN_DUP2, writer, 1),
-                (os.POSIX_SPAWN_DUP2, null, 2),
-            ],
-            setsid=True,
-        )
-    finally:
-        os.close(writer)
-        os.close(null)
-    said, end = b"", time.monotonic() + _START_S
-    with os.fdopen(reader, "rb", buffering=0) as pipe:
+    argv = [sys.executable, "-I", "-S", "-B", str(pathlib.Path(__file__).resolve()), "_child"]
+    child = subprocess.Popen(
+        [*argv, mount.mountpoint, str(mount.id), kind, *(["sticky"] if sticky else [])],
+        bufsize=0,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+        start_new_session=True,
+    )
+    output, end = b"", time.monotonic() + _START_S
+    with typing.cast("typing.IO[bytes]", child.stdout) as pipe:
         poll = select.poll()
         poll.register(pipe, select.POLLIN | select.POLLHUP)
         while (left := end - time.monotonic()) > 0 and poll.poll(left * 1000):
             block = pipe.read(65536)
             if not block:
-                os.waitpid(pid, 0)  # the pipe is closed, so the child is past the filesystem
-                return json.loads(said) if said.strip() else {"step": "start"}
-            if not said:  # only now does it ask the filesystem: a busy machine takes its time to start a program
+                child.wait()  # the pipe is closed, so the child is past the filesystem
+                return json.loads(output) if output.strip() else {"step": "start"}
+            if not output:  # only now does it ask the filesystem: a busy machine takes its time to start a program
                 end = time.monotonic() + deadline
-            said += block
-    _abandon(pid, mountpoint, arguments[-1])
+            output += block
+    _abandon(child, mount.mountpoint, kind)
     return None
 
 
-def _abandon(pid: int, mountpoint: str, kind: str) -> None:
-    os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + _REAP_S
-    while time.monotonic() < end:
-        if os.waitpid(pid, os.WNOHANG) != (0, 0):
-            return
-        time.sleep(0.02)
+def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> None:
+    """Kill the child; leave it behind, with a note, where it hangs in the kernel."""
+    child.kill()
     try:
-        _ABANDONED.mkdir(mode=0o755, exist_ok=True)
-        _note(mountpoint, kind).write_text(f"{pid} {_start_time(pid)}")
-    except OSError:
-        pass  # not root: the next probe starts a child of its own
+        child.wait(_REAP_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):  # not root: the next probe starts a child of its own
+            _ABANDONED.mkdir(mode=0o755, exist_ok=True)
+            _note(mountpoint, kind).write_text(f"{child.pid} {_start_time(child.pid)}")
 
 
 def _abandoned_since(mountpoint: str, kind: str) -> float | None:
@@ -435,27 +410,22 @@ def _start_time(pid: int) -> int | None:
 def _open_paths(process: pathlib.Path) -> collections.abc.Iterator[str]:
     # Not `maps`: reading it waits for a process that hangs in a page fault
     links = [process / "cwd", process / "root", process / "exe"]
-    with contextlib.suppress(OSError):  # it ended, or belongs to somebody else
-        links += list((process / "fd").iterdir())
+    with contextlib.suppress(OSError):  # it ended, or belongs to another account
+        links += (process / "fd").iterdir()
     for link in links:
         with contextlib.suppress(OSError):
             yield str(link.readlink())
 
 
-def _below(path: str, prefix: str) -> bool:
-    return path == prefix or path.startswith(f"{prefix}/")
-
-
-def _umount(mountpoint: str, flags: int) -> None:
+def _umount(mountpoint: PathLike, flags: int) -> None:
     # umount(8) first looks at the mountpoint, which hangs when the server is dead; the system call does not
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(mountpoint), flags | _UMOUNT_NOFOLLOW) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), mountpoint)
+    if libc.umount2(os.fsencode(os.path.normpath(mountpoint)), flags | _UMOUNT_NOFOLLOW) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[str, typing.Any]:
-    """The part of a probe that touches the filesystem, and may hang."""
+    """Do the part of a probe that touches the filesystem, and may hang."""
     print(flush=True)  # it begins now
     step, found = "open", dict[str, typing.Any]()
     try:
@@ -466,11 +436,11 @@ def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict
         if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
             found = {"open": mode}
             if sticky:
-                with contextlib.suppress(OSError):  # of a filesystem that fails, the next step tells
+                with contextlib.suppress(OSError):  # of a filesystem that fails, the next step reports
                     os.fchmod(directory, mode | stat.S_ISVTX)
                     found = {"was": mode}
         step = "look up a name"
-        # One that nobody asked for before: no cache knows it, so the server, or JuiceFS's engine, must answer
+        # One that was never asked for: no cache knows it, so the server, or JuiceFS's engine, must answer
         with contextlib.suppress(FileNotFoundError, PermissionError):
             os.stat(f"{PROBE_DIR}-{secrets.token_hex(8)}", dir_fd=directory)
         if write:
@@ -491,18 +461,14 @@ def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict
             same = old.read_bytes() == token
             step = "remove"
             _remove(old)
-            _remove_leftovers(folder)
+            for path in folder.glob(f"{socket.gethostname()}.*"):
+                if path.stat().st_mtime < time.time() - _LEFTOVER_S:
+                    _remove(path)
             if not same:
                 return {"step": "read back"}
     except OSError as e:
         return {"step": step, "errno": e.errno}
     return found
-
-
-def _remove_leftovers(folder: pathlib.Path) -> None:
-    for path in folder.glob(f"{socket.gethostname()}.*"):
-        if path.stat().st_mtime < time.time() - _LEFTOVER_S:
-            _remove(path)
 
 
 def _remove(path: pathlib.Path) -> None:
@@ -527,45 +493,36 @@ def _address(text: str) -> tuple[str, int]:
 def main(argv: list[str]) -> int:
     """Serve a systemd unit, or be the child of a probe."""
     if argv[:1] == ["_child"]:
-        print(json.dumps(_child(argv[1], int(argv[2]), write=argv[-1] == "write", sticky="sticky" in argv[3:])))
+        mountpoint, mount_id, kind, *rest = argv[1:]
+        print(json.dumps(_child(mountpoint, int(mount_id), write=kind == "write", sticky="sticky" in rest)))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("reach")
-    command.add_argument("address", nargs="+", type=_address)
-    command.add_argument("--timeout", type=float, default=60.0)
-    command = commands.add_parser("drain")
-    command.add_argument("folder", nargs="+")
-    command.add_argument("--timeout", type=float, default=600.0)
-    for name in ("wait", "clear", "unmount"):
-        command = commands.add_parser(name)
-        command.add_argument("mountpoint")
-        command.add_argument("--fstype", required=name != "wait", default="")
-        command.add_argument("--source", required=name != "wait")
-    commands.choices["wait"].add_argument("--timeout", type=float, default=60.0)
-    commands.choices["wait"].add_argument("--pid", type=int)
-    commands.choices["unmount"].add_argument("--patience", type=float, default=20.0)
-    chosen = parser.parse_args(argv)
-    try:
-        if chosen.command == "reach":
-            reach(chosen.address, timeout=chosen.timeout)
-        elif chosen.command == "drain":
-            drain(chosen.folder, timeout=chosen.timeout)
-        elif chosen.command == "wait":
-            fstype: tuple[str, ...] = (chosen.fstype,) if chosen.fstype else ()
-            result = wait(
-                chosen.mountpoint, fstype=fstype, source=chosen.source, timeout=chosen.timeout, pid=chosen.pid
-            )
-            if not result:
-                raise MountError(result.detail)
-        elif chosen.command == "clear":
-            count = clear(chosen.mountpoint, fstype=chosen.fstype, source=chosen.source)
-            print(f"cleared {count} leftover mounts of {chosen.mountpoint}" if count else "nothing to clear")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for function in (reach, wait, clear, unmount, drain):  # an option is a parameter of the function
+        command = commands.add_parser(function.__name__)
+        command.set_defaults(run=function)
+        if function is reach:
+            command.add_argument("addresses", nargs="+", type=_address)
+        elif function is drain:
+            command.add_argument("folders", nargs="+")
         else:
-            unmount(chosen.mountpoint, fstype=chosen.fstype, source=chosen.source, patience=chosen.patience)
+            command.add_argument("mountpoint")
+            command.add_argument("--fstype", required=True)
+            command.add_argument("--source", required=True)
+        if function is not clear:
+            command.add_argument("--patience" if function is unmount else "--timeout", type=float, required=True)
+        if function is wait:
+            command.add_argument("--pid", type=int)
+    options = vars(parser.parse_args(argv))
+    try:
+        result = options.pop("run")(**options)
+        if isinstance(result, Result) and not result:
+            raise MountError(result.detail)
     except (MountError, OSError) as e:
         print(e, file=sys.stderr)
         return 1
+    if isinstance(result, int):
+        print(f"cleared {result} leftover mounts of {options['mountpoint']}" if result else "nothing to clear")
     return 0
 
 

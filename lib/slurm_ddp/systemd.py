@@ -1,18 +1,17 @@
-"""systemd units as desired state. Every function is idempotent; `ensure_*` say whether they changed something."""
+"""systemd units as desired state. Every function is idempotent; `ensure_*` report whether they changed something."""
 
 import collections.abc
 import pathlib
 import time
 
 from slurm_ddp import files
-from slurm_ddp.run import run
+from slurm_ddp.run import Completed, run
 
 UNIT_DIR = pathlib.Path("/etc/systemd/system")
-_SYSTEMCTL = "/usr/bin/systemctl"
 
 
 def ensure_unit(name: str, text: str) -> bool:
-    """Write /etc/systemd/system/`name`, reload systemd if it changed. Everybody can read it: no secrets in `text`."""
+    """Write /etc/systemd/system/`name`; reload systemd if it changed. Every user can read it: no secrets in `text`."""
     changed = files.ensure_file(UNIT_DIR / name, text)
     if changed:
         daemon_reload()
@@ -20,22 +19,18 @@ def ensure_unit(name: str, text: str) -> bool:
 
 
 def ensure_dropin(unit: str, name: str, text: str) -> bool:
-    """Write the drop-in `name` of `unit` and reload systemd if it changed."""
-    changed = files.ensure_file(UNIT_DIR / f"{unit}.d" / name, text)
-    if changed:
-        daemon_reload()
-    return changed
+    """Write the drop-in `name` of `unit`; reload systemd if it changed."""
+    return ensure_unit(f"{unit}.d/{name}", text)
 
 
 def ensure_no_unit(name: str) -> bool:
     """Stop and disable `name` and remove its unit file."""
-    path = UNIT_DIR / name
-    if not path.exists():
+    if not (UNIT_DIR / name).exists():
         return False
-    run(_SYSTEMCTL, "disable", "--now", name, timeout=120, check=False)
-    files.ensure_absent(path)
+    _systemctl("disable", "--now", name, timeout=120, check=False)
+    files.ensure_absent(UNIT_DIR / name)
     daemon_reload()
-    run(_SYSTEMCTL, "reset-failed", name, check=False)
+    reset_failed(name)
     return True
 
 
@@ -52,72 +47,97 @@ def ensure_no_dropin(unit: str, name: str) -> bool:
 
 def daemon_reload() -> None:
     """Make systemd read its unit files again."""
-    run(_SYSTEMCTL, "daemon-reload")
+    _systemctl("daemon-reload")
+
+
+def reset_failed(name: str) -> None:
+    """Make systemd forget that `name` failed, and how often it was started."""
+    _systemctl("reset-failed", name, check=False)
 
 
 def enable(name: str) -> None:
     """Start `name` at every boot from the next one on."""
-    run(_SYSTEMCTL, "enable", name, timeout=120)
+    _systemctl("enable", name, timeout=120)
 
 
 def enable_now(name: str, *, timeout: float = 120) -> None:
     """Start `name` now and at every boot. Raises `CommandError` when it does not start."""
-    run(_SYSTEMCTL, "enable", "--now", name, timeout=timeout)
+    _systemctl("enable", "--now", name, timeout=timeout)
+
+
+def start_later(name: str) -> None:
+    """Have systemd start `name`, without waiting for it."""
+    _systemctl("start", "--no-block", name)
 
 
 def restart(name: str, *, timeout: float = 120) -> None:
     """Restart `name`. Raises `CommandError` when it does not come up."""
-    run(_SYSTEMCTL, "restart", name, timeout=timeout)
+    _systemctl("restart", name, timeout=timeout)
 
 
 def try_restart(name: str) -> None:
-    """Have systemd restart `name` if it runs, and do not wait for it; a unit that is not there is left alone."""
-    run(_SYSTEMCTL, "try-restart", "--no-block", name, check=False)
+    """Have systemd restart `name` if it runs, without waiting for it; a unit that does not exist is left alone."""
+    _systemctl("try-restart", "--no-block", name, check=False)
 
 
 def stop(name: str, *, timeout: float = 120) -> None:
-    """Stop `name`; a unit that is not there counts as stopped."""
-    run(_SYSTEMCTL, "stop", name, timeout=timeout, check=False)
+    """Stop `name`; a unit that does not exist counts as stopped."""
+    _systemctl("stop", name, timeout=timeout, check=False)
 
 
-def journal(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
-    """Return the last lines that a unit wrote into the journal, without secrets."""
-    lines = ("-n", "40", "-o", "cat", "--no-pager")
-    return run("/usr/bin/journalctl", "-u", name, *lines, check=False, secrets=secrets).stdout
+def journal(name: str, *, lines: int = 40, secrets: collections.abc.Iterable[str] = ()) -> str:
+    """Read the last lines in the journal about a unit, without secrets."""
+    return _journalctl("-u", name, lines=lines, secrets=secrets)
 
 
-def own_words(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
-    """Return the last lines that a unit's processes wrote since its last start, without secrets; none of systemd's."""
-    start = run(_SYSTEMCTL, "show", "-P", "InvocationID", name, check=False).stdout.strip()
-    if not start:
-        return ""
-    lines = (f"_SYSTEMD_INVOCATION_ID={start}", "-n", "40", "-o", "cat", "--no-pager")
-    return run("/usr/bin/journalctl", *lines, check=False, secrets=secrets).stdout
+def output(name: str, *, secrets: collections.abc.Iterable[str] = ()) -> str:
+    """Read the last lines that a unit's processes wrote since its last start, without secrets; none of systemd's."""
+    start = show(name, "InvocationID")
+    return _journalctl(f"_SYSTEMD_INVOCATION_ID={start}", lines=40, secrets=secrets) if start else ""
 
 
-def has_failed(name: str) -> bool:
-    """Tell whether `name` ended with an error, and systemd leaves it at that."""
-    return run(_SYSTEMCTL, "is-failed", "--quiet", name, check=False).returncode == 0
+def exists(name: str) -> bool:
+    """Report whether systemd has a unit file for `name`."""
+    return _systemctl("cat", name, check=False).returncode == 0
 
 
-def active_for(name: str) -> float | None:
-    """Return for how many seconds `name` has been running, None while it is not."""
-    shown = run(_SYSTEMCTL, "show", "-P", "ActiveEnterTimestampMonotonic", name, check=False).stdout.strip()
-    if not shown.isdigit() or not is_active(name):
-        return None
-    return time.clock_gettime(time.CLOCK_MONOTONIC) - int(shown) / 1e6
-
-
-def start_later(name: str) -> None:
-    """Have systemd start `name`, and do not wait for it."""
-    run(_SYSTEMCTL, "start", "--no-block", name)
+def state(name: str) -> str:
+    """Read whether `name` is active, activating, failed ..."""
+    return _systemctl("is-active", name, check=False).stdout.strip()
 
 
 def is_active(name: str) -> bool:
-    """Tell whether `name` is running."""
-    return run(_SYSTEMCTL, "is-active", "--quiet", name, check=False).returncode == 0
+    """Report whether `name` is running."""
+    return _systemctl("is-active", "--quiet", name, check=False).returncode == 0
 
 
 def is_enabled(name: str) -> bool:
-    """Tell whether systemd starts `name` at boot."""
-    return run(_SYSTEMCTL, "is-enabled", "--quiet", name, check=False).returncode == 0
+    """Report whether systemd starts `name` at boot."""
+    return _systemctl("is-enabled", "--quiet", name, check=False).returncode == 0
+
+
+def has_failed(name: str) -> bool:
+    """Report whether `name` ended with an error, and systemd leaves it at that."""
+    return _systemctl("is-failed", "--quiet", name, check=False).returncode == 0
+
+
+def active_for(name: str) -> float | None:
+    """Compute for how many seconds `name` has been running, None while it is not."""
+    started_us = show(name, "ActiveEnterTimestampMonotonic")
+    if not started_us.isdigit() or not is_active(name):
+        return None
+    return time.clock_gettime(time.CLOCK_MONOTONIC) - int(started_us) / 1e6
+
+
+def show(name: str, field: str) -> str:
+    """Read one property of `name`, empty where it has none."""
+    return _systemctl("show", "-P", field, name, check=False).stdout.strip()
+
+
+def _systemctl(*arguments: str, timeout: float = 60, check: bool = True) -> Completed:
+    return run("/usr/bin/systemctl", *arguments, timeout=timeout, check=check)
+
+
+def _journalctl(*match: str, lines: int, secrets: collections.abc.Iterable[str]) -> str:
+    options = ("-n", str(lines), "-o", "cat", "--no-pager")
+    return run("/usr/bin/journalctl", *match, *options, check=False, secrets=secrets).stdout

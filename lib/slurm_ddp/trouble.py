@@ -1,4 +1,4 @@
-"""What fails below a charm that deals with JuiceFS, as its status tells it: the charm waits, or a person must act."""
+"""How a charm's status states a failure of JuiceFS or of a command: the charm waits, or the operator must act."""
 
 import collections.abc
 import contextlib
@@ -8,41 +8,27 @@ from slurm_ddp import juicefs
 from slurm_ddp.run import CommandError
 
 
-class Teller(typing.Protocol):
+class Maker(typing.Protocol):
     """Makes the exception that carries a status."""
 
-    def __call__(self, error: Exception, said: str, /, *, passes: bool) -> Exception:
-        """Return it.
-
-        Args:
-            error: what was raised.
-            said: what to say of it: one line, with what to do where one command mends it.
-            passes: it may mend itself, so the charm waits; else a person must act, and the charm is blocked.
-        """
+    def __call__(self, error: Exception, text: str, /, *, passes: bool) -> Exception:
+        """Make it of the error, its one line, and whether it may end by itself (then the charm waits)."""
         ...
 
 
 @contextlib.contextmanager
 def explained(
-    app: str,
-    tell: Teller,
-    *,
-    passing: tuple[type[Exception], ...] = (),
-    lasting: tuple[type[Exception], ...] = (),
+    app: str, make: Maker, *, passing: tuple[type[Exception], ...] = (), lasting: tuple[type[Exception], ...] = ()
 ) -> collections.abc.Generator[None]:
-    """Turn what fails inside into what `tell` makes of it.
+    """Raise what `make` makes of a failure inside, with advice that names the application.
 
-    Args:
-        app: the application, which the advice names.
-        tell: makes the exception that is raised instead.
-        passing: what may mend itself, besides a server of the volume that does not answer.
-        lasting: what a person must mend, besides what juicefs and other commands say.
+    `passing` failures may end by themselves, as a server of the volume that does not answer; the operator must resolve
+    `lasting` ones, and those of juicefs and other commands.
     """
     try:
         yield
     except (juicefs.UnreachableError, *passing) as e:
-        raise tell(e, str(e), passes=True) from e
-    except juicefs.JuicefsError as e:
-        raise tell(e, juicefs.advice(e, app), passes=False) from e
-    except (CommandError, *lasting) as e:
-        raise tell(e, str(e), passes=False) from e
+        raise make(e, str(e), passes=True) from e
+    except (juicefs.JuicefsError, CommandError, *lasting) as e:
+        text = juicefs.advice(e, app) if isinstance(e, juicefs.JuicefsError) else str(e)
+        raise make(e, text, passes=False) from e

@@ -8,11 +8,15 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import time
 import typing
 
 import pytest
+
+from sandbox.hosts import Hosts
+from sandbox.store import Store
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("SLURM_DDP_TEST_MODEL", "test")
@@ -77,9 +81,19 @@ class Cluster:
         assert answer.code == 0, f"{arguments}: {answer.err[-3000:]}"
         return answer.out
 
+    def exec(self, unit: str, *command: str, timeout: float = 120) -> Answer:
+        """Run a command on a unit's host as `./sandboxctl exec` does, without the start of another Python."""
+        host = Hosts(self.model).get(Store(self.model).load().host_of(unit))
+        done = host.run(command, timeout=timeout, check=False)
+        # Lines of a run begin with its task, and may hold a traceback of torch's own when its store ends before an agent.
+        assert not re.search(r"^Traceback", done.stderr, re.MULTILINE), done.stderr
+        return Answer(done.returncode, done.stdout, done.stderr)
+
     def on(self, unit: str, *command: str) -> str:
         """Run a command on a unit's host; return its standard output."""
-        return self.ok("exec", unit, "--", *command, timeout=120).strip()
+        answer = self.exec(unit, *command)
+        assert answer.code == 0, f"{unit}: {command}: {answer.code} {answer.err[-3000:]}"
+        return answer.out.strip()
 
     def action(self, *arguments: str, timeout: float = 600) -> Json:
         """Run an action of trainer/0 that succeeds; return its results."""

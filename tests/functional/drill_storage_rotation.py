@@ -155,7 +155,7 @@ def test_rotation_under_load_loses_no_write_and_reaches_the_mounts(site: Site):
     site.revoke_the_first_keys()
     cluster.ok("update-status")
     for host, other in zip(HOSTS, reversed(HOSTS), strict=True):
-        assert cluster.ctl("exec", host, "--", "test", "-e", "/tmp/failed").code == 1, "a write failed"
+        assert cluster.exec(host, "test", "-e", "/tmp/failed").code == 1, "a write failed"
         sums = cluster.on(host, "cat", "/tmp/written")
         cluster.on(other, "bash", "-c", f"cat >/tmp/sums <<<'{sums}'; cd {MP} && sha256sum -c --quiet /tmp/sums")
         print(f"{host}: {len(sums.splitlines())} files written, all right as {other} reads them")

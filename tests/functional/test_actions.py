@@ -13,7 +13,10 @@ import yaml
 
 from functional.conftest import REPOSITORY, Cluster, Json
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 TRAINER, PROXY, CLIENT, GPU = "ddp-trainer", "juicefs-server-proxy", "shared-filesystem-client", "slurm-gpu"
 UNITS = {TRAINER: "trainer/0", PROXY: "juicefs-server-proxy/0"}  # of the others, the one beside slurmd/0

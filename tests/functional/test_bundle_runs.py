@@ -12,7 +12,10 @@ import pytest
 
 from functional.conftest import Cluster, eventually, footprint
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 NODES = ("slurmd-0", "slurmd-1")

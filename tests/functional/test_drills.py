@@ -15,7 +15,7 @@ from sandbox.store import Store
 
 __all__ = ["drills"]  # a fixture
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.trains, pytest.mark.timeout(1500)]
 STEPS = 60
 
 

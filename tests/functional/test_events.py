@@ -6,7 +6,7 @@ import pytest
 
 from functional.conftest import MODEL, REPOSITORY, Cluster, eventually
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.trains, pytest.mark.timeout(1800)]
 
 CODE = "/mnt/shared/waits.py"
 

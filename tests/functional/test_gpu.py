@@ -31,7 +31,7 @@ def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        answer = cluster.ctl("exec", "slurmctld/0", "--", "scontrol", "show", "node", node, "-o", timeout=120)
+        answer = cluster.exec("slurmctld/0", "scontrol", "show", "node", node, "-o")
         if answer.code == 0 and "State=" in answer.out:
             break
         assert time.monotonic() < deadline, answer
@@ -86,7 +86,7 @@ def until_held(cluster: Cluster, loss: str) -> None:
     passing = {"MAINTENANCE", "RESERVED"}  # the hold's reservation, which shows some seconds later
     while True:
         said, found = notice(cluster), show(cluster)
-        running = cluster.ctl("exec", HOST, "--", "systemctl", "is-active", "slurmd").out.strip()
+        running = cluster.exec(HOST, "systemctl", "is-active", "slurmd").out.strip()
         is_drained = set(found["State"].split("+")) - passing in (wanted, wanted - {"INVALID_REG"})
         if (found["Reason"], running, is_drained) == (f"slurm-gpu: {loss}", "active", True):
             break
@@ -516,7 +516,7 @@ def nvidia_smi(cluster: Cluster, script: str) -> None:
 
 def check_health(cluster: Cluster) -> None:
     """Let the timer's check run now."""
-    cluster.ctl("exec", HOST, "--", "systemctl", "start", "gpu-health.service")
+    cluster.exec(HOST, "systemctl", "start", "gpu-health.service")
 
 
 def service_log(cluster: Cluster) -> str:

@@ -13,7 +13,10 @@ from functional.accounts import HOSTS, LOGIN, account
 from functional.conftest import Answer, Cluster, Json
 from functional.storage_faults import MP
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 SMALL = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
 ONE = "--nodes 1 --gpus-per-node 0 --cpus-per-task 1 --memory 1G --launcher srun"  # seconds, without torch's agents
@@ -72,7 +75,7 @@ class Person:
 
     def tries(self, script: str, timeout: float = 600) -> Answer:
         """Run a shell script as this person, in the home folder, with the environment of a login."""
-        return self.cluster.ctl("exec", LOGIN, "--", "runuser", "-l", self.name, "-c", script, timeout=timeout)
+        return self.cluster.exec(LOGIN, "runuser", "-l", self.name, "-c", script, timeout=timeout)
 
     def does(self, script: str, timeout: float = 600) -> str:
         answer = self.tries(script, timeout)
@@ -101,10 +104,10 @@ def person(cluster: Cluster, name: str, uid: str) -> collections.abc.Generator[P
         try:
             yield Person(cluster, name, uid)
         finally:
-            cluster.ctl("exec", LOGIN, "--", "scancel", "--user", name)
-            cluster.ctl("exec", LOGIN, "--", "rm", "-rf", f"{MP}/users/{name}")
+            cluster.exec(LOGIN, "scancel", "--user", name)
+            cluster.exec(LOGIN, "rm", "-rf", f"{MP}/users/{name}")
             for host in HOSTS:
-                cluster.ctl("exec", host, "--", "rm", "-rf", f"/var/tmp/slurm-ddp-{uid}")
+                cluster.exec(host, "rm", "-rf", f"/var/tmp/slurm-ddp-{uid}")
 
 
 @pytest.fixture(scope="module")

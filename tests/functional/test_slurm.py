@@ -15,7 +15,7 @@ OOM = "x = bytearray(600 << 20)"  # six times what the job asks for
 def as_user(cluster: Cluster, *command: str) -> tuple[int, str, str]:
     """Run a command as the login host's ubuntu, in a folder that every node has; return status, output and errors."""
     words = ("env", "--chdir=/tmp", "sudo", "-u", "ubuntu", "--", *command)
-    answer = cluster.ctl("exec", "sackd/0", "--", *words, timeout=120)
+    answer = cluster.exec("sackd/0", *words)
     return answer.code, answer.out.strip(), answer.err
 
 
@@ -52,7 +52,7 @@ def test_accounts_associations_and_qos_are_kept(cluster: Cluster):
         assert eventually(lambda: accounted(cluster, "lab"))["Account"] == "lab"
     finally:
         for kind, name, *_ in reversed(things):
-            cluster.ctl("exec", "slurmctld/0", "--", "sacctmgr", "-i", "delete", kind, name)
+            cluster.exec("slurmctld/0", "sacctmgr", "-i", "delete", kind, name)
 
 
 def test_a_job_over_its_memory_is_killed(cluster: Cluster):

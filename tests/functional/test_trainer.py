@@ -13,7 +13,10 @@ import pytest
 
 from functional.conftest import REPOSITORY, Cluster, Json
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 CODE = "/mnt/shared/drills"
 # Counts steps, keeps its count in the run's folder, and leaves when it is asked to, as a script of a user's should.
@@ -133,7 +136,7 @@ def steps_done(cluster: Cluster, job: Json) -> list[tuple[int, str]]:
 
 def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
     for unit, other in (("slurmd/0", "slurmd-1"), ("slurmd/1", "slurmd-0"), ("sackd/0", "slurmd-0")):
-        assert drills.ctl("exec", unit, "--", "getent", "hosts", other).code != 0, "nodes' names resolve nowhere"
+        assert drills.exec(unit, "getent", "hosts", other).code != 0, "nodes' names resolve nowhere"
     job = submit(drills, "options.py", "args=a b", "wait=true", nodes=2)
     assert job["state"] == "COMPLETED"
     said = log_of(drills, job)
@@ -176,7 +179,7 @@ def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(
     finally:
         drills.ok("config", "trainer", "workspace=/mnt/shared", "submit-user=ubuntu")
         for unit in (*hosts, "slurmctld/0"):
-            drills.ctl("exec", unit, "--", "userdel", "--force", "drill")
+            drills.exec(unit, "userdel", "--force", "drill")
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):

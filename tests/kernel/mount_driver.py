@@ -15,7 +15,7 @@ sys.path[:0] = [
 ]
 
 import mount_plan  # noqa: E402
-from mount import mounter, plans, settings  # noqa: E402
+from mount import judge, mounter, plans, settings  # noqa: E402
 from slurm_ddp import files, mounts, systemd  # noqa: E402
 from slurm_ddp.charm import StatusError  # noqa: E402
 
@@ -26,7 +26,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     app = asked.get("app", "client")
     if asked["do"] == "remove":
         return {"kept": mounter.remove(app, unit=f"{app}/0")}
-    config = settings.Config(**({"read_only": False, "noexec": False} | asked.get("config", {})))
+    config = mount_plan.Config(**asked.get("config", {}))
     offer = plans.Offer(
         provider="proxy",
         uri=asked["uri"],
@@ -34,12 +34,12 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
         fetch_program=lambda: None,
     )
     try:
-        with plans.explained(app):
+        with judge.explained(app):
             spec = settings.spec(app, config, [])
             plan = plans.draw(offer, spec, config)
             if asked["do"] == "draw":
                 return written(plan)
-            verdict = plans.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
+            verdict = judge.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
     except StatusError as e:
         verdict = e.status
     return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
@@ -57,6 +57,6 @@ def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:
 for line in sys.stdin:
     try:
         answer = hook(json.loads(line))
-    except (OSError, ValueError, LookupError, TypeError, mounts.MountError):  # the test must hear of it
+    except (OSError, ValueError, LookupError, TypeError, mounts.MountError):  # the test must see it
         answer = {"level": "error", "text": traceback.format_exc()}
     print(json.dumps(answer), flush=True)

@@ -231,19 +231,20 @@ def ended(at: pathlib.Path) -> typing.Any:
         time.sleep(0.3)
         os._exit(1)
     begin = time.monotonic()
-    result = mounts.wait(at, timeout=20, pid=pid)
+    result = mounts.wait(at, fstype="tmpfs", source="x", timeout=20, pid=pid)
     return [tell(result), time.monotonic() - begin, pid]
 
 
 def helper(at: pathlib.Path) -> typing.Any:
     """The same module as the command that a unit runs."""
-    codes = [mounts.main(["wait", str(at), "--timeout", "0.5"])]
+    expected = ["--fstype", "tmpfs", "--source", "x"]
+    codes = [mounts.main(["wait", str(at), *expected, "--timeout", "0.5"])]
     mount("x", at, "tmpfs")
-    codes += [mounts.main(["wait", str(at), "--fstype", "tmpfs", "--source", "x"])]
+    codes += [mounts.main(["wait", str(at), *expected, "--timeout", "5"])]
     codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "other"])]
-    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "other"])]
-    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "x"])]
-    codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "x"])]
+    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "other", "--patience", "5"])]
+    codes += [mounts.main(["unmount", str(at), *expected, "--patience", "5"])]
+    codes += [mounts.main(["clear", str(at), *expected])]
     return codes
 
 

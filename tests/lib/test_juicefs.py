@@ -166,7 +166,7 @@ def test_clients_are_those_whose_session_lives(program: Program):
     assert clients(new | {"Expire": moment(50)}, new | {"Expire": moment(-5), "MountPoint": "/gone"}) == (
         "juju-1-2 at /mnt/b",
     )
-    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed something unexpected$"):
+    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed unexpected output$"):
         clients(new)
 
 
@@ -291,7 +291,7 @@ def test_what_died_before_it_began_is_run_again(
 @pytest.mark.parametrize("out", ["", "null", "{\n}", '{\n"Setting": {}\n}', "{\nnot json"])
 def test_nonsense_is_not_taken_for_an_empty_engine(program: Program, out: str):
     program.answers_status(out=out)
-    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed something unexpected$"):
+    with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed unexpected output$"):
         juicefs.inspect(program.path, program.access)
 
 

@@ -122,7 +122,7 @@ def test_a_child_that_dies_is_not_a_right_mount(monkeypatch: pytest.MonkeyPatch,
     broken.write_text("raise SystemExit(3)")
     monkeypatch.setattr(mounts, "__file__", str(broken))
     result = mounts.probe("/proc")
-    assert result == mounts.Result(mounts.State.FAILED, "the look at /proc ended without an answer")
+    assert result == mounts.Result(mounts.State.FAILED, "the probe of /proc exited with no answer")
 
 
 @needs_namespaces

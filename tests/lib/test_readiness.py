@@ -48,7 +48,7 @@ def test_what_was_seen_to_work_is_there_and_telling_it_again_writes_nothing():
 def test_after_a_reboot_it_has_to_be_seen_again(machine: pathlib.Path):
     readiness.tell(UNIT, ready=True, mountpoint="/mnt/shared")
     boot(machine, "second")
-    assert readiness.missing() == [f"{UNIT} (not looked at since this boot)"]
+    assert readiness.missing() == [f"{UNIT} (not checked since this boot)"]
     readiness.tell(UNIT, ready=True, mountpoint="/mnt/shared")
     assert readiness.missing() == []
 

@@ -12,16 +12,16 @@ class Mine(Exception):
     pass
 
 
-class Told(Exception):
+class Raised(Exception):
     pass
 
 
-def tell(error: Exception, said: str, *, passes: bool) -> Exception:
-    return Told(type(error).__name__, said, passes)
+def make(error: Exception, text: str, *, passes: bool) -> Exception:
+    return Raised(type(error).__name__, text, passes)
 
 
 @pytest.mark.parametrize(
-    ("raised", "said", "passes"),
+    ("raised", "text", "passes"),
     [
         (juicefs.UnreachableError("10.0.0.5:6379 does not answer"), "10.0.0.5:6379 does not answer", True),
         (Later("the lock is held"), "the lock is held", True),
@@ -36,20 +36,20 @@ def tell(error: Exception, said: str, *, passes: bool) -> Exception:
         (Mine("storage-type: lies in s3"), "storage-type: lies in s3", False),
     ],
 )
-def test_what_fails_is_told(raised: Exception, said: str, passes: bool):
-    with pytest.raises(Told) as caught, trouble.explained("app", tell, passing=(Later,), lasting=(Mine,)):
+def test_what_fails_is_explained(raised: Exception, text: str, passes: bool):
+    with pytest.raises(Raised) as caught, trouble.explained("app", make, passing=(Later,), lasting=(Mine,)):
         raise raised
-    assert caught.value.args == (type(raised).__name__, said, passes)
+    assert caught.value.args == (type(raised).__name__, text, passes)
     assert caught.value.__cause__ is raised
 
 
 @pytest.mark.parametrize("raised", [Mine("x"), Later("x"), ValueError("x")])
 def test_what_nobody_named_is_a_mistake_of_ours(raised: Exception):
-    with pytest.raises(type(raised)) as caught, trouble.explained("app", tell):
+    with pytest.raises(type(raised)) as caught, trouble.explained("app", make):
         raise raised
     assert caught.value is raised
 
 
 def test_what_works_is_left_alone():
-    with trouble.explained("app", tell):
+    with trouble.explained("app", make):
         pass

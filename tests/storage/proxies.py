@@ -10,7 +10,7 @@ from ops import testing
 
 from charm import JuicefsServerProxyCharm
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import format_journal, formatting, maintenance
+from volume import format_journal, target
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 META = yaml.safe_load((ROOT / "charms" / "juicefs-server-proxy" / "charmcraft.yaml").read_text())
@@ -96,7 +96,6 @@ class Proxy:
 
 def isolated(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
     """Keep what the charm writes on its machine below a folder."""
-    monkeypatch.setattr(formatting, "PROGRAM_DIR", folder / "lib")
-    monkeypatch.setattr(formatting, "CONFIG_DIR", folder / "etc")
-    for module in (format_journal, maintenance):
-        monkeypatch.setattr(module, "STATE_DIR", folder / "state")
+    monkeypatch.setattr(target, "PROGRAM_DIR", folder / "lib")
+    monkeypatch.setattr(target, "CONFIG_DIR", folder / "etc")
+    monkeypatch.setattr(format_journal, "STATE_DIR", folder / "state")

@@ -356,19 +356,19 @@ def test_a_read_only_mount_is_known_by_its_connection_and_opens_it_again(
     monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
     password = fs.JuicefsSecret.from_content({"meta-password": servers.PASSWORD})
     settings = embedded.store.Settings(mine.app, "127.0.0.1", tmp_path, password)
-    assert embedded.users.mounted_by(mine.program, settings) == ""
+    assert embedded.users.mounted_by(settings) == ""
     connection = "the volume's metadata server has connections from 127.0.0.1"
     with mounted(mine, tmp_path, is_read_only=True) as mountpoint:
         with pytest.raises(OSError, match="Read-only file system"):
             (mountpoint / "file").touch()
-        assert embedded.users.mounted_by(mine.program, settings) == connection
+        assert embedded.users.mounted_by(settings) == connection
         redis.stop()
         redis.start()
         end = time.monotonic() + embedded.users.RECONNECT_S
-        while embedded.users.mounted_by(mine.program, settings) != connection:
+        while embedded.users.mounted_by(settings) != connection:
             assert time.monotonic() < end, (tmp_path / "mount.log").read_text()
             time.sleep(0.5)
-    assert embedded.users.mounted_by(mine.program, settings) == ""
+    assert embedded.users.mounted_by(settings) == ""
 
 
 def test_a_wrong_key_on_one_client_fails_there_alone(mine: proxies.Proxy, tmp_path: pathlib.Path):

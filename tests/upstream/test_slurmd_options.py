@@ -172,7 +172,7 @@ def test_a_new_node_is_down_with_a_quoted_reason(installed: testing.Context[Any]
 
 def test_the_options_of_a_node_that_is_held_are_upstream_s_with_a_state(joined: testing.Context[Any], host: Host):
     """slurm-gpu lets slurmd start with these once; upstream never reads that file, but its parser would."""
-    text = slurmd_options.held(slurmd_options.PATH.read_text())
+    text = slurmd_options.drained(slurmd_options.PATH.read_text())
     core: Any = importlib.import_module("slurm_ops.core")
     slurmutils: Any = importlib.import_module("slurmutils")
     options = core.parse_options(text.removeprefix("SLURMD_OPTIONS=").strip())

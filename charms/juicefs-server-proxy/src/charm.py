@@ -3,24 +3,23 @@
 
 import contextlib
 import logging
-import pathlib
 
 import ops
 
-import actions
 import embedded.store
 import embedded.users
-import relations.filesystem
-import relations.sources
+from relations import filesystem
+from relations.filesystem import ENDPOINT
 from relations.peers import PEERS, Ledger
-from slurm_ddp import juicefs, juicefs_access, trouble, wake
+from relations.sources import ENGINES, STORE, Sources
+from slurm_ddp import juicefs, trouble, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
-from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
-from volume import formatting, maintenance
-from volume.spec import Volume
+from volume import actions, formatting, messages
+from volume.target import Target, install, open_target
 
 _log = logging.getLogger(__name__)
+_AGAIN_S = 60  # until what no event of Juju's announces is tried again
 
 
 class JuicefsServerProxyCharm(ops.CharmBase):
@@ -28,10 +27,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        peers, filesystem = self.on[PEERS], self.on[relations.filesystem.ENDPOINT]
-        self._program = formatting.program_path(self.app.name)
-        self._status: Status | None = None  # set by the hooks that look
-        services = [self.on[name] for name in (*relations.sources.ENGINES, relations.sources.STORE)]
+        self._status: Status | None = None  # of this hook, if it looked
+        peers, clients, *services = (self.on[name] for name in (PEERS, ENDPOINT, *ENGINES, STORE))
         for event in (
             self.on.start,
             self.on.config_changed,
@@ -43,14 +40,12 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             peers.relation_created,
             peers.relation_changed,
             peers.relation_departed,
-            filesystem.relation_created,
-            filesystem.relation_changed,
-            *(service.relation_created for service in services),
-            *(service.relation_changed for service in services),
-            *(service.relation_broken for service in services),
+            clients.relation_created,
+            clients.relation_changed,
+            *(event for end in services for event in (end.relation_created, end.relation_changed, end.relation_broken)),
         ):
             framework.observe(event, self._reconcile)
-        framework.observe(filesystem.relation_broken, self._on_filesystem_relation_broken)
+        framework.observe(clients.relation_broken, self._on_filesystem_relation_broken)
         framework.observe(self.on["volume"].storage_detaching, self._on_volume_storage_detaching)
         for event in (self.on.stop, self.on.remove):  # either may never come
             framework.observe(event, self._on_end)
@@ -62,43 +57,122 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         """Move this unit, and on the leader what it offers, to the desired state, whichever event woke it."""
         try:
             with self._explained():
-                self._offer()
-                volume, setting = self._verify()
-                self._publish_room(setting.used_bytes)
-                unable = relations.filesystem.unable(self, self._ledger())
-                self._status = unable or Status(Level.ACTIVE, self._describe(volume))
+                settings = self._serve()
+                if self.unit.is_leader():
+                    self._offer()
+                target, setting = self._verify()
+                text = self._describe(target.volume.name, settings, setting.used_bytes)
+                self._status = filesystem.unable(self, Ledger(self)) or Status(Level.ACTIVE, text)
         except StatusError as e:
             self._status = e.status
             if e.retry:
-                wake.later(self.unit.name, self.charm_dir, 60)
+                wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
+
+    def _serve(self) -> embedded.store.Settings | None:
+        """Settle on the leader what the volume is, install juicefs, and serve the volume where it is this unit's."""
+        ledger, sources, leads = Ledger(self), Sources(self), self.unit.is_leader()
+        if leads:
+            sources.request()
+        is_embedded = sources.external(ledger) is None
+        is_new = leads and ledger.settle(embedded=is_embedded)
+        if ledger.pinned.mode == "external":
+            embedded.store.ensure_none(self.app.name)
+        self.unit.set_workload_version(install(self.app.name, sources.program()))
+        if is_embedded and leads:
+            known = None if is_new else ledger.credentials()
+            ledger.ensure_secret(embedded.store.passwords(self.app.name, known))
+        if not is_embedded or not ledger.is_server:
+            return None
+        settings = sources.settings(ledger)
+        if not embedded.store.is_running(settings):
+            self._show_progress(messages.STARTING)
+        embedded.store.ensure(settings)
+        ledger.publish_address(settings.address)
+        if ledger.pinned.uuid is None:
+            ledger.publish_room(embedded.store.usage(settings.directory).room_gib(0))
+        return settings
+
+    def _offer(self) -> None:
+        """Format the volume if there is none, make it have its options, and publish it."""
+        ledger, target = Ledger(self), self._target()
+        known = ledger.known(target.access.url, target.volume.name, adopt=Sources(self).config.adopt)
+        setting = formatting.ensure_formatted(target, known)
+        ledger.pin(uuid=setting.uuid, formatting=None)
+        formatting.ensure_options(target, setting)
+        formatting.ensure_sticky_root(target)
+        secret, revision = ledger.ensure_secret(target.credentials)
+        uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
+        if filesystem.publish(self, uri, secret):
+            ledger.pin(offered="yes")
+
+    def _verify(self) -> tuple[Target, juicefs.Setting]:
+        """Look at the volume without changing anything. Raises `StatusError` inside `_explained`."""
+        target, uuid = self._target(), Ledger(self).pinned.uuid
+        if uuid is None:
+            raise StatusError(Level.WAITING, messages.UNFORMATTED)
+        return target, formatting.ensure_formatted(target, formatting.Known(uuid))
+
+    def _target(self) -> Target:
+        """Open the volume that should be there."""
+        ledger, sources = Ledger(self), Sources(self)
+        wanted = sources.external(ledger)
+        if wanted is None and ledger.is_server and not embedded.store.is_running(sources.settings(ledger)):
+            raise StatusError(Level.MAINTENANCE, messages.STARTING)
+        return open_target(self.app.name, *(wanted or sources.served(ledger)))
+
+    def _describe(self, name: str, settings: embedded.store.Settings | None, used_bytes: int) -> str:
+        """Describe what this unit does; where its disk holds the volume, publish what that may grow to."""
+        ledger = Ledger(self)
+        if settings is None:
+            text = messages.OFFERING if ledger.pinned.mode == "external" else messages.STANDBY
+            return text.format(name=name, server=ledger.pinned.server)
+        usage = embedded.store.usage(settings.directory)
+        ledger.publish_room(usage.room_gib(used_bytes))
+        return messages.SERVING.format(name=name, usage=usage.summary())
 
     def _on_filesystem_relation_broken(self, event: ops.RelationBrokenEvent) -> None:
         with contextlib.suppress(StatusError):  # the peer relation may be removed first
-            secret = self._ledger().secret()
+            secret = Ledger(self).secret()
             if secret is not None and self.unit.is_leader():
                 secret.revoke(event.relation)
 
     def _on_volume_storage_detaching(self, _: ops.StorageDetachingEvent) -> None:
         if embedded.store.is_enabled(self.app.name) and not self.config["allow-removal"]:
             with embedded.users.refusing(self.app.name):
-                if not self._ledger().pinned.may_move:
-                    clients = [relation.app.name for relation in self.model.relations[relations.filesystem.ENDPOINT]]
-                    embedded.users.await_none(self._program, self._settings(), clients, self._show_progress)
+                ledger = Ledger(self)
+                if not ledger.pinned.may_move:
+                    clients = [relation.app.name for relation in self.model.relations[ENDPOINT]]
+                    embedded.users.await_none(Sources(self).settings(ledger), clients, self._show_progress)
         embedded.store.stop(self.app.name)
-        self._status = Status(Level.MAINTENANCE, "stopped, so that the storage can go")
+        self._status = Status(Level.MAINTENANCE, messages.STOPPED)
 
     def _on_end(self, _: ops.EventBase) -> None:
-        """Remove all of the application from this machine but the volume's data and backups; the unit goes anyway."""
+        """Remove all of the application from this machine but the volume's data and backups, on the unit's removal."""
         try:
             embedded.store.remove(self.app.name)
         except CommandError as e:
             _log.warning("%s", e)
-        formatting.remove_program(self.app.name)
-        maintenance.remove(self.app.name)
+        formatting.remove(self.app.name)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]
         run_action(action, self._action_unit, event, within=self._explained())
+
+    def _action_unit(self) -> actions.Unit:
+        ledger = Ledger(self)
+        return actions.Unit(
+            name=self.unit.name,
+            leads=self.unit.is_leader(),
+            uuid=ledger.pinned.uuid,
+            target=self._target,
+            verify=self._verify,
+            storage=self._describe_storage,
+            pin=lambda uuid: ledger.pin(uuid=uuid),
+        )
+
+    def _describe_storage(self) -> dict[str, str]:
+        ledger = Ledger(self)
+        return embedded.store.describe(Sources(self).settings(ledger).directory) if ledger.is_server else {}
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
@@ -107,126 +181,15 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
 
-        def tell(_: Exception, text: str, *, passes: bool) -> StatusError:
+        def explain(_: Exception, text: str, *, passes: bool) -> StatusError:
             if passes:
-                return StatusError(Level.WAITING, f"metadata engine: {text}", retry=True)
+                return StatusError(Level.WAITING, messages.ENGINE.format(problem=text), retry=True)
             return StatusError(Level.BLOCKED, text)
 
-        return trouble.explained(self.app.name, tell, lasting=(formatting.VolumeError, embedded.store.StoreError))
+        return trouble.explained(self.app.name, explain, lasting=(formatting.VolumeError, embedded.store.StoreError))
 
     def _show_progress(self, text: str) -> None:
         self.unit.status = ops.MaintenanceStatus(text)
-
-    def _describe(self, volume: Volume) -> str:
-        pinned = self._ledger().pinned
-        if pinned.mode == "external":
-            return f"offering volume {volume.name}"
-        if pinned.server == self.unit.name:
-            numbers = embedded.store.usage(self._settings().directory).summary()
-            return f"serving volume {volume.name} from this unit: {numbers}; for trials and small teams"
-        return f"{pinned.server} serves volume {volume.name}; this unit has nothing to do"
-
-    def _action_unit(self) -> actions.Unit:
-        ledger, storages = self._ledger(), self.model.storages["volume"]
-        pinned = ledger.pinned
-        return actions.Unit(
-            app=self.app.name,
-            name=self.unit.name,
-            leads=self.unit.is_leader(),
-            program=self._program,
-            uuid=pinned.uuid,
-            directory=storages[0].location if pinned.server == self.unit.name and storages else None,
-            verify=self._verify,
-            access=self._access,
-            pin=lambda uuid: ledger.pin(uuid=uuid),
-        )
-
-    def _offer(self) -> None:
-        """Do what this unit has to do for the volume, in order."""
-        ledger, leads = self._ledger(), self.unit.is_leader()
-        if leads:
-            relations.sources.Sources(self).request()
-        wanted = self._wanted()
-        is_new = leads and ledger.settle(embedded=wanted is None, unit=self.unit.name)
-        pinned = ledger.pinned
-        if pinned.mode == "external":
-            embedded.store.ensure_none(self.app.name)
-        juicefs.ensure_program(self._program, self._resource())
-        self.unit.set_workload_version(juicefs.text(juicefs.version(self._program)))
-        if wanted is None and leads:
-            ledger.ensure_secret(embedded.store.passwords(self.app.name, None if is_new else ledger.credentials()))
-        if wanted is None and pinned.server == self.unit.name:
-            settings = self._settings()
-            if not embedded.store.is_running(settings):
-                self._show_progress("starting the servers of the volume")
-            embedded.store.ensure(settings)
-            ledger.publish_address(settings.address)
-            if pinned.uuid is None:
-                self._publish_room(0)
-        if not leads:
-            return
-        volume, credentials, access = self._access()
-        known = ledger.known(access.url, volume.name, adopt=str(self.config.get("adopt", "")))
-        setting = formatting.ensure_formatted(self._program, volume, credentials, access, known=known)
-        ledger.pin(uuid=setting.uuid, formatting=None)
-        formatting.ensure_options(self._program, volume, access, setting)
-        formatting.ensure_sticky_root(self._program, volume, access)
-        secret, revision = ledger.ensure_secret(credentials) or (None, 0)
-        named = (str(secret.id), revision) if secret is not None else None
-        uri = formatting.published(volume, setting, self._program, named).uri()
-        if relations.filesystem.publish(self, uri, secret):
-            ledger.pin(offered="yes")
-
-    def _verify(self) -> tuple[Volume, juicefs.Setting]:
-        """Look at the volume without changing anything. Raises `StatusError` inside `_explained`."""
-        volume, credentials, access = self._access()
-        uuid = self._ledger().pinned.uuid
-        if uuid is None:
-            raise StatusError(Level.WAITING, "waiting for the leader to format the volume")
-        known = formatting.Known(uuid)
-        return volume, formatting.ensure_formatted(self._program, volume, credentials, access, known=known)
-
-    def _access(self) -> tuple[Volume, fs.JuicefsSecret, juicefs_access.Access]:
-        """Return the volume that should be there, its credentials, and how juicefs gets at it."""
-        wanted, pinned = self._wanted(), self._ledger().pinned
-        if wanted is None and pinned.server == self.unit.name and not embedded.store.is_running(self._settings()):
-            raise StatusError(Level.MAINTENANCE, "starting the servers of the volume")
-        volume, credentials = wanted or relations.sources.Sources(self).embedded(self._ledger())
-        return volume, credentials, formatting.open_access(self._program, self.app.name, volume, credentials)
-
-    def _wanted(self) -> tuple[Volume, fs.JuicefsSecret] | None:
-        """Return the volume that options and relations name; None for an embedded one."""
-        wanted, pinned = relations.sources.Sources(self).read(), self._ledger().pinned
-        if pinned.mode not in (None, "embedded" if wanted is None else "external") and not pinned.may_move:
-            text = f"this application's volume is {pinned.mode} for good: deploy another application"
-            raise StatusError(Level.BLOCKED, f"metadata-url, bucket: {text}")
-        return wanted
-
-    def _publish_room(self, volume_bytes: int) -> None:
-        """Publish what the volume may grow to, where this unit's disk holds it."""
-        if self._ledger().pinned.server == self.unit.name:
-            self._ledger().publish_room(embedded.store.usage(self._settings().directory).room_gib(volume_bytes))
-
-    def _settings(self) -> embedded.store.Settings:
-        """Return what this unit has to serve."""
-        storages, credentials = self.model.storages["volume"], self._ledger().credentials()
-        if not storages or credentials is None:
-            raise StatusError(Level.WAITING, "waiting for storage and for the leader")
-        address = relations.sources.address(self.model.get_binding(relations.filesystem.ENDPOINT).network)
-        where = storages[0].location
-        return embedded.store.Settings(self.app.name, address, where, credentials, bool(self.config["synchronous"]))
-
-    def _ledger(self) -> Ledger:
-        """Return what the application remembers."""
-        relation = self.model.get_relation(PEERS)
-        if relation is None:
-            raise StatusError(Level.WAITING, "waiting for the peer relation")
-        return Ledger(self, relation)
-
-    def _resource(self) -> pathlib.Path | None:
-        with contextlib.suppress(ops.ModelError):  # none was attached
-            return self.model.resources.fetch("juicefs")
-        return None
 
 
 if __name__ == "__main__":

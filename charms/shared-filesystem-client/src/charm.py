@@ -8,8 +8,9 @@ import pathlib
 
 import ops
 
+import mount_messages as messages
 import mount_plan
-from mount import actions, mounter, plans, settings
+from mount import actions, judge, mounter, plans, settings, watching
 from scripts import keeper
 from slurm_ddp import readiness, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, run_action
@@ -18,7 +19,7 @@ from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError
 
 _log = logging.getLogger(__name__)
-_AGAIN_S = 60  # until what no event of Juju's announces is tried again
+_RETRY_S = 60  # where no event of Juju's announces the end of what the unit waits for
 
 
 class SharedFilesystemClientCharm(ops.CharmBase):
@@ -41,70 +42,68 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         ):
             framework.observe(event, self._reconcile)
         for event in (self.on.stop, self.on.remove):  # either may never come
-            framework.observe(event, self._let_go)
+            framework.observe(event, self._leave)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
         for name in actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
 
     def _reconcile(self, event: ops.EventBase) -> None:
-        """Move this machine to the desired state, whichever event woke the charm, and tell those who wait for it."""
-        if not self._principals():
-            self._let_go(event)
+        """Move this machine to the desired state, whichever event woke the charm, and report it to those who wait."""
+        if not self._beside("juju-info") and not self._beside("mount"):
+            self._leave(event)
             return
         for relation in self.model.relations["filesystem"]:
             relation.data[self.unit][fs.SCHEMES_KEY] = fs.SCHEMES
-        mountpoint, tries_again = None, False
+        mountpoint, retries = None, False
         try:
-            with plans.explained(self.app.name):
+            with judge.explained(self.app.name):
                 plan = self._plan(self._fetch_program)
                 mountpoint = plan.spec.mountpoint
-                if not mounter.is_mounted(plan):
-                    self.unit.status = ops.MaintenanceStatus(f"mounting {plan.source} at {plan.spec.mountpoint}")
-                if plan.version:
-                    self.unit.set_workload_version(plan.version)
-                look = mounter.ensure(plan, unit=self.unit.name)
-                if look.was_open is not None:
-                    _log.warning("%s: %s", mountpoint, keeper.made_sticky(look.was_open))
-                self._status = plans.judge(plan, look)
+                self._status = self._mount(plan)
         except StatusError as e:
-            self._status, tries_again = e.status, e.retry
+            self._status, retries = e.status, e.retry
         if self.model.get_relation("filesystem") is None:
             self._unmount()
         mounted = self._status.level == Level.ACTIVE
         # What keeps a new plan from being drawn keeps no job from a mount that works
-        proven = mounter.proven(self.app.name) if mountpoint is None else None
-        where = mountpoint or proven
+        proven = watching.proven(self.app.name) if mountpoint is None else None
         if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
             readiness.withdraw(self.unit.name)  # this may be the last hook: what is left would keep jobs away for good
         else:
-            readiness.tell(self.unit.name, ready=mounted or bool(proven), mountpoint=where, detail=self._status.text)
-        for relation in self._asked():
+            ready, where = mounted or bool(proven), mountpoint or proven
+            readiness.tell(self.unit.name, ready=ready, mountpoint=where, detail=self._status.text)
+        for relation in self._beside("mount"):
             relation.data[self.unit].update(mount_info.answer(mounted=mounted))
-        if tries_again and mountpoint is None:
-            wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
-        elif mountpoint is not None:  # then the keeper looks after it, and sees before Juju that it works again
+        if mountpoint is not None:  # then the keeper looks after it, and sees before Juju that it works again
             command = [] if mounted else wake.command(self.unit.name, self.charm_dir)
-            mounter.wake_once_right(self.app.name, self.unit.name, command)
+            watching.wake_once_right(self.app.name, self.unit.name, command)
+        elif retries:
+            wake.later(self.unit.name, self.charm_dir, _RETRY_S)
 
-    def _let_go(self, _: ops.EventBase) -> None:
+    def _mount(self, plan: mount_plan.Plan) -> Status:
+        """Mount as planned; return the status."""
+        if not mounter.is_mounted(plan):
+            text = messages.MOUNTING.format(source=plan.source, mountpoint=plan.spec.mountpoint)
+            self.unit.status = ops.MaintenanceStatus(text)
+        if plan.version:
+            self.unit.set_workload_version(plan.version)
+        found = mounter.ensure(plan, unit=self.unit.name)
+        if found.was_open is not None:
+            _log.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
+        return judge.judge(plan, found)
+
+    def _leave(self, _: ops.EventBase) -> None:
         """Leave nothing here: this unit is going, and each of the hooks after this one may or may not come.
 
-        Nothing is said to Juju, which may have deleted the unit already (4.0.15): then status-set fails.
+        Nothing is reported to Juju, which may have deleted the unit already (4.0.15): then status-set fails.
         """
         self._unmount()
         readiness.withdraw(self.unit.name)
 
-    def _principals(self) -> list[ops.Relation]:
-        """Return the relations to the charm whose machine this is."""
-        return [*self._beside("juju-info"), *self._asked()]
-
-    def _asked(self) -> list[ops.Relation]:
-        return self._beside("mount")
-
     def _beside(self, endpoint: str) -> list[ops.Relation]:
-        """Return the relations of a container-scoped endpoint to this unit's principal.
+        """List the relations of a container-scoped endpoint to this unit's principal.
 
-        Juju 4 tells a subordinate of those of other machines' principals, too.
+        Juju 4 also shows a subordinate those of other machines' principals.
         """
         app = os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0]
         return [relation for relation in self.model.relations[endpoint] if app in ("", relation.app.name)]
@@ -115,26 +114,20 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]
-        within = plans.explained(self.app.name)
+        within = judge.explained(self.app.name)
         run_action(action, lambda: actions.Mount(self._plan(None), self.unit.name), event, within=within)
 
     def _plan(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
-        """Return the mount that should be here; without `fetch_program` for the program that is installed."""
+        """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
         relation = self.model.get_relation("filesystem")
         if relation is None:
-            text = f"nothing to mount: juju integrate {self.app.name}:filesystem PROVIDER:filesystem"
-            raise StatusError(Level.BLOCKED, text)
+            raise StatusError(Level.BLOCKED, messages.NOTHING_TO_MOUNT.format(app=self.app.name))
         with config_errors():
-            config = self.load_config(settings.Config)
-        requests = [(one.app.name, one.data[one.app]) for one in self._asked()]
+            config = self.load_config(mount_plan.Config)
+        requests = [(one.app.name, one.data[one.app]) for one in self._beside("mount")]
         spec = settings.spec(self.app.name, config, requests)
-        offer = plans.Offer(
-            provider=relation.app.name,
-            uri=relation.data[relation.app].get(fs.KEY),
-            read_secret=self._read_secret,
-            fetch_program=fetch_program,
-        )
-        return plans.draw(offer, spec, config)
+        uri = relation.data[relation.app].get(fs.KEY)
+        return plans.draw(plans.Offer(relation.app.name, uri, self._read_secret, fetch_program), spec, config)
 
     def _unmount(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What a mount is, whatever its filesystem: what is asked for (`Spec`) and all that making it takes (`Plan`).
+"""A mount, whatever its filesystem: the options (`Config`), what is asked for (`Spec`), what making it takes (`Plan`).
 
 `kinds/` draws up plans; `mount/` makes, judges and removes what they describe.
 """
@@ -6,28 +6,56 @@
 import dataclasses
 import pathlib
 import re
+import typing
 
 import jinja2
+import pydantic
+
+import mount_messages as messages
 
 ETC = pathlib.Path("/etc/slurm-ddp")
 LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
 STATE = pathlib.Path("/var/lib/slurm-ddp")
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
-_PYTHON = "/usr/bin/python3"
 # Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the second
-_SYSTEM = {"/", "/home", "/media", "/mnt", "/opt", "/srv", "/tmp", "/var"}  # noqa: S108 - compared, not used
+_SYSTEM = {"/", "/media", "/mnt", "/tmp", "/var"}  # noqa: S108 - compared, not used
 _SYSTEM_TREES = tuple(
     "/bin /boot /dev /etc /lib /lib32 /lib64 /proc /root /run /sbin /sys /usr /var/cache /var/lib /var/log".split()
 )
 
+Stripped = typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True)]
+Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one must answer
+
 
 class MountError(Exception):
-    """The mount cannot be made, and a person must act. `str()` is one line that says how."""
+    """The mount cannot be made, and the operator must act. `str()` is one line that says how."""
 
 
 class NotYetError(Exception):
-    """The mount cannot be made now; it may be later, without a person. `str()` is one line."""
+    """The mount cannot be made now; it may be later, without the operator. `str()` is one line."""
+
+
+class Config(pydantic.BaseModel, frozen=True):
+    """The charm's options; charmcraft.yaml explains them."""
+
+    mountpoint: str = ""
+    subdirectory: str = ""
+    read_only: bool = False
+    noexec: bool = False
+    profile: str = "none"
+    mount_options: str = ""
+    drain_on_failure: bool = False
+    cache_size: Stripped = "auto"
+    cache_directories: str = ""
+    buffer_size: int = 0
+    metrics_port: int = 0
+    juicefs_writeback: bool = False
+    lustre_repository: Stripped = ""
+    lustre_packages: str = ""
+    lustre_key: Stripped = ""
+    lustre_checksum: typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True, to_lower=True)] = ""
+    lnet_networks: Stripped = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +90,8 @@ class Plan:
     unit_text: str
     fstypes: tuple[str, ...]  # as mountinfo shows them
     source: str
-    servers: tuple[tuple[tuple[str, int], ...], ...]  # of each group one must answer
-    speaks: str = ""  # what the first group is asked in: keeper.GREETINGS
+    servers: tuple[Servers, ...]
+    speaks: str = ""  # the protocol of the first group: keeper.GREETINGS
     packages: tuple[str, ...] = ()
     environment: str | None = dataclasses.field(default=None, repr=False)  # an EnvironmentFile; holds secrets
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
@@ -73,22 +101,22 @@ class Plan:
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program
     reloads: bool = False  # the program can be exchanged under a running mount
-    port: int = 0  # where the client tells its metrics
+    port: int = 0  # of the client's metrics
     sticky: bool = False  # whether the sticky bit of its root is ours to set, where others can write it
-    remedy: str = ""  # what to type where they can
+    remedy: str = ""  # what to type where they can, if not what does for most
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names under which the right filesystem may be mounted."""
+        """List the names under which the right filesystem may be mounted."""
         return (self.source, *self.aliases)
 
 
 def check_mountpoint(path: str) -> None:
     """Raise `ValueError` unless something may be mounted at `path`."""
     if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", path) or any(part in (".", "..") for part in path.split("/")):
-        raise ValueError("an absolute path of letters, digits and ._+@- is needed, like /mnt/shared")
-    if path in _SYSTEM - {"/home", "/opt", "/srv"} or any(is_inside(path, tree) for tree in _SYSTEM_TREES):
-        raise ValueError(f"{path} belongs to the system: mount elsewhere, like /mnt/shared")
+        raise ValueError(messages.MOUNTPOINT_FORM)
+    if path in _SYSTEM or any(is_inside(path, tree) for tree in _SYSTEM_TREES):
+        raise ValueError(messages.MOUNTPOINT_OF_SYSTEM.format(path=path))
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -96,13 +124,8 @@ def is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def helper(app: str) -> str:
-    """Return the command line of the helper that units run, without its arguments."""
-    return f"{_PYTHON} -B {LIB / app / 'slurm_ddp' / 'mounts.py'}"
-
-
 def render(template: str, **values: object) -> str:
-    """Return a rendered template of this charm."""
+    """Render a template of this charm."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -114,13 +137,13 @@ def render(template: str, **values: object) -> str:
 
 
 def quoted(argument: str) -> str:
-    """Return an argument as ExecStart= takes it: quoted, with no specifier and no variable (systemd.service(5))."""
+    """Quote an argument as ExecStart= takes it, with no specifier and no variable (systemd.service(5))."""
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if re.fullmatch(r"[A-Za-z0-9%$@:/._=,+?&-]+", argument) else f'"{escaped}"'
 
 
 def environment_file(variables: dict[str, str]) -> str:
-    """Return the text of an EnvironmentFile (systemd.exec(5)).
+    """Write variables as an EnvironmentFile (systemd.exec(5)).
 
     Raises:
         ValueError: a value has a line break or NUL in it; the message names the variable.
@@ -128,7 +151,7 @@ def environment_file(variables: dict[str, str]) -> str:
     lines: list[str] = []
     for name, value in sorted(variables.items()):
         if any(character in value for character in "\0\r\n"):
-            raise ValueError(f"{name} has a line break in it")
+            raise ValueError(messages.LINE_BREAK.format(name=name))
         escaped = re.sub(r'(["\\$`])', r"\\\1", value)
         lines.append(f'{name}="{escaped}"\n')
     return "".join(lines)

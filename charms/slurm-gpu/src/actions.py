@@ -1,208 +1,179 @@
-"""The charm's actions: a handler for each name. A handler returns the results, or raises one of `REFUSALS`."""
+"""The charm's actions: parameters in, results out."""
 
 import collections.abc
+import dataclasses
+import time
 import typing
 
-import ops
+import pydantic
 
-import settings as gpu_settings
-from controller import gres_lines as controller_seat
-from driver import plan as driver_plan
-from driver import state as driver_state
-from driver import upgrade as driver_upgrade
-from maintenance import hold as gpu_hold
-from maintenance import reset as gpu_tasks
-from node import compute as compute_seat
-from node import health_check as gpu_monitor
-from node import registration
+from controller import gres_lines
+from driver import plan, upgrade
+from driver.state import DriverError
+from maintenance import hold, mig, reset
+from node import compute, health_check, registration
+from node.machine import Machine
+from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
-Results = dict[str, str]
-
 # What fails an action with one line and no traceback.
-REFUSALS = (
-    compute_seat.MachineError,
-    gpu_settings.SettingsError,
-    gpu_monitor.MonitorError,
-    driver_state.DriverError,
-    gpu_hold.HoldError,
-    gpu_tasks.TaskError,
+FAILURES = (
+    compute.MachineError,
+    health_check.MonitorError,
+    DriverError,
+    hold.HoldError,
     nodes.NodeError,
     CommandError,
 )
+_POLL_S = 10.0
+_Wait = typing.Annotated[int, pydantic.Field(ge=0, le=3600)]  # seconds
 
 
-class Seat(typing.Protocol):
-    """What a handler may use of the charm."""
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What an action works on: this unit, and the ways to its machine."""
 
-    @property
-    def machine(self) -> compute_seat.Machine:
-        """This machine as it was at the start of the hook, or at the last `reconcile`."""
-        ...
+    is_compute: bool
+    is_controller: bool
+    config: collections.abc.Mapping[str, typing.Any]
+    machine: collections.abc.Callable[[], Machine]
+    published: collections.abc.Callable[[], slurm_gres.NodeGres | None]  # by this unit, for the controller
+    answer: collections.abc.Callable[[], slurm_gres.ControllerGres | None]  # what the controller published
+    reconcile: collections.abc.Callable[[], registration.Progress | None]  # looks at the machine again, registers it
 
-    @property
-    def config(self) -> collections.abc.Mapping[str, typing.Any]:
-        """The options."""
-        ...
+    def node(self) -> str | None:
+        """Return the name of this machine's node.
 
-    def answer(self) -> slurm_gres.ControllerGres | None:
-        """Return what the controller seat published."""
-        ...
+        Raises:
+            ActionError: the unit is not on a compute node.
+        """
+        if not self.is_compute:
+            raise ActionError("this unit has no node's GPUs: run it on a unit that is integrated with slurmd")
+        return self.machine().node
 
-    def published(self) -> slurm_gres.NodeGres | None:
-        """Return what this unit published for the controller."""
-        ...
-
-    @property
-    def progress(self) -> registration.Progress | None:
-        """How far the last `reconcile` brought the node."""
-        ...
-
-    def is_compute(self) -> bool:
-        """Whether this unit sits on a compute node."""
-        ...
-
-    def is_controller(self) -> bool:
-        """Whether this unit sits on the controller."""
-        ...
-
-    def look_again(self) -> None:
-        """Forget what `machine` was, after something changed it."""
-        ...
-
-    def reconcile(self, event: ops.EventBase) -> None:
-        """Move this unit to its desired state."""
-        ...
+    def gres(self) -> Results:
+        """Return the Gres and lines that the node's GPUs call for, and what slurmd and the controller have."""
+        machine = self.machine()
+        return compute.summary(machine, compute.offer(machine, self.published()), self.answer())
 
 
-Handler = collections.abc.Callable[[Seat, ops.ActionEvent], Results]
+class _HealthCheck(Parameters, frozen=True):
+    dcgm: bool | None = None
 
 
-def detect(seat: Seat, _: ops.ActionEvent) -> Results:
-    """Show the GPUs."""
-    return compute_seat.detected(seat.machine)
+class _UpgradeDriver(Parameters, frozen=True):
+    branch: plan.Branch | None = None
+    version: str | None = None
+    drain_timeout: int = pydantic.Field(default=upgrade.DAY_S, ge=0, le=7 * upgrade.DAY_S)  # seconds
+    wait: _Wait = 600
+    cancel: bool = False
+
+    @pydantic.field_validator("version")
+    @classmethod
+    def _is_version(cls, value: str | None) -> str | None:
+        if value is not None and not plan.VERSION.fullmatch(value):
+            raise ValueError(f"{value!r:.60} is not a driver version such as 580.173.02")
+        return value
+
+    @pydantic.field_validator("cancel")
+    @classmethod
+    def _installs_nothing(cls, value: bool, info: pydantic.ValidationInfo) -> bool:
+        others = [name for name in ("branch", "version") if info.data.get(name) is not None]
+        if value and others:
+            raise ValueError(f"true contradicts {others[0]}, since it installs nothing: omit one of them")
+        return value
 
 
-def show_gres(seat: Seat, _: ops.ActionEvent) -> Results:
-    """Show what this seat wrote down, and what Slurm made of it."""
-    if seat.is_controller() and not seat.is_compute():
-        return controller_seat.summary()
-    return _summary(seat)
+class _ResetGpu(Parameters, frozen=True):
+    gpu: str
+    wait: _Wait = 600
 
 
-def health_check(seat: Seat, event: ops.ActionEvent) -> Results:
-    """Look at the GPUs now."""
-    _need_compute(seat)
-    wishes = seat.machine.settings
-    wishes.check()
-    return gpu_monitor.check(seat.machine.node, dcgm=bool(event.params.get("dcgm", wishes.dcgm)), xids=wishes.xids)
+class _SetMig(_ResetGpu, frozen=True):
+    profiles: str
 
 
-def accept_gpus(seat: Seat, event: ops.ActionEvent) -> Results:
-    """Take the cards that are here now for all that the node should have."""
-    _need_compute(seat)
-    compute_seat.accept(seat.machine)
-    seat.reconcile(event)
-    progress = seat.progress
+def _detect(unit: Unit, _: Parameters, _log: Log) -> Results:
+    return compute.detected(unit.machine())
+
+
+def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
+    return gres_lines.summary() if unit.is_controller and not unit.is_compute else unit.gres()
+
+
+def _health_check(unit: Unit, wanted: _HealthCheck, _log: Log) -> Results:
+    node, config = unit.node(), unit.machine().config
+    config.check()
+    dcgm = config.health_dcgm if wanted.dcgm is None else wanted.dcgm
+    return health_check.check(node, dcgm=dcgm, xids=config.health_xids)
+
+
+def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
+    unit.node()
+    compute.accept(unit.machine())
+    progress = unit.reconcile()
     if progress is not None and progress.stage in {registration.Stage.FAILED, registration.Stage.INVALID}:
-        raise compute_seat.MachineError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
-    return _summary(seat)
+        raise ActionError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
+    return unit.gres()
 
 
-def _summary(seat: Seat) -> Results:
-    offered = compute_seat.offer(seat.machine, seat.published())
-    return compute_seat.summary(seat.machine, offered, seat.answer())
+def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:
+    node = unit.node()
+    if wanted.cancel:
+        done = upgrade.cancel()
+        unit.reconcile()
+        return {"result": "cancelled", "detail": done}
+    spec = plan.narrowed(plan.spec(unit.config), wanted.branch, wanted.version, upgrade.facts().branch)
+    running = upgrade.begin(node, spec, patience_s=wanted.drain_timeout)
+    if running is None:
+        return {"result": "up-to-date", "driver": upgrade.facts().loaded or ""}
+    log(reported := running.text)
+    end = time.monotonic() + wanted.wait
+    while True:
+        unit.reconcile()
+        running = upgrade.Upgrade.load()
+        if running is None:
+            return {"result": "done", "driver": upgrade.facts().loaded or ""}
+        if running.failed:
+            raise ActionError(running.text)
+        if running.text != reported:
+            log(reported := running.text)
+        if running.step == "reboot" or time.monotonic() >= end:
+            result = "reboot" if running.step == "reboot" else "waiting"
+            return {"result": result, "driver": running.plan.version, "detail": running.text}
+        time.sleep(_POLL_S)
 
 
-def upgrade_driver(seat: Seat, event: ops.ActionEvent) -> Results:
-    """Change the driver."""
-    _need_compute(seat)
-    others = [name for name in ("branch", "version") if name in event.params]
-    if event.params.get("cancel") and others:
-        raise gpu_tasks.TaskError(f"{others[0]} contradicts cancel=true, which installs nothing: leave one of them out")
-    if event.params.get("cancel"):
-        said = driver_upgrade.cancel()
-        seat.look_again()
-        seat.reconcile(event)
-        return {"result": "cancelled", "detail": said}
-    wanted = driver_plan.spec(seat.config)
-    branch, version = event.params.get("branch"), event.params.get("version")
-    wanted = driver_plan.narrowed(wanted, branch, version, driver_upgrade.present())
-    most = gpu_tasks.MOST_PATIENCE_S
-    patience_s = gpu_tasks.seconds("drain-timeout", event.params.get("drain-timeout", 24 * 3600), most)
-
-    def go_on() -> None:
-        seat.look_again()
-        seat.reconcile(event)
-
-    return gpu_tasks.upgrade(wanted, seat.machine.node, patience_s, _asked(event), go_on)
+def _reset_gpu(unit: Unit, wanted: _ResetGpu, log: Log) -> Results:
+    return _on_cards(unit, lambda node: reset.reset(wanted.gpu, node, wanted.wait, log))
 
 
-def reset_gpu(seat: Seat, event: ops.ActionEvent) -> Results:
-    """Reset a card."""
-    return _on_cards(seat, event, lambda node, asked: gpu_tasks.reset(event.params["gpu"], node, asked))
+def _set_mig(unit: Unit, wanted: _SetMig, log: Log) -> Results:
+    return _on_cards(unit, lambda node: mig.set_layout(wanted.gpu, wanted.profiles, node, wanted.wait, log))
 
 
-def set_mig(seat: Seat, event: ops.ActionEvent) -> Results:
-    """Give a card a MIG layout."""
-    gpu, profiles = event.params["gpu"], event.params["profiles"]
-    return _on_cards(seat, event, lambda node, asked: gpu_tasks.set_mig(gpu, profiles, node, asked))
-
-
-def _on_cards(
-    seat: Seat, event: ops.ActionEvent, task: collections.abc.Callable[[str | None, gpu_tasks.Asked], Results]
-) -> Results:
-    """Do it, and register the node anew, however it ended."""
-    _need_compute(seat)
-    asked = _asked(event)
-    node = seat.machine.node
+def _on_cards(unit: Unit, run: collections.abc.Callable[[str | None], Results]) -> Results:
+    """Run it, and register the node anew, however it ended."""
+    node = unit.node()
     try:
-        results = task(node, asked)
+        results = run(node)
     finally:
-        if gpu_hold.Hold.load() is not None:
-            seat.look_again()
-            seat.reconcile(event)
-    held = gpu_hold.Hold.load()
+        if hold.Hold.load() is not None:
+            unit.reconcile()
+    held = hold.Hold.load()
     if held is not None:
-        results.setdefault("detail", f"{held.node} stays drained until it is registered anew; show-gres tells")
+        results.setdefault("detail", f"{held.node} stays drained until it is registered anew: see show-gres")
     return results
 
 
-def _need_compute(seat: Seat) -> None:
-    if not seat.is_compute():
-        raise gpu_tasks.TaskError("this unit has no node's GPUs: run it on a unit that is integrated with slurmd")
-
-
-def _asked(event: ops.ActionEvent) -> gpu_tasks.Asked:
-    wait_s = gpu_tasks.seconds("wait", event.params.get("wait", 600), gpu_tasks.MOST_WAIT_S)
-    return gpu_tasks.Asked(wait_s, event.log)
-
-
-HANDLERS: dict[str, Handler] = {
-    "detect": detect,
-    "show-gres": show_gres,
-    "health-check": health_check,
-    "accept-gpus": accept_gpus,
-    "upgrade-driver": upgrade_driver,
-    "reset-gpu": reset_gpu,
-    "set-mig": set_mig,
+ACTIONS: dict[str, Action[Unit]] = {
+    "detect": Action(Parameters, _detect),
+    "show-gres": Action(Parameters, _show_gres),
+    "health-check": Action(_HealthCheck, _health_check),
+    "accept-gpus": Action(Parameters, _accept_gpus),
+    "upgrade-driver": Action(_UpgradeDriver, _upgrade_driver),
+    "reset-gpu": Action(_ResetGpu, _reset_gpu),
+    "set-mig": Action(_SetMig, _set_mig),
 }
-
-
-class Actions(ops.Object):
-    """Observes every action of `HANDLERS`."""
-
-    def __init__(self, charm: ops.CharmBase, seat: Seat) -> None:
-        super().__init__(charm, "actions")
-        self._seat = seat
-        for name in HANDLERS:
-            charm.framework.observe(charm.on[name].action, self._on_action)
-
-    def _on_action(self, event: ops.ActionEvent) -> None:
-        handler = HANDLERS[event.handle.kind.removesuffix("_action").replace("_", "-")]
-        try:
-            event.set_results(handler(self._seat, event))
-        except REFUSALS as e:
-            event.fail(str(e))

@@ -1,198 +1,198 @@
 #!/usr/bin/env python3
-"""slurm-gpu: GPUs that are right in Slurm by themselves. One charm, two seats: compute nodes and the controller."""
+"""Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
 import ops
 
-import actions as gpu_actions
-import gpu_base
-import settings as gpu_settings
-from controller import gres_lines as controller_seat
-from maintenance import work as gpu_work
-from node import compute as compute_seat
-from node import registration
+import actions
+import settings
+from controller import gres_lines
+from driver import upgrade
+from maintenance import work
+from node import compute
+from node import machine as machines
+from node.registration import Progress
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
+from slurm_ddp.charm import Level, Status, action_name, run_action
 from slurm_ddp.interfaces import slurm_gres
 
-_STATUSES = {
-    gpu_base.Level.ACTIVE: ops.ActiveStatus,
-    gpu_base.Level.WAITING: ops.WaitingStatus,
-    gpu_base.Level.BLOCKED: ops.BlockedStatus,
-}
+_NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
 
 
 class SlurmGpuCharm(ops.CharmBase):
-    """Registers this machine's GPUs (compute seat), or merges the nodes' lines into gres.conf (controller seat)."""
+    """See the module."""
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
-        self._machine: compute_seat.Machine | None = None
-        self.progress: registration.Progress | None = None  # how far the node came in this hook
-        self._view: controller_seat.View | None = None
-        self._left = False
-        on = self.on
-        lifecycle = (on.install, on.start, on.config_changed, on.upgrade_charm, on.leader_elected, on.update_status)
-        relations = (on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES))
-        joined = (
-            event
-            for relation in relations
-            for event in (
-                relation.relation_created,
-                relation.relation_joined,
-                relation.relation_changed,
-                relation.relation_departed,
-            )
-        )
-        broken = (on[name].relation_broken for name in (NODE_GRES, GRES))
-        for event in (*lifecycle, *joined, *broken):
+        self._machine: machines.Machine | None = None
+        self.progress: Progress | None = None  # how far the node came in this hook
+        self._view: gres_lines.View | None = None  # of the controller, after this hook's changes
+        self._left = False  # this unit may be deleted by now
+        ends = [self.on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES)]
+        for event in (
+            self.on.install,
+            self.on.start,
+            self.on.config_changed,
+            self.on.upgrade_charm,
+            self.on.leader_elected,
+            self.on.update_status,
+            *(end.relation_created for end in ends),
+            *(end.relation_joined for end in ends),
+            *(end.relation_changed for end in ends),
+            *(end.relation_departed for end in ends),
+            self.on[NODE_GRES].relation_broken,
+            self.on[GRES].relation_broken,
+        ):
             framework.observe(event, self.reconcile)
-        for event in (on[COMPUTE].relation_broken, on[CONTROLLER].relation_broken, on.stop, on.remove):
+        for event in (
+            self.on[COMPUTE].relation_broken,
+            self.on[CONTROLLER].relation_broken,
+            self.on.stop,
+            self.on.remove,
+        ):
             framework.observe(event, self._on_leave)
-        framework.observe(on.collect_unit_status, self._on_collect_status)
-        self._actions = gpu_actions.Actions(self, self)  # held, or ops lets go of it
+        framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
+        for name in actions.ACTIONS:
+            framework.observe(self.on[name].action, self._on_action)
 
     def reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         self._note_end(event)
-        if self.is_compute() and not endpoints.is_leaving(event, self.unit):
+        if self._is_compute() and not endpoints.is_leaving(event, self.unit):
             self._reconcile_compute(may_reboot=not isinstance(event, ops.ActionEvent))
-        if self.is_controller() and self.unit.is_leader():
+        if self._is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
-            gpu_work.renew_watch()
+            work.renew_watch()
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
-        turn = gpu_work.before()
-        if turn is gpu_work.Turn.REBOOT and may_reboot:
-            gpu_work.rebooting()
+        pending = work.resume_pending()
+        if pending is work.Pending.REBOOT and may_reboot:
+            upgrade.count_reboot()
             self.unit.reboot()
-        if turn in {gpu_work.Turn.HOLD, gpu_work.Turn.REBOOT}:
+        if pending in {work.Pending.WAIT, work.Pending.REBOOT}:
             return
-        if turn is gpu_work.Turn.REGISTER:
-            self.look_again()
+        if pending is work.Pending.REGISTER:
+            self._machine = None
         self._publish()
-        offered = compute_seat.offer(self.machine, self.published())
-        self.progress = compute_seat.ensure(self.machine, offered, self.answer(), owner=self.unit.name)
+        self.progress = compute.ensure(self.machine, self._offer(), self.answer(), owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
-        if gpu_work.after(self.machine.node, self.config, self.progress):
+        if work.complete_pending(self.machine.node, self.config, self.progress):
             self._reconcile_compute(may_reboot=may_reboot)
 
     def _reconcile_controller(self, event: ops.EventBase) -> None:
-        gone = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
+        departing = event.departing_unit if isinstance(event, ops.RelationDepartedEvent) else None
         relations = self._relations(GRES)
-        units = {unit.name: (relation, unit) for relation in relations for unit in relation.units if unit != gone}
-        woke = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
+        units = {unit.name: (relation, unit) for relation in relations for unit in relation.units if unit != departing}
+        first = event.unit.name if isinstance(event, ops.RelationEvent) and event.unit else None
         if isinstance(event, ops.UpdateStatusEvent):
-            woke = controller_seat.rotating(units)
-        self._view = controller_seat.sync(
-            units, woke, lambda name: endpoints.published(*units[name]), owner=self.unit.name
-        )
+            first = gres_lines.rotating(units)
+        self._view = gres_lines.sync(units, first, lambda name: endpoints.published(*units[name]), owner=self.unit.name)
         for relation in relations:
             names = {name for name, (owner, _) in units.items() if owner is relation}
-            said = endpoints.answer(relation, self.app)
-            answer = controller_seat.answer(self._view, names, said)
-            if answer != said:
+            before = endpoints.answer(relation, self.app)
+            answer = gres_lines.answer(self._view, names, before)
+            if answer != before:
                 relation.save(answer, self.app)
-
-    def _publish(self) -> None:
-        offered = compute_seat.offer(self.machine, self.published())
-        for relation in self._relations(NODE_GRES) if offered else ():
-            relation.save(offered, self.unit)
 
     def _on_leave(self, event: ops.EventBase) -> None:
         """Leave the machine as Slurm can use it without this charm.
 
-        Juju was seen to delete a unit right behind `relation-broken` with its principal, so what is to be done is done
-        there; `stop` and `remove` do it again where they come.
+        Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
+        `stop` and `remove` do it again where they come.
         """
         if isinstance(event, ops.RelationBrokenEvent) and not endpoints.is_principals(event.relation):
             self._note_end(event)
             return
         self._left = True
-        if self.is_compute() or compute_seat.OWNER.exists() or gpu_work.is_watching():
-            gpu_work.release()
-        compute_seat.release(owner=self.unit.name, wishes=self._settings)
-        if controller_seat.is_keeper(self.unit.name):
-            controller_seat.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+        if self._is_compute() or compute.OWNER.exists() or work.is_watching():
+            work.release()
+        compute.release(owner=self.unit.name, config=self._settings)
+        if gres_lines.is_keeper(self.unit.name):
+            gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
     def _note_end(self, event: ops.EventBase) -> None:
-        """Take a unit that loses a relation and has no seat any more for one that Juju is deleting.
+        """Take a unit that loses a relation and has no role any more for one that Juju is deleting.
 
         The relations of a unit that leaves end in any order.
         """
         if isinstance(event, ops.RelationDepartedEvent | ops.RelationBrokenEvent):
-            self._left = not self.is_compute() and not self.is_controller()
+            self._left = not self._is_compute() and not self._is_controller()
 
-    def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
-        if self._left:  # the unit may be gone by now, and setting its status would be an error
+    def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
+        if self._left:  # setting the status of a deleted unit is an error
             return
-        if self.is_compute():
-            verdict = gpu_work.verdict(self.config, self._compute_verdict)
-            waits = compute_seat.awaits_drain(self.machine, self.progress)
-            gpu_work.note(self.unit.name, verdict, self.machine.node, waits=waits)
-            event.add_status(_status(verdict))
-        if self.is_controller():
-            keeps = self._view or controller_seat.view() if self.unit.is_leader() else None
-            verdict = controller_seat.verdict(keeps, related=self._has(GRES))
-            gpu_work.note(self.unit.name, verdict)
-            event.add_status(_status(verdict))
-        if not self.is_compute() and not self.is_controller():
-            event.add_status(
-                ops.BlockedStatus("integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
-            )
+        found: list[Status] = []
+        if self._is_compute():
+            found.append(work.verdict(self.config, self._compute_status))
+            waits = compute.awaits_drain(self.machine, self.progress)
+            work.note(self.unit.name, found[-1], self.machine.node, waits=waits)
+        if self._is_controller():
+            view = self._view or gres_lines.view() if self.unit.is_leader() else None
+            found.append(gres_lines.status(view, related=self._has(GRES)))
+            work.note(self.unit.name, found[-1])
+        for status in found or [_NO_ROLE]:
+            event.add_status(ops.StatusBase.from_name(status.level, status.text))
 
-    def _compute_verdict(self) -> gpu_base.Verdict:
+    def _on_action(self, event: ops.ActionEvent) -> None:
+        def reconcile() -> Progress | None:
+            self._machine = None
+            self.reconcile(event)
+            return self.progress
+
+        roles = self._is_compute(), self._is_controller()
+        unit = actions.Unit(*roles, self.config, lambda: self.machine, self.published, self.answer, reconcile)
+        run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
+
+    def _compute_status(self) -> Status:
         related = self._has(NODE_GRES)
-        offered = compute_seat.offer(self.machine, self.published())
-        return compute_seat.verdict(self.machine, offered, self.answer(), related=related, progress=self.progress)
+        return compute.status(self.machine, self._offer(), self.answer(), related=related, progress=self.progress)
 
     def answer(self) -> slurm_gres.ControllerGres | None:
-        """Return what the controller seat said, None when there is none or it said nothing that can be read."""
+        """Return what the controller role published, None without one."""
         for relation in self._relations(NODE_GRES):
             return endpoints.answer(relation, relation.app)
         return None
 
     def published(self) -> slurm_gres.NodeGres | None:
-        """Return what this unit published for the controller, None when that is nothing."""
+        """Return what this unit published for the controller, None for nothing that can be read."""
         for relation in self._relations(NODE_GRES):
             try:
                 return endpoints.published(relation, self.unit)
-            except controller_seat.UnreadableError:
+            except gres_lines.UnreadableError:
                 return None
         return None
 
+    def _offer(self) -> slurm_gres.NodeGres | None:
+        return compute.offer(self.machine, self.published())
+
+    def _publish(self) -> None:
+        offered = self._offer()
+        for relation in self._relations(NODE_GRES) if offered else ():
+            relation.save(offered, self.unit)
+
     @property
-    def machine(self) -> compute_seat.Machine:
+    def machine(self) -> machines.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            self._machine = compute_seat.look(self._settings, self.answer())
+            self._machine = machines.look(self._settings, self.answer())
         return self._machine
 
     @property
-    def _settings(self) -> gpu_settings.Settings:
-        return gpu_settings.Settings.of(self.config)
+    def _settings(self) -> settings.Config:
+        return self.load_config(settings.Config)
 
-    def is_compute(self) -> bool:
-        """Whether this unit sits on a compute node."""
+    def _is_compute(self) -> bool:
         return self._has(COMPUTE)
 
-    def is_controller(self) -> bool:
-        """Whether this unit sits on the controller."""
+    def _is_controller(self) -> bool:
         return self._has(CONTROLLER)
-
-    def look_again(self) -> None:
-        """Forget what `machine` was, after something changed it."""
-        self._machine = None
 
     def _has(self, endpoint: str) -> bool:
         return bool(self._relations(endpoint))
 
     def _relations(self, endpoint: str) -> list[ops.Relation]:
         return endpoints.relations(self.model, endpoint)
-
-
-def _status(verdict: gpu_base.Verdict) -> ops.StatusBase:
-    return _STATUSES[verdict.level](verdict.text)
 
 
 if __name__ == "__main__":  # pragma: no cover

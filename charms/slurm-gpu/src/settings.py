@@ -1,85 +1,58 @@
-"""The options that say what a compute node registers and when it takes jobs, and which of them cannot go together."""
+"""The options about what a compute node registers and when it takes jobs, and which of them contradict each other.
 
-import collections.abc
-import dataclasses
-import typing
+The driver's options are in `driver.plan`.
+"""
+
+import pydantic
 
 from gpu import gres
-from node import resume as bring_up
-from scripts import health as gpu_health
+from node import resume
+from scripts import health
+from slurm_ddp.charm import naming
 
-HEALTH = ("auto", "on", "off", "slurm")
-SHARES = {"shard": "shards-per-gpu", "mps": "mps-per-gpu"}  # the option behind each kind of share
-_MOST_SHARDS = 1024
-_MOST_MPS = 10_000
-
-
-class SettingsError(Exception):
-    """An option cannot be. `str()` is one line that begins with its name and says what to type."""
+_HEALTH = ("auto", "on", "off", "slurm")
+SHARES = {"shard": "shards-per-gpu", "mps": "mps-per-gpu"}  # the option of each kind of share
+_MOST = {"shard": 1024, "mps": 10_000}
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The options of the compute seat."""
+class Config(pydantic.BaseModel, frozen=True):
+    """The options of the compute role."""
 
-    aliases: str = ""  # gpu-type-alias
-    health: str = "auto"  # health-check
-    dcgm: bool = False  # health-dcgm
-    xids: str = ""  # health-xids
-    shards: int = 0  # shards-per-gpu
-    mps: int = 0  # mps-per-gpu
-    policy: bring_up.Policy = dataclasses.field(
-        default_factory=bring_up.Policy
-    )  # resume-after-reboot, resume-when-ready
-
-    @classmethod
-    def of(cls, config: collections.abc.Mapping[str, typing.Any]) -> "Settings":
-        """Return them as configured."""
-        return cls(
-            aliases=str(config["gpu-type-alias"]),
-            health=str(config["health-check"]),
-            dcgm=bool(config["health-dcgm"]),
-            xids=str(config["health-xids"]),
-            shards=int(config["shards-per-gpu"]),
-            mps=int(config["mps-per-gpu"]),
-            policy=bring_up.Policy(rebooted=bool(config["resume-after-reboot"]), new=bool(config["resume-when-ready"])),
-        )
+    gpu_type_alias: str = ""
+    health_check: str = "auto"
+    health_dcgm: bool = False
+    health_xids: str = ""
+    shards_per_gpu: int = 0
+    mps_per_gpu: int = 0
+    resume_after_reboot: bool = True
+    resume_when_ready: bool = False
 
     @property
     def shares(self) -> gres.Shares | None:
         """What each card is shared as."""
-        if self.shards:
-            return gres.Shares("shard", self.shards)
-        return gres.Shares("mps", self.mps) if self.mps else None
+        if self.shards_per_gpu:
+            return gres.Shares("shard", self.shards_per_gpu)
+        return gres.Shares("mps", self.mps_per_gpu) if self.mps_per_gpu else None
 
     @property
-    def is_valid(self) -> bool:
-        """Whether `check` has nothing to say."""
-        try:
-            self.check()
-        except SettingsError:
-            return False
-        return True
+    def policy(self) -> resume.Policy:
+        """Which nodes are resumed."""
+        return resume.Policy(rebooted=self.resume_after_reboot, new=self.resume_when_ready)
 
     def check(self) -> dict[str, str]:
         """Return the aliases by the type that they replace.
 
         Raises:
-            SettingsError: an option is not what it may be, or two contradict each other.
+            ValueError: an option has no valid value, or two contradict each other; one line that begins with its name.
         """
-        if self.health not in HEALTH:
-            raise SettingsError(f"health-check: {self.health!r:.60} is none of {', '.join(HEALTH)}")
-        try:
-            gpu_health.parse_xids(self.xids)
-        except ValueError as e:
-            raise SettingsError(f"health-xids: {e}") from e
-        if not 0 <= self.shards <= _MOST_SHARDS:
-            raise SettingsError(f"shards-per-gpu: {self.shards} is not between 0 and {_MOST_SHARDS}")
-        if not 0 <= self.mps <= _MOST_MPS:
-            raise SettingsError(f"mps-per-gpu: {self.mps} is not between 0 and {_MOST_MPS}")
-        if self.shards and self.mps:
-            raise SettingsError("shards-per-gpu and mps-per-gpu contradict each other: set one of them to 0")
-        try:
-            return gres.parse_aliases(self.aliases)
-        except gres.GresError as e:
-            raise SettingsError(f"gpu-type-alias: {e}") from e
+        if self.health_check not in _HEALTH:
+            raise ValueError(f"health-check: {self.health_check!r:.60} is none of {', '.join(_HEALTH)}")
+        with naming("health-xids"):
+            health.parse_xids(self.health_xids)
+        for kind, count in (("shard", self.shards_per_gpu), ("mps", self.mps_per_gpu)):
+            if not 0 <= count <= _MOST[kind]:
+                raise ValueError(f"{SHARES[kind]}: {count} is not between 0 and {_MOST[kind]}")
+        if self.shards_per_gpu and self.mps_per_gpu:
+            raise ValueError("shards-per-gpu and mps-per-gpu contradict each other: set one of them to 0")
+        with naming("gpu-type-alias"):
+            return gres.parse_aliases(self.gpu_type_alias)

@@ -1,4 +1,4 @@
-"""`filesystem_info`: a provider says how to reach a filesystem, in one URI.
+"""`filesystem_info`: a provider publishes how to reach a filesystem, as one URI.
 
 The provider's application databag has one key, `endpoint`:
 
@@ -10,7 +10,7 @@ filesystem-charms of charmed-hpc write and read them (library filesystem_info, L
 Readers of that library lower-case the hosts, so nothing that needs its case may be a host. Credentials travel in a Juju
 secret whose id the option `auth` holds, and `auth-rev` changes with the secret's revision so that readers are woken.
 
-A requirer of ours says in its unit databag, under `schemes`, what it can mount. Upstream's writes nothing there.
+A requirer of ours publishes in its unit databag, under `schemes`, what it can mount. Upstream's writes nothing there.
 
 A URI may hold a key (`auth=plain:...`, sent by charms that cannot make secrets): nothing here logs one or quotes one
 in an error, and no `repr` shows it.
@@ -18,8 +18,10 @@ in an error, and no `repr` shows it.
 
 import collections.abc
 import dataclasses
+import functools
 import ipaddress
 import re
+import typing
 import urllib.parse
 
 import pydantic
@@ -28,15 +30,22 @@ KEY = "endpoint"  # the key in the provider's application databag
 SCHEMES_KEY = "schemes"  # the key in a requirer's unit databag
 SCHEMES = "cephfs,juicefs,lustre,nfs"  # what `parse` reads
 
-_DB_PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
-ENGINES = tuple(_DB_PORTS)  # metadata engines of JuiceFS that several hosts can share
+ENGINE_PORTS = {"redis": 6379, "mysql": 3306, "postgres": 5432, "tikv": 2379, "etcd": 2379}
+ENGINES = tuple(ENGINE_PORTS)  # metadata engines of JuiceFS that several hosts can share
 
 _MONITOR_PORTS = {1: 6789, 2: 3300}  # of Ceph's monitors, by the messenger's version: IANA's
 
+# A volume's options, in the order on the wire. Each is the field of that name, `auth` is `secret_id`
+_JUICEFS_OPTIONS = tuple("engine db tls params uuid storage bucket version keyless master region auth auth-rev".split())
 _IN_FILES = ("tls-ca", "tls-cert", "tls-key", "google-credentials")  # keys of a secret that clients keep in files
+_PUBLIC = ("meta-user", "tls-ca", "tls-cert")  # keys whose values may be shown
 
 # JuiceFS 0.14 to 1.4: letters, digits and hyphens, 3 to 63 of them, no hyphen at either end
 _VOLUME_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+
+
+def _hyphens(name: str) -> str:
+    return name.replace("_", "-")
 
 
 class UriError(ValueError):
@@ -44,7 +53,7 @@ class UriError(ValueError):
 
 
 class UnknownSchemeError(UriError):
-    """The URI is of a filesystem that nobody here knows; `scheme` names it."""
+    """The URI is of an unknown filesystem, which `scheme` names."""
 
     def __init__(self, scheme: str) -> None:
         super().__init__(f"unknown filesystem {_short(scheme)}")
@@ -52,12 +61,43 @@ class UnknownSchemeError(UriError):
 
 
 class UnknownOptionError(UriError):
-    """The URI has an option that nobody here knows; `option` names it."""
+    """The URI has an unknown option, which `option` names."""
 
     def __init__(self, scheme: str, option: str) -> None:
         super().__init__(f"unknown option {_short(option)} for {scheme}")
         self.scheme = scheme
         self.option = option
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """The decoded components of a URI."""
+
+    scheme: str
+    hosts: tuple[str, ...]
+    user: str = ""
+    path: str = "/"
+    options: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
+
+    def uri(self) -> str:
+        if not self.hosts:
+            raise UriError("no host")
+        if any(not host or "," in host for host in self.hosts):
+            raise UriError("a host is empty or has a comma in it")
+        user = f"{_quote(self.user)}@" if self.user else ""
+        query = urllib.parse.urlencode(self.options, errors="surrogateescape")
+        place = f"{user}({_quote(','.join(self.hosts))}){_quote(self.path, safe='/')}"
+        return f"{self.scheme}://{place}" + (f"?{query}" if query else "")
+
+    def take(self, *required: str, optional: tuple[str, ...] = ()) -> dict[str, str]:
+        """Return the options; all that are required are there, and no unknown ones."""
+        for option in self.options:
+            if option not in (*required, *optional):
+                raise UnknownOptionError(self.scheme, option)
+        for option in required:
+            if option not in self.options:
+                raise UriError(f"{self.scheme}: option {option} is missing")
+        return self.options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +114,8 @@ class Nfs:
         _check_port(self.port)
 
     def uri(self) -> str:
-        """Return the URI that `parse` turns back into this."""
-        return _join(_Parts("nfs", (join_address(self.host, self.port),), path=self.path))
+        """Write the URI that `parse` reads."""
+        return _Parts("nfs", (join_address(self.host, self.port),), path=self.path).uri()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +148,7 @@ class Cephfs:
         self.monitors()
 
     def monitors(self) -> tuple[Monitor, ...]:
-        """Return the monitors, in every form in which Ceph and mount.ceph(8) print or take them.
+        """Parse the hosts, in every form in which Ceph and mount.ceph(8) print or take monitors.
 
         HOST, HOST:PORT, [IPV6]:PORT, an IPv6 address alone, v2:HOST:PORT, each also with /NONCE behind it; vectors
         `[v2:HOST:PORT/NONCE,v1:HOST:PORT/NONCE]`; and lists with slashes in between, HOST:PORT/HOST:PORT.
@@ -121,11 +161,11 @@ class Cephfs:
         return found
 
     def uri(self) -> str:
-        """Return the URI that `parse` turns back into this."""
+        """Write the URI that `parse` reads."""
         options = {"fsid": self.fsid, "name": self.name, "auth": self.secret_id or f"plain:{self.key}"}
         if self.auth_rev is not None:
             options["auth-rev"] = str(self.auth_rev)
-        return _join(_Parts("cephfs", self.hosts, user=self.user, path=self.path, options=options))
+        return _Parts("cephfs", self.hosts, self.user, self.path, options).uri()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +179,8 @@ class Lustre:
         _check_filled(fs_name=self.fs_name)
 
     def uri(self) -> str:
-        """Return the URI that `parse` turns back into this."""
-        return _join(_Parts("lustre", self.nids, options={"fs-name": self.fs_name}))
+        """Write the URI that `parse` reads."""
+        return _Parts("lustre", self.nids, options={"fs-name": self.fs_name}).uri()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,83 +213,66 @@ class Juicefs:
         self.addresses()
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return host and port of each server of the metadata engine."""
+        """List host and port of each server of the metadata engine."""
         pairs = (split_address(host) for host in self.hosts)
-        return tuple((host, port or _DB_PORTS[self.engine]) for host, port in pairs)
+        return tuple((host, port or ENGINE_PORTS[self.engine]) for host, port in pairs)
 
     def uri(self) -> str:
-        """Return the URI that `parse` turns back into this."""
-        options = {
-            "engine": self.engine,
-            "db": self.db,
-            "tls": "true" if self.tls else "",
-            "params": self.params,
-            "uuid": self.uuid,
-            "storage": self.storage,
-            "bucket": self.bucket,
-            "version": self.version,
-            "keyless": "true" if self.keyless else "",
-            "master": self.master,
-            "region": self.region,
-            "auth": self.secret_id or "",
-            "auth-rev": "" if self.auth_rev is None else str(self.auth_rev),
-        }
-        options = {key: value for key, value in options.items() if value}  # readers drop or refuse empty values
-        return _join(_Parts("juicefs", self.hosts, user=self.name, path=self.subdir, options=options))
+        """Write the URI that `parse` reads. Options with an empty value are left out: readers drop or refuse them."""
+        fields = {option: getattr(self, _juicefs_field(option)) for option in _JUICEFS_OPTIONS}
+        options = {option: "true" if value is True else str(value) for option, value in fields.items()
+                   if value is not None and value is not False and value != ""}  # fmt: skip
+        return _Parts("juicefs", self.hosts, self.name, self.subdir, options).uri()
 
 
 Filesystem = Nfs | Cephfs | Lustre | Juicefs
 
 
-class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore"):
+class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_generator=_hyphens):
     """The content of the secret behind a `juicefs` URI. Any key may be absent: the engine or store then asks for none.
 
     The same keys, all by the user's hand, are those of juicefs-server-proxy's option `credentials`.
     """
 
-    meta_user: str | None = pydantic.Field(default=None, alias="meta-user")
-    meta_password: pydantic.SecretStr | None = pydantic.Field(default=None, alias="meta-password")
-    access_key: pydantic.SecretStr | None = pydantic.Field(default=None, alias="access-key")
-    secret_key: pydantic.SecretStr | None = pydantic.Field(default=None, alias="secret-key")
-    session_token: pydantic.SecretStr | None = pydantic.Field(default=None, alias="session-token")
-    sentinel_password: pydantic.SecretStr | None = pydantic.Field(default=None, alias="sentinel-password")
-    tls_ca: pydantic.SecretStr | None = pydantic.Field(default=None, alias="tls-ca")
-    tls_cert: pydantic.SecretStr | None = pydantic.Field(default=None, alias="tls-cert")
-    tls_key: pydantic.SecretStr | None = pydantic.Field(default=None, alias="tls-key")
-    google_credentials: pydantic.SecretStr | None = pydantic.Field(default=None, alias="google-credentials")
-    encrypt_passphrase: pydantic.SecretStr | None = pydantic.Field(default=None, alias="encrypt-passphrase")
+    meta_user: str | None = None
+    meta_password: pydantic.SecretStr | None = None
+    access_key: pydantic.SecretStr | None = None
+    secret_key: pydantic.SecretStr | None = None
+    session_token: pydantic.SecretStr | None = None
+    sentinel_password: pydantic.SecretStr | None = None
+    tls_ca: pydantic.SecretStr | None = None
+    tls_cert: pydantic.SecretStr | None = None
+    tls_key: pydantic.SecretStr | None = None
+    google_credentials: pydantic.SecretStr | None = None
+    encrypt_passphrase: pydantic.SecretStr | None = None
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the keys that the content may have."""
+        """List the keys that the content may have."""
         return tuple(str(field.alias) for field in cls.model_fields.values())
 
     @classmethod
     def from_content(cls, content: collections.abc.Mapping[str, str]) -> "JuicefsSecret":
-        """Return the typed content.
+        """Type the content; unknown keys are ignored.
 
         Raises:
             ValueError: a value cannot be put into a service's environment; the message names its key only.
         """
-        for key in cls.names():
-            text = content.get(key, "")
+        known = {key: content[key] for key in cls.names() if content.get(key)}
+        for key, text in known.items():
             if "\0" in text or (key not in _IN_FILES and ("\r" in text or "\n" in text)):
                 raise ValueError(f"{key}: line breaks and NUL are not possible here")
-            if key.startswith("tls-") and text and "-----BEGIN " not in text:
+            if key.startswith("tls-") and "-----BEGIN " not in text:
                 raise ValueError(f"{key}: a certificate or key in PEM is needed, -----BEGIN ...")
-        return cls.model_validate({key: content[key] for key in cls.names() if content.get(key)})
+        return cls.model_validate(known)
 
     def content(self) -> dict[str, str]:
-        """Return the content as a Juju secret takes it."""
-        fields = {str(field.alias): getattr(self, name) for name, field in type(self).model_fields.items()}
-        return {key: reveal(value) for key, value in fields.items() if value is not None}
+        """Make the content as a Juju secret takes it."""
+        return {key: reveal(value) for key, value in self.model_dump(by_alias=True, exclude_none=True).items()}
 
     def values(self) -> tuple[str, ...]:
-        """Return what must not be shown: every value except the user's name and certificates."""
-        content = {
-            key: value for key, value in self.content().items() if key not in ("meta-user", "tls-ca", "tls-cert")
-        }
-        return tuple(content.values())
+        """List what must not be shown: every value except the user's name and certificates."""
+        return tuple(value for key, value in self.content().items() if key not in _PUBLIC)
 
 
 def reveal(value: pydantic.SecretStr | str | None) -> str:
@@ -258,7 +281,7 @@ def reveal(value: pydantic.SecretStr | str | None) -> str:
 
 
 def parse(uri: str) -> Filesystem:
-    """Return the filesystem that a provider offers.
+    """Read the filesystem that a provider offers.
 
     Raises:
         UnknownSchemeError: a filesystem that this code does not know.
@@ -273,7 +296,7 @@ def parse(uri: str) -> Filesystem:
 
 
 def mounts_juicefs(databag: collections.abc.Mapping[str, str]) -> bool:
-    """Tell whether a requirer says in its unit databag that it can mount JuiceFS."""
+    """Whether a requirer's unit databag states that it can mount JuiceFS."""
     return "juicefs" in databag.get(SCHEMES_KEY, "").split(",")
 
 
@@ -284,7 +307,7 @@ def check_volume_name(name: str) -> None:
 
 
 def split_address(text: str) -> tuple[str, int | None]:
-    """Return host and port of HOST, HOST:PORT, [ADDRESS] or [ADDRESS]:PORT. Raises `UriError` for anything else."""
+    """Split HOST, HOST:PORT, [ADDRESS] or [ADDRESS]:PORT. Raises `UriError` for anything else."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -302,6 +325,12 @@ def split_address(text: str) -> tuple[str, int | None]:
     return host, port
 
 
+def join_address(host: str, port: int | None) -> str:
+    """Join what `split_address` splits."""
+    bracketed = f"[{host}]" if ":" in host else host
+    return bracketed if port is None else f"{bracketed}:{port}"
+
+
 def _monitor(text: str) -> Monitor:
     found = re.fullmatch(r"\[?(v[12]|any):(.+)", text)
     kind, address = (found[1], found[2]) if found else ("", text)
@@ -315,87 +344,40 @@ def _monitor(text: str) -> Monitor:
     return Monitor(host, port or _MONITOR_PORTS[messenger], messenger)
 
 
-def join_address(host: str, port: int | None) -> str:
-    """Return what `split_address` takes apart."""
-    bracketed = f"[{host}]" if ":" in host else host
-    return bracketed if port is None else f"{bracketed}:{port}"
-
-
-def _nfs(parts: "_Parts") -> Nfs:
-    _take(parts)
+def _nfs(parts: _Parts) -> Nfs:
+    parts.take()
     host, port = split_address(parts.hosts[0])  # of several hosts the first counts, as upstream has it
-    return Nfs(host=host, port=port, path=parts.path)
+    return Nfs(host, parts.path, port)
 
 
-def _cephfs(parts: "_Parts") -> Cephfs:
-    options = _take(parts, "fsid", "name", "auth", optional=("auth-rev",))
+def _cephfs(parts: _Parts) -> Cephfs:
+    options = parts.take("fsid", "name", "auth", optional=("auth-rev",))
     kind, _, rest = options["auth"].partition(":")
     if kind not in ("secret", "plain") or not rest:
         raise UriError("cephfs: auth is neither a secret nor a plain key")
-    return Cephfs(
-        hosts=parts.hosts,
-        user=parts.user,
-        fsid=options["fsid"],
-        name=options["name"],
-        path=parts.path,
-        secret_id=options["auth"] if kind == "secret" else None,
-        key=rest if kind == "plain" else None,
-        auth_rev=_number(options, "auth-rev"),
-    )
+    auth = {"secret_id": options["auth"]} if kind == "secret" else {"key": rest}
+    revision = _number("auth-rev", options["auth-rev"]) if "auth-rev" in options else None
+    return Cephfs(parts.hosts, parts.user, options["fsid"], options["name"], parts.path, auth_rev=revision, **auth)
 
 
-def _lustre(parts: "_Parts") -> Lustre:
-    options = _take(parts, "fs-name")
-    return Lustre(nids=parts.hosts, fs_name=options["fs-name"])
+def _lustre(parts: _Parts) -> Lustre:
+    return Lustre(parts.hosts, parts.take("fs-name")["fs-name"])
 
 
-def _juicefs(parts: "_Parts") -> Juicefs:
-    optional = (
-        "db",
-        "tls",
-        "params",
-        "storage",
-        "bucket",
-        "version",
-        "keyless",
-        "master",
-        "region",
-        "auth",
-        "auth-rev",
-    )
-    options = _take(parts, "engine", "uuid", optional=optional)
-    secret_id = options.get("auth")
-    if secret_id is not None and not re.fullmatch(r"secret:.+", secret_id):
+def _juicefs(parts: _Parts) -> Juicefs:
+    options = parts.take("engine", "uuid", optional=_JUICEFS_OPTIONS)
+    if not options.get("auth", "secret:x").startswith("secret:") or options.get("auth") == "secret:":
         raise UriError("juicefs: auth is not a secret")
-    return Juicefs(
-        name=parts.user,
-        hosts=parts.hosts,
-        engine=options["engine"],
-        db=options.get("db", ""),
-        uuid=options["uuid"],
-        secret_id=secret_id,
-        auth_rev=_number(options, "auth-rev"),
-        subdir=parts.path,
-        tls=_flag(options, "tls"),
-        params=options.get("params", ""),
-        storage=options.get("storage", ""),
-        bucket=options.get("bucket", ""),
-        version=options.get("version", ""),
-        keyless=_flag(options, "keyless"),
-        master=options.get("master", ""),
-        region=options.get("region", ""),
-    )
+    readers = {"tls": _flag, "keyless": _flag, "auth-rev": _number}
+    fields: dict[str, typing.Any] = {"db": ""} | {
+        _juicefs_field(option): readers[option](option, text) if option in readers else text
+        for option, text in options.items()
+    }
+    return Juicefs(name=parts.user, hosts=parts.hosts, subdir=parts.path, **fields)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """What every URI of the interface consists of, decoded."""
-
-    scheme: str
-    hosts: tuple[str, ...]
-    user: str = ""
-    path: str = "/"
-    options: dict[str, str] = dataclasses.field(default_factory=dict[str, str], repr=False)
+def _juicefs_field(option: str) -> str:
+    return "secret_id" if option == "auth" else option.replace("-", "_")
 
 
 def _split(uri: str) -> _Parts:
@@ -412,66 +394,38 @@ def _split(uri: str) -> _Parts:
     # Upstream's reader lower-cases the hosts up to the first encoded character, since its URL parser takes that for an
     # IPv6 zone. A host's case means nothing, so all of it is lowered here.
     hosts = re.sub(r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), found[2])
-    user, path = _unquote(found[1] or ""), _unquote(found[3] or "/")
-    options: dict[str, str] = {}
     try:
         pairs = urllib.parse.parse_qsl(
             query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape"
         )
     except ValueError as e:
         raise UriError("the options are malformed") from e
+    options: dict[str, str] = {}
     for key, value in pairs:
         if not value:
             raise UriError(f"option {_short(key)} is empty")
         if key in options:
             raise UriError(f"option {_short(key)} is given twice")
         options[key] = value
-    return _Parts(scheme.lower(), tuple(_unquote(hosts).split(",")), user, path, options)
+    return _Parts(
+        scheme.lower(), tuple(_unquote(hosts).split(",")), _unquote(found[1] or ""), _unquote(found[3] or "/"), options
+    )
 
 
-def _join(parts: _Parts) -> str:
-    for host in parts.hosts:
-        if not host or "," in host:
-            raise UriError("a host is empty or has a comma in it")
-    if not parts.hosts:
-        raise UriError("no host")
-    user = f"{_quote(parts.user)}@" if parts.user else ""
-    query = urllib.parse.urlencode(parts.options, errors="surrogateescape")
-    uri = f"{parts.scheme}://{user}({_quote(','.join(parts.hosts))}){_quote(parts.path, safe='/')}"
-    return f"{uri}?{query}" if query else uri
+_quote = functools.partial(urllib.parse.quote, safe="", errors="surrogateescape")
+_unquote = functools.partial(urllib.parse.unquote, errors="surrogateescape")
 
 
-def _quote(text: str, *, safe: str = "") -> str:
-    return urllib.parse.quote(text, safe=safe, errors="surrogateescape")
-
-
-def _unquote(text: str) -> str:
-    return urllib.parse.unquote(text, errors="surrogateescape")
-
-
-def _take(parts: _Parts, *required: str, optional: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the options after a look that those needed are there and no others."""
-    for option in parts.options:
-        if option not in required and option not in optional:
-            raise UnknownOptionError(parts.scheme, option)
-    for option in required:
-        if option not in parts.options:
-            raise UriError(f"{parts.scheme}: option {option} is missing")
-    return parts.options
-
-
-def _number(options: dict[str, str], option: str) -> int | None:
-    if option not in options:
-        return None
-    if not re.fullmatch(r"[0-9]{1,18}", options[option]):
+def _number(option: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
         raise UriError(f"option {option} is not a number")
-    return int(options[option])
+    return int(text)
 
 
-def _flag(options: dict[str, str], option: str) -> bool:
-    if options.get(option, "true") != "true":
+def _flag(option: str, text: str) -> bool:
+    if text != "true":
         raise UriError(f"option {option} is something else than true")
-    return option in options
+    return True
 
 
 def _check_host(host: str) -> None:
@@ -495,9 +449,9 @@ def _check_path(path: str) -> None:
 def _check_filled(**fields: str) -> None:
     for name, value in fields.items():
         if not value:
-            raise UriError(f"{name.replace('_', '-')} is empty")
+            raise UriError(f"{_hyphens(name)} is empty")
 
 
 def _short(text: str) -> str:
-    """Return a name that somebody else chose, harmless in a status line."""
+    """Make a name from outside harmless in a status line."""
     return repr(text if len(text) <= 40 else text[:40] + "...")

@@ -9,7 +9,7 @@ import shlex
 
 
 def slurm_conf(settings: collections.abc.Mapping[str, str]) -> str:
-    """Return the command that sets these in slurm.conf, each in a line of its own as slurmutils reads them."""
+    """Write the command that sets these in slurm.conf, each in a line of its own as slurmutils reads them."""
     option = "juju config slurmctld slurm-conf-parameters"
     names = "|".join(settings)
     lines = " ".join(shlex.quote(f"{name}={value}") for name, value in settings.items())
@@ -17,7 +17,7 @@ def slurm_conf(settings: collections.abc.Mapping[str, str]) -> str:
 
 
 def partition_config(partition: str, name: str, value: str) -> str:
-    """Return the command that sets this in a partition's one line, which slurmd's application gives its name."""
+    """Write the command that sets this in a partition's one line, which slurmd's application gives its name."""
     option = f"juju config {shlex.quote(partition)} partition-config"
     earlier = f"(^|[[:space:]]+){name}=[^[:space:]]*"
     return f"""{option}="$({option} | sed -E 's/{earlier}//Ig') {shlex.quote(f"{name}={value}")}\""""

@@ -8,12 +8,12 @@ from slurm_ddp.run import PATH
 
 
 def find(name: str) -> str:
-    """Return the path of one of Slurm's commands."""
+    """Find the path of one of Slurm's commands."""
     usual = f"/usr/bin/{name}"
     return usual if os.access(usual, os.X_OK) else shutil.which(name) or usual
 
 
 def variables(command: str) -> dict[str, str]:
-    """Return what a command from another folder needs in its environment: jobs inherit its PATH, and call srun."""
+    """Make what a command from another folder needs in its environment: jobs inherit its PATH, and call srun."""
     folder = str(pathlib.Path(command).parent)
     return {} if folder in PATH.split(":") else {"PATH": f"{folder}:{PATH}"}

@@ -1,16 +1,17 @@
-"""Slurm's nodes, by `scontrol`: what the controller knows of them, and what an administrator may tell it.
+"""Slurm's nodes, by `scontrol`: what the controller knows of them, and what an administrator may change.
 
 Every function asks the controller, so every function may raise `ControllerSilent`, which is not the same as a node
-that the controller does not know (`show` returns None). States are kept as Slurm prints them: a base state (`IDLE`,
-`MIXED`, `ALLOCATED`, `DOWN`, ...) and flags (`DRAIN`, `INVALID_REG`, `DYNAMIC_NORM`, ...).
+that the controller does not know (`show` returns None), and `NodeError` for another failure. States are kept as Slurm
+prints them: a base state (`IDLE`, `MIXED`, `ALLOCATED`, `DOWN`, ...) and flags (`DRAIN`, `INVALID_REG`, ...).
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import re
 import time
 
-from slurm_ddp.run import CommandError, CommandTimeout, Completed, run
+from slurm_ddp.run import CommandError, Completed, last_line, run
 from slurm_ddp.slurm import commands
 from slurm_ddp.slurm import show as show_text
 
@@ -19,22 +20,6 @@ SQUEUE = commands.find("squeue")
 _TIMEOUT_S = 30.0  # MessageTimeout is 10 s; clients try a second controller before they give up
 _POLL_S = 0.2
 
-# What clients say when no controller answers (slurm_errno.c of 24.11 and 25.11, and configless clients without a
-# slurmd).
-_SILENT = (
-    "Unable to contact slurm controller",
-    "Slurm backup controller in standby mode",
-    "Socket timed out",
-    "Transport endpoint",
-    "Protocol authentication error",
-    "Unable to authenticate",
-    "Could not establish a configuration source",
-    "Zero Bytes were transmitted or received",
-    "Connection refused",
-)
-_BUSY = ("Requested nodes are busy", "Requested node is busy")
-_UNKNOWN = ("Invalid node name specified",)
-_NO_RESERVATION = "Requested reservation is invalid"
 # Marks that `sinfo` and older releases put behind a state: node_state_string() of src/common/slurm_protocol_defs.c.
 _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "POWERING_DOWN", "!": "POWER_DOWN",
           "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
@@ -48,7 +33,7 @@ class NodeError(Exception):
 
 
 class ControllerSilent(NodeError):
-    """No controller answered, or this machine cannot speak to it yet. Asking again later may work."""
+    """No controller answered, or this machine cannot reach it yet. Asking again later may work."""
 
 
 class NodeUnknown(NodeError):
@@ -57,6 +42,29 @@ class NodeUnknown(NodeError):
 
 class NodeBusy(NodeError):
     """The node has jobs, or is part of a reservation; what was asked needs it free."""
+
+
+class _NoReservation(NodeError):
+    """The controller has no reservation of this name."""
+
+
+# What clients print for each (slurm_errno.c of 24.11 and 25.11; of silence also configless clients without a slurmd)
+_PHRASES: dict[type[NodeError], tuple[str, ...]] = {
+    ControllerSilent: (
+        "Unable to contact slurm controller",
+        "Slurm backup controller in standby mode",
+        "Socket timed out",
+        "Transport endpoint",
+        "Protocol authentication error",
+        "Unable to authenticate",
+        "Could not establish a configuration source",
+        "Zero Bytes were transmitted or received",
+        "Connection refused",
+    ),
+    NodeBusy: ("Requested nodes are busy", "Requested node is busy"),
+    NodeUnknown: ("Invalid node name specified",),
+    _NoReservation: ("Requested reservation is invalid",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +93,8 @@ class Node:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the controller accepted what the node said of itself at its last registration."""
-        return "INVALID_REG" not in self.flags and "INVAL" not in self.flags
+        """Whether the controller accepted the node's last registration."""
+        return not self.flags & {"INVALID_REG", "INVAL"}
 
     @property
     def is_drained(self) -> bool:
@@ -110,7 +118,7 @@ class Node:
 
     @property
     def boot_time(self) -> float | None:
-        """When the machine was booted, as slurmd said at its last registration; in seconds since 1970."""
+        """When the machine was booted, by slurmd's last registration; in seconds since 1970."""
         return _time(self.fields.get("BootTime"))
 
     @property
@@ -120,54 +128,50 @@ class Node:
 
 
 def show(name: str) -> Node | None:
-    """Return the node, or None when the controller does not know it.
-
-    Raises:
-        ControllerSilent: nobody answered.
-        NodeError: another failure.
-    """
-    answer = _scontrol(f"show node {name}", "show", "node", name, "-o", refused_ok=True)
+    """Ask for a node; None when the controller does not know it."""
+    what = f"show node {name}"
+    answer = _run(what, SCONTROL, "show", "node", name, "-o")
     for node in parse(answer.stdout):
         if node.name == name:
             return node
     if answer.returncode == 0 or f"Node {name} not found" in answer.stdout:
         return None
-    raise _error(f"show node {name}", answer)
+    raise _error(what, answer)
 
 
 def show_all() -> list[Node]:
-    """Return all nodes, sorted by name."""
-    return sorted(parse(_scontrol("show nodes", "show", "nodes", "-o").stdout), key=lambda node: node.name)
+    """Ask for all nodes, sorted by name."""
+    return sorted(parse(_scontrol("show nodes", "show", "nodes", "-o")), key=lambda node: node.name)
 
 
 def parse(text: str) -> list[Node]:
-    """Return the nodes in the output of `scontrol show node -o`."""
+    """Read the output of `scontrol show node -o`."""
     return [_node(record) for record in show_text.records(text) if "NodeName" in record and "State" in record]
 
 
 def drain(name: str, reason: str) -> None:
     """Keep new jobs away; running ones go on."""
-    _update(name, "state=drain", f"reason={reason}")
+    _update(name, "drain", reason)
 
 
 def undrain(name: str) -> None:
     """Take back a drain; a node that is down stays down."""
-    _update(name, "state=undrain")
+    _update(name, "undrain")
 
 
 def resume(name: str) -> None:
     """Let the node take jobs: ends a drain, a fail and a down."""
-    _update(name, "state=resume")
+    _update(name, "resume")
 
 
 def set_down(name: str, reason: str) -> None:
     """Mark the node down. Jobs that run on it end: ask `Node.is_busy` first."""
-    _update(name, "state=down", f"reason={reason}")
+    _update(name, "down", reason)
 
 
 def set_fail(name: str, reason: str) -> None:
     """Mark the node failing."""
-    _update(name, "state=fail", f"reason={reason}")
+    _update(name, "fail", reason)
 
 
 def delete(name: str) -> None:
@@ -176,10 +180,8 @@ def delete(name: str) -> None:
     Raises:
         NodeBusy: the node has jobs or is part of a reservation.
     """
-    try:
+    with contextlib.suppress(NodeUnknown):
         _scontrol(f"delete node {name}", "delete", f"nodename={name}")
-    except NodeUnknown:
-        return
 
 
 def reconfigure() -> None:
@@ -188,34 +190,30 @@ def reconfigure() -> None:
 
 
 def job_ids(name: str) -> list[str]:
-    """Return the ids of the jobs that hold or are about to hold the node, sorted."""
-    what = f"list jobs on {name}"
-    try:
-        answer = run(SQUEUE, "--noheader", "--nodelist", name, "--format", "%i", timeout=_TIMEOUT_S)
-    except CommandError as e:
-        raise _from_command(what, e) from e
-    return sorted(set(answer.stdout.split()))
+    """Ask for the ids of the jobs that hold or are about to hold the node, sorted."""
+    argv = (SQUEUE, "--noheader", "--nodelist", name, "--format", "%i")
+    return sorted(set(_checked(f"list jobs on {name}", *argv).split()))
 
 
 def reservations(name: str) -> dict[str, str]:
-    """Return the reservations that the node is part of, now or later, and the other nodes of each as a hostlist.
+    """Ask for the reservations that the node is part of, now or later, with the other nodes of each as a hostlist.
 
     Deleting a node is refused while one is active, and takes the node out of those that are to come, which end if it
     was their last; 26.05.5 was seen to take it out of an active one, too.
     """
     found: dict[str, str] = {}
-    for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o").stdout):
+    for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o")):
         hosts = show_text.value(record, "Nodes")
-        names = _scontrol(f"expand {hosts}", "show", "hostnames", hosts).stdout.split() if hosts else []
+        names = _scontrol(f"expand {hosts}", "show", "hostnames", hosts).split() if hosts else []
         if name in names:
             others = ",".join(other for other in names if other != name)
-            short = _scontrol(f"write {others}", "show", "hostlist", others).stdout.strip() if others else ""
+            short = _scontrol(f"write {others}", "show", "hostlist", others).strip() if others else ""
             found[record["ReservationName"]] = short
     return dict(sorted(found.items()))
 
 
 def reserve(reservation: str, name: str, seconds: int) -> None:
-    """Keep all jobs off the node for so long from now, by a reservation of this name, which is made or prolonged.
+    """Keep all jobs off the node for so long from now, by a reservation of this name, made or prolonged.
 
     Nothing that is done to the node's state ends it: seen on 24.11.5, after `state=idle` and `state=resume`, and after
     restarts of slurmd and slurmctld, jobs wait with "Reserved for maintenance". Those that run go on. It lies over any
@@ -223,9 +221,7 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
     """
     try:
         _scontrol(f"prolong {reservation}", "update", f"reservationname={reservation}", f"endtime=now+{seconds}")
-    except NodeError as e:
-        if _NO_RESERVATION not in str(e):
-            raise
+    except _NoReservation:
         _scontrol(
             f"reserve {name}", "create", "reservation", f"reservationname={reservation}", f"nodes={name}", "users=root",
             "starttime=now", f"endtime=now+{seconds}", "flags=maint,ignore_jobs",
@@ -234,11 +230,8 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
 
 def unreserve(reservation: str) -> None:
     """End a reservation; one that is not there is fine."""
-    try:
+    with contextlib.suppress(_NoReservation):
         _scontrol(f"end {reservation}", "delete", f"reservationname={reservation}")
-    except NodeError as e:
-        if _NO_RESERVATION not in str(e):
-            raise
 
 
 def wait(
@@ -246,8 +239,7 @@ def wait(
 ) -> Node | None:
     """Return the node as soon as `until` holds of it, else as it is after `timeout` seconds.
 
-    A controller that is silent for a moment is asked again; `ControllerSilent` is raised only when it still is at the
-    end.
+    A controller that does not answer for a moment is asked again; `ControllerSilent` is raised only at the end.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -264,41 +256,38 @@ def wait(
 
 
 def setting(name: str) -> str | None:
-    """Return a setting of the controller's slurm.conf, None for one that is not set."""
-    answer = _scontrol("show the configuration", "show", "config")
-    return show_text.value(show_text.config(answer.stdout), name)
+    """Ask for a setting of the controller's slurm.conf, None for one that is not set."""
+    return show_text.value(show_text.config(_scontrol("show the configuration", "show", "config")), name)
 
 
 def gres_types() -> frozenset[str]:
-    """Return the names that Gres may have."""
-    return frozenset(name for name in (setting("GresTypes") or "").split(",") if name)
+    """Ask for the names that Gres may have."""
+    return frozenset((setting("GresTypes") or "").split(",")) - {""}
 
 
 def same_gres(left: str | None, right: str | None) -> bool:
-    """Tell whether two Gres strings mean the same: in any order, a missing count being one, without socket hints."""
+    """Whether two Gres strings mean the same: in any order, a missing count being one, without socket hints."""
     return _gres_items(left) == _gres_items(right)
 
 
 def count_gres(text: str | None, name: str) -> int:
-    """Return how many of a Gres by this name, such as `gpu`, a Gres string has, whatever their types."""
+    """Count the Gres of this name, such as `gpu`, in a Gres string, whatever their types."""
     return sum(count for (kind, _), count in _gres_items(text).items() if kind == name)
 
 
 def plain_gres(text: str | None) -> str | None:
-    """Return a Gres string without the socket hints `(S:0-1)` that `scontrol` adds; None for an absent one."""
+    """Cut off the socket hints `(S:0-1)` that `scontrol` adds to a Gres string; None for an absent one."""
     plain = re.sub(r"\([^()]*\)", "", text or "").strip(", ")
     return plain or None
 
 
 def _gres_items(text: str | None) -> dict[tuple[str, str], int]:
     items: dict[tuple[str, str], int] = {}
-    for item in (plain_gres(text) or "").split(","):
-        if not item.strip():
-            continue
-        parts = item.strip().split(":")  # job requests are compared with capitals and all
-        count = int(parts.pop()) if len(parts) > 1 and parts[-1].isdigit() else 1
+    for item in filter(None, (word.strip() for word in (plain_gres(text) or "").split(","))):
+        name, *kind = item.split(":")  # job requests are compared with capitals and all
+        count = int(kind.pop()) if kind and kind[-1].isdigit() else 1
         # The controller writes shares of a card with the card's type, whatever was configured.
-        key = (parts[0], "" if parts[0] in _SHARED else ":".join(parts[1:]))
+        key = (name, "" if name in _SHARED else ":".join(kind))
         items[key] = items.get(key, 0) + count
     return items
 
@@ -329,10 +318,8 @@ def _state(text: str) -> tuple[str, frozenset[str]]:
 
 
 def _reason(text: str | None) -> tuple[str | None, str | None, float | None]:
-    """Return the reason, who set it and when."""
-    if text is None:
-        return None, None, None
-    match = _REASON.match(text)  # the author stands behind the first line of the text
+    """Split a reason into its text, who set it and when."""
+    match = _REASON.match(text or "")  # the author stands behind the first line of the text
     if match is None:
         return text, None, None
     rest = " ".join(match["rest"].split())
@@ -340,45 +327,43 @@ def _reason(text: str | None) -> tuple[str | None, str | None, float | None]:
 
 
 def _time(text: str | None) -> float | None:
-    """Return a time that Slurm printed: local, as this machine has it."""
+    """Read a time that Slurm printed: local, as this machine has it."""
     try:
         return time.mktime(time.strptime(text or "", "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return None
 
 
-def _update(name: str, *settings: str) -> None:
-    _scontrol(f"set node {name} to {settings[0].partition('=')[2]}", "update", f"nodename={name}", *settings)
+def _update(name: str, state: str, reason: str | None = None) -> None:
+    because = () if reason is None else (f"reason={reason}",)
+    _scontrol(f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because)
 
 
-def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S, refused_ok: bool = False) -> Completed:
+def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S) -> str:
+    return _checked(what, SCONTROL, *arguments, timeout=timeout)
+
+
+def _checked(what: str, *argv: str, timeout: float = _TIMEOUT_S) -> str:
+    """Run a command of Slurm's; return its output."""
+    answer = _run(what, *argv, timeout=timeout)
+    if answer.returncode:
+        raise _error(what, answer)
+    return answer.stdout
+
+
+def _run(what: str, *argv: str, timeout: float = _TIMEOUT_S) -> Completed:
+    """Run a command of Slurm's. Raises `ControllerSilent` when no controller answers."""
     try:
-        answer = run(SCONTROL, *arguments, timeout=timeout, check=False)
+        answer = run(*argv, timeout=timeout, check=False)
     except CommandError as e:
-        raise _from_command(what, e) from e
-    if answer.returncode == 0:
-        return answer
-    error = _error(what, answer)
-    if refused_ok and not isinstance(error, ControllerSilent):
-        return answer
-    raise error
+        raise ControllerSilent(f"{what}: {e}") from e
+    if answer.returncode and isinstance(error := _error(what, answer), ControllerSilent):
+        raise error
+    return answer
 
 
 def _error(what: str, answer: Completed) -> NodeError:
-    return _classify(what, answer.stderr.strip() or answer.stdout.strip())
-
-
-def _from_command(what: str, error: CommandError) -> NodeError:
-    if isinstance(error, CommandTimeout) or error.returncode is None:
-        return ControllerSilent(f"{what}: {error}")
-    return _classify(what, error.stderr.strip() or error.stdout.strip())
-
-
-def _classify(what: str, said: str) -> NodeError:
-    kind = NodeError
-    for phrases, candidate in ((_SILENT, ControllerSilent), (_BUSY, NodeBusy), (_UNKNOWN, NodeUnknown)):
-        if any(phrase in said for phrase in phrases):
-            kind = candidate
-            break
-    lines = [line for line in said.splitlines() if line.strip()]
-    return kind(f"{what}: {lines[-1].strip()[:300] if lines else 'scontrol failed without a word'}")
+    printed = answer.stderr.strip() or answer.stdout.strip()
+    kinds = (kind for kind, phrases in _PHRASES.items() if any(phrase in printed for phrase in phrases))
+    kind = next(kinds, NodeError)
+    return kind(f"{what}: {last_line(printed) or 'the command failed with no output'}")

@@ -5,7 +5,7 @@ equals signs and line breaks, and each release adds fields. So a field ends wher
 field of free text ends only at a key that Slurm prints after it, and a node's Reason only behind the author and the
 time that Slurm appends to it; and of two fields with one key the first counts.
 What stands before the first free text of a record is therefore certain (a node's name, State, Gres); what stands
-after a text that users choose (JobName) can be imitated by that text and must not decide what somebody may do.
+after a text that users choose (JobName) can be imitated by that text and must not decide about permissions.
 """
 
 import collections.abc
@@ -17,41 +17,30 @@ _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "Unknown"})
 # Fields of free text, and the keys that may follow each. From src/api/node_info.c, src/api/job_info.c and
 # src/scontrol/info_job.c of Slurm 24.11 and 25.11; a key that only some releases print does no harm here.
 _AFTER_REASON = frozenset(
-    {
-        "Comment", "Extra", "InstanceId", "InstanceType", "ReservationName", "TLSCertTokenSet", "TLSCertLastRenewal",
-        "Topology", "Parameters",
-    }
-)  # fmt: skip
+    "Comment Extra InstanceId InstanceType ReservationName TLSCertTokenSet TLSCertLastRenewal Topology "
+    "Parameters".split()
+)
 _AFTER_PATHS = frozenset(
-    {
-        "AdminComment", "BatchFeatures", "BurstBuffer", "BurstBufferState", "Comment", "Container", "ContainerID",
-        "CpusPerTres", "Extra", "MailType", "MailUser", "MemPerTres", "NtasksPerTRES", "OriginCluster", "Power",
-        "PrepareTime", "ResourceUsage", "SELinuxContext", "SLUID", "SiteFactor", "StdErr", "StdIn", "StdOut",
-        "Switches", "SystemComment", "TresAllocUpdate", "TresBind", "TresFreq", "TresPerJob", "TresPerNode",
-        "TresPerSocket", "TresPerTask",
-    }
-)  # fmt: skip
+    "AdminComment BatchFeatures BurstBuffer BurstBufferState Comment Container ContainerID CpusPerTres Extra MailType "
+    "MailUser MemPerTres NtasksPerTRES OriginCluster Power PrepareTime ResourceUsage SELinuxContext SLUID SiteFactor "
+    "StdErr StdIn StdOut Switches SystemComment TresAllocUpdate TresBind TresFreq TresPerJob TresPerNode TresPerSocket "
+    "TresPerTask".split()
+)
 _FOLLOWERS: dict[str, frozenset[str]] = {
     "OS": frozenset({"RealMemory"}),
-    "Comment": _AFTER_REASON | _AFTER_PATHS,
-    "Extra": _AFTER_REASON | _AFTER_PATHS,
     "JobName": frozenset({"UserId"}),
     "Command": frozenset({"SubmitLine", "WorkDir"}),
     "SubmitLine": frozenset({"WorkDir"}),
-    "WorkDir": _AFTER_PATHS,
-    "StdErr": _AFTER_PATHS,
-    "StdIn": _AFTER_PATHS,
-    "StdOut": _AFTER_PATHS,
-    "AdminComment": _AFTER_PATHS,
-    "SystemComment": _AFTER_PATHS,
+    **dict.fromkeys(("Comment", "Extra"), _AFTER_REASON | _AFTER_PATHS),
+    **dict.fromkeys(("WorkDir", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment"), _AFTER_PATHS),
 }
 _STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)")  # " [root@2026-11-20T18:51:55]", behind a node's Reason
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """Return one dictionary of fields for each record in the output of `scontrol show ENTITY -o`.
+    """Split the output of `scontrol show ENTITY -o` into the fields of each record.
 
-    Values are exactly what Slurm printed, stripped at both ends; `value()` tells an absent one. Lines that hold no
+    Values are exactly what Slurm printed, stripped at both ends; `value()` recognizes an absent one. Lines that hold no
     record (`No nodes in the system`) are ignored.
     """
     found: list[str] = []
@@ -67,23 +56,21 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def config(text: str) -> dict[str, str]:
-    """Return the settings in the output of `scontrol show config`, those of plugins included."""
+    """Read the output of `scontrol show config`, the settings of plugins included."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs}
 
 
 def value(record: collections.abc.Mapping[str, str], key: str) -> str | None:
-    """Return the field, or None where Slurm says in one of its ways that there is none."""
+    """Return the field, or None where Slurm prints in one of its ways that there is none."""
     text = record.get(key, "")
     return None if text in _ABSENT else text
 
 
 def _fields(record: str) -> dict[str, str]:
     fields: dict[str, str] = {}
-    key = ""
-    start = 0
-    first = ""
-    stamped = 0  # where the author of a node's reason ends
+    first = key = ""
+    start = stamped = 0  # where the field begins; where the author of a node's reason ends
     for match in _KEY.finditer(record):
         if match.start() < stamped or (key and match[1] not in _enders(first, key, match[1], stamped=stamped > 0)):
             continue

@@ -11,7 +11,7 @@ from rig import Rig
 import embedded.store
 from charm import JuicefsServerProxyCharm
 from slurm_ddp import juicefs
-from volume import format_journal, formatting, maintenance
+from volume import format_journal, target
 
 CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-server-proxy"
 
@@ -20,7 +20,7 @@ CHARM_ROOT = pathlib.Path(__file__).resolve().parents[3] / "charms" / "juicefs-s
 def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
     """Return the charm with its real metadata, on doubles of juicefs and of the servers."""
     world, servers = FakeJuicefs(), FakeServers()
-    for name in ("ensure_program", "version", "inspect", "invoke", "run_program"):
+    for name in ("ensure_program", "version", "inspect", "invoke"):
         monkeypatch.setattr(juicefs, name, getattr(world, name))
     for name in (
         "ensure",
@@ -36,10 +36,9 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Rig:
         "is_durable",
     ):
         monkeypatch.setattr(embedded.store, name, getattr(servers, name))
-    monkeypatch.setattr(formatting, "remove_program", servers.remove_program)
-    monkeypatch.setattr(formatting, "CONFIG_DIR", tmp_path / "etc")
-    for module in (format_journal, maintenance):
-        monkeypatch.setattr(module, "STATE_DIR", tmp_path / "state")
+    monkeypatch.setattr(target, "PROGRAM_DIR", tmp_path / "lib")
+    monkeypatch.setattr(target, "CONFIG_DIR", tmp_path / "etc")
+    monkeypatch.setattr(format_journal, "STATE_DIR", tmp_path / "state")
     meta = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())
     program = tmp_path / "juicefs"
     program.write_bytes(b"a program")

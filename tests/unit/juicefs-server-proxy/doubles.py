@@ -35,9 +35,11 @@ class FakeJuicefs:
     modes: dict[str, int] = dataclasses.field(default_factory=dict[str, int])  # of the volumes' roots, by URL
     sync_error: str = ""
 
-    def ensure_program(self, _target: pathlib.Path, resource: pathlib.Path | None) -> bool:
+    def ensure_program(self, target: pathlib.Path, resource: pathlib.Path | None) -> bool:
         if self.install_error is not None:
             raise self.install_error
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
         self.installed.append(resource)
         return len(self.installed) == 1
 
@@ -52,7 +54,7 @@ class FakeJuicefs:
         self._check_password(access)
         return self.volumes.get(access.url)
 
-    def run_program(
+    def invoke(
         self,
         _program: pathlib.Path,
         access: juicefs_access.Access,
@@ -74,16 +76,6 @@ class FakeJuicefs:
                 raise answer
             return Completed(0, answer(*arguments) if callable(answer) else answer, "")
         return Completed(0, {"format": self._format, "config": self._config}[arguments[0]](*arguments), "")
-
-    def invoke(
-        self,
-        program: pathlib.Path,
-        access: juicefs_access.Access,
-        *arguments: str,
-        env: collections.abc.Mapping[str, str] | None = None,
-        timeout: float,
-    ) -> str:
-        return self.run_program(program, access, *arguments, env=env, timeout=timeout).stdout
 
     def _format(self, *arguments: str) -> str:
         flags = _flags(arguments[1:-2])
@@ -199,6 +191,3 @@ class FakeServers:
     def remove(self, app: str) -> None:
         self.running, self.enabled = None, False
         self.removed.append(app)
-
-    def remove_program(self, app: str) -> None:
-        self.removed.append(f"program of {app}")

@@ -13,11 +13,10 @@ from doubles import UUID
 from ops import testing
 from rig import Config, Rig, peers
 
-import actions
 import charm
 from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
-from volume import maintenance
+from volume import actions, benchmark, maintenance
 
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
@@ -316,18 +315,18 @@ BlockSize: 1.0 MiB, BigFileSize: 16 MiB, SmallFileSize: 100 KiB, SmallFileCount:
 
 
 def test_the_figures_of_a_benchmark_are_read():
-    assert maintenance.read_benchmark(BENCH) == {
+    assert benchmark.read(BENCH) == {
         "write-big-file": "45.10 MiB/s, 0.35 s/file",
         "read-big-file": "210.40 MiB/s, 0.08 s/file",
         "write-small-file": "95.0 files/s, 10.53 ms/file",
         "stat-file": "1210.0 files/s, 0.83 ms/file",
     }
     with pytest.raises(ActionError):
-        maintenance.read_benchmark("nothing")
+        benchmark.read("nothing")
 
 
 def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(maintenance.os, "access", lambda *_: False)
+    monkeypatch.setattr(benchmark.os, "access", lambda *_: False)
     assert failure(rig, state, "benchmark") == (
         "/dev/fuse does not open here: run the action benchmark of shared-filesystem-client"
     )

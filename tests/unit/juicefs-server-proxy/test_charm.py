@@ -13,7 +13,7 @@ import embedded.store
 from slurm_ddp import juicefs, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
-from volume import maintenance
+from volume import format_journal, target
 
 ADDRESS = "192.0.2.0"  # Scenario's default network
 URL = f"redis://{ADDRESS}:6379/1"
@@ -627,8 +627,11 @@ def test_the_servers_stop_before_their_storage_goes_and_all_is_removed_in_the_en
     assert detached.unit_status == testing.MaintenanceStatus("stopped, so that the storage can go")
     for event in (rig.ctx.on.stop(), rig.ctx.on.remove()):  # either may come alone
         rig.servers.removed.clear()
+        rig.world.ensure_program(target.program_path("juicefs-server-proxy"), None)
         rig.ctx.run(event, detached)
-        assert rig.servers.removed == ["juicefs-server-proxy", "program of juicefs-server-proxy"]
+        assert rig.servers.removed == ["juicefs-server-proxy"]
+        assert not target.PROGRAM_DIR.exists()
+        assert not target.CONFIG_DIR.exists()
 
 
 def test_a_relation_that_ends_after_the_peers_is_no_error(rig: Rig):
@@ -643,7 +646,7 @@ def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_sta
 ):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
     rig.ctx.run(rig.ctx.on.action("export-kubernetes"), out)
-    folder = maintenance.STATE_DIR / "juicefs-server-proxy"
+    folder = format_journal.STATE_DIR / "juicefs-server-proxy"
     assert (folder / "kubernetes/shared.yaml").exists()
     (folder / "backups").mkdir()
     (folder / "backups/shared.json.gz").touch()

@@ -15,7 +15,7 @@ from machine import Machine
 from slurm_ddp import systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
-from volume import format_journal, spec
+from volume import format_journal, spec, target
 
 PASSWORDS = {"meta-password": "topSecret-meta", "access-key": embedded.store.ACCOUNT, "secret-key": "topSecret-objects"}
 METADATA, OBJECTS = embedded.store.unit_names("volume")
@@ -49,7 +49,7 @@ class Store:
         self.accounts = {"redis": me}
         monkeypatch.setattr(pwd, "getpwnam", self.accounts.__getitem__)
         monkeypatch.setattr(os, "chown", lambda path, uid, gid: self.owners.__setitem__(path, (uid, gid)))
-        monkeypatch.setattr(embedded.store, "_CONFIG", root / "etc")
+        monkeypatch.setattr(target, "CONFIG_DIR", root / "etc")
         monkeypatch.setattr(embedded.store, "_SSHD_DROPINS", root / "sshd_config.d")
         monkeypatch.setattr(embedded.store, "_SHADOW", self.shadow)
         monkeypatch.setattr(embedded.store, "check_parents", lambda storage: None)

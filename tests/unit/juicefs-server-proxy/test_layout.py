@@ -11,8 +11,7 @@ ALLOWED = {
     "volume": set[str](),
     "embedded": {"volume"},
     "relations": {"volume", "embedded"},
-    "actions.py": {"volume", "embedded"},
-    "charm.py": {"volume", "embedded", "relations", "actions"},
+    "charm.py": {"volume", "embedded", "relations"},
 }
 
 

@@ -130,7 +130,7 @@ def test_what_cannot_change_is_refused_by_name(rig: Rig, change: Config, message
 def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     secret = testing.Secret({"encrypt-key": RSA, "encrypt-passphrase": "topSecret1"})
     seen: list[tuple[str, int]] = []
-    genuine = rig.world.run_program
+    genuine = rig.world.invoke
 
     def looking(*args: object, **kwargs: object) -> object:
         import pathlib
@@ -141,8 +141,7 @@ def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig:
                 seen.append((path.read_text(), path.stat().st_mode & 0o777))
         return genuine(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(rig.world, "run_program", looking)
-    monkeypatch.setattr(juicefs, "run_program", looking)
+    monkeypatch.setattr(juicefs, "invoke", looking)
     (client,) = clients("one")
     config: Config = {**EXTERNAL, "credentials": secret.id}
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[secret]))
@@ -208,7 +207,7 @@ def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
     before = rig.state(config=config)
     made, invoke = rig.world.formats, juicefs.invoke
 
-    def die(*arguments: typing.Any, **keywords: typing.Any) -> str:
+    def die(*arguments: typing.Any, **keywords: typing.Any) -> None:
         invoke(*arguments, **keywords)
         raise KeyboardInterrupt
 

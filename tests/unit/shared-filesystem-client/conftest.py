@@ -9,7 +9,7 @@ from ops import testing
 import mount_plan
 from kinds import juicefs as juicefs_kind
 from kinds import kernel, lustre_client
-from mount import mounter
+from mount import mounter, states, watching
 from slurm_ddp import juicefs, readiness
 
 
@@ -17,21 +17,13 @@ from slurm_ddp import juicefs, readiness
 def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     """Return the charm with its real metadata, on a machine whose mounts are pretended."""
     double = FakeMounter()
-    for name in (
-        "ensure",
-        "remount",
-        "probe",
-        "is_mounted",
-        "pending",
-        "reason",
-        "remove",
-        "health",
-        "proven",
-        "wake_once_right",
-        "metrics_port",
-        "fstypes",
-    ):
-        monkeypatch.setattr(mounter, name, getattr(double, name))
+    for module, names in {
+        mounter: ("ensure", "remount", "probe", "is_mounted", "pending", "reason", "remove"),
+        watching: ("health", "proven", "wake_once_right"),
+        states: ("metrics_port", "fstypes"),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(double, name))
     monkeypatch.setattr(mount_plan, "STATE", tmp_path / "state")
     monkeypatch.setattr(juicefs_kind, "check_fuse", double.check_fuse)
     monkeypatch.setattr(kernel, "check", double.check_kernel)

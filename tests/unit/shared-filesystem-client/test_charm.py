@@ -12,7 +12,7 @@ import mount_plan
 from kinds import cephfs, kernel, lustre_client
 from mount import mounter
 from scripts import keeper
-from slurm_ddp import juicefs, mounts, readiness, wake
+from slurm_ddp import juicefs, mounts, readiness, records, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
@@ -152,16 +152,16 @@ def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch
 
 
 def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
-    asked_for: list[lustre_client.Settings] = []
-    monkeypatch.setattr(lustre_client, "ensure_installed", lambda settings, mgs: asked_for.append(settings))
-    monkeypatch.setattr(lustre_client, "ensure_networks", lambda settings, identifiers, mounted: None)
+    asked_for: list[mount_plan.Config] = []
+    monkeypatch.setattr(lustre_client, "ensure_installed", lambda config, mgs: asked_for.append(config))
+    monkeypatch.setattr(lustre_client, "ensure_networks", lambda config, identifiers, mounted: None)
     monkeypatch.setattr(kernel, "container", lambda: "")
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     config = {"mountpoint": "/mnt/shared", "lustre-repository": "aws", "subdirectory": "team", "drain-on-failure": True}
     lustre = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(lustre), config=config))
     assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
-    assert asked_for == [lustre_client.Settings(repository="aws")]
+    assert [config.lustre_repository for config in asked_for] == ["aws"]
     assert site.mounter.mounted is not None
     assert site.mounter.mounted.spec.drain
 
@@ -511,7 +511,7 @@ def test_a_request_in_unknown_words(site: Site, secret: testing.Secret):
     state = site.state(offer(volume(secret)), relation, config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_changed(relation), state)
     assert out.unit_status == testing.BlockedStatus(
-        "slurmctld asks for a mount in words unknown here: mountpoint is not JSON"
+        "slurmctld asks for a mount in an unknown format: mountpoint is not JSON"
     )
 
 
@@ -656,8 +656,8 @@ def test_a_plan_that_cannot_be_drawn_keeps_no_job_from_a_mount_that_works(site: 
     wrong = dataclasses.replace(out, config={"mountpoint": "/mnt/shared", "profile": "fast"})
     out = site.ctx.run(site.ctx.on.config_changed(), wrong)
     assert isinstance(out.unit_status, testing.BlockedStatus)
-    text = (readiness.DIRECTORY / "shared-filesystem-client-0.json").read_text()
-    assert readiness.Need.parse(text).boot == readiness.BOOT_ID.read_text().strip()
+    need = records.read(readiness.Need, readiness.DIRECTORY / "shared-filesystem-client-0.json")
+    assert need.boot == readiness.BOOT_ID.read_text().strip()
     site.mounter.seen = keeper.Health(state="hung")
     site.ctx.run(site.ctx.on.config_changed(), out)
     assert readiness.missing()[0].startswith("shared-filesystem-client/0 (profile: ")

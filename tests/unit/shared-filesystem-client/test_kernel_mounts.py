@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import platform
 import typing
 
 import lustre_indexes
@@ -62,17 +63,17 @@ class Rig:
             "MODPROBE": root / "modprobe.conf",
             "MODULES": root / "modules",
             "LNET": root / "lnet",
-            "OS_RELEASE": root / "os-release",
             "FSTAB": root / "fstab",
             "ESC_CLIENT": root / "esc-client",
-            "FILESYSTEMS": root / "proc/filesystems",
+            "ESC_CONFIG": root / "esc-client.conf",
         }.items():
             monkeypatch.setattr(lustre_client, name, path)
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
         self.set_filesystems("nodev\tsysfs", "\text4", "nodev\tlustre", "nodev\tnfs4", "nodev\tceph")
-        (root / "os-release").write_text('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n')
+        release = {"ID": "ubuntu", "VERSION_ID": "24.04", "VERSION_CODENAME": "noble"}
+        monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
         self.fetched: list[str] = []
         self.content = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
         monkeypatch.setattr(lustre_client, "_fetch", self._fetch)
@@ -237,7 +238,7 @@ def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
 def test_servers_that_take_over_and_those_with_two_networks_are_told_apart(
     rig: Rig, given: tuple[str, ...], source: str
 ):
-    plan = lustre.plan(WISH, fs.Lustre(nids=given, fs_name="exafs"), lustre_client.Settings())
+    plan = lustre.plan(WISH, fs.Lustre(nids=given, fs_name="exafs"), mount_plan.Config())
     assert plan.source == values(plan)["What"] == source
     code, said = strict_mount_lustre.run(
         [source, "/mnt/shared", "-o", values(plan)["Options"]], strict_mount_lustre.Site()
@@ -248,7 +249,7 @@ def test_servers_that_take_over_and_those_with_two_networks_are_told_apart(
 @pytest.mark.parametrize("profile", presets.PROFILES)
 def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     spec = dataclasses.replace(WISH, profile=profile, noexec=True, subdirectory="/team/a", mount_options="retry=3")
-    plan = lustre.plan(spec, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"), lustre_client.Settings())
+    plan = lustre.plan(spec, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"), mount_plan.Config())
     found = options(plan)
     assert {"flock", "nosuid", "nodev", "noexec", "rw"} <= set(found)
     assert plan.source == "10.0.0.1@tcp:/exafs/team/a"
@@ -271,7 +272,7 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
 def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_not(
     rig: Rig, given: str, site: dict[str, typing.Any], code: int, said: str
 ):
-    plan = lustre.plan(WISH, fs.Lustre(nids=(given,), fs_name="exafs"), lustre_client.Settings())
+    plan = lustre.plan(WISH, fs.Lustre(nids=(given,), fs_name="exafs"), mount_plan.Config())
     argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
     failed, words = strict_mount_lustre.run(argv, strict_mount_lustre.Site(**site))
     assert failed == code
@@ -289,7 +290,7 @@ def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
 
 
 def test_servers_on_infiniband_alone_cannot_be_asked_over_tcp(rig: Rig):
-    plan = lustre.plan(WISH, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"), lustre_client.Settings())
+    plan = lustre.plan(WISH, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"), mount_plan.Config())
     assert plan.servers == ()
 
 
@@ -344,7 +345,7 @@ def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: tuple[str
 )
 def test_a_kernel_without_packages_is_said_with_one_that_has_them(preset: str, kernel: str, message: str):
     index = lustre_client.parse_index(lustre_indexes.ALL[preset])
-    with pytest.raises(lustre_client.NoPackageError) as caught:
+    with pytest.raises(mount_plan.MountError) as caught:
         lustre_client.resolve(lustre_client.PRESETS[preset], index, kernel)
     assert str(caught.value) == message
 
@@ -358,14 +359,14 @@ def test_an_index_is_read_by_its_fields_alone():
 
 def test_a_client_that_is_there_is_left_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     rig.installed_kernels = {KERNEL}
-    lustre_client.ensure_installed(lustre_client.Settings(repository="aws"), "10.0.0.1", KERNEL)
+    lustre_client.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
     assert not rig.installs
     assert not rig.fetched
 
 
 def test_a_preset_installs_the_client(bare: Rig):
     bare.index = lustre_indexes.AWS
-    lustre_client.ensure_installed(lustre_client.Settings(repository="aws"), "10.0.0.1", KERNEL)
+    lustre_client.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws",)]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == (
@@ -385,10 +386,10 @@ def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, 
 
 
 def test_a_repository_of_ones_own(bare: Rig):
-    settings = lustre_client.Settings(
-        repository="deb https://repo.example.com/lustre noble main",
-        packages="lustre-client-modules-{kernel} lustre-client-utils",
-        key="-----BEGIN PGP PUBLIC KEY BLOCK-----\nmine",
+    settings = mount_plan.Config(
+        lustre_repository="deb https://repo.example.com/lustre noble main",
+        lustre_packages="lustre-client-modules-{kernel} lustre-client-utils",
+        lustre_key="-----BEGIN PGP PUBLIC KEY BLOCK-----\nmine",
     )
     lustre_client.check(settings)
     bare.index = lustre_indexes.AWS
@@ -396,7 +397,7 @@ def test_a_repository_of_ones_own(bare: Rig):
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws", "lustre-client-utils")]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == f"deb [signed-by={keyring}] https://repo.example.com/lustre noble main"
-    assert keyring.read_text() == settings.key
+    assert keyring.read_text() == settings.lustre_key
     assert not bare.fetched
 
 
@@ -406,7 +407,9 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
     with pytest.raises(
         mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 hands out .* SHA-256 [0-9a-f]{64}$"
     ):
-        lustre_client.ensure_installed(lustre_client.Settings("exascaler", checksum="0" * 64), "10.0.0.1", KERNEL)
+        lustre_client.ensure_installed(
+            mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64), "10.0.0.1", KERNEL
+        )
     assert not (bare.root / "esc-client").exists()
     checksum = hashlib.sha256(bare.content).hexdigest()
     (bare.root / "fstab").write_text("mine\n")
@@ -418,20 +421,11 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
         return ""
 
     bare.machine.answers["esc-client"] = setup
-    written: dict[str, str] = {}
-    real = lustre_client.files.ensure_file
-
-    def ensure_file(path: pathlib.Path, content: str | bytes, **rest: typing.Any) -> bool:
-        if str(path).startswith("/etc/"):
-            written[str(path)] = str(content)
-            return True
-        return real(path, content, **rest)
-
-    monkeypatch.setattr(lustre_client.files, "ensure_file", ensure_file)
-    lustre_client.ensure_installed(lustre_client.Settings("exascaler", checksum=checksum), "10.0.0.1", KERNEL)
-    assert (
-        json.loads(written["/etc/esc-client.conf"])["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
+    lustre_client.ensure_installed(
+        mount_plan.Config(lustre_repository="exascaler", lustre_checksum=checksum), "10.0.0.1", KERNEL
     )
+    written = json.loads((bare.root / "esc-client.conf").read_text())
+    assert written["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
     assert (bare.root / "fstab").read_text() == "mine\n"
 
 
@@ -439,7 +433,7 @@ def test_without_a_client_and_without_a_repository_it_is_said_what_to_do(bare: R
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
     with pytest.raises(mount_plan.MountError) as caught:
-        lustre_client.ensure_installed(lustre_client.Settings(), "10.0.0.1", KERNEL)
+        lustre_client.ensure_installed(mount_plan.Config(), "10.0.0.1", KERNEL)
     assert str(caught.value) == (
         f"there is no Lustre client for kernel {KERNEL} here (only for 6.8.0-1012-aws): say where one comes from: "
         "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
@@ -449,24 +443,36 @@ def test_without_a_client_and_without_a_repository_it_is_said_what_to_do(bare: R
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"repository": "amazon"}, "lustre-repository: 'amazon' is none of aws, gcp, azure, whamcloud, exascaler, nor"),
-        ({"repository": "deb https://x y z"}, "lustre-packages: say what your repository calls the client"),
-        ({"repository": "deb https://x y\ndeb http://evil z", "packages": "a"}, "lustre-repository: one line"),
-        ({"repository": "deb https://x y z", "packages": "-o=x"}, "lustre-packages: '-o=x' is no package's name"),
-        ({"repository": "deb https://x y z", "packages": "a-{codename}"}, "lustre-packages: 'a-{codename}' is no"),
-        ({"repository": "exascaler"}, "lustre-checksum: EXAScaler's servers hand out their client over HTTP"),
-        ({"networks": "tcp1(eth0"}, "lnet-networks: networks with their interfaces, like tcp1(eth0) or"),
-        ({"networks": 'tcp" accept=x'}, "lnet-networks: networks with their interfaces"),
+        (
+            {"lustre_repository": "amazon"},
+            "lustre-repository: 'amazon' is none of aws, gcp, azure, whamcloud, exascaler, nor",
+        ),
+        ({"lustre_repository": "deb https://x y z"}, "lustre-packages: say what your repository calls the client"),
+        (
+            {"lustre_repository": "deb https://x y\ndeb http://evil z", "lustre_packages": "a"},
+            "lustre-repository: one line",
+        ),
+        (
+            {"lustre_repository": "deb https://x y z", "lustre_packages": "-o=x"},
+            "lustre-packages: '-o=x' is no package's name",
+        ),
+        (
+            {"lustre_repository": "deb https://x y z", "lustre_packages": "a-{codename}"},
+            "lustre-packages: 'a-{codename}' is no",
+        ),
+        ({"lustre_repository": "exascaler"}, "lustre-checksum: EXAScaler's servers hand out their client over HTTP"),
+        ({"lnet_networks": "tcp1(eth0"}, "lnet-networks: networks with their interfaces, like tcp1(eth0) or"),
+        ({"lnet_networks": 'tcp" accept=x'}, "lnet-networks: networks with their interfaces"),
     ],
 )
 def test_options_about_lustre_that_make_no_sense(settings: dict[str, str], message: str):
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")):
-        lustre_client.check(lustre_client.Settings(**settings))
+        lustre_client.check(mount_plan.Config.model_validate(settings))
 
 
 @pytest.mark.parametrize("networks", ["tcp", "tcp1(eth0)", "o2ib(ib0),tcp(eth0)", "tcp1(eth0,eth1)", "kfi(hsn0)"])
 def test_networks_of_lnet(networks: str):
-    lustre_client.check(lustre_client.Settings(networks=networks))
+    lustre_client.check(mount_plan.Config(lnet_networks=networks))
 
 
 @pytest.mark.parametrize(
@@ -485,21 +491,21 @@ def test_the_interface_that_leads_to_the_servers(rig: Rig, identifiers: list[str
 
 def test_what_was_set_up_for_lustre_can_be_taken_away(bare: Rig):
     bare.index = lustre_indexes.AWS
-    lustre_client.ensure_installed(lustre_client.Settings(repository="aws"), "10.0.0.1", KERNEL)
-    lustre_client.ensure_networks(lustre_client.Settings(), ["10.2.0.1@tcp1"], mounted=False)
+    lustre_client.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre_client.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
     lustre_client.remove()
     assert not [*bare.root.glob("sources/*"), *bare.root.glob("keyrings/*"), *bare.root.glob("modprobe*")]
 
 
 def test_lnet_is_told_its_networks_before_it_starts(rig: Rig):
-    lustre_client.ensure_networks(lustre_client.Settings(), ["10.2.0.1@tcp1"], mounted=False)
+    lustre_client.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
     assert 'options lnet networks="tcp1(eth1)"\n' in (rig.root / "modprobe.conf").read_text()
     assert not rig.machine.did("/usr/sbin/lustre_rmmod")
 
 
 def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(rig: Rig):
     (rig.root / "lnet").write_text("tcp(eth0)\n")
-    settings = lustre_client.Settings(networks="tcp1(eth1)")
+    settings = mount_plan.Config(lnet_networks="tcp1(eth1)")
     with pytest.raises(mount_plan.MountError) as caught:
         lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
     assert str(caught.value) == ("LNet runs on tcp(eth0), and tcp1(eth1) is wanted: unmount all Lustre here, or reboot")

@@ -231,10 +231,10 @@ def test_the_actions_are_those_that_are_declared():
 def test_sizes_of_the_cache(text: str, mib: int | None):
     if mib is None:
         with pytest.raises(ValueError, match=r"^cache-size: auto, or"):
-            juicefs_kind.check(juicefs_kind.Tuning(cache=text))
+            juicefs_kind.check(mount_plan.Config(cache_size=text))
     else:
-        juicefs_kind.check(juicefs_kind.Tuning(cache=text))
-        assert juicefs_kind._cache_mib(juicefs_kind.Tuning(cache=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
+        juicefs_kind.check(mount_plan.Config(cache_size=text))
+        assert juicefs_kind._cache_mib(mount_plan.Config(cache_size=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(
@@ -266,5 +266,5 @@ def test_the_cache_over_several_disks(folders: list[str], gib: int, monkeypatch:
         lambda path: Place(next(d for d in ("/nvme0", "/nvme1", "/") if str(path).startswith(d))),
     )
     monkeypatch.setattr(juicefs_kind.os, "statvfs", statvfs)
-    total = juicefs_kind._cache_mib(juicefs_kind.Tuning(), tuple(map(pathlib.Path, folders)))  # pyright: ignore[reportPrivateUsage]
+    total = juicefs_kind._cache_mib(mount_plan.Config(), tuple(map(pathlib.Path, folders)))  # pyright: ignore[reportPrivateUsage]
     assert total == gib * 1024

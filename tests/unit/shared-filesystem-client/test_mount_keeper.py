@@ -15,7 +15,9 @@ from machine_mounts import MachineMounts
 
 from scripts import keeper
 from scripts.keeper import Remedy
-from slurm_ddp import files, mounts, readiness
+from slurm_ddp import mounts, readiness, watchdog
+from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.slurm import nodes
 
 MP, UNIT, SOURCE = "/mnt/shared", "juicefs-client.service", "JuiceFS:shared"
 State = mounts.State
@@ -29,8 +31,9 @@ class Rig:
         self.mounts = MachineMounts()
         self.mounts.install_in(mounts, monkeypatch)
         monkeypatch.setattr(mounts, "detach", self._detach)
-        monkeypatch.setattr(keeper, "_run", self._run)
-        monkeypatch.setattr(keeper, "TEXTFILES", folder / "textfiles")
+        monkeypatch.setattr(keeper, "run", self._run)
+        monkeypatch.setattr(watchdog, "run", self._run)
+        monkeypatch.setattr(watchdog, "TEXTFILES", folder / "textfiles")
         monkeypatch.setattr(keeper, "FUSE", folder / "fuse")
         monkeypatch.setattr(keeper, "BOOT_ID", folder / "boot")
         monkeypatch.setattr(keeper, "AGENTS", folder / "agents")
@@ -85,18 +88,21 @@ class Rig:
         if not self.mounts.at(mountpoint) or len(self.mounts.at(mountpoint)) == 1:
             self.mounts.looks.pop(mountpoint, None)
 
-    def _run(self, *argv: str, timeout: float, check: bool = True) -> str:
+    def _run(self, *argv: str, timeout: float, check: bool = True) -> Completed:
+        return Completed(0, self._print(*argv, timeout=timeout, check=check), "")
+
+    def _print(self, *argv: str, timeout: float, check: bool) -> str:
         assert 0 < timeout <= 30
         self.calls.append(argv)
         if argv[0] == keeper.SYSTEMCTL:
             return self._systemctl(*argv[1:])
         if argv[0] == "wake":
             if self.wake_error:
-                raise keeper.CommandError("systemd-run exited 1")
+                raise CommandError("systemd-run exited 1")
             return ""
-        assert argv[0] == keeper.SCONTROL
+        assert argv[0] == nodes.SCONTROL
         if self.slurm_error:
-            raise keeper.CommandError("scontrol does not answer within 6 s")
+            raise CommandError("scontrol: no answer within 6 s")
         if argv[1] == "show":
             return f"NodeName=node-1 {self.node}\n"
         settings = dict(word.split("=", 1) for word in argv[2:])
@@ -189,7 +195,7 @@ def test_a_mount_that_works_is_left_alone_and_seldom_written_to(rig: Rig):
     health = rig.tick(12)
     assert (health.state, health.detail, health.heals, health.passes) == ("right", "", 0, 12)
     assert health.since == 1_800_000_010.0
-    assert not any(call[0] == keeper.SCONTROL or call[1] != "show" for call in rig.calls)
+    assert not any(call[0] == nodes.SCONTROL or call[1] != "show" for call in rig.calls)
     written = [probe["writable"] for probe in rig.mounts.probes]
     assert written.count(True) == 2
     assert written[0] is True
@@ -377,7 +383,7 @@ def test_slurm_is_told_only_where_that_is_asked_for(rig: Rig, change: dict[str, 
     rig.comes_back = False
     rig.mounts.table.clear()
     assert not rig.tick(8).drained
-    assert not any(call[0] == keeper.SCONTROL for call in rig.calls)
+    assert not any(call[0] == nodes.SCONTROL for call in rig.calls)
 
 
 def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixture[str]):
@@ -385,7 +391,7 @@ def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixtu
     rig.comes_back = False
     rig.mounts.table.clear()
     assert not rig.tick(8).drained
-    assert "Slurm cannot be told: scontrol does not answer within 6 s" in capsys.readouterr().err
+    assert "node-1 is neither drained nor resumed: scontrol: no answer within 6 s" in capsys.readouterr().err
     rig.slurm_error = False
     assert rig.tick().drained
 
@@ -461,12 +467,11 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
 
 
 def test_it_runs_alone_as_the_charm_lays_it_out(tmp_path: pathlib.Path):
-    """With the system's Python, its standard library and three modules in the folder beside it."""
-    (tmp_path / "slurm_ddp").mkdir()
-    for module in (files, mounts, readiness):
-        path = pathlib.Path(str(module.__file__))
-        (tmp_path / "slurm_ddp" / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "mount_keeper.py").write_bytes(pathlib.Path(keeper.__file__).read_bytes())
+    """With the system's Python, its standard library and the modules in the folder beside it."""
+    for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
+        path = tmp_path / name.replace("__main__", "mount_keeper")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source)
     state = tmp_path / "state"
     state.mkdir()
     watch = keeper.Watch("a", "/proc", "a-unit-that-is-not.service", ("proc",), ("proc",), (), writable=False)
@@ -485,7 +490,7 @@ def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: R
     readiness.tell("client/0", ready=True, mountpoint=MP)
     rig.tick()
     (rig.folder / "boot").write_text("next\n")
-    assert readiness.missing() == ["client/0 (not looked at since this boot)"]
+    assert readiness.missing() == ["client/0 (not checked since this boot)"]
     rig.mounts.probes.clear()
     rig.tick(seconds=1)
     assert [probe["writable"] for probe in rig.mounts.probes] == [True]  # however recent the write before the reboot

@@ -14,7 +14,7 @@ import mount_plan
 from kinds import juicefs as juicefs_kind
 from kinds import kernel, nfs
 from machine import Machine
-from mount import mounter
+from mount import mounter, states, watching
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -75,8 +75,8 @@ class Rig:
         **spec: typing.Any,
     ) -> mount_plan.Plan:
         wanted = mount_plan.Spec(**({"app": app, "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
-        tuning = juicefs_kind.Tuning(cache=cache)
-        return juicefs_kind.plan(wanted, volume or self.volume, secret, tuning, program_changed=program_changed)
+        config = mount_plan.Config(cache_size=cache)
+        return juicefs_kind.plan(wanted, volume or self.volume, secret, config, program_changed=program_changed)
 
     def nfs(self, **spec: typing.Any) -> mount_plan.Plan:
         wanted = mount_plan.Spec(**({"app": "client", "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
@@ -174,11 +174,11 @@ def test_the_keeper_speaks_for_each_unit_until_it_goes(rig: Rig):
     rig.ensure(rig.plan(), unit="client/1")
     assert spoken_for() == ("client/0", "client/1")
     for number in (0, 1):
-        mounter.wake_once_right("client", f"client/{number}", ["wake"])
+        watching.wake_once_right("client", f"client/{number}", ["wake"])
     mounter.remove("client", unit="client/0")
     assert spoken_for() == ("client/1",)
     assert [path.name for path in (mount_plan.STATE / "client").glob("wake-*")] == ["wake-client-1.json"]
-    mounter.wake_once_right("client", "client/1", [])
+    watching.wake_once_right("client", "client/1", [])
     assert list((mount_plan.STATE / "client").glob("wake-*")) == []
 
 
@@ -194,9 +194,9 @@ def test_what_the_keeper_has_proved_lately_and_in_this_boot_counts(rig: Rig):
         (dataclasses.replace(seen, state="hung"), None),
     ):
         health.save(folder)
-        assert mounter.proven("client") == mountpoint
+        assert watching.proven("client") == mountpoint
     mounter.remove("client", unit="client/0")
-    assert mounter.proven("client") is None
+    assert watching.proven("client") is None
 
 
 def test_the_second_time_nothing_is_touched(rig: Rig):
@@ -359,7 +359,7 @@ def test_a_reboot_applies_what_waited(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
     rig.ensure(rig.plan(cache="100"))
     assert mounter.pending(rig.plan(cache="100"))
-    monkeypatch.setattr(mounter, "_boot", lambda: "another boot")
+    monkeypatch.setattr(states, "boot", lambda: "another boot")
     assert not mounter.pending(rig.plan(cache="100"))
 
 
@@ -516,9 +516,9 @@ def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
     found = mounts.Mount(1, "0:1", "/scratch", fstype, "x", ("rw",))
     monkeypatch.setattr(mounts, "find", lambda path: found)
     spec = mount_plan.Spec(app="client", mountpoint=rig.mountpoint)
-    tuning = juicefs_kind.Tuning(directories=("/scratch/cache",))
+    config = mount_plan.Config(cache_directories="/scratch/cache")
     with pytest.raises(mount_plan.MountError) as caught:
-        juicefs_kind.plan(spec, rig.volume, SECRET, tuning, program_changed=False)
+        juicefs_kind.plan(spec, rig.volume, SECRET, config, program_changed=False)
     assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
 
 
@@ -601,12 +601,13 @@ def test_the_reason_is_the_programs_own_without_secrets(rig: Rig, monkeypatch: p
         return Completed(0, "", "")
 
     monkeypatch.setattr(mounter.systemd, "run", run)
-    assert mounter.reason(plan) == "its journal says nothing"
+    assert mounter.reason(plan) == "its journal is empty"
     assert set(seen) == set(SECRET.values())
 
 
 @pytest.mark.parametrize(
-    "path", ["/mnt/shared", "/data", "/home", "/srv/a/b", "/mnt/a.b_c-d@e+f", "/var/spool/x", "/opt/data"]
+    "path",
+    ["/mnt/shared", "/data", "/home", "/srv", "/srv/a/b", "/opt", "/mnt/a.b_c-d@e+f", "/var/spool/x", "/opt/data"],
 )
 def test_mountpoints(path: str):
     mount_plan.check_mountpoint(path)

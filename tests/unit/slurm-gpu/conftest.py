@@ -3,25 +3,26 @@
 import pathlib
 
 import pytest
+import real_slurm
 from machine_double import MachineDouble
 from slurm_double import SlurmDouble
 
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from driver import install as driver_install
 from driver import state as driver_state
 from driver import upgrade as driver_upgrade
 from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
-from maintenance import mig as gpu_mig
-from maintenance import reset as gpu_tasks
-from node import compute as compute_seat
+from maintenance import mig, reset
+from node import compute, node_state, slurmd_options, slurmd_unit
 from node import health_check as gpu_monitor
 from node import hold as node_hold
-from node import registration, slurmd_options
+from node import machine as machines
 from node import watch as node_watch
 from scripts import health as gpu_health
-from slurm_ddp import apt, files, readiness, systemd
+from scripts import mig as gpu_mig
+from slurm_ddp import apt, files, readiness, systemd, watchdog
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
@@ -31,15 +32,23 @@ ask_nvml = gpu_detect.run_probe  # which no test runs without saying so
 WITH_GPU = OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1")
 
 
+@pytest.fixture(scope="session")
+def slurm_tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a real Slurm's tree, for `real_slurm.inside`."""
+    if missing := real_slurm.lacks():
+        pytest.fail(missing, pytrace=False)
+    return real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
+
+
 @pytest.fixture(autouse=True)
 def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Move every path that the charm touches under a temporary folder, and return that."""
     for name in ("etc/default", "etc/slurm", "run/slurm/conf", "dev", "proc", "sys", "var"):
         (tmp_path / name).mkdir(parents=True)
-    state = tmp_path / "var/slurm-gpu"
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
-        registration: {"STATE_DIR": "var/slurm-gpu", "HELD_ENV": "var/slurm-gpu/held-options"},
+        node_state: {"STATE_DIR": "var/slurm-gpu"},
+        slurmd_unit: {"DRAINED_ENV": "var/slurm-gpu/held-options"},
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
@@ -58,13 +67,13 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "FABRIC_PROGRAM": "usr/bin/nv-fabricmanager",
             "RUNFILE": "usr/bin/nvidia-uninstall",
         },
-        compute_seat: {
-            "OWNER": "var/slurm-gpu/compute",
+        compute: {"OWNER": "var/slurm-gpu/compute"},
+        machines: {
             "CARDS": "var/slurm-gpu/cards.json",
             "SHARED": "var/slurm-gpu/shared",
             "PUSHED": "run/slurm/conf/gres.conf",
         },
-        controller_seat: {
+        gres_lines: {
             "OWNER": "var/slurm-gpu/controller",
             "LIVE": "var/slurm-gpu/live",
             "SLURM_CONF": "etc/slurm/slurm.conf",
@@ -73,14 +82,14 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "HOLD": "var/slurm-gpu/holds/gpu-health.json",
             "OPTIONS": "var/slurm-gpu/health-options",
             "STATE": "var/slurm-gpu/health.json",
-            "TEXTFILES": "var/textfiles",
         },
+        watchdog: {"TEXTFILES": "var/textfiles"},
         gpu_monitor: {
             "PROGRAM": "usr/local/sbin/gpu-health",
             "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",
         },
-        gpu_tasks: {"NVIDIA_SMI": "usr/bin/nvidia-smi", "PROGRAM": "usr/local/sbin/gpu-mig"},
+        mig: {"PROGRAM": "usr/local/sbin/gpu-mig"},
         node_hold: {"DIRECTORY": "var/slurm-gpu/holds"},
         node_watch: {
             "STATE_DIR": "var/slurm-gpu",
@@ -100,13 +109,12 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     for module, names in moved.items():
         for name, path in names.items():
             monkeypatch.setattr(module, name, tmp_path / path)
-    monkeypatch.setattr(compute_seat, "STATE_DIR", state)
     monkeypatch.setattr(
         node_watch, "_CONTROLLERS", (tmp_path / "etc/slurm/slurm.conf", tmp_path / "etc/slurm/gres.conf")
     )
-    monkeypatch.setattr(compute_seat, "PLUGIN_DIRS", (tmp_path / "plugins",))
+    monkeypatch.setattr(machines, "PLUGIN_DIRS", (tmp_path / "plugins",))
     roots = gpu_detect.Roots(proc=tmp_path / "proc", sys=tmp_path / "sys", dev=tmp_path / "dev")
-    for module in (compute_seat, driver_upgrade, gpu_tasks):
+    for module in (machines, driver_upgrade):
         monkeypatch.setattr(module, "ROOTS", roots)
     monkeypatch.setattr(driver_state, "LIBRARY_DIRS", (tmp_path / "lib",))
     owner = tmp_path.owner()
@@ -117,8 +125,8 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 @pytest.fixture(autouse=True)
 def slurm(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> SlurmDouble:
     """Return the Slurm that answers this test's commands. No test runs a real one by accident."""
-    double = SlurmDouble(slurmd_options.PATH, registration.HELD_ENV)
-    for module in (nodes, registration, systemd, gres_check):
+    double = SlurmDouble(slurmd_options.PATH, slurmd_unit.DRAINED_ENV)
+    for module in (nodes, slurmd_unit, systemd, gres_check):
         monkeypatch.setattr(module, "run", double.run)
     now = [0.0]
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
@@ -166,7 +174,6 @@ def node(paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatc
     (paths / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="24.04"\n')
     double = MachineDouble(paths, slurm)
     double.add_card()
-    for module in (apt, driver_install, driver_state, gpu_pci, gpu_tasks, systemd):
+    for module in (apt, driver_install, driver_state, gpu_mig, gpu_pci, reset, systemd):
         monkeypatch.setattr(module, "run", double.run)
-    monkeypatch.setattr(gpu_mig, "run", double.run_smi)
     return double

@@ -167,14 +167,6 @@ class MachineDouble:
                                stdout=answer.stdout, stderr=answer.stderr)  # fmt: skip
         return answer
 
-    def run_smi(self, *argv: str, timeout: float) -> tuple[int | None, str]:
-        """What gpu_mig runs programs with."""
-        try:
-            answer = self.run(*argv, timeout=timeout, check=False)
-        except CommandError as e:
-            return None, str(e)
-        return answer.returncode, answer.stdout + answer.stderr
-
     def _answer(self, command: str, words: list[str]) -> Completed:
         if command.startswith(_APT):
             return self._apt_get(command.removeprefix(_APT), words)
@@ -293,6 +285,8 @@ class MachineDouble:
                     return Completed(1, "", "Job for nvidia-fabricmanager.service failed\n")
                 self.active.add(unit)
             case ["daemon-reload"] | ["disable", "--now", _] | ["reset-failed", _] | ["start", "--no-block", _]:
+                pass
+            case ["try-restart", "--no-block", _]:
                 pass
             case _:
                 raise AssertionError(f"nobody expected systemctl {order}")

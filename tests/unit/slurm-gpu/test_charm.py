@@ -1,4 +1,4 @@
-"""The charm under Scenario: both seats, each event, each status, and what crosses between them."""
+"""The charm under Scenario: both roles, each event, each status, and what crosses between them."""
 
 import dataclasses
 import json
@@ -13,11 +13,11 @@ from ops import testing
 from slurm_double import Record, SlurmDouble
 
 import charm
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from gpu import gres_conf
-from node import compute as compute_seat
+from node import compute, slurmd_options
 from node import hold as node_hold
-from node import slurmd_options
+from node import machine as machines
 from slurm_ddp import systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed
@@ -92,7 +92,7 @@ def applied(mock_gpu: pathlib.Path) -> dict[str, typing.Any]:
 
 @pytest.fixture
 def configured(slurm: SlurmDouble) -> SlurmDouble:
-    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    gres_lines.SLURM_CONF.write_text("ClusterName=x\n")
     return slurm
 
 
@@ -138,15 +138,15 @@ def test_a_compute_node_waits_for_the_controller(ctx: testing.Context[charm.Slur
 
 
 def test_an_answer_that_is_not_json_counts_as_none(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    compute_seat.PUSHED.write_text("AutoDetect=off\n")
+    machines.PUSHED.write_text("AutoDetect=off\n")
     relation = dataclasses.replace(node_gres(), remote_app_data={"applied": "{"})
     assert run_compute(ctx, "node-gres:changed", relation).unit_status == AWAITS
 
 
-def test_a_compute_node_without_a_controller_seat(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
+def test_a_compute_node_without_a_gres_lines(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
     assert out.unit_status == BY_DETECTION
-    compute_seat.PUSHED.write_text("AutoDetect=off\n")
+    machines.PUSHED.write_text("AutoDetect=off\n")
     registered.record = Record("")
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
     assert out.unit_status == ops.BlockedStatus(
@@ -183,7 +183,7 @@ def test_a_node_with_jobs(ctx: testing.Context[charm.SlurmGpuCharm], registered:
 
 
 def test_the_controller_relation_may_break(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    compute_seat.PUSHED.write_text("AutoDetect=off\n")
+    machines.PUSHED.write_text("AutoDetect=off\n")
     relation = node_gres({"autodetect": "off", "applied": []})
     out = ctx.run(ctx.on.relation_broken(relation), testing.State(relations=[COMPUTE, relation]))
     assert isinstance(out.unit_status, ops.BlockedStatus)
@@ -215,7 +215,7 @@ def test_the_unit_lets_go_with_whatever_hook_comes(
     ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
 ):
     """Juju 4 was seen to delete a unit behind relation-broken: neither stop nor remove came, and status-set failed."""
-    compute_seat.PUSHED.write_text("AutoDetect=off\n")
+    machines.PUSHED.write_text("AutoDetect=off\n")
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
     assert registered.record == Record("gpu:mock_gpu:1")
     happened = {"broken": ctx.on.relation_broken(COMPUTE), "stop": ctx.on.stop(), "remove": ctx.on.remove()}
@@ -289,17 +289,17 @@ def test_relations_of_another_machines_principal_are_ignored(
     assert registered.record == Record("gpu:mock_gpu:1")
     assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
     assert not gres_conf.PATH.exists()
-    assert compute_seat.OWNER.exists()
+    assert compute.OWNER.exists()
 
 
 @pytest.mark.parametrize("event", LIFECYCLE)
-@pytest.mark.parametrize("seat", [COMPUTE, CONTROLLER], ids=["compute", "controller"])
+@pytest.mark.parametrize("role", [COMPUTE, CONTROLLER], ids=["compute", "controller"])
 def test_an_upgraded_charm_restarts_its_service_which_has_the_code_of_before(
     ctx: testing.Context[charm.SlurmGpuCharm],
     registered: SlurmDouble,
     monkeypatch: pytest.MonkeyPatch,
     event: str,
-    seat: testing.SubordinateRelation,
+    role: testing.SubordinateRelation,
 ):
     restarts: list[tuple[object, ...]] = []
 
@@ -309,7 +309,7 @@ def test_an_upgraded_charm_restarts_its_service_which_has_the_code_of_before(
         return registered.run(*argv, **more)
 
     monkeypatch.setattr(systemd, "run", run)
-    ctx.run(getattr(ctx.on, event)(), testing.State(leader=True, relations=[seat]))
+    ctx.run(getattr(ctx.on, event)(), testing.State(leader=True, relations=[role]))
     restart = ("/usr/bin/systemctl", "try-restart", "--no-block", "slurm-gpu-node.service")
     assert [argv for argv in restarts if argv[-1] == restart[-1]] == ([restart] if event == "upgrade_charm" else [])
 
@@ -414,7 +414,7 @@ def test_the_lines_of_a_node_that_slurm_still_has_stay(
     assert [row for row in gres_conf.PATH.read_text().splitlines() if row.startswith("NodeName=")] == rows
     assert configured.reconfigured == reconfigured, "slurmctld has nothing new to read"
     controller.run(controller.on.remove(), testing.State(planned_units=0))
-    assert "NodeName=slurmd-0 " in gres_conf.PATH.read_text(), "the seat leaves it, too"
+    assert "NodeName=slurmd-0 " in gres_conf.PATH.read_text(), "the role leaves it, too"
     controller.run(controller.on.update_status(), gone)
     configured.record = Record("")  # registered without GPUs, or deleted
     controller.run(controller.on.update_status(), gone)
@@ -500,7 +500,7 @@ def test_the_two_seats_settle_with_each_other(
     configured: SlurmDouble,
 ):
     """One round over the relation, as it runs in the bundle: node, controller, node."""
-    compute_seat.PUSHED.write_text("AutoDetect=off\n")
+    machines.PUSHED.write_text("AutoDetect=off\n")
     here = node_gres()
     out = run_compute(ctx, "node-gres:created", here)
     assert out.unit_status == AWAITS

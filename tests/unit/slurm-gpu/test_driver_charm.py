@@ -5,15 +5,17 @@ import typing
 
 import ops
 import pytest
+import yaml
 from conftest import OPTIONS
 from machine_double import MachineDouble, MigCard
 from ops import testing
 from slurm_double import Record
 
+import actions
 import charm
 from driver import upgrade as driver_upgrade
 from maintenance import hold as gpu_hold
-from maintenance import reset as gpu_tasks
+from maintenance import task
 from node import slurmd_options
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
@@ -39,8 +41,8 @@ def reboots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node of Slurm 25.11 with an H100 and branch 535 of the driver."""
     now = [0.0]
-    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()
@@ -78,19 +80,19 @@ def test_a_driver_is_kept_by_default(ctx: testing.Context[charm.SlurmGpuCharm], 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"driver": "581"}, "driver: '581' is neither keep nor a branch: 535, 550, 570, 575, 580, 590, 595"),
-        ({"kernel-module": "closed"}, "kernel-module: 'closed' is none of auto, open, proprietary"),
-        ({"cuda-toolkit": True}, "cuda-toolkit=true contradicts driver=keep, which installs nothing: set a branch"),
+        ({"driver": "581"}, "driver: input should be 'keep', '535', '550', '570', '575', '580', '590' or '595'"),
+        ({"kernel-module": "closed"}, "kernel-module: input should be 'auto', 'open' or 'proprietary'"),
+        ({"cuda-toolkit": True}, "cuda-toolkit: true contradicts driver=keep, which installs nothing: set a branch"),
         (
             {"fabric-manager": "on"},
-            "fabric-manager=on contradicts driver=keep, which installs nothing: set a branch",
+            "fabric-manager: on contradicts driver=keep, which installs nothing: set a branch",
         ),
         (
             {"driver-flavour": "desktop"},
-            "driver-flavour: 'desktop' is not server, the only flavour: set driver-flavour=server",
+            "driver-flavour: input should be 'server'",
         ),
-        ({"fabric-manager": "maybe"}, "fabric-manager: 'maybe' is none of auto, on, off"),
-        ({"driver": "580"}, "driver 535.288.01 is here, and the option says 580: run upgrade-driver"),
+        ({"fabric-manager": "maybe"}, "fabric-manager: input should be 'auto', 'on' or 'off'"),
+        ({"driver": "580"}, "driver 535.288.01 is here, but the option is driver=580: run upgrade-driver"),
     ],
 )
 def test_options_that_need_a_person(
@@ -208,10 +210,11 @@ def test_upgrade_driver_refuses(ctx: testing.Context[charm.SlurmGpuCharm], machi
     update(ctx)
     machine.slurm.log.clear()
     cases: list[tuple[dict[str, typing.Any], str]] = [
-        ({"branch": "12"}, "branch: '12' is none of"),
+        ({"branch": "12"}, "branch: input should be '535', '550'"),
+        ({"branch": "580", "version": "latest"}, "version: 'latest' is not a driver version such as 580.173.02"),
         ({"branch": "580", "version": "1.2"}, "version: '1.2' is not a driver version"),
-        ({"branch": "580", "drain-timeout": -1}, "drain-timeout: -1 is not between 0 and 604800 seconds"),
-        ({"branch": "580", "wait": 9999}, "wait: 9999 is not between 0 and 3600 seconds"),
+        ({"branch": "580", "drain-timeout": -1}, "drain-timeout: input should be greater than or equal to 0"),
+        ({"branch": "580", "wait": 9999}, "wait: input should be less than or equal to 3600"),
         ({"cancel": True}, "no upgrade is under way"),
     ]
     for params, words in cases:
@@ -236,6 +239,16 @@ def test_upgrade_driver_tells_what_failed(
     assert results["result"] == "cancelled"
     assert machine.slurm.record is not None
     assert machine.slurm.record.reason.startswith("slurm-gpu: driver 535.288.01 runs with the library of 580.173.02")
+
+
+@pytest.mark.parametrize("name", actions.ACTIONS)
+def test_parameters_are_those_of_charmcraft_yaml(name: str):
+    declared = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())["actions"][name]
+    params, fields = declared.get("params", {}), actions.ACTIONS[name].parameters.model_fields
+    assert {field.alias for field in fields.values()} == set(params)
+    for field in fields.values():
+        assert field.is_required() == (field.alias in declared.get("required", []))
+        assert field.is_required() or field.default == params[str(field.alias)].get("default")
 
 
 def test_reset_gpu(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path):

@@ -19,7 +19,7 @@ def facts(paths: pathlib.Path) -> driver_state.Facts:
 
 
 def plan(paths: pathlib.Path, wanted: Spec | None = None) -> driver_plan.Plan:
-    return driver_plan.resolve(facts(paths), wanted or Spec("580"))
+    return driver_plan.resolve(facts(paths), wanted or Spec(branch="580"))
 
 
 def test_one_transaction(paths: pathlib.Path, node: MachineDouble):
@@ -27,7 +27,7 @@ def test_one_transaction(paths: pathlib.Path, node: MachineDouble):
     assert not driver_install.is_installed(got)
     driver_install.install(got)
     assert [line.partition(" ")[0] for line in node.log] == ["install"]
-    assert node.installed == got.exact
+    assert node.installed == got.packages
     assert driver_install.is_installed(got)
     driver_install.install(got)  # again: nothing to do
     assert len(node.log) == 1
@@ -42,7 +42,7 @@ def test_another_branch_gives_way(paths: pathlib.Path, node: MachineDouble):
 
 
 def test_a_held_driver_moves_as_a_whole(paths: pathlib.Path, node: MachineDouble):
-    driver_install.install(plan(paths, Spec("580", version="580.65.06")))
+    driver_install.install(plan(paths, Spec(branch="580", version="580.65.06")))
     driver_install.ensure_hold(on=True)
     assert node.library_version() == "580.65.06"
     driver_install.install(plan(paths))
@@ -65,8 +65,8 @@ def test_what_apt_says_is_told(paths: pathlib.Path, node: MachineDouble):
     with pytest.raises(
         apt.AptError, match=r"Version '580\.173\.02-0ubuntu0\.24\.04\.1' for 'libnvidia-cfg1-580-server' was not found"
     ):
-        apt.simulate(apt.assigned(got.exact))
-    with pytest.raises(DriverError, match="driver"):
+        apt.simulate(apt.assigned(got.packages))
+    with pytest.raises(apt.AptError, match="libnvidia-cfg1-580-server"):
         driver_install.install(got)
 
 
@@ -83,7 +83,7 @@ def test_debian(paths: pathlib.Path, node: MachineDouble):
     for kernel in list((paths / "boot").iterdir()):
         kernel.unlink()
     node.boot("6.1.0-56-amd64")
-    got = plan(paths, Spec("535"))
+    got = plan(paths, Spec(branch="535"))
     driver_install.install(got)
     driver_install.check_next_kernel(got, node.kernel)
     assert driver_install.load(got.version, facts(paths))
@@ -213,7 +213,7 @@ def test_nothing_else_is_moved_for_nvidia_smi(node: MachineDouble):
     assert not node.log
     node.also_removes = []
     node.offers[SMI_535] = ()  # the archive went on
-    with pytest.raises(DriverError, match=r"^nvidia-utils-535-server 535\.288\.01"):
+    with pytest.raises(apt.AptError, match="nvidia-utils-535-server"):
         driver_install.ensure_utils(facts)
     assert SMI_535 not in node.installed
 

@@ -20,16 +20,16 @@ from driver import plan as driver_plan
 from driver import upgrade as driver_upgrade
 from driver.plan import Spec
 from driver.state import DriverError
-from driver.upgrade import Step, Turn, Upgrade
+from driver.upgrade import Pending, Upgrade
 from maintenance import hold as gpu_hold
 from node import hold as node_hold
-from node import registration, slurmd_options
+from node import node_state, registration, slurmd_options
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 NAME = "slurmd-0"
 REASON = "gpu-driver: driver 580.173.02"
-SPEC = Spec("580")
+SPEC = Spec(branch="580")
 DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
@@ -48,32 +48,32 @@ clock = [1000.0]
 
 
 def begin(**more: object) -> Upgrade | None:
-    return driver_upgrade.begin(NAME, dataclasses.replace(SPEC, **more))  # pyright: ignore[reportArgumentType]
+    return driver_upgrade.begin(NAME, SPEC.model_copy(update=more))
 
 
-def run_all(node: MachineDouble, *, rounds: int = 12) -> list[Turn]:
+def run_all(node: MachineDouble, *, rounds: int = 12) -> list[Pending]:
     """Run hooks until nothing is left to do, rebooting where that is asked for."""
-    turns: list[Turn] = []
+    turns: list[Pending] = []
     for _ in range(rounds):
         turns.append(driver_upgrade.advance())
-        if turns[-1] is Turn.REBOOT:
-            driver_upgrade.rebooting()
+        if turns[-1] is Pending.REBOOT:
+            driver_upgrade.count_reboot()
             node.reboot()
-        elif turns[-1] is Turn.REGISTER:
-            assert driver_upgrade.finish(DONE)
-        elif turns[-1] is Turn.NONE:
+        elif turns[-1] is Pending.REGISTER:
+            assert driver_upgrade.complete(DONE)
+        elif turns[-1] is Pending.NONE:
             return turns
     return turns
 
 
 def test_nothing_under_way_is_nothing_to_do():
-    assert driver_upgrade.advance() is Turn.NONE
-    assert not driver_upgrade.finish(DONE)
+    assert driver_upgrade.advance() is Pending.NONE
+    assert not driver_upgrade.complete(DONE)
 
 
 def test_a_free_node(node: MachineDouble, slurm: SlurmDouble):
     begin()
-    assert run_all(node) == [Turn.REGISTER, Turn.NONE]
+    assert run_all(node) == [Pending.REGISTER, Pending.NONE]
     assert node.loaded == "580.173.02"
     assert slurm.record == Record("")
     assert [line.partition(" ")[0] for line in node.log] == ["install"]
@@ -86,7 +86,7 @@ def test_a_free_node(node: MachineDouble, slurm: SlurmDouble):
 def test_a_driver_in_use_is_changed_by_a_reboot(node: MachineDouble, slurm: SlurmDouble):
     node.in_use = True
     begin()
-    assert run_all(node) == [Turn.REBOOT, Turn.REGISTER, Turn.NONE]
+    assert run_all(node) == [Pending.REBOOT, Pending.REGISTER, Pending.NONE]
     assert node.loaded == "580.173.02"
     assert slurm.record == Record("")
 
@@ -95,8 +95,8 @@ def test_jobs_are_waited_for(node: MachineDouble, slurm: SlurmDouble):
     slurm.jobs = ["7", "8"]
     slurm.waiting = ["9"]
     begin()
-    assert driver_upgrade.advance() is Turn.HOLD
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert upgrade.text == "driver 580.173.02: waits for 2 jobs on slurmd-0"
@@ -114,15 +114,17 @@ def test_jobs_are_waited_for(node: MachineDouble, slurm: SlurmDouble):
 def test_jobs_that_do_not_end_get_their_node_back(node: MachineDouble, slurm: SlurmDouble):
     slurm.jobs = ["7"]
     driver_upgrade.begin(NAME, SPEC, patience_s=3600)
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     clock[0] += 3599
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     assert "DRAIN" in slurm.state()
     clock[0] += 2
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
-    assert "1 job still ran on slurmd-0 after 1 h, so it is back; then run upgrade-driver again" in upgrade.text
+    assert (
+        "1 job still ran on slurmd-0 after 1 h, so the node was released; then run upgrade-driver again" in upgrade.text
+    )
     assert slurm.state() == "MIXED+DYNAMIC_NORM"
     assert slurm.ended == []
     assert node.log == []
@@ -162,22 +164,22 @@ def test_the_state_that_was_found_comes_back(node: MachineDouble, slurm: SlurmDo
 def test_a_node_that_slurm_does_not_know(node: MachineDouble, slurm: SlurmDouble):
     slurm.record = None
     begin()
-    assert run_all(node) == [Turn.REGISTER, Turn.NONE]
+    assert run_all(node) == [Pending.REGISTER, Pending.NONE]
     assert slurm.log == [line for line in slurm.log if "scontrol" not in line]
 
 
 def test_a_machine_without_slurmd(node: MachineDouble, slurm: SlurmDouble):
     slurm.answering = False
     driver_upgrade.begin(None, SPEC)
-    assert driver_upgrade.advance() is Turn.REGISTER
-    assert driver_upgrade.finish(None)
+    assert driver_upgrade.advance() is Pending.REGISTER
+    assert driver_upgrade.complete(None)
     assert node.loaded == "580.173.02"
 
 
 def test_a_silent_controller_is_waited_for(node: MachineDouble, slurm: SlurmDouble):
     slurm.answering = False
     begin()
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert "waits for slurmctld" in upgrade.text
@@ -209,23 +211,23 @@ def test_an_upgrade_survives_a_kill_after_every_command(
             except Killed:
                 died = True
                 continue
-            if turn is Turn.NONE:
+            if turn is Pending.NONE:
                 break
-            if turn is Turn.HOLD and hook >= 1:
+            if turn is Pending.WAIT and hook >= 1:
                 assert slurm.ended == []
                 slurm.jobs = []  # it ended by itself
-            if turn is Turn.REBOOT:
+            if turn is Pending.REBOOT:
                 assert "8" not in slurm.jobs
-                driver_upgrade.rebooting()
+                driver_upgrade.count_reboot()
                 node.reboot()
                 node.in_use = False
-            if turn is Turn.REGISTER:
+            if turn is Pending.REGISTER:
                 try:
-                    driver_upgrade.finish(DONE)
+                    driver_upgrade.complete(DONE)
                 except Killed:
                     died = True
         slurm.lives = None
-        assert driver_upgrade.advance() is Turn.NONE, (lives, Upgrade.load())
+        assert driver_upgrade.advance() is Pending.NONE, (lives, Upgrade.load())
         assert node.loaded == node.library_version() == "580.173.02"
         node_hold.keep()  # as the service does within seconds: a hook may have died before it ended the reservation
         assert slurm.record == Record("")
@@ -245,14 +247,14 @@ def test_a_reboot_that_does_not_come(node: MachineDouble):
     node.in_use = True
     begin()
     for _ in range(3):
-        assert driver_upgrade.advance() is Turn.REBOOT
-        driver_upgrade.rebooting()
-    assert driver_upgrade.advance() is Turn.HOLD
+        assert driver_upgrade.advance() is Pending.REBOOT
+        driver_upgrade.count_reboot()
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert "does not reboot: reboot it by hand" in upgrade.text
     begin()
-    assert driver_upgrade.advance() is Turn.REBOOT
+    assert driver_upgrade.advance() is Pending.REBOOT
 
 
 def test_no_reboot_into_a_kernel_without_the_driver(
@@ -261,7 +263,7 @@ def test_no_reboot_into_a_kernel_without_the_driver(
     begin()
     real = node.module_version
     monkeypatch.setattr(node, "module_version", lambda kernel: None if node.log else real(kernel))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    assert run_all(node)[-1] is Turn.HOLD
+    assert run_all(node)[-1] is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert upgrade.failed.startswith("no reboot: kernel 6.8.0-134-generic")
@@ -277,15 +279,15 @@ def test_no_reboot_into_a_kernel_without_the_driver(
 def test_a_kernel_that_comes_right_before_the_reboot(node: MachineDouble, slurm: SlurmDouble):
     node.in_use = True
     begin()
-    assert driver_upgrade.advance() is Turn.REBOOT
+    assert driver_upgrade.advance() is Pending.REBOOT
     node.add_kernel("6.8.0-139-generic")
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert upgrade.failed.startswith("no reboot: kernel 6.8.0-139-generic, which boots next, has no nvidia module")
     assert "DRAIN" in slurm.state()
     begin()  # as the status says: it gets its modules
-    assert run_all(node) == [Turn.REBOOT, Turn.REGISTER, Turn.NONE]
+    assert run_all(node) == [Pending.REBOOT, Pending.REGISTER, Pending.NONE]
     assert (node.kernel, node.loaded) == ("6.8.0-139-generic", "580.173.02")
     assert slurm.record == Record("")
 
@@ -322,20 +324,20 @@ def test_cards_that_do_not_answer_keep_the_node_out(paths: pathlib.Path, node: M
     node.add_card("0000:9d:00.0")
     (paths / "sys/bus/pci/devices/0000:9d:00.0/config").write_text("lost")
     begin()
-    assert driver_upgrade.advance() is Turn.HOLD  # it may settle
+    assert driver_upgrade.advance() is Pending.WAIT  # it may settle
     clock[0] += 700
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert "GPU 0000:9d:00.0 fell off the bus" in upgrade.failed
     assert "DRAIN" in slurm.state()
     again = begin()  # loads it anew, and reboots if that does not help
     assert again is not None
-    assert (again.step, again.failed) == (Step.LOAD, "")
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert (again.step, again.failed) == ("load", "")
+    assert driver_upgrade.advance() is Pending.WAIT
     clock[0] += 700
-    assert driver_upgrade.advance() is Turn.HOLD
-    assert driver_upgrade.cancel() == "driver 580.173.02 is given up"
+    assert driver_upgrade.advance() is Pending.WAIT
+    assert driver_upgrade.cancel() == "driver 580.173.02 is cancelled"
     assert slurm.record == Record("")
 
 
@@ -349,14 +351,14 @@ def test_a_fabric_manager_comes_with_it(node: MachineDouble):
 
 def test_registration_is_waited_for(node: MachineDouble, slurm: SlurmDouble):
     begin()
-    assert driver_upgrade.advance() is Turn.REGISTER
-    assert not driver_upgrade.finish(registration.Progress(registration.Stage.AWAITS_LINES))
+    assert driver_upgrade.advance() is Pending.REGISTER
+    assert not driver_upgrade.complete(registration.Progress(registration.Stage.AWAITS_LINES))
     upgrade = Upgrade.load()
     assert upgrade is not None
-    assert upgrade.text == "driver 580.173.02: is there; waits until slurmd-0 is registered (awaits-lines)"
+    assert upgrade.text == "driver 580.173.02: is loaded; waits until slurmd-0 is registered (awaits-lines)"
     assert "DRAIN" in slurm.state()
-    assert driver_upgrade.advance() is Turn.REGISTER
-    assert driver_upgrade.finish(DONE)
+    assert driver_upgrade.advance() is Pending.REGISTER
+    assert driver_upgrade.complete(DONE)
     assert slurm.record == Record("")
 
 
@@ -365,10 +367,10 @@ def test_somebody_who_resumes_the_node_is_believed(node: MachineDouble, slurm: S
     begin()
     driver_upgrade.advance()
     nodes.resume(NAME)
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
-    assert "somebody else changed the state of slurmd-0" in upgrade.text
+    assert "another changed the state of slurmd-0" in upgrade.text
     assert node.log == []
     assert slurm.state() == "MIXED+DYNAMIC_NORM"
 
@@ -377,7 +379,7 @@ def test_somebody_who_resumes_the_node_is_believed(node: MachineDouble, slurm: S
 
 
 def test_refusals_change_nothing(node: MachineDouble, slurm: SlurmDouble, paths: pathlib.Path):
-    for wanted in (Spec("550"), Spec("580", version="580.1")):
+    for wanted in (Spec(branch="550"), Spec(branch="580", version="580.1")):
         with pytest.raises(DriverError):
             driver_upgrade.begin(NAME, wanted)
     node.also_removes = ["slurmd"]
@@ -386,7 +388,7 @@ def test_refusals_change_nothing(node: MachineDouble, slurm: SlurmDouble, paths:
     assert slurm.log == []
     assert Upgrade.load() is None
     assert slurm.record == Record("")
-    assert not (registration.STATE_DIR / "hold.json").exists()
+    assert not (node_state.STATE_DIR / "hold.json").exists()
 
 
 def test_no_card_no_driver(paths: pathlib.Path, node: MachineDouble):
@@ -402,7 +404,7 @@ def test_beginning_again_goes_on(node: MachineDouble, slurm: SlurmDouble):
     again = begin()
     assert first is not None
     assert again is not None
-    assert (again.plan, again.step) == (first.plan, Step.DRAIN)
+    assert (again.plan, again.step) == (first.plan, "drain")
     other = begin(version="580.65.06")  # still waiting: another version may be had
     assert other is not None
     assert other.plan.version == "580.65.06"
@@ -411,10 +413,10 @@ def test_beginning_again_goes_on(node: MachineDouble, slurm: SlurmDouble):
 def test_another_version_must_wait_for_what_is_under_way(node: MachineDouble):
     node.in_use = True
     begin()
-    assert driver_upgrade.advance() is Turn.REBOOT
+    assert driver_upgrade.advance() is Pending.REBOOT
     with pytest.raises(DriverError, match=r"driver 580\.173\.02 is under way: wait for it, or run with cancel=true"):
         begin(version="580.65.06")
-    with pytest.raises(DriverError, match="past the point"):
+    with pytest.raises(DriverError, match="cannot be cancelled now"):
         driver_upgrade.cancel()
 
 
@@ -446,7 +448,7 @@ def test_what_an_upgrade_stopped_runs_again_when_it_is_given_up(
 
     begin()
     monkeypatch.setattr(driver_install, "install", fails)
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     assert not node.active & runs
     if how == "cancel":
         driver_upgrade.cancel()
@@ -459,10 +461,26 @@ def test_what_an_upgrade_stopped_runs_again_when_it_is_given_up(
 
 def test_a_journal_that_cannot_be_read_counts_as_none(node: MachineDouble):
     begin()
-    path = registration.STATE_DIR / "upgrade.json"
+    path = node_state.STATE_DIR / "upgrade.json"
     for text in ("", "{", "[]", '{"step": "dance"}', json.dumps({**json.loads(path.read_text()), "extra": 1})):
         path.write_text(text)
-        assert driver_upgrade.advance() is Turn.NONE
+        assert driver_upgrade.advance() is Pending.NONE
+
+
+def test_a_journal_of_an_earlier_charm_is_read(node: MachineDouble, slurm: SlurmDouble):
+    """It had the packages as pairs, and two fields that follow from them."""
+    begin()
+    path = node_state.STATE_DIR / "upgrade.json"
+    record = json.loads(path.read_text())
+    del record["spec"]["flavour"]
+    record["plan"] |= {"packages": list(record["plan"]["packages"].items()), "module": "open", "dkms": False}
+    path.write_text(json.dumps(record))
+    hold = {"kind": "gpu-driver", "node": NAME, "states": ["drain"], "reason": "bad fan", "boot_id": ""}
+    (node_state.STATE_DIR / "hold.json").write_text(json.dumps(hold))
+    assert gpu_hold.Hold.load() == gpu_hold.Hold(NAME, ("drain",), "bad fan", gpu_hold.DRIVER)
+    assert run_all(node) == [Pending.REGISTER, Pending.NONE]
+    assert node.loaded == "580.173.02"
+    assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
 
 
 # The option.
@@ -472,16 +490,19 @@ def test_the_option_installs_on_a_bare_machine(node: MachineDouble, slurm: Slurm
     node.installed.clear()
     node.boot()
     node._show_library()
-    assert driver_upgrade.ensure_wanted(NAME, Spec("580"))
+    assert driver_upgrade.ensure_wanted(NAME, Spec(branch="580"))
     run_all(node)
     assert node.loaded == "580.173.02"
-    assert not driver_upgrade.ensure_wanted(NAME, Spec("580"))
+    assert not driver_upgrade.ensure_wanted(NAME, Spec(branch="580"))
 
 
 def test_the_option_never_changes_a_driver_that_is_there(node: MachineDouble):
-    assert not driver_upgrade.ensure_wanted(NAME, Spec("580"))
-    assert driver_upgrade.note(Spec("580")) == "driver 535.288.01 is here, and the option says 580: run upgrade-driver"
-    assert driver_upgrade.note(Spec("535")) is None
+    assert not driver_upgrade.ensure_wanted(NAME, Spec(branch="580"))
+    assert (
+        driver_upgrade.note(Spec(branch="580"))
+        == "driver 535.288.01 is here, but the option is driver=580: run upgrade-driver"
+    )
+    assert driver_upgrade.note(Spec(branch="535")) is None
     assert driver_upgrade.note(Spec()) is None
     assert node.log == []
 
@@ -498,15 +519,15 @@ def test_a_refusal_is_kept_for_an_hour(node: MachineDouble, monkeypatch: pytest.
     node.installed.clear()
     node.boot()
     node._show_library()
-    assert not driver_upgrade.ensure_wanted(NAME, Spec("550"))
-    assert re.match(r"driver=550: .* not in this machine's archives", driver_upgrade.note(Spec("550")) or "")
+    assert not driver_upgrade.ensure_wanted(NAME, Spec(branch="550"))
+    assert re.match(r"driver=550: .* not in this machine's archives", driver_upgrade.note(Spec(branch="550")) or "")
     asked: list[Spec] = []
     monkeypatch.setattr(driver_upgrade, "begin", lambda _, wanted, **__: asked.append(wanted))
-    assert not driver_upgrade.ensure_wanted(NAME, Spec("550"))
+    assert not driver_upgrade.ensure_wanted(NAME, Spec(branch="550"))
     assert asked == []
-    driver_upgrade.ensure_wanted(NAME, Spec("580"))
+    driver_upgrade.ensure_wanted(NAME, Spec(branch="580"))
     clock[0] += 3601
-    driver_upgrade.ensure_wanted(NAME, Spec("550"))
+    driver_upgrade.ensure_wanted(NAME, Spec(branch="550"))
     assert [one.branch for one in asked] == ["580", "550"]
 
 
@@ -561,7 +582,7 @@ def test_a_setting_that_fails_fails_the_step(node: MachineDouble, monkeypatch: p
     driver_upgrade.advance()
     upgrade = Upgrade.load()
     assert upgrade is not None
-    assert upgrade.step is Step.INSTALL
+    assert upgrade.step == "install"
     assert "dpkg frontend lock" in upgrade.failed
 
 
@@ -602,15 +623,15 @@ class Cluster:
 
     def on(self, name: str) -> None:
         """Go on with this node's hook."""
-        self.monkeypatch.setattr(registration, "STATE_DIR", self.root / name)
+        self.monkeypatch.setattr(node_state, "STATE_DIR", self.root / name)
 
     def ask(self, name: str) -> str | None:
         self.on(name)
-        return gpu_hold.turn(gpu_hold.DRIVER, name, "driver 1")
+        return gpu_hold.take_turn(gpu_hold.DRIVER, name, "driver 1")
 
     def done(self, name: str) -> None:
         self.on(name)
-        gpu_hold.give_back()
+        gpu_hold.release()
 
     def drained(self) -> list[str]:
         return sorted(name for name, node in self.nodes.items() if node.is_drained)
@@ -684,7 +705,7 @@ class Race:
         with contextlib.suppress(Killed):
             self._pause()
             while True:
-                if gpu_hold.turn(gpu_hold.DRIVER, name, "driver 1") is None:
+                if gpu_hold.take_turn(gpu_hold.DRIVER, name, "driver 1") is None:
                     self.inside.add(name)
                     while True:
                         self._pause()
@@ -714,7 +735,7 @@ def test_a_node_waits_without_being_drained(node: MachineDouble, slurm: SlurmDou
     other = nodes.Node("slurmd-1", "IDLE", frozenset({"DRAIN"}), None, "gpu-driver: driver 1", None, None, {})
     monkeypatch.setattr(nodes, "show_all", lambda: [other])
     begin()
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert upgrade.text == "driver 580.173.02: waits for its turn: slurmd-1 changes its driver"
@@ -727,7 +748,7 @@ def test_a_node_waits_without_being_drained(node: MachineDouble, slurm: SlurmDou
 def test_another_hold_is_in_the_way(node: MachineDouble):
     gpu_hold.take(gpu_hold.RESET, NAME, "0000:1b:00.0")
     begin()
-    assert driver_upgrade.advance() is Turn.HOLD
+    assert driver_upgrade.advance() is Pending.WAIT
     upgrade = Upgrade.load()
     assert upgrade is not None
     assert "slurmd-0 is held for gpu-reset already" in upgrade.failed
@@ -737,5 +758,5 @@ def test_the_spec_is_kept_whole(node: MachineDouble):
     begin(cuda=True, persistence=False)
     upgrade = Upgrade.load()
     assert upgrade is not None
-    assert upgrade.spec == Spec("580", cuda=True, persistence=False)
+    assert upgrade.spec == Spec(branch="580", cuda=True, persistence=False)
     assert isinstance(upgrade.plan, driver_plan.Plan)

@@ -4,17 +4,18 @@ import json
 import pathlib
 
 import pytest
-import seats
+import roles
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import settings as gpu_settings
+import settings
 from controller import advice as slurm_advice
-from node import compute as compute_seat
+from node import compute, slurmd_options
 from node import health_check as gpu_monitor
-from node import slurmd_options
+from node import machine as machines
 from scripts import health as gpu_health
-from slurm_ddp import systemd
+from scripts import nvml
+from slurm_ddp import systemd, watchdog
 from slurm_ddp.run import CommandTimeout, Completed
 
 
@@ -82,7 +83,7 @@ def test_a_driver_without_nvidia_smi_is_checked_through_its_library(orders: list
     assert orders[-1] == "enable --now gpu-health.timer"
     assert gpu_monitor.problem("on") is None
     assert gpu_monitor.NVML_PROGRAM.parent == gpu_monitor.PROGRAM.parent, "where gpu-health looks for it"
-    assert gpu_monitor.NVML_PROGRAM.name in gpu_health.NVML_PROGRAMS
+    assert gpu_monitor.NVML_PROGRAM.name == gpu_health.NVML_PROGRAM
     assert gpu_monitor.NVML_PROGRAM.stat().st_mode & 0o777 == 0o755
     gpu_monitor.ensure_absent()
     assert not gpu_monitor.NVML_PROGRAM.exists()
@@ -102,13 +103,15 @@ def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.
     answer = {"result": "drain", "findings": findings, "did": "", "seconds": 0.4}
 
     def run(*argv: str, **_: object) -> Completed:
-        seen.append(argv)
+        assert pathlib.Path(argv[2]).with_name("gpu-nvml").read_bytes() == watchdog.pack(pathlib.Path(nvml.__file__))
+        assert pathlib.Path(argv[2]).read_bytes() == watchdog.pack(pathlib.Path(gpu_health.__file__))
+        seen.append(argv[:2] + argv[3:])
         return Completed(1, json.dumps(answer), "")
 
     monkeypatch.setattr(gpu_monitor, "run", run)
     results = gpu_monitor.check("n0")
     assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
-    assert seen == [("/usr/bin/python3", "-I", gpu_health.__file__, "check", "--json", "--node", "n0")]
+    assert seen == [("/usr/bin/python3", "-I", "check", "--json", "--node", "n0")]
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])
@@ -134,18 +137,18 @@ def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     slurmd_options.PATH.write_text(OPTIONS.replace("features=slurmd", "features=slurmd gres=gpu:mock_gpu:1"))
     slurm.register()
     gpu_health.State(reason="gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0").save()
-    machine = compute_seat.look()
-    verdict = seats.verdict(machine, None, related=False)
+    machine = machines.look()
+    verdict = roles.status(machine, None, related=False)
     text = "slurmd-0 is unfit: gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
-    assert (verdict.level, verdict.text) == (compute_seat.Level.BLOCKED, text)
+    assert (verdict.level, verdict.text) == ("blocked", text)
 
 
 def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
-    machine = compute_seat.look(gpu_settings.Settings(health="sometimes"))
+    machine = machines.look(settings.Config(health_check="sometimes"))
     assert machine.problem == "health-check: 'sometimes' is none of auto, on, off, slurm"
-    assert seats.ensure(machine, None) is None
+    assert roles.ensure(machine, None) is None
     assert slurm.log == []
 
 
@@ -192,8 +195,8 @@ def test_never_both(smi: pathlib.Path, slurm: SlurmDouble):
 
 @pytest.mark.parametrize("text", ["109", "+x", "+74 -74"])
 def test_xids_that_are_none_are_refused_by_name(text: str):
-    with pytest.raises(gpu_settings.SettingsError, match=r"^health-xids: "):
-        gpu_settings.Settings(xids=text).check()
+    with pytest.raises(ValueError, match=r"^health-xids: "):
+        settings.Config(health_xids=text).check()
 
 
 def test_a_card_that_is_unfit_is_told_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
@@ -219,9 +222,9 @@ def test_a_card_that_is_unfit_is_told_without_what_is_only_odd(monkeypatch: pyte
 
 def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
     gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
-    gpu_health.TEXTFILES.mkdir()
-    (gpu_health.TEXTFILES / "gpu_health.prom").touch()
-    compute_seat.release(owner="slurm-gpu/0")  # no card was ever registered here
+    watchdog.TEXTFILES.mkdir()
+    (watchdog.TEXTFILES / "gpu_health.prom").touch()
+    compute.release(owner="slurm-gpu/0")  # no card was ever registered here
     assert not gpu_monitor.PROGRAM.exists()
     assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()
-    assert not list(gpu_health.TEXTFILES.iterdir())
+    assert not list(watchdog.TEXTFILES.iterdir())

@@ -1,6 +1,5 @@
 """gpu-nvml against a library in NVML's place, and gpu-health with it where there is no nvidia-smi."""
 
-import collections.abc
 import ctypes
 import os
 import pathlib
@@ -11,12 +10,13 @@ import xml.etree.ElementTree as ET
 
 import pynvml  # pyright: ignore[reportMissingTypeStubs]
 import pytest
+from nvml_double import LOST, Card, Library
 
+from gpu import nvml
+from node import health_check
 from scripts import health as gpu_health
 from scripts import nvml as gpu_nvml
 
-OK, INVALID, NOT_SUPPORTED, INSUFFICIENT, LOST, VERSION = 0, 2, 3, 7, 15, 25
-Card = dict[str, typing.Any]
 H100: Card = {"bus": b"00000000:1B:00.0"}
 FULL: Card = H100 | {
     "recovery": 0, "rows": (0, 1, 0, 0), "pages_pending": 0, "pages": (3, 60),
@@ -25,127 +25,10 @@ FULL: Card = H100 | {
 }  # fmt: skip
 
 
-class Library:
-    """libnvidia-ml.so.1 with these cards. It refuses what a card does not support, and an argument of a wrong size."""
-
-    def __init__(self, cards: list[Card], init: int = OK, without: collections.abc.Collection[str] = ()) -> None:
-        self.cards, self.init, self.without = cards, init, without
-        self.is_shut = False
-
-    def __getattr__(self, name: str) -> collections.abc.Callable[..., int]:
-        if name in self.without or name == "nvmlErrorString":
-            raise AttributeError(name)
-        return getattr(type(self), f"_{name}").__get__(self)
-
-    def _card(self, device: ctypes.c_void_p) -> Card:
-        assert device.value is not None
-        return self.cards[device.value - 1]
-
-    def _nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's names, here and below
-        return self.init
-
-    def _nvmlShutdown(self) -> int:  # noqa: N802
-        self.is_shut = True
-        return OK
-
-    def _nvmlDeviceGetCount_v2(self, count: typing.Any) -> int:  # noqa: N802
-        count._obj.value = len(self.cards)
-        return OK
-
-    def _nvmlDeviceGetHandleByIndex_v2(self, i: int, device: typing.Any) -> int:  # noqa: N802
-        if self.cards[i].get("lost"):
-            return LOST
-        device._obj.value = i + 1
-        return OK
-
-    def _nvmlDeviceGetPciInfo_v3(self, device: typing.Any, pci: typing.Any) -> int:  # noqa: N802
-        pci._obj.bus_id = self._card(device)["bus"]
-        return OK
-
-    def _nvmlDeviceGetFieldValues(self, device: typing.Any, count: int, field: typing.Any) -> int:  # noqa: N802
-        assert (count, field._obj.id) == (1, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-        action = self._card(device).get("recovery")
-        field._obj.result = NOT_SUPPORTED if action is None else OK
-        field._obj.value = action or 0
-        return OK
-
-    def _nvmlDeviceGetRemappedRows(self, device: typing.Any, *rows: typing.Any) -> int:  # noqa: N802
-        return self._fill(self._card(device).get("rows"), rows)
-
-    def _nvmlDeviceGetRetiredPagesPendingStatus(self, device: typing.Any, pending: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("pages_pending")
-        return self._fill(None if told is None else (told,), (pending,))
-
-    def _nvmlDeviceGetRetiredPages(  # noqa: N802
-        self, device: typing.Any, cause: int, count: typing.Any, addresses: None
-    ) -> int:
-        assert count._obj.value == 0
-        told = self._card(device).get("pages")
-        if told is None:
-            return NOT_SUPPORTED
-        count._obj.value = told[cause]
-        return INSUFFICIENT if told[cause] else OK
-
-    def _nvmlDeviceGetMemoryErrorCounter(  # noqa: N802
-        self, device: typing.Any, kind: int, since: int, place: int, count: typing.Any
-    ) -> int:
-        assert since == pynvml.NVML_VOLATILE_ECC
-        told = self._card(device).get("errors", {}).get((kind, place))
-        return self._fill(None if told is None else (told,), (count,))
-
-    def _nvmlDeviceGetSramEccErrorStatus(self, device: typing.Any, status: typing.Any) -> int:  # noqa: N802
-        if status._obj.version != pynvml.nvmlEccSramErrorStatus_v1:
-            return VERSION
-        told = self._card(device).get("sram")
-        if told is None:
-            return NOT_SUPPORTED
-        status._obj.parity, status._obj.secded, status._obj.exceeded = told
-        return OK
-
-    def _nvmlDeviceGetRepairStatus(self, device: typing.Any, status: typing.Any) -> int:  # noqa: N802
-        if status._obj.version != pynvml.nvmlRepairStatus_v1:
-            return VERSION
-        told = self._card(device).get("repair")
-        if told is None:
-            return NOT_SUPPORTED
-        status._obj.channel, status._obj.tpc = told
-        return OK
-
-    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, device: typing.Any, reasons: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("reasons")
-        return self._fill(None if told is None else (told,), (reasons,))
-
-    def _nvmlDeviceGetGpuFabricInfo(self, device: typing.Any, fabric: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("fabric")
-        if told is None:
-            return NOT_SUPPORTED
-        fabric._obj.state, fabric._obj.status = told
-        return OK
-
-    def _nvmlDeviceGetMigMode(self, device: typing.Any, now: typing.Any, after: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("instances")
-        return self._fill(None if told is None else (1, 1), (now, after))
-
-    def _nvmlDeviceGetMaxMigDeviceCount(self, device: typing.Any, most: typing.Any) -> int:  # noqa: N802
-        most._obj.value = 7
-        return OK
-
-    def _nvmlDeviceGetMigDeviceHandleByIndex(self, device: typing.Any, i: int, instance: typing.Any) -> int:  # noqa: N802
-        return OK if i in self._card(device)["instances"] else 6
-
-    @staticmethod
-    def _fill(told: tuple[int, ...] | None, places: tuple[typing.Any, ...]) -> int:
-        if told is None:
-            return NOT_SUPPORTED
-        for place, value in zip(places, told, strict=True):
-            place._obj.value = value
-        return OK
-
-
 def reported(*cards: Card, **more: typing.Any) -> ET.Element:
     library = Library(list(cards), **more)
-    with gpu_nvml.Nvml(library) as nvml:
-        root = gpu_nvml.report(nvml)
+    with nvml.opened(library) as opened:
+        root = gpu_nvml.report(opened)
     assert library.is_shut
     return ET.fromstring(ET.tostring(root))
 
@@ -209,7 +92,7 @@ def test_a_library_without_newer_functions_has_no_answers():
 
 
 def test_instances_are_counted():
-    root = reported(H100 | {"instances": {0, 2, 5}}, FULL)
+    root = reported(H100 | {"instances": {0: {}, 2: {}, 5: {}}}, FULL)
     assert [len(gpu.findall("mig_devices/mig_device")) for gpu in root.iter("gpu")] == [3, 0]
     assert root.findtext("attached_gpus") == "2"
 
@@ -221,7 +104,7 @@ def test_instances_are_counted():
 def test_a_driver_that_refuses_is_its_exit_status(
     library: Library, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(gpu_nvml.ctypes, "CDLL", lambda _: library)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda _: library)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     assert gpu_nvml.main() == code
     assert code in gpu_health.SMI_EXITS
     assert capsys.readouterr().out == ""
@@ -230,11 +113,12 @@ def test_a_driver_that_refuses_is_its_exit_status(
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (gpu_nvml.Pci, pynvml.nvmlPciInfo_t),
-        (gpu_nvml.Field, pynvml.c_nvmlFieldValue_t),
-        (gpu_nvml.Sram, pynvml.c_nvmlEccSramErrorStatus_v1_t),
-        (gpu_nvml.Repair, pynvml.c_nvmlRepairStatus_t),
-        (gpu_nvml.Fabric, pynvml.c_nvmlGpuFabricInfo_t),
+        (nvml.Pci, pynvml.nvmlPciInfo_t),
+        (nvml.Memory, pynvml.c_nvmlMemory_t),
+        (nvml.Field, pynvml.c_nvmlFieldValue_t),
+        (nvml.Sram, pynvml.c_nvmlEccSramErrorStatus_v1_t),
+        (nvml.Repair, pynvml.c_nvmlRepairStatus_t),
+        (nvml.Fabric, pynvml.c_nvmlGpuFabricInfo_t),
     ],
 )
 def test_structures_are_laid_out_as_nvidias_own(ours: type[ctypes.Structure], theirs: type[ctypes.Structure]):
@@ -246,16 +130,13 @@ def test_structures_are_laid_out_as_nvidias_own(ours: type[ctypes.Structure], th
 
 def test_gpu_health_asks_it_where_there_is_no_nvidia_smi(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """With both programs as on a node, where the library is missing as well: which is said, and nothing is passed over."""
-    folder = paths / "sbin"
-    folder.mkdir()
-    for source, name in ((gpu_health, "gpu-health"), (gpu_nvml, "gpu-nvml")):
-        (folder / name).write_text(pathlib.Path(str(source.__file__)).read_text())
+    health_check._install(paths / "gpu-health", paths / "gpu-nvml")
     code = (
-        "import runpy, sys; m = runpy.run_path(sys.argv[1]); q = m['_driver_query'];"
-        "q.__globals__['NVIDIA_SMI'] = '/nonesuch'; q.__globals__['_deadline'].begin(); q.__globals__['_ask_driver']()"
+        "import sys; sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[1:]; from runpy import run_path;"
+        "q = run_path(sys.argv[0])['_ask_driver']; q.__globals__['NVIDIA_SMI'] = '/nonesuch'; q()"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(folder / "gpu-health")],
+        [sys.executable, "-I", "-c", code, str(paths / "gpu-health")],
         capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
     assert "gpu-nvml exited 12: libnvidia-ml.so.1 is missing: install libnvidia-compute" in done.stderr

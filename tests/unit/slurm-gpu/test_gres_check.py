@@ -4,14 +4,14 @@ import pathlib
 import re
 
 import pytest
-import seats
+import roles
 from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
-import settings as gpu_settings
+import settings
 from gpu import gres, gres_check
-from node import compute as compute_seat
-from node import slurmd_options
+from node import compute, slurmd_options
+from node import machine as machines
 from slurm_ddp.run import CommandTimeout
 
 SETTINGS = {"cpus": "2", "boards": "1", "corespersocket": "2", "realmemory": "4000", "gres": "gpu:old:1"}
@@ -147,17 +147,17 @@ def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, m
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
     slurm.printed = RECORD.format("other", mock_gpu, "0-1", "-1", "")
-    machine = compute_seat.look()
+    machine = machines.look()
     assert machine.problem == f"slurmd -G: {mock_gpu} has Type=other, not mock_gpu"
-    assert seats.ensure(machine) is None
-    assert compute_seat.offer(machine, None) is None
+    assert roles.ensure(machine) is None
+    assert compute.offer(machine, None) is None
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
 
 
 def test_an_alias_that_is_none_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
-    machine = compute_seat.look(gpu_settings.Settings(aliases="mock_gpu=Mock GPU"))
+    machine = machines.look(settings.Config(gpu_type_alias="mock_gpu=Mock GPU"))
     assert machine.problem == "gpu-type-alias: 'Mock GPU' is no type: small letters, digits and _ . + - only"
-    assert seats.ensure(machine) is None
+    assert roles.ensure(machine) is None
     assert slurm.log == []

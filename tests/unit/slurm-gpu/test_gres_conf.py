@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from gpu import gres_conf
-from gpu.gres_conf import Book, Entry
+from gpu.gres_conf import Entry, GresConf
 from slurm_ddp.interfaces import slurm_gres
 
 LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"
@@ -19,8 +19,8 @@ def entry(unit: str = "slurm-gpu/0", node: str = "slurmd-0", num: int = 1, *, aw
     return Entry.of(unit, slurm_gres.NodeGres(node=node, lines=lines, awaits=awaits))
 
 
-def book(*entries: Entry, before: str = UPSTREAM, after: str = "") -> Book:
-    return Book(before, after, {entry.unit: entry for entry in entries})
+def book(*entries: Entry, before: str = UPSTREAM, after: str = "") -> GresConf:
+    return GresConf(before, after, {entry.unit: entry for entry in entries})
 
 
 def test_the_text():
@@ -121,7 +121,7 @@ def test_markers_that_do_not_pair_up(text: str):
 
 
 def test_reading_a_file(paths: pathlib.Path):
-    assert gres_conf.read() is None
+    assert gres_conf.read() == GresConf()
     gres_conf.PATH.write_bytes(b"\xff")
     with pytest.raises(gres_conf.GresConfError):
         gres_conf.read()

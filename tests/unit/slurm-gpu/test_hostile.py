@@ -13,7 +13,7 @@ from slurm_double import Record
 
 import charm
 from gpu import detect as gpu_detect
-from maintenance import reset as gpu_tasks
+from maintenance import task
 from node import health_check as gpu_monitor
 from node import slurmd_options
 from slurm_ddp import systemd
@@ -41,8 +41,8 @@ def ctx() -> testing.Context[charm.SlurmGpuCharm]:
 def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
     now = [0.0]
-    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(gpu_monitor, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     monkeypatch.setattr(ops.Unit, "reboot", lambda _: pytest.fail("a reboot"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
@@ -120,15 +120,15 @@ def test_a_number_out_of_its_range(
 ):
     action, good, name = case
     numbers = (-1, -(2**63), 604801, 2**31, 2**63, 10**30)
-    tries = [(good | {name: number}, f"{name}: {number} is not between 0 and ") for number in numbers]
+    tries = [(good | {name: number}, f"{name}: ") for number in numbers]
     check_refused(ctx, settled, paths, action, tries)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        ("upgrade-driver", {"cancel": True, "branch": "580"}, "branch contradicts cancel=true"),
-        ("upgrade-driver", {"cancel": True, "version": "580.173.02"}, "version contradicts cancel=true"),
+        ("upgrade-driver", {"cancel": True, "branch": "580"}, "cancel: true contradicts branch"),
+        ("upgrade-driver", {"cancel": True, "version": "580.173.02"}, "cancel: true contradicts version"),
         ("upgrade-driver", {"branch": "580", "version": "535.288.01"}, "version=535.288.01 is not of branch 580"),
         ("upgrade-driver", {"branch": "550"}, "driver=550: nvidia-headless-no-dkms-550-server-open"),
         ("upgrade-driver", {"version": "580.9999.9999"}, "driver=580: the archives have no 580.9999.9999"),
@@ -191,10 +191,10 @@ CONTRADICTIONS: list[tuple[dict[str, typing.Any], str]] = [
     ({"shards-per-gpu": -1}, "shards-per-gpu: -1 is not between 0 and 1024"),
     ({"shards-per-gpu": 2**62}, f"shards-per-gpu: {2**62} is not between"),
     ({"mps-per-gpu": -1}, "mps-per-gpu: -1 is not between 0 and 10000"),
-    ({"driver-flavour": "desktop"}, "driver-flavour: 'desktop' is not server"),
-    ({"fabric-manager": "on"}, "fabric-manager=on contradicts driver=keep"),
-    ({"kernel-module": "open"}, "kernel-module=open contradicts driver=keep"),
-    ({"cuda-toolkit": True}, "cuda-toolkit=true contradicts driver=keep"),
+    ({"driver-flavour": "desktop"}, "driver-flavour: input should be 'server'"),
+    ({"fabric-manager": "on"}, "fabric-manager: on contradicts driver=keep"),
+    ({"kernel-module": "open"}, "kernel-module: open contradicts driver=keep"),
+    ({"cuda-toolkit": True}, "cuda-toolkit: true contradicts driver=keep"),
     ({"health-xids": "+79 -79"}, "health-xids: Xid 79 is both"),
     ({"gpu-type-alias": "a=b,a=c"}, "gpu-type-alias: a is given two names"),
     ({"gpu-type-alias": "nvidia_h100_80gb_hbm3=H100"}, "gpu-type-alias: 'H100' is no type"),
@@ -278,18 +278,18 @@ def test_a_file_of_ours_that_somebody_damaged(
 
 
 @pytest.mark.parametrize("action", ["detect", "show-gres", "accept-gpus", "health-check", "upgrade-driver"])
-@pytest.mark.parametrize("seats", [[], [CONTROLLER]])
+@pytest.mark.parametrize("roles", [[], [CONTROLLER]])
 def test_an_action_where_there_is_no_node(
     ctx: testing.Context[charm.SlurmGpuCharm],
     machine: MachineDouble,
     paths: pathlib.Path,
     *,
     action: str,
-    seats: list[testing.SubordinateRelation],
+    roles: list[testing.SubordinateRelation],
 ):
     before = tree(paths)
     try:
-        ctx.run(ctx.on.action(action), testing.State(relations=seats))
+        ctx.run(ctx.on.action(action), testing.State(relations=roles))
     except testing.ActionFailed as e:
         assert is_one_line_of("", e.message)
     assert (machine.log, machine.slurm.log, machine.smi.log) == ([], [], [])

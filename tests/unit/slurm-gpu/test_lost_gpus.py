@@ -9,23 +9,22 @@ import pytest
 from conftest import OPTIONS
 from machines import Card, add_driver
 from ops import testing
-from seats import hook, offer
+from roles import hook, offer
 from slurm_double import SlurmDouble
 
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import compute as compute_seat
-from node import resume as bring_up
-from node import slurmd_options
+from node import compute, resume, slurmd_options
+from node import machine as machines
 from node import watch as node_watch
-from node.compute import Level, Verdict
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 CARDS = [Card("NVIDIA H200", "0000:1b:00.0"), Card("NVIDIA H200", "0000:9d:00.0")]
 LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
-STATUS = Verdict(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")
+STATUS = Status(Level.BLOCKED, f"{LOSS}: bring back what is missing, or run accept-gpus")
 DRAIN = f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {LOSS}'"
 RESUME = "/usr/bin/scontrol update nodename=slurmd-0 state=resume"
 
@@ -89,7 +88,7 @@ def test_a_driver_that_broke(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch)
     broken = NvmlAnswer(error="Driver/library version mismatch", broken=True)
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: broken)
     loss = "NVML: Driver/library version mismatch; reboot this machine"
-    assert hook() == Verdict(Level.BLOCKED, loss)
+    assert hook() == Status(Level.BLOCKED, loss)
     assert orders(node) == [f"/usr/bin/scontrol update nodename=slurmd-0 state=drain 'reason=slurm-gpu: {loss}'"]
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="NVML Shared Library Not Found"))
     assert hook().level == Level.ACTIVE
@@ -154,7 +153,7 @@ def test_a_card_that_is_missing_after_a_reboot_is_named_as_soon_as_slurmd_regist
     node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
     node_watch.JUJU_EXEC.touch()
     (paths / "proc/uptime").write_text("60.00 100.00\n")
-    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
+    monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
     node.booted = stamp(-86400)
     node.register()
     node.booted = stamp(-60)
@@ -203,19 +202,19 @@ def test_accepting_nothing_is_refused(node: SlurmDouble, paths: pathlib.Path):
     with pytest.raises(testing.ActionFailed) as caught:
         run_accept()
     assert caught.value.message == "no NVIDIA GPU on this machine"
-    assert compute_seat.CARDS.exists()
+    assert machines.CARDS.exists()
 
 
 @pytest.mark.parametrize("text", ["", "null", "{}", "["])
 def test_a_damaged_memory_is_no_loss(node: SlurmDouble, paths: pathlib.Path, text: str):
-    compute_seat.CARDS.write_text(text)
-    assert compute_seat.lost(compute_seat.look()) is None
+    machines.CARDS.write_text(text)
+    assert machines.lost(machines.look()) is None
 
 
 def test_a_charm_that_goes_forgets_the_cards(node: SlurmDouble):
-    assert compute_seat.CARDS.exists()
-    compute_seat.release(owner="slurm-gpu/0")
-    assert not compute_seat.CARDS.exists()
+    assert machines.CARDS.exists()
+    compute.release(owner="slurm-gpu/0")
+    assert not machines.CARDS.exists()
 
 
 def test_upstreams_idle_brings_no_job_to_a_node_that_lost_a_card(node: SlurmDouble, paths: pathlib.Path):

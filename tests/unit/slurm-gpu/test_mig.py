@@ -10,27 +10,28 @@ from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record, SlurmDouble
 
 from driver import upgrade as driver_upgrade
-from gpu_base import Level, Verdict
 from maintenance import hold as gpu_hold
-from maintenance import mig as gpu_mig
-from maintenance import reset as gpu_tasks
-from maintenance import work as gpu_work
-from maintenance.mig import MigError, RebootNeeded, check, parse
+from maintenance import mig as maintenance_mig
+from maintenance import task, work
 from node import registration
+from scripts import mig as gpu_mig
+from scripts.mig import MigError, RebootNeeded, check, parse
+from slurm_ddp import watchdog
+from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.slurm import nodes
 
 BUS = "0000:1b:00.0"
 A100 = "NVIDIA A100-SXM4-40GB"
 NAME = "slurmd-0"
-ACTIVE = Verdict(Level.ACTIVE, "all well")
+ACTIVE = Status(Level.ACTIVE, "all well")
 DONE = registration.Progress(registration.Stage.REGISTERED)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
 @pytest.fixture
@@ -44,12 +45,9 @@ def mig(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
     return node
 
 
-def asked(log: list[str] | None = None, wait_s: float = 60) -> gpu_tasks.Asked:
-    return gpu_tasks.Asked(wait_s, log.append if log is not None else lambda _: None)
-
-
-def set_mig(profiles: str, gpu: str = BUS, **more: object) -> dict[str, str]:
-    return gpu_tasks.set_mig(gpu, profiles, NAME, asked(**more))  # pyright: ignore[reportArgumentType]
+def set_mig(profiles: str, gpu: str = BUS, log: list[str] | None = None, node: str | None = NAME) -> dict[str, str]:
+    report = log.append if log is not None else lambda _: None  # pyright: ignore[reportUnknownLambdaType]
+    return maintenance_mig.set_layout(gpu, profiles, node, 60, report)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +146,8 @@ def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
     assert "Before=slurmd.service" in unit
     assert "slurm-gpu-mig.service" in mig.enabled
     assert "DRAIN" in mig.slurm.state()  # until it is registered anew
-    assert gpu_work.before() is gpu_work.Turn.REGISTER
-    gpu_work.after(NAME, {}, DONE)
+    assert work.resume_pending() is work.Pending.REGISTER
+    work.complete_pending(NAME, {}, DONE)
     assert mig.slurm.record == Record("")
     mig.smi.log.clear()
     assert set_mig("3g.20gb,1g.5gb")["result"] in {"unchanged", "done"}
@@ -158,9 +156,9 @@ def test_a_card_is_cut(mig: MachineDouble, paths: pathlib.Path):
 
 def test_a_card_is_cut_otherwise_and_made_whole(mig: MachineDouble, paths: pathlib.Path):
     set_mig("3g.20gb x2")
-    gpu_work.after(NAME, {}, DONE)
+    work.complete_pending(NAME, {}, DONE)
     set_mig("7g.40gb")
-    gpu_work.after(NAME, {}, DONE)
+    work.complete_pending(NAME, {}, DONE)
     assert mig.smi.cards[BUS].instances == ["7g.40gb"]
     set_mig("off")
     assert (mig.smi.cards[BUS].enabled, mig.smi.cards[BUS].instances) == (False, [])
@@ -181,22 +179,22 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
         "detail": f"{BUS} switches MIG on only with a reboot, which comes with the next event",
     }
     text = "slurmd-0 is drained for gpu-mig: this machine reboots with the next event"
-    assert gpu_work.verdict({}, lambda: ACTIVE) == Verdict(Level.WAITING, text)
-    assert gpu_work.before() is gpu_work.Turn.REBOOT
+    assert work.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
+    assert work.resume_pending() is work.Pending.REBOOT
     assert "DRAIN" in mig.slurm.state()
     mig.reboot()
-    text = "slurmd-0 is drained for gpu-mig: it is given back with the next event"
-    assert gpu_work.verdict({}, lambda: ACTIVE) == Verdict(Level.WAITING, text)
-    worse = Verdict(Level.BLOCKED, "x")
-    assert gpu_work.verdict({}, lambda: worse) is worse
+    text = "slurmd-0 is drained for gpu-mig: its state is restored with the next event"
+    assert work.verdict({}, lambda: ACTIVE) == Status(Level.WAITING, text)
+    worse = Status(Level.BLOCKED, "x")
+    assert work.verdict({}, lambda: worse) is worse
     mig.smi.cards[BUS].enabled = True
     mig.smi.needs_reset = mig.smi.needs_reboot = False
     assert gpu_mig.main(["apply"]) == 0  # the unit
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
-    assert gpu_work.before() is gpu_work.Turn.REGISTER
-    gpu_work.after(NAME, {}, DONE)
+    assert work.resume_pending() is work.Pending.REGISTER
+    work.complete_pending(NAME, {}, DONE)
     assert mig.slurm.record == Record("")
-    assert gpu_work.verdict({}, lambda: ACTIVE) is ACTIVE
+    assert work.verdict({}, lambda: ACTIVE) is ACTIVE
 
 
 @pytest.mark.parametrize("order", ["resume", "drain"])
@@ -208,7 +206,7 @@ def test_no_reboot_of_a_node_that_somebody_took_back(mig: MachineDouble, order: 
     else:
         nodes.drain(NAME, "bad fan")
     mig.slurm.jobs = ["7"]
-    assert gpu_work.before() is gpu_work.Turn.NONE
+    assert work.resume_pending() is work.Pending.NONE
     assert gpu_hold.Hold.load() is None
     assert mig.slurm.record is not None
     assert (mig.slurm.jobs, mig.slurm.record.reason) == (["7"], "" if order == "resume" else "bad fan")
@@ -218,11 +216,11 @@ def test_no_reboot_while_jobs_run_or_slurm_is_silent(mig: MachineDouble):
     mig.smi.needs_reset = mig.smi.needs_reboot = True
     set_mig("3g.20gb x2")
     mig.slurm.jobs = ["7"]
-    assert gpu_work.before() is gpu_work.Turn.HOLD
+    assert work.resume_pending() is work.Pending.WAIT
     mig.slurm.answering = False
-    assert gpu_work.before() is gpu_work.Turn.HOLD
+    assert work.resume_pending() is work.Pending.WAIT
     mig.slurm.answering, mig.slurm.jobs = True, []
-    assert gpu_work.before() is gpu_work.Turn.REBOOT
+    assert work.resume_pending() is work.Pending.REBOOT
 
 
 def test_no_reboot_into_a_kernel_without_the_driver(mig: MachineDouble):
@@ -230,21 +228,21 @@ def test_no_reboot_into_a_kernel_without_the_driver(mig: MachineDouble):
     mig.install_driver("535", "535.288.01")
     set_mig("3g.20gb x2")
     mig.add_kernel("6.8.0-139-generic")
-    assert gpu_work.before() is gpu_work.Turn.HOLD
-    said = gpu_work.verdict({}, lambda: ACTIVE)
+    assert work.resume_pending() is work.Pending.WAIT
+    said = work.verdict({}, lambda: ACTIVE)
     assert (said.level, said.text.partition(":")[0]) == (
         Level.BLOCKED, "kernel 6.8.0-139-generic, which boots next, has no nvidia module"
     )  # fmt: skip
     modules = "linux-modules-nvidia-535-server-open-6.8.0-139-generic"
     mig.installed[modules] = mig.offers[modules][0][0]
-    assert gpu_work.before() is gpu_work.Turn.REBOOT
+    assert work.resume_pending() is work.Pending.REBOOT
 
 
 def test_what_the_card_refuses_leaves_it_as_it_was(mig: MachineDouble):
     set_mig("3g.20gb x2")
-    gpu_work.after(NAME, {}, DONE)
+    work.complete_pending(NAME, {}, DONE)
     mig.smi.refuses = {"2g.10gb"}
-    with pytest.raises(gpu_tasks.TaskError, match=r"profiles: .*Insufficient Resources"):
+    with pytest.raises(ActionError, match=r"profiles: .*Insufficient Resources"):
         set_mig("4g.20gb,2g.10gb")
     assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]
     assert gpu_mig.load() == {BUS: ("3g.20gb", "3g.20gb")}
@@ -255,11 +253,11 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
     node.smi.cards[other] = MigCard(A100)
     assert set_mig("1g.5gb x7", "all")["gpus"] == f"{BUS}, {other}"
     assert [len(card.instances) for card in node.smi.cards.values()] == [7, 7]
-    gpu_work.after(NAME, {}, DONE)
+    work.complete_pending(NAME, {}, DONE)
     node.smi.cards[other].instances = []
     node.smi.cards[other].enabled = node.smi.cards[other].pending = False
     node.smi.refuses = {"3g.20gb"}
-    with pytest.raises(gpu_tasks.TaskError):
+    with pytest.raises(ActionError):
         set_mig("3g.20gb x2", "all")
     assert node.smi.cards[BUS].instances == ["1g.5gb"] * 7
     assert node.smi.cards[other].instances == []
@@ -277,7 +275,7 @@ def test_all_cards_or_none(mig: MachineDouble, node: MachineDouble):
     ],
 )
 def test_what_is_refused_changes_nothing(mig: MachineDouble, gpu: str, profiles: str, words: str):
-    with pytest.raises(gpu_tasks.TaskError) as caught:
+    with pytest.raises(ActionError) as caught:
         set_mig(profiles, gpu)
     assert str(caught.value).startswith(words)
     assert (mig.smi.log, mig.slurm.log) == ([], [])
@@ -286,7 +284,7 @@ def test_what_is_refused_changes_nothing(mig: MachineDouble, gpu: str, profiles:
 
 def test_cards_without_mig(mig: MachineDouble):
     mig.smi.cards[BUS] = MigCard("NVIDIA L40S", None, None)
-    with pytest.raises(gpu_tasks.TaskError, match=rf"gpu: NVIDIA L40S at {BUS} has no MIG"):
+    with pytest.raises(ActionError, match=rf"gpu: NVIDIA L40S at {BUS} has no MIG"):
         set_mig("3g.20gb")
     with pytest.raises(MigError, match="has no MIG"):
         gpu_mig.apply(gpu_mig.cards()[0], ("3g.20gb",))
@@ -296,21 +294,21 @@ def test_cards_without_mig(mig: MachineDouble):
 def test_without_nvidia_smi(mig: MachineDouble, paths: pathlib.Path):
     (paths / "usr/bin/nvidia-smi").unlink()
     with pytest.raises(
-        gpu_tasks.TaskError, match="NVML alone cannot do it: install nvidia-smi of exactly the driver's version"
+        ActionError, match="NVML alone cannot do it: install nvidia-smi of exactly the driver's version"
     ):
         set_mig("off")
 
 
 def test_a_driver_that_hangs(mig: MachineDouble):
     mig.hanging.add("nvidia-smi")
-    with pytest.raises(gpu_tasks.TaskError, match="no answer within"):
+    with pytest.raises(ActionError, match="no answer within"):
         set_mig("off")
 
 
 def test_jobs_that_stay_keep_their_node(mig: MachineDouble):
     mig.slurm.jobs = ["7"]
     log: list[str] = []
-    with pytest.raises(gpu_tasks.TaskError, match="1 job still ran on slurmd-0 after 60 s, so nothing was done"):
+    with pytest.raises(ActionError, match="1 job still ran on slurmd-0 after 60 s, so nothing was done"):
         set_mig("3g.20gb x2", log=log)
     assert log == ["slurmd-0 is drained: waiting for 1 job"]
     assert mig.slurm.state() == "MIXED+DYNAMIC_NORM"
@@ -332,8 +330,8 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
             died = True
         slurm.lives = None
         for _ in range(3):
-            assert gpu_work.before() in {gpu_work.Turn.REGISTER, gpu_work.Turn.NONE}
-            gpu_work.after(NAME, {}, DONE)
+            assert work.resume_pending() in {work.Pending.REGISTER, work.Pending.NONE}
+            work.complete_pending(NAME, {}, DONE)
         assert slurm.record == Record("")
         now = sorted(mig.smi.cards[BUS].instances)
         wanted = gpu_mig.load().get(BUS)
@@ -348,14 +346,14 @@ def test_an_interruption_at_every_command_is_finished(mig: MachineDouble, slurm:
 
 def test_an_upgrade_goes_first(mig: MachineDouble, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(driver_upgrade.Upgrade, "load", object)
-    with pytest.raises(gpu_tasks.TaskError, match="a driver upgrade is under way"):
+    with pytest.raises(ActionError, match="a driver upgrade is under way"):
         set_mig("3g.20gb x2")
     assert mig.slurm.log == []
 
 
 def test_no_slurmd_no_drain(mig: MachineDouble):
     mig.slurm.answering = False
-    assert gpu_tasks.set_mig(BUS, "3g.20gb x2", None, asked())["result"] == "done"
+    assert set_mig("3g.20gb x2", node=None)["result"] == "done"
 
 
 # The program.
@@ -398,16 +396,11 @@ def test_a_card_that_only_a_reboot_switches_is_told(mig: MachineDouble):
 
 
 def test_it_runs_alone(tmp_path: pathlib.Path):
-    """As on a node: nothing but Python's standard library, and no nvidia-smi."""
-    argv = [sys.executable, "-I", "-S", gpu_mig.__file__, "show"]
+    """As on a node: one file, nothing but Python's standard library, and no nvidia-smi."""
+    program = tmp_path / "gpu-mig"
+    program.write_bytes(watchdog.pack(pathlib.Path(gpu_mig.__file__)))
+    argv = [sys.executable, "-I", "-S", str(program), "show"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert "nvidia-smi" in done.stderr
+    assert done.stderr.startswith("gpu-mig: nvidia-smi --query-gpu")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_program_that_hangs_is_given_up():
-    code, said = gpu_mig.run("/bin/sleep", "30", timeout=0.2)
-    assert (code, said) == (None, "no answer within 0.2 s")
-    assert gpu_mig.run("/bin/echo", "hello", timeout=5) == (0, "hello\n")
-    assert gpu_mig.run("/no/such/program", timeout=5)[0] is None

@@ -50,7 +50,7 @@ def test_upstreams_idle_starts_no_job_and_the_node_is_held_again(node: SlurmDoub
         assert gpu_hold.is_ours(seen, gpu_hold.MIG)
     assert node.record is not None
     assert ("DRAIN" in node.state(), node.record.reason) == (True, REASON)
-    assert gpu_hold.give_back()
+    assert gpu_hold.release()
     assert node.maintained == []
     assert node.jobs == ["7"]
     assert node_hold.keep() == []
@@ -225,7 +225,7 @@ def test_a_held_node_can_be_registered_anew(node: SlurmDouble):
     assert options is not None
     node.devices = 2
     node.waiting = ["7"]
-    progress = registration.advance(options, NAME, "gpu:mock_gpu:2", lines_live=True)
+    progress = registration.advance(registration.Target(NAME, "gpu:mock_gpu:2", options))
     assert progress.stage is registration.Stage.REGISTERED
     assert node.record is not None
     assert (node.record.gres, "DRAIN" in node.state()) == ("gpu:mock_gpu:2", True)

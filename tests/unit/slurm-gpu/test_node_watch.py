@@ -13,8 +13,7 @@ from slurm_double import SlurmDouble
 from maintenance import hold as gpu_hold
 from node import health_check as gpu_monitor
 from node import hold as node_hold
-from node import registration, slurmd_options
-from node import resume as bring_up
+from node import node_state, resume, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.run import Completed
@@ -30,7 +29,7 @@ LIBRARY = pathlib.Path(readiness.__file__).parents[1]
 def slept(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The machine was booted a minute ago; return how long the service slept."""
     (paths / "proc/uptime").write_text("60.00 100.00\n")
-    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
+    monkeypatch.setattr(resume, "UPTIME", paths / "proc/uptime")
     return []
 
 
@@ -92,7 +91,7 @@ def asked(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_it_waits_for_the_mount_without_asking_the_controller(node: SlurmDouble, asked: list[float]):
-    readiness.tell(CLIENT, ready=False, detail="not looked at since this boot")
+    readiness.tell(CLIENT, ready=False, detail="not checked since this boot")
     node.register()
     watch = node_watch.Watch()
     assert passes(watch, 300) == [1.0] * 300, "five minutes, in which no hook runs"
@@ -138,7 +137,7 @@ def test_a_job_that_completes_on_a_node_that_is_down_is_waited_for(node: SlurmDo
     node.register()
     assert node.record is not None
     if change:
-        node.record.reason = bring_up.NEW
+        node.record.reason = resume.NEW
     node.record.flags.add("COMPLETING")
     node.jobs = ["7"]
     node.log.clear()
@@ -240,7 +239,7 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
     node.upstream_sets_idle()
     assert watch.step() == 5.0
     assert ("DRAIN" in node.state(), node.jobs) == (True, [])
-    assert gpu_hold.give_back()
+    assert gpu_hold.release()
     assert watch.step() is None
     assert node.jobs == ["7"]
 
@@ -324,7 +323,7 @@ def test_a_unit_that_waits_is_woken_now_and_then_though_nothing_seems_to_change(
     ids=["answers", "daemon"],
 )
 def test_the_controllers_unit_is_woken_too(slurm: SlurmDouble, woken: list[str], change: object):
-    """The seat on slurmctld waits for slurmctld to be set up, or to read gres.conf. There is no node."""
+    """The role on slurmctld waits for slurmctld to be set up, or to read gres.conf. There is no node."""
     slurm.answering = False
     node_watch.note("slurm-gpu-controller/0", waits=True)
     assert (systemd.UNIT_DIR / node_watch.UNIT).exists()
@@ -379,8 +378,8 @@ def test_the_service_runs_with_the_standard_library_alone(tmp_path: pathlib.Path
 
 def test_registration_journal_names():
     """Journals that the service knows by name."""
-    registration.Found(NAME).save()
-    gpu_hold.Hold("gpu-mig", NAME).save()
-    there = {path.name for path in registration.STATE_DIR.glob("*.json")}
+    node_state.NodeSnapshot(NAME).save()
+    gpu_hold.Hold(NAME, kind="gpu-mig").save()
+    there = {path.name for path in node_state.STATE_DIR.glob("*.json")}
     assert there <= set(node_watch.JOURNALS)
     assert node_hold.WATCH == node_watch.UNIT

@@ -19,7 +19,7 @@ import pytest
 import real_slurm
 
 from node import hold as node_hold
-from node import registration, slurmd_options
+from node import node_state, registration, slurmd_options, slurmd_unit
 from node.registration import Progress, Stage
 from slurm_ddp import run, systemd
 from slurm_ddp.slurm import nodes
@@ -83,13 +83,13 @@ class Mini:
         return self.run("/usr/bin/scontrol", *words).stdout
 
     def restart(self, name: str, **_: object) -> None:
-        assert name == registration.SLURMD
+        assert name == slurmd_unit.SLURMD
         self.boot()
 
     def boot(self) -> None:
         """Start slurmd with the environment files of its unit, the drop-in's last."""
         self.stop()
-        held = registration.HELD_ENV
+        held = slurmd_unit.DRAINED_ENV
         text = held.read_text() if held.exists() else slurmd_options.PATH.read_text()
         self.slurmd = self.start("slurmd", "-D", *shlex.split(text.partition("=")[2]))
 
@@ -133,16 +133,10 @@ def free_ports(count: int) -> list[int]:
     return list(ports)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    missing = real_slurm.lacks()
-    if missing:
-        pytest.fail(missing, pytrace=False)
-    return real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
-
-
 @pytest.fixture(autouse=True)
-def slurm(paths: pathlib.Path, tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Mini]:
+def slurm(
+    paths: pathlib.Path, slurm_tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> collections.abc.Iterator[Mini]:
     """A node without GPUs in Slurm, on a machine whose gres.conf has one."""
     folder = paths / "mini"
     for name in ("state", NAME):
@@ -151,9 +145,9 @@ def slurm(paths: pathlib.Path, tree: pathlib.Path, monkeypatch: pytest.MonkeyPat
     (folder / "slurm.conf").write_text(CONF.format(host=host, folder=folder, ports=free_ports(2)))
     (folder / "gres.conf").write_text(f"NodeName={NAME} AutoDetect=off Name=gpu Type=mock_gpu File=/dev/null\n")
     slurmd_options.PATH.write_text(OPTIONS)
-    registration.STATE_DIR.mkdir(parents=True)
+    node_state.STATE_DIR.mkdir(parents=True)
     (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    mini = Mini(folder, tree)
+    mini = Mini(folder, slurm_tree)
     monkeypatch.setattr(nodes, "run", mini.run)
     for name in ("_REGISTER_S", "_SETTLE_S"):
         monkeypatch.setattr(registration, name, float(LONG_S))
@@ -175,7 +169,7 @@ def slurm(paths: pathlib.Path, tree: pathlib.Path, monkeypatch: pytest.MonkeyPat
 def advance() -> Progress:
     options = slurmd_options.read()
     assert options is not None
-    return registration.advance(options, NAME, GRES, lines_live=True)
+    return registration.advance(registration.Target(NAME, GRES, options))
 
 
 def is_idle_with_gpu(node: nodes.Node) -> bool:
@@ -244,11 +238,11 @@ def test_a_node_that_is_drained_registers_drained_after_a_power_cut(slurm: Mini,
     slurm.boot()  # before any hook runs
     node = slurm.until(lambda node: nodes.same_gres(node.gres, GRES))
     assert node.is_drained
-    registration.refresh_held()
+    registration.refresh_drained_start()
     assert advance() == Progress(Stage.REGISTERED)
     node = slurm.until(lambda node: node.reason == "bad fan")
     assert node.is_drained
-    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
+    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
     nodes.resume(NAME)
     slurm.until(is_idle_with_gpu)
 

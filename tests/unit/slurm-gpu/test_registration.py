@@ -12,7 +12,7 @@ import pytest
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
-from node import registration, slurmd_options
+from node import hold, node_state, registration, resume, slurmd_options, slurmd_unit
 from node.registration import Progress, Stage
 from slurm_ddp.slurm import nodes
 
@@ -22,7 +22,7 @@ GRES = "gpu:mock_gpu:1"
 def advance(*, lines_live: bool = True, gres: str | None = GRES) -> Progress:
     options = slurmd_options.read()
     assert options is not None
-    return registration.advance(options, "slurmd-0", gres, lines_live=lines_live)
+    return registration.advance(registration.Target("slurmd-0", gres, options, lines_live=lines_live))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
         "restart slurmd.service",
     ]
     assert slurm.record == Record(GRES)
-    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
+    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
 
 
 def test_a_second_time_changes_nothing(slurm: SlurmDouble, options: pathlib.Path):
@@ -161,7 +161,7 @@ def test_a_reservation_that_begins_while_jobs_are_waited_for(slurm: SlurmDouble)
     slurm.reservations = ["maint"]
     assert advance() == Progress(Stage.RESERVED, RESERVED)
     assert (slurm.state(), slurm.ended) == ("MIXED+DYNAMIC_NORM+RESERVED", [])
-    assert registration.Found.load() is None
+    assert node_state.NodeSnapshot.load() is None
 
 
 def test_a_reservation_that_only_the_deletion_shows(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
@@ -173,8 +173,8 @@ def test_a_reservation_that_only_the_deletion_shows(slurm: SlurmDouble, monkeypa
     monkeypatch.setattr(registration.nodes, "delete", busy)
     assert advance() == Progress(Stage.RESERVED, RESERVED)
     assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
-    assert not registration.HELD_ENV.exists()
-    assert registration.Found.load() is None
+    assert not slurmd_unit.DRAINED_ENV.exists()
+    assert node_state.NodeSnapshot.load() is None
 
 
 def test_a_job_that_is_being_cleaned_up_is_waited_for(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
@@ -202,7 +202,7 @@ def test_the_state_that_was_found_is_put_back(slurm: SlurmDouble, found: str):
     slurm.waiting = ["7"]
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES)
-    assert not registration.HELD_ENV.exists()
+    assert not slurmd_unit.DRAINED_ENV.exists()
     taken = found == "idle"
     assert (slurm.jobs, slurm.waiting) == ((["7"], []) if taken else ([], ["7"]))
 
@@ -228,8 +228,8 @@ def test_the_hook_may_end_at_any_command(slurm: SlurmDouble, options: pathlib.Pa
         assert advance() == Progress(Stage.REGISTERED), f"killed after {lives} commands"
         assert slurm.record == dataclasses.replace(FOUND[found], gres=GRES), f"killed after {lives} commands"
         assert slurm.ended == []
-        assert not registration.HELD_ENV.exists()
-        assert registration.Found.load() is None and not registration.HELD_ENV.exists()
+        assert not slurmd_unit.DRAINED_ENV.exists()
+        assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
         slurm.log.clear()
         assert advance() == Progress(Stage.REGISTERED)
         assert slurm.log == []
@@ -259,7 +259,7 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, options: pathlib.Path, foun
             slurm.reboot()
             if found != "idle":
                 assert slurm.waiting == ["9"], f"killed after {lives} commands"
-        registration.refresh_held()
+        registration.refresh_drained_start()
         advance()
         assert slurm.record is not None
         assert slurm.record.gres == GRES
@@ -268,27 +268,27 @@ def test_a_reboot_at_any_command(slurm: SlurmDouble, options: pathlib.Path, foun
             assert (now.flags, now.reason) == (was.flags, was.reason), f"killed after {lives} commands"
             assert now.base in {was.base, "DOWN"}  # as Slurm marks a node that was rebooted
             assert slurm.waiting == ["9"]
-        assert registration.Found.load() is None and not registration.HELD_ENV.exists()
+        assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
         if not was_killed:
             return
     pytest.fail("the hook never came to its end")
 
 
 def test_options_that_are_held_follow_those_of_slurmds_charm(slurm: SlurmDouble, options: pathlib.Path):
-    registration.refresh_held()
-    assert not registration.HELD_ENV.exists()
-    registration.Found("slurmd-0", ("drain",), "bad fan").save()
-    registration.HELD_ENV.write_text("SLURMD_OPTIONS=old\n")
-    registration.refresh_held()
-    assert "--conf-server ctl:6817" in registration.HELD_ENV.read_text()
-    assert "state=drain" in registration.HELD_ENV.read_text()
+    registration.refresh_drained_start()
+    assert not slurmd_unit.DRAINED_ENV.exists()
+    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
+    slurmd_unit.DRAINED_ENV.write_text("SLURMD_OPTIONS=old\n")
+    registration.refresh_drained_start()
+    assert "--conf-server ctl:6817" in slurmd_unit.DRAINED_ENV.read_text()
+    assert "state=drain" in slurmd_unit.DRAINED_ENV.read_text()
     options.write_text("SLURMD_OPTIONS=-Z\n")  # nothing that can be held
-    registration.refresh_held()
-    assert not registration.HELD_ENV.exists()
-    registration.HELD_ENV.write_text("SLURMD_OPTIONS=old\n")
-    registration.Found.clear()
-    registration.refresh_held()
-    assert not registration.HELD_ENV.exists()
+    registration.refresh_drained_start()
+    assert not slurmd_unit.DRAINED_ENV.exists()
+    slurmd_unit.DRAINED_ENV.write_text("SLURMD_OPTIONS=old\n")
+    node_state.clear(node_state.REGISTRATION)
+    registration.refresh_drained_start()
+    assert not slurmd_unit.DRAINED_ENV.exists()
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_a_slurmd_that_does_not_come_back(slurm: SlurmDouble):
 
 
 def test_a_slurmd_that_upstream_stopped_stays_stopped(slurm: SlurmDouble, options: pathlib.Path):
-    registration.Found("slurmd-0", ("drain",), "bad fan").save()
+    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
     options.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
     slurm.slurmd_active = False
     assert advance().stage is Stage.UNREGISTERED
@@ -443,22 +443,22 @@ def test_options_without_conf_are_an_error_in_words(slurm: SlurmDouble, options:
     good = slurmd_options.read()
     assert good is not None
     options.write_text("SLURMD_OPTIONS=-Z -N slurmd-0\n")
-    progress = registration.advance(good, "slurmd-0", GRES, lines_live=True)
+    progress = registration.advance(registration.Target("slurmd-0", GRES, good))
     assert progress == Progress(Stage.FAILED, f"{options}: SLURMD_OPTIONS has no --conf '...'")
 
 
 def test_a_journal_of_another_node_is_dropped(slurm: SlurmDouble):
-    registration.Found("other-0", ("down",), "x").save()
+    node_state.NodeSnapshot("other-0", ("down",), "x").save()
     slurm.record = Record(GRES)
     assert advance() == Progress(Stage.REGISTERED)
-    assert registration.Found.load() is None
+    assert node_state.NodeSnapshot.load() is None
     assert slurm.record == Record(GRES)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"node": "slurmd-0"}'])
 def test_a_broken_journal_counts_as_none(slurm: SlurmDouble, text: str):
-    registration.STATE_DIR.mkdir()
-    (registration.STATE_DIR / "registration.json").write_text(text)
+    node_state.STATE_DIR.mkdir()
+    (node_state.STATE_DIR / "registration.json").write_text(text)
     slurm.record = Record("")
     assert advance() == Progress(Stage.REGISTERED)
 
@@ -483,6 +483,118 @@ def test_inspecting_changes_nothing(slurm: SlurmDouble):
     assert slurm.log == []
 
 
+@pytest.mark.parametrize(
+    ("record", "progress"),
+    [
+        (Record(GRES, "DOWN", reason="bad fan"), Progress(Stage.KEPT_AWAY, "down (bad fan)")),
+        (Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}), Progress(Stage.KEPT_AWAY, "drained (no reason given)")),
+        (Record(GRES, flags={"FAIL"}, reason="bad disk"), Progress(Stage.KEPT_AWAY, "failing (bad disk)")),
+        (
+            Record(GRES, "DOWN", reason="Node unexpectedly rebooted"),
+            Progress(Stage.KEPT, "was rebooted and takes no jobs yet"),
+        ),
+        (Record(GRES, "DOWN", reason="'n/a'"), Progress(Stage.KEPT_AWAY, "down ('n/a')")),
+    ],
+)
+def test_inspecting_a_node_that_takes_no_jobs(slurm: SlurmDouble, record: Record, progress: Progress):
+    slurm.record = record
+    assert registration.inspect("slurmd-0", GRES, resume.Policy()) == progress
+    slurm.slurmd_active = False
+    assert registration.inspect("slurmd-0", GRES, resume.Policy()) == Progress(Stage.STOPPED)
+
+
+def test_inspecting_when_the_controller_fails(monkeypatch: pytest.MonkeyPatch):
+    def fail(name: str) -> None:
+        raise nodes.NodeError(f"show node {name}: Unspecified error")
+
+    monkeypatch.setattr(nodes, "show", fail)
+    failed = Progress(Stage.FAILED, "show node slurmd-0: Unspecified error")
+    assert registration.inspect("slurmd-0", GRES) == failed
+    assert registration.drain_for_loss("slurmd-0", "1 of 2 GPUs found") == failed
+    assert registration.resume_if_ready("slurmd-0", resume.Policy(), list) == failed
+
+
+LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
+
+
+def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
+    """Also one whose last reason is still shown after its resume, as by 25.11."""
+    slurm.record = Record(GRES, reason="bad fan")
+    for _ in range(2):
+        assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
+    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
+    assert "DRAIN" in slurm.record.flags
+    assert [order for order in slurm.log if "state=drain" in order] == slurm.log[:1]
+    assert [one.reason for one in hold.held()] == [slurm.record.reason]
+
+
+@pytest.mark.parametrize("state", ["drain", "fail", "down"])
+def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: str):
+    slurm.record = Record(GRES)
+    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
+    slurm.log.clear()
+    assert registration.drain_for_loss("slurmd-0", LOSS).stage is Stage.LOST
+    assert (slurm.record.reason, slurm.log, hold.held()) == ("bad fan", [], [])
+
+
+def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
+    """Slurm's reason replaced the administrator's, whose order is in the journal; another node's order counts not."""
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    registration.drain_for_loss("slurmd-0", LOSS)
+    slurm.record.reason = SHORT_OF_GPUS.format(found=1, wanted=2)
+    registration.drain_for_loss("slurmd-0", LOSS)
+    assert slurm.log == []
+    node_state.NodeSnapshot("slurmd-1", ("drain",), "bad fan").save(node_state.ORDER)
+    registration.drain_for_loss("slurmd-0", LOSS)
+    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
+
+
+def test_a_loss_on_a_node_that_slurm_does_not_know(slurm: SlurmDouble):
+    assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
+    assert slurm.log == []
+
+
+def test_an_order_that_has_ended_is_forgotten(slurm: SlurmDouble):
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    advance()
+    assert node_state.NodeSnapshot.load(node_state.ORDER) is not None
+    nodes.resume("slurmd-0")
+    advance()
+    assert node_state.NodeSnapshot.load(node_state.ORDER) is None
+
+
+def test_a_node_that_came_back_from_a_reboot_without_its_gpus_waits_for_the_checks(slurm: SlurmDouble):
+    slurm.record = Record(GRES, "DOWN", {"DYNAMIC_NORM", "DRAIN"}, SHORT_OF_GPUS.format(found=0, wanted=1))
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, "DOWN", reason="Node unexpectedly rebooted")
+
+
+def test_a_node_with_another_gres_than_its_options_is_a_failure(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    slurm.record = Record("")
+    monkeypatch.setattr(slurmd_options, "ensure_gres", lambda gres: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    assert advance() == Progress(Stage.FAILED, f"slurmd-0 registered with Gres=(none), not {GRES}")
+
+
+def test_this_charms_own_reservation_is_not_in_the_way(slurm: SlurmDouble):
+    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="gpu-mig: x")
+    hold.begin("gpu-mig", "slurmd-0", "gpu-mig: x")
+    assert registration.inspect("slurmd-0", GRES).stage is Stage.DIFFERS
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record.gres == GRES
+
+
+def test_a_start_with_the_node_drained_is_refreshed_only_where_one_is_due(slurm: SlurmDouble):
+    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
+    registration.refresh_drained_start()
+    assert not slurmd_unit.DRAINED_ENV.exists()
+
+
+def test_a_down_and_drained_node_is_never_undrained_in_between(slurm: SlurmDouble):
+    slurm.record = Record("", "DOWN", {"DYNAMIC_NORM", "DRAIN"}, "bad fan")
+    advance()
+    assert not any("undrain" in order for order in slurm.log)
+
+
 def test_inspecting_while_jobs_are_waited_for(slurm: SlurmDouble):
     slurm.record = Record("")
     slurm.jobs = ["7"]
@@ -490,10 +602,24 @@ def test_inspecting_while_jobs_are_waited_for(slurm: SlurmDouble):
     assert registration.inspect("slurmd-0", GRES) == Progress(Stage.AWAITS_JOBS, "1 job")
 
 
+def test_a_node_that_was_down_is_not_marked_down_over_a_job(slurm: SlurmDouble):
+    """A job came to it since, as after an administrator's resume; `state=down` would end that."""
+    snapshot = node_state.NodeSnapshot("slurmd-0", ("down",), "bad memory")
+    snapshot.save()
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=registration.REASON)
+    slurm.jobs = ["7"]
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    assert (slurm.jobs, slurm.ended, node_state.NodeSnapshot.load()) == (["7"], [], snapshot)
+    slurm.end_jobs()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, "DOWN", reason="bad memory")
+    assert node_state.NodeSnapshot.load() is None
+
+
 def leave() -> None:
     options = slurmd_options.read()
     assert options is not None
-    registration.leave(options, "slurmd-0", None)
+    registration.leave(registration.Target("slurmd-0", None, options))
 
 
 def test_leaving_an_idle_node(slurm: SlurmDouble, options: pathlib.Path):
@@ -511,7 +637,7 @@ def test_leaving_a_node_with_jobs_ends_our_drain_and_no_job(slurm: SlurmDouble, 
     leave()
     assert slurm.record == Record("")
     assert (slurm.jobs, slurm.ended) == (["7"], [])
-    assert registration.Found.load() is None
+    assert node_state.NodeSnapshot.load() is None
 
 
 def test_a_node_that_cannot_be_registered_anew_keeps_its_options(slurm: SlurmDouble, options: pathlib.Path):
@@ -548,13 +674,13 @@ def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCapt
 
 def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
     files = (pathlib.Path("/dev/nvidia0"), pathlib.Path("/dev/nvidia1"))
-    assert registration.ensure_dropin(files)
-    assert not registration.ensure_dropin(files)
+    assert slurmd_unit.ensure_dropin(files)
+    assert not slurmd_unit.ensure_dropin(files)
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     assert "After=nvidia-persistenced.service nvidia-fabricmanager.service\n" in text
-    assert f"EnvironmentFile=-{registration.HELD_ENV}\n" in text
-    assert registration.ensure_no_dropin()
-    assert not registration.ensure_no_dropin()
+    assert f"EnvironmentFile=-{slurmd_unit.DRAINED_ENV}\n" in text
+    assert slurmd_unit.ensure_no_dropin()
+    assert not slurmd_unit.ensure_no_dropin()
     assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
     assert slurm.log == ["daemon-reload", "daemon-reload"]
 
@@ -564,7 +690,7 @@ def test_what_a_former_start_of_slurmd_left_is_ended(
     slurm: SlurmDouble, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ignores: str
 ):
     """Of processes called slurmd only those in the unit's own control group."""
-    registration.ensure_dropin(())
+    slurmd_unit.ensure_dropin(())
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     row = next(row for row in text.splitlines() if "sending SIG" in row).removeprefix("ExecStartPre=-")
     command = shlex.split(row.replace("$$", "$"))
@@ -593,7 +719,7 @@ def waits(slurm: SlurmDouble, paths: pathlib.Path) -> collections.abc.Generator[
     """slurmd's start, which waits for two cards, of which the second is missing."""
     devices = [paths / f"dev/nvidia{minor}" for minor in range(2)]
     devices[0].touch()
-    registration.ensure_dropin(tuple(devices))
+    slurmd_unit.ensure_dropin(tuple(devices))
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     command = next(row for row in text.splitlines() if "timeout" in row).removeprefix("ExecStartPre=-")
     assert command.startswith("/usr/bin/timeout 60 ")
@@ -611,11 +737,11 @@ def test_slurmd_starts_as_soon_as_nothing_more_is_to_come(
     if change == "comes":
         (paths / "dev/nvidia1").touch()
     elif change == "lost":
-        assert registration.ensure_dropin((paths / "dev/nvidia0",))
+        assert slurmd_unit.ensure_dropin((paths / "dev/nvidia0",))
     elif change == "all lost":
-        assert registration.ensure_dropin(())
+        assert slurmd_unit.ensure_dropin(())
     else:
-        registration.ensure_no_dropin()
+        slurmd_unit.ensure_no_dropin()
     assert waits.wait(10) == 0
 
 
@@ -624,7 +750,7 @@ def test_slurmd_starts_as_soon_as_nothing_more_is_to_come(
 )
 def test_the_version(slurm: SlurmDouble, said: str, version: tuple[int, int] | None):
     slurm.version = said
-    assert registration.slurm_version() == version
+    assert slurmd_unit.version() == version
 
 
 @pytest.mark.parametrize("first", [Record(""), Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")])

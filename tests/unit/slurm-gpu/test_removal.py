@@ -4,16 +4,16 @@ import pathlib
 import shutil
 
 import pytest
-import seats
+import roles
 from conftest import OPTIONS
 from machines import Card, add_driver
 from slurm_double import Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
-from maintenance import work as gpu_work
-from node import compute as compute_seat
+from maintenance import work
+from node import compute, node_state, registration, slurmd_options, slurmd_unit
 from node import health_check as gpu_monitor
-from node import registration, slurmd_options
+from node import machine as machines
 from scripts import health as gpu_health
 from slurm_ddp.interfaces.slurm_gres import ControllerGres
 from slurm_ddp.slurm import nodes
@@ -41,13 +41,13 @@ def node(slurm: SlurmDouble, paths: pathlib.Path) -> SlurmDouble:
     return slurm
 
 
-def hook(answer: ControllerGres = seats.UPSTREAM) -> None:
-    seats.hook(answer)
+def hook(answer: ControllerGres = roles.UPSTREAM) -> None:
+    roles.hook(answer)
 
 
 def remove() -> None:
-    gpu_work.release()
-    compute_seat.release(owner="slurm-gpu/0")
+    work.release()
+    compute.release(owner="slurm-gpu/0")
 
 
 def lose(paths: pathlib.Path, *cards: int) -> None:
@@ -94,7 +94,7 @@ def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplo
 
 def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, paths: pathlib.Path):
     """With the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
-    compute_seat.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
+    machines.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
     for minor in range(2):
         (paths / f"dev/nvidia{minor}").touch()
     for lost in ((1,), (0, 1)):
@@ -105,10 +105,10 @@ def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, 
         slurmd_options.PATH.write_text(OPTIONS)
         slurm.record = None
         slurm.register()
-        hook(seats.live())
+        hook(roles.live())
         assert slurm.record == Record(GRES)
         lose(paths, *lost)
-        hook(seats.OFF)
+        hook(roles.OFF)
         assert slurm.record is not None
         assert slurm.record.reason.startswith("slurm-gpu: ")
         remove()
@@ -144,12 +144,12 @@ def test_an_unfit_node_that_cannot_be_looked_at(node: SlurmDouble):
 
 
 def test_an_unfit_node_on_which_no_card_was_ever_registered(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    compute_seat.OWNER.unlink()
+    compute.OWNER.unlink()
     gpu_monitor.PROGRAM.parent.mkdir(parents=True)
     gpu_monitor.PROGRAM.touch()
     node.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason=XID)
     looks(monkeypatch)
-    compute_seat.release(owner="slurm-gpu/0")
+    compute.release(owner="slurm-gpu/0")
     assert node.record == Record("")
 
 
@@ -179,7 +179,7 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pa
     remove()
     assert node.record == Record(GRES)
     assert (node.jobs, node.ended) == (["7"], [])
-    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
+    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
 
 
 def test_a_drain_that_somebody_ordered_while_jobs_were_waited_for(node: SlurmDouble, paths: pathlib.Path):
@@ -227,9 +227,9 @@ def test_a_long_reason_keeps_its_end(node: SlurmDouble, caplog: pytest.LogCaptur
 def test_a_controller_that_is_silent_is_told(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
     lose(paths, 1)
     hook()
-    gpu_hold.Hold(gpu_hold.RESET, NAME).save()
+    gpu_hold.Hold(NAME, kind=gpu_hold.RESET).save()
     node.answering = False
     remove()
     assert "slurmd-0 may stay drained, see sinfo -R" in caplog.text
     assert "this node stays drained, see sinfo -R" in caplog.text
-    assert registration.Found.load() is None and not registration.HELD_ENV.exists()
+    assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()

@@ -2,20 +2,23 @@
 
 import pathlib
 
+import pydantic
 import pytest
 from machine_double import MachineDouble, MigCard
 from slurm_double import Killed, Record
 
+import actions
 from driver import install as driver_install
 from driver import state as driver_state
 from maintenance import hold as gpu_hold
-from maintenance import mig as gpu_mig
-from maintenance import reset as gpu_tasks
-from maintenance import work as gpu_work
+from maintenance import reset as maintenance_reset
+from maintenance import task, work
 from node import health_check as gpu_monitor
 from node import registration
 from scripts import health as gpu_health
+from scripts import mig as gpu_mig
 from slurm_ddp import systemd
+from slurm_ddp.charm import ActionError, problem
 from slurm_ddp.run import CommandTimeout
 from slurm_ddp.slurm import nodes
 
@@ -28,8 +31,8 @@ DONE = registration.Progress(registration.Stage.REGISTERED)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(gpu_tasks.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,7 @@ def resettable(paths: pathlib.Path, node: MachineDouble) -> MachineDouble:
 
 
 def reset(gpu: str = BUS, wait_s: float = 60, log: list[str] | None = None) -> dict[str, str]:
-    return gpu_tasks.reset(gpu, NAME, gpu_tasks.Asked(wait_s, log.append if log is not None else lambda _: None))
+    return maintenance_reset.reset(gpu, NAME, wait_s, log.append if log is not None else lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +68,8 @@ def test_a_card_is_reset_and_the_node_put_back(node: MachineDouble, found: Recor
     assert log == [f"resetting GPU {BUS}"]
     assert node.slurm.record.reason == f"gpu-reset: {BUS}"
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
-    assert gpu_work.before() is gpu_work.Turn.REGISTER
-    gpu_work.after(NAME, {}, DONE)
+    assert work.resume_pending() is work.Pending.REGISTER
+    work.complete_pending(NAME, {}, DONE)
     assert node.slurm.record == found
 
 
@@ -84,22 +87,20 @@ def test_its_layout_is_made_again(node: MachineDouble):
 
 def test_jobs_are_waited_for(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
     node.slurm.jobs = ["7"]
-    sleep = gpu_tasks.time.sleep
+    sleep = task.time.sleep
 
     def ends(seconds: float) -> None:
         node.slurm.jobs = []
         sleep(seconds)
 
-    monkeypatch.setattr(gpu_tasks.time, "sleep", ends)
+    monkeypatch.setattr(task.time, "sleep", ends)
     assert reset()["result"] == "reset"
     assert node.slurm.ended == []
 
 
 def test_jobs_that_stay_keep_their_node(node: MachineDouble):
     node.slurm.jobs = ["7", "8"]
-    with pytest.raises(
-        gpu_tasks.TaskError, match="2 jobs still ran on slurmd-0 after 60 s, so nothing was done: try later"
-    ):
+    with pytest.raises(ActionError, match="2 jobs still ran on slurmd-0 after 60 s, so nothing was done: try later"):
         reset()
     assert node.smi.log == []
     assert node.slurm.jobs == ["7", "8"]
@@ -118,7 +119,7 @@ def test_jobs_that_stay_keep_their_node(node: MachineDouble):
     ],
 )
 def test_a_card_that_is_not_there(node: MachineDouble, gpu: str, words: str):
-    with pytest.raises(gpu_tasks.TaskError) as caught:
+    with pytest.raises(ActionError) as caught:
         reset(gpu)
     assert str(caught.value).startswith(words)
     assert (node.smi.log, node.slurm.log) == ([], [])
@@ -127,7 +128,7 @@ def test_a_card_that_is_not_there(node: MachineDouble, gpu: str, words: str):
 def test_boards_that_reset_all_cards_together(node: MachineDouble):
     for number in range(6):
         node.add_card(f"0000:0{number}:00.0", 0x1AF1, kind="0x068000")
-    with pytest.raises(gpu_tasks.TaskError, match="reset all GPUs together: gpu=all"):
+    with pytest.raises(ActionError, match="reset all GPUs together: gpu=all"):
         reset()
     assert node.slurm.log == []
     assert reset("all") == {"result": "reset", "gpus": BUS}
@@ -136,11 +137,11 @@ def test_boards_that_reset_all_cards_together(node: MachineDouble):
 
 def test_what_the_driver_refuses(node: MachineDouble):
     node.smi.broken = "GPU 00000000:1B:00.0 is currently in use by another process."
-    with pytest.raises(gpu_tasks.TaskError, match=rf"GPU {BUS} could not be reset: .*in use by another process"):
+    with pytest.raises(ActionError, match=rf"GPU {BUS} could not be reset: .*in use by another process"):
         reset()
     assert "nvidia-persistenced.service" in node.active  # everything runs again
-    gpu_work.before()
-    gpu_work.after(NAME, {}, DONE)
+    work.resume_pending()
+    work.complete_pending(NAME, {}, DONE)
     assert node.slurm.record == Record("")
 
 
@@ -153,8 +154,8 @@ def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
         node.slurm.lives = None
     node.slurm.lives = None
     for _ in range(2):
-        gpu_work.before()
-        gpu_work.after(NAME, {}, DONE)
+        work.resume_pending()
+        work.complete_pending(NAME, {}, DONE)
     assert node.slurm.record == Record("")
     assert node.active >= {"nvidia-persistenced.service", *DCGM}
     assert gpu_hold.Hold.load() is None
@@ -163,18 +164,17 @@ def test_an_interruption_puts_the_node_back(node: MachineDouble, lives: int):
 
 @pytest.mark.parametrize("number", [-1, 3601, "x", None])
 def test_seconds_out_of_range(number: object):
-    with pytest.raises(gpu_tasks.TaskError, match=r"wait: .* is not between 0 and 3600 seconds"):
-        gpu_tasks.seconds("wait", number, 3600)
+    with pytest.raises(pydantic.ValidationError) as caught:
+        actions.ACTIONS["reset-gpu"].parameters.model_validate({"gpu": BUS, "wait": number})
+    assert problem(caught.value).startswith("wait: input should be ")
 
 
 def test_a_node_that_somebody_resumes_while_its_jobs_are_waited_for(
     node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ):
     node.slurm.jobs = ["7"]
-    monkeypatch.setattr(gpu_tasks.time, "sleep", lambda _: nodes.resume(NAME))
-    with pytest.raises(
-        gpu_tasks.TaskError, match=r"somebody else changed the state of slurmd-0 .*, so nothing was done"
-    ):
+    monkeypatch.setattr(task.time, "sleep", lambda _: nodes.resume(NAME))
+    with pytest.raises(ActionError, match=r"another changed the state of slurmd-0 .*, so nothing was done"):
         reset()
     assert (node.smi.log, node.slurm.jobs, node.slurm.ended) == ([], ["7"], [])
     assert gpu_hold.Hold.load() is None

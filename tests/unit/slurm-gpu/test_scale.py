@@ -1,4 +1,4 @@
-"""The controller seat with a thousand nodes of eight GPUs: what one event costs, what a burst costs, and that it is linear.
+"""The controller role with a thousand nodes of eight GPUs: what one event costs, what a burst costs, and that it is linear.
 
 Time is this process's own, so that a busy machine does not fail a test; the limits are several times what was measured.
 """
@@ -9,7 +9,7 @@ import time
 import pytest
 from slurm_double import SlurmDouble
 
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from gpu import gres_conf
 from slurm_ddp import files
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
@@ -31,10 +31,10 @@ class Cloud:
         self.reads += 1
         return self.said[unit]
 
-    def event(self, unit: str | None) -> controller_seat.View:
+    def event(self, unit: str | None) -> gres_lines.View:
         """Handle the event of one unit as the charm does, its answer to the nodes included."""
-        now = controller_seat.sync(self.said, unit, self.read, owner="slurm-gpu-controller/0")
-        controller_seat.answer(now, self.said, ControllerGres())
+        now = gres_lines.sync(self.said, unit, self.read, owner="slurm-gpu-controller/0")
+        gres_lines.answer(now, self.said, ControllerGres())
         return now
 
 
@@ -47,9 +47,9 @@ def node(number: int, cards: int = CARDS) -> NodeGres:
 
 
 def cloud(monkeypatch: pytest.MonkeyPatch, count: int) -> Cloud:
-    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    gres_lines.SLURM_CONF.write_text("ClusterName=x\n")
     gres_conf.PATH.write_text("AutoDetect=nvidia\n")
-    files.ensure_absent(controller_seat.LIVE)
+    files.ensure_absent(gres_lines.LIVE)
     one = Cloud({f"slurm-gpu/{i}": node(i) for i in range(count)})
     ensure_file = files.ensure_file
 
@@ -93,7 +93,8 @@ def test_a_burst_of_a_thousand_changes(monkeypatch: pytest.MonkeyPatch, slurm: S
     first = timed(lambda: one.event("slurm-gpu/0"))
     assert one.reads == NODES
     assert (one.writes, slurm.reconfigured) == (1, 1)
-    assert controller_seat.counts(controller_seat.view().book) == (NODES, NODES * CARDS)
+    summary = gres_lines.summary()
+    assert (summary["nodes"], summary["gpus"]) == (str(NODES), str(NODES * CARDS))
     sample = [f"slurm-gpu/{i}" for i in range(1, NODES, 50)]
     rest = timed(lambda: [one.event(unit) for unit in sample]) / len(sample)
     print(f"burst: {first:.3f} s, each further event {rest:.3f} s, in all {first + (NODES - 1) * rest:.0f} s")

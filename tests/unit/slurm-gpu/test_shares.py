@@ -4,17 +4,17 @@ import pathlib
 import typing
 
 import pytest
-import seats
+import roles
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
-import settings as gpu_settings
+import settings
 from controller import advice as slurm_advice
 from gpu import detect as gpu_detect
 from gpu import gres, gres_conf
-from gpu_base import Level, Verdict
-from node import compute as compute_seat
+from node import machine as machines
 from node import slurmd_options
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.slurm import nodes
 
@@ -32,12 +32,12 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     return slurm
 
 
-def hook(answer: ControllerGres | None, **options: typing.Any) -> Verdict:
-    return seats.hook(answer, gpu_settings.Settings(**options))
+def hook(answer: ControllerGres | None, **options: typing.Any) -> Status:
+    return roles.hook(answer, settings.Config(**options))
 
 
 def live(**options: typing.Any) -> ControllerGres:
-    return seats.live(seats.UPSTREAM, gpu_settings.Settings(**options))
+    return roles.live(roles.UPSTREAM, settings.Config(**options))
 
 
 def test_a_line_for_the_shares_of_each_card():
@@ -51,11 +51,11 @@ def test_a_line_for_the_shares_of_each_card():
 
 
 def test_the_controller_counts_cards_and_not_their_shares(paths: pathlib.Path):
-    from controller import gres_lines as controller_seat
+    from controller import gres_lines
 
     plan = gres.plan(CARDS, {}, None, shares=gres.Shares("shard", 4))
     entry = gres_conf.Entry.of("slurm-gpu/0", NodeGres(node="n0", gres=plan.gres, lines=plan.lines))
-    assert controller_seat.counts(gres_conf.Book("", "", {"slurm-gpu/0": entry})) == (1, 2)
+    assert gres_lines.counts(gres_conf.GresConf("", "", {"slurm-gpu/0": entry})) == (1, 2)
 
 
 def test_mig_instances_have_no_shares():
@@ -65,18 +65,18 @@ def test_mig_instances_have_no_shares():
 
 
 def test_a_node_registers_its_shares_and_loses_them_with_the_option(node: SlurmDouble):
-    assert hook(live(shards=4), shards=4).level == Level.ACTIVE
+    assert hook(live(shards_per_gpu=4), shards_per_gpu=4).level == Level.ACTIVE
     assert node.record is not None
     assert node.record.gres == SHARDED
     node.record.gres = "gpu:mock_gpu:1,shard:mock_gpu:4"  # as the controller prints it
     node.log.clear()
-    assert hook(live(shards=4), shards=4).level == Level.ACTIVE
+    assert hook(live(shards_per_gpu=4), shards_per_gpu=4).level == Level.ACTIVE
     assert node.log == []
     assert hook(live()).level == Level.ACTIVE
     assert node.record.gres == "gpu:mock_gpu:1"
     assert slurmd_options.PATH.read_text() == WITH_GPU
     assert hook(live()).level == Level.ACTIVE
-    assert not compute_seat.SHARED.exists()
+    assert not machines.SHARED.exists()
 
 
 def test_shares_that_an_administrator_configured_stay(node: SlurmDouble):
@@ -88,41 +88,47 @@ def test_shares_that_an_administrator_configured_stay(node: SlurmDouble):
 
 def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
     node.types = "gpu"
-    assert hook(live(), shards=4) == Verdict(
+    assert hook(live(), shards_per_gpu=4) == Status(
         Level.BLOCKED,
         "shards-per-gpu: slurm.conf has no shard among its GresTypes: "
         + slurm_advice.command({"GresTypes": "gpu,shard"}),
     )
     answer = live()
     node.types = ""
-    assert hook(answer) == Verdict(
+    assert hook(answer) == Status(
         Level.BLOCKED,
         "slurm.conf has no gpu among its GresTypes: " + slurm_advice.command({"GresTypes": "gpu"}),
     )
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []
     node.types = "gpu,mps"
-    assert hook(live(mps=100), mps=100).level == Level.ACTIVE
+    assert hook(live(mps_per_gpu=100), mps_per_gpu=100).level == Level.ACTIVE
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"shards": 4, "mps": 100}, "shards-per-gpu and mps-per-gpu contradict each other: set one of them to 0"),
-        ({"shards": -1}, "shards-per-gpu: -1 is not between 0 and 1024"),
-        ({"mps": 10**9}, "mps-per-gpu: 1000000000 is not between 0 and 10000"),
-        ({"health": "yes"}, "health-check: 'yes' is none of auto, on, off, slurm"),
-        ({"aliases": "x"}, "gpu-type-alias: 'x' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100"),
+        (
+            {"shards_per_gpu": 4, "mps_per_gpu": 100},
+            "shards-per-gpu and mps-per-gpu contradict each other: set one of them to 0",
+        ),
+        ({"shards_per_gpu": -1}, "shards-per-gpu: -1 is not between 0 and 1024"),
+        ({"mps_per_gpu": 10**9}, "mps-per-gpu: 1000000000 is not between 0 and 10000"),
+        ({"health_check": "yes"}, "health-check: 'yes' is none of auto, on, off, slurm"),
+        (
+            {"gpu_type_alias": "x"},
+            "gpu-type-alias: 'x' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_name(node: SlurmDouble, options: dict[str, typing.Any], text: str):
-    assert hook(live(), **options) == Verdict(Level.BLOCKED, text)
+    assert hook(live(), **options) == Status(Level.BLOCKED, text)
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []
 
 
 def test_a_bad_option_is_told_on_a_machine_without_gpus_too(slurm: SlurmDouble):
-    assert hook(None, shards=4, mps=4).level == Level.BLOCKED
+    assert hook(None, shards_per_gpu=4, mps_per_gpu=4).level == Level.BLOCKED
 
 
 @pytest.mark.parametrize(

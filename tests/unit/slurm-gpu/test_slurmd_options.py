@@ -182,7 +182,7 @@ def test_a_slurmd_of_its_own_files(paths: pathlib.Path):
     ],
 )
 def test_a_start_with_the_node_drained(conf: str, held: str):
-    text = slurmd_options.held(f"# a comment\nSLURMD_OPTIONS=--conf '{conf}' -Z -N n-0 --conf-server a:1\n")
+    text = slurmd_options.drained(f"# a comment\nSLURMD_OPTIONS=--conf '{conf}' -Z -N n-0 --conf-server a:1\n")
     assert text == f"SLURMD_OPTIONS=--conf '{held}' -Z -N n-0 --conf-server a:1\n"
 
 

@@ -6,24 +6,24 @@ attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFT
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import errno
 import hashlib
 import os
 import pathlib
 import pwd
+import re
 import secrets
 import socket
 import statistics
 import tempfile
 import time
 
-import jinja2
-
 from slurm_ddp import apt, files, juicefs_access, systemd
-from slurm_ddp.interfaces import filesystem_info
+from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, last_line, run
-from volume import format_journal, spec
+from volume import format_journal, messages, rendering, spec, target
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
@@ -32,10 +32,8 @@ DATABASE = "1"  # of Redis
 _RESERVE_BYTES = 10 << 30  # of a disk, or a twentieth of it if that is less
 _START_S = 660.0  # Redis reads its whole log before it reports that it is ready
 
-_CONFIG = pathlib.Path("/etc/slurm-ddp")
 _SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
 _SHADOW = pathlib.Path("/etc/shadow")
-_TEMPLATES = pathlib.Path(__file__).parent / "templates"
 # The packages' own instances, which this charm does not use: stopped if it installs the package
 _PACKAGES = {"redis-server": ("redis-server.service",), "openssh-server": ("ssh.service", "ssh.socket")}
 # How systemd's own lines in a unit's journal begin
@@ -44,7 +42,7 @@ _MARKER = "juicefs-server-proxy"  # an empty file in the storage: it is there, a
 
 
 class StoreError(Exception):
-    """The store cannot run as it should. `str()` is one line that says what to do."""
+    """The store cannot run as it should. `str()` is one line that states what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +52,8 @@ class Settings:
     app: str
     address: str  # of this unit: where the servers listen, besides the loopback, and where clients find them
     directory: pathlib.Path  # the unit's storage
-    credentials: filesystem_info.JuicefsSecret
-    synchronous: bool = True  # what was written is on the disk before the client hears of it
-
-    @property
-    def units(self) -> tuple[str, str]:
-        """Return the names of the systemd units, the metadata's first."""
-        return unit_names(self.app)
+    credentials: fs.JuicefsSecret
+    synchronous: bool = True  # what was written is on the disk before the write is acknowledged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,27 +64,27 @@ class Usage:
     free: int
 
     def summary(self) -> str:
-        """Return both as text."""
-        return f"{_size(self.used)} of its disk used, {_size(self.free)} free"
+        """Write both as text."""
+        return messages.USAGE.format(used=_size(self.used), free=_size(self.free))
 
     def room_gib(self, volume_bytes: int) -> int:
-        """Return what a volume of this size here may hold in all, in GiB.
+        """Compute what a volume of this size here may hold in all, in GiB.
 
-        The disk's reserve is never part of it: where the volume ends, writers hear of it (ENOSPC), while servers whose
-        disk is full break.
+        The disk's reserve is never part of it: where the volume ends, writers get ENOSPC, while servers whose disk is
+        full break.
         """
         reserve = min(_RESERVE_BYTES, (self.used + self.free) // 20)
         return max(1, (volume_bytes + self.free - reserve) >> 30)
 
 
 def usage(directory: pathlib.Path) -> Usage:
-    """Return how full the storage is."""
+    """Measure how full the storage is."""
     found = os.statvfs(directory)
     return Usage((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
 def sync_ms(directory: pathlib.Path) -> float:
-    """Return how long one small write takes to be on the storage's disk, in milliseconds: the median of five."""
+    """Measure how long one small write takes to be on the storage's disk, in milliseconds: the median of five."""
     found: list[float] = []
     with tempfile.NamedTemporaryFile(prefix=".sync-", dir=directory) as file:
         for _ in range(5):
@@ -103,20 +96,26 @@ def sync_ms(directory: pathlib.Path) -> float:
     return statistics.median(found)
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count < 2**40 else f"{count / 2**40:.1f} TiB"
+def describe(directory: pathlib.Path) -> dict[str, str]:
+    """Describe the storage: how full and how fast it is, and whether acknowledged writes survive a power loss."""
+    found = usage(directory)
+    return {
+        "storage-used-bytes": str(found.used),
+        "storage-free-bytes": str(found.free),
+        "storage-sync-ms": f"{sync_ms(directory):.1f}",
+        "survives-power-loss": "yes" if is_durable(directory) else "no",
+    }
 
 
 def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
-    """Return the volume that a unit with this address serves."""
-    host = filesystem_info.join_address(address, METADATA_PORT)
+    """Describe the volume that a unit with this address serves."""
     bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
-    engine = juicefs_access.Engine("redis", (host,), DATABASE)
+    engine = juicefs_access.Engine("redis", (fs.join_address(address, METADATA_PORT),), DATABASE)
     return spec.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
 
-def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesystem_info.JuicefsSecret:
-    """Return the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
+def passwords(app: str, content: fs.JuicefsSecret | None) -> fs.JuicefsSecret:
+    """Complete the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
     # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
     fresh = {
         "meta-password": secrets.token_urlsafe(32),
@@ -124,64 +123,58 @@ def passwords(app: str, content: filesystem_info.JuicefsSecret | None) -> filesy
         "secret-key": secrets.token_urlsafe(32),
     }
     found = content or format_journal.credentials(app)  # the latter of a hook that did not end
-    known = found.content() if found is not None else {}
-    made = filesystem_info.JuicefsSecret.from_content(fresh | known)
+    made = fs.JuicefsSecret.from_content(fresh | (found.content() if found is not None else {}))
     if content is None:
         format_journal.keep_credentials(app, made)
     return made
 
 
 def unit_names(app: str) -> tuple[str, str]:
-    """Return the names of an application's systemd units, the metadata's first."""
+    """Name an application's systemd units, the metadata's first."""
     return f"juicefs-metadata-{app}.service", f"juicefs-objects-{app}.service"
 
 
 def ensure(settings: Settings) -> bool:
-    """Serve as `settings` say, now and after a reboot; return whether anything changed.
+    """Serve as `settings` state, now and after a reboot; return whether anything changed.
 
     Raises:
         StoreError: something is in the way that the operator must remove.
         CommandError: a package, account or service could not be made.
     """
+    app, storage, credentials = settings.app, settings.directory, settings.credentials
     changed = _ensure_packages()
-    changed |= _ensure_account(filesystem_info.reveal(settings.credentials.secret_key))
-    changed |= _ensure_directories(settings.directory, synchronous=settings.synchronous)
-    config = _CONFIG / settings.app
+    changed |= _ensure_account(fs.reveal(credentials.secret_key))
+    changed |= _ensure_directories(storage, synchronous=settings.synchronous)
+    metadata, objects = unit_names(app)
+    config = target.CONFIG_DIR / app
     binds = list(dict.fromkeys((settings.address, "127.0.0.1")))
-    marker = settings.directory / _MARKER
-    metadata, objects = settings.units
 
-    directory = settings.directory / "metadata"
-    redis_conf = _render(
-        "redis.conf.j2",
-        binds=binds,
-        port=METADATA_PORT,
-        directory=directory,
-        appendfsync="always" if settings.synchronous else "everysec",
-        password_sha256=hashlib.sha256(filesystem_info.reveal(settings.credentials.meta_password).encode()).hexdigest(),
-    )
+    redis: dict[str, object] = {
+        "app": app,
+        "binds": binds,
+        "port": METADATA_PORT,
+        "directory": storage / "metadata",
+        "marker": storage / _MARKER,
+        "config": config / "redis.conf",
+        "appendfsync": "always" if settings.synchronous else "everysec",
+        "password_sha256": hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
+    }
+    redis_conf = rendering.render(__file__, "redis.conf.j2", **redis)
     new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
-    new_redis |= systemd.ensure_unit(
-        metadata,
-        _render(
-            "metadata.service.j2", app=settings.app, directory=directory, marker=marker, config=config / "redis.conf"
-        ),
-    )
+    new_redis |= systemd.ensure_unit(metadata, rendering.render(__file__, "metadata.service.j2", **redis))
 
-    chroot = settings.directory / "objects"
-    sshd_config = _render(
-        "sshd_config.j2",
-        binds=[f"{_bracketed(address)}:{OBJECTS_PORT}" for address in binds],
-        host_key=_ensure_host_key(config),
-        account=ACCOUNT,
-        chroot=chroot,
-    )
-    new_sshd = files.ensure_file(config / "sshd_config", sshd_config)
-    new_sshd |= systemd.ensure_unit(
-        objects,
-        _render("objects.service.j2", app=settings.app, chroot=chroot, marker=marker, config=config / "sshd_config"),
-    )
-    if files.ensure_file(_SSHD_DROPINS / f"50-{settings.app}.conf", _render("sshd_dropin.conf.j2", account=ACCOUNT)):
+    sshd: dict[str, object] = {
+        "app": app,
+        "binds": [f"{_bracketed(address)}:{OBJECTS_PORT}" for address in binds],
+        "chroot": storage / "objects",
+        "marker": storage / _MARKER,
+        "config": config / "sshd_config",
+        "host_key": _ensure_host_key(config),
+        "account": ACCOUNT,
+    }
+    new_sshd = files.ensure_file(config / "sshd_config", rendering.render(__file__, "sshd_config.j2", **sshd))
+    new_sshd |= systemd.ensure_unit(objects, rendering.render(__file__, "objects.service.j2", **sshd))
+    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", rendering.render(__file__, "sshd_dropin.conf.j2", **sshd)):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
     _ensure_running(metadata, METADATA_PORT, restart=new_redis)
@@ -190,13 +183,13 @@ def ensure(settings: Settings) -> bool:
 
 
 def is_running(settings: Settings) -> bool:
-    """Return whether both servers run and listen at the unit's address."""
+    """Whether both servers run and listen at the unit's address."""
     listen = (_is_taken(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
-    return all(map(systemd.is_active, settings.units)) and all(listen)
+    return all(map(systemd.is_active, unit_names(settings.app))) and all(listen)
 
 
 def is_enabled(app: str) -> bool:
-    """Return whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
+    """Whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
     return systemd.is_enabled(unit_names(app)[0])
 
 
@@ -213,7 +206,7 @@ def start_metadata(app: str) -> float:
 
 
 def connected() -> tuple[str, ...]:
-    """Return the addresses that have a connection to the metadata server, sorted.
+    """List the addresses that have a connection to the metadata server, sorted.
 
     Each client of JuiceFS keeps one, also a read-only one, which registers no session.
     """
@@ -222,7 +215,7 @@ def connected() -> tuple[str, ...]:
 
 
 def is_durable(directory: pathlib.Path) -> bool:
-    """Return whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
+    """Whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
     data = directory / "objects" / "data"
     if not _is_synchronous(data):
         return False
@@ -231,11 +224,11 @@ def is_durable(directory: pathlib.Path) -> bool:
 
 
 def check_parents(storage: pathlib.Path) -> None:
-    """Raise `StoreError` unless root alone can write to the storage and all above it: sshd asks that of a chroot."""
+    """Raise `StoreError` unless root alone can write to the storage and all above it: sshd requires it of a chroot."""
     for directory in (storage, *storage.parents):
         stat = directory.stat()
         if stat.st_uid != 0 or stat.st_mode & 0o022:
-            raise StoreError(f"{directory} can be written by others than root: chown root, chmod go-w it")
+            raise StoreError(messages.OTHERS_CAN_WRITE.format(folder=directory))
 
 
 def stop(app: str) -> None:
@@ -245,7 +238,7 @@ def stop(app: str) -> None:
 
 
 def ensure_none(app: str) -> bool:
-    """Remove what an application served here before its volume went elsewhere; return whether there was anything."""
+    """Remove what an application served here before its volume became external; return whether there was anything."""
     if not any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
         return False
     remove(app)
@@ -256,14 +249,14 @@ def remove(app: str) -> None:
     """Remove the servers, their configuration and the account. The data stays where it is."""
     for unit in unit_names(app):
         systemd.ensure_no_unit(unit)
-    config = _CONFIG / app
+    config = target.CONFIG_DIR / app
     for name in ("redis.conf", "sshd_config", "ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"):
         files.ensure_absent(config / name)
     if config.is_dir() and not any(config.iterdir()):
         config.rmdir()
     if files.ensure_absent(_SSHD_DROPINS / f"50-{app}.conf"):
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
-    if _account() is not None:
+    if _has_account():
         run("/usr/sbin/userdel", ACCOUNT, check=False)
 
 
@@ -276,42 +269,37 @@ def _ensure_packages() -> bool:
 
 
 def _ensure_account(password: str) -> bool:
-    changed = _account() is None
-    if changed:
+    is_new = not _has_account()
+    if is_new:
         options = ("--system", "--no-create-home", "--home-dir", "/", "--shell", "/usr/sbin/nologin")
         run("/usr/sbin/useradd", *options, ACCOUNT)
-    current = next(
-        (line.split(":")[1] for line in _SHADOW.read_text().splitlines() if line.startswith(f"{ACCOUNT}:")), ""
-    )
-    salt = current.split("$")[2] if current.startswith("$6$") and current.count("$") == 3 else None
-    if salt is None or _hashed(password, salt) != current:
-        run("/usr/sbin/chpasswd", "-e", stdin=f"{ACCOUNT}:{_hashed(password)}\n")
-        changed = True
-    return changed
+    accounts = dict(line.split(":")[:2] for line in _SHADOW.read_text().splitlines() if ":" in line)
+    found = re.fullmatch(r"\$6\$([^$]+)\$[^$]+", accounts.get(ACCOUNT, ""))  # what openssl makes
+    if found and _hashed(password, "-salt", found[1]) == found[0]:
+        return is_new
+    run("/usr/sbin/chpasswd", "-e", stdin=f"{ACCOUNT}:{_hashed(password)}\n")
+    return True
 
 
-def _hashed(password: str, salt: str | None = None) -> str:
-    salted = ("-salt", salt) if salt is not None else ()
-    return run("/usr/bin/openssl", "passwd", "-6", *salted, "-stdin", stdin=password).stdout.strip()
+def _hashed(password: str, *salt: str) -> str:
+    return run("/usr/bin/openssl", "passwd", "-6", *salt, "-stdin", stdin=password).stdout.strip()
 
 
-def _account() -> pwd.struct_passwd | None:
-    try:
-        return pwd.getpwnam(ACCOUNT)
-    except KeyError:
-        return None
+def _has_account() -> bool:
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwnam(ACCOUNT))
+    return False
 
 
 def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
     check_parents(storage)
-    account = _account()
-    assert account is not None
-    redis = pwd.getpwnam("redis")
+    redis, account = pwd.getpwnam("redis"), pwd.getpwnam(ACCOUNT)
+    data = storage / "objects" / "data"
     changed = False
     for path, uid, gid, mode in (
         (storage / "metadata", redis.pw_uid, redis.pw_gid, 0o700),
         (storage / "objects", 0, 0, 0o755),
-        (storage / "objects" / "data", account.pw_uid, account.pw_gid, 0o700),
+        (data, account.pw_uid, account.pw_gid, 0o700),
     ):
         if not path.is_dir():
             path.mkdir()
@@ -321,7 +309,6 @@ def _ensure_directories(storage: pathlib.Path, *, synchronous: bool) -> bool:
             os.chown(path, uid, gid)
             path.chmod(mode)
             changed = True
-    data = storage / "objects" / "data"
     if _is_synchronous(data) != synchronous:  # the data's folder comes last, so that a break in between is made good
         attribute = "+S" if synchronous else "-S"
         folders = ("-mindepth", "1", "-type", "d", "-exec", "/usr/bin/chattr", attribute, "{}", "+")
@@ -339,19 +326,19 @@ def _ensure_host_key(config: pathlib.Path) -> pathlib.Path:
 
 
 def _ensure_running(unit: str, port: int, *, restart: bool) -> None:
-    if not restart and systemd.is_active(unit):
-        return
-    if not systemd.is_active(unit) and _is_taken("127.0.0.1", port):
-        raise StoreError(f"another program listens on port {port}: stop it")
-    _start(unit, systemd.restart if systemd.is_active(unit) else systemd.enable_now)
+    is_active = systemd.is_active(unit)
+    if not is_active and _is_taken("127.0.0.1", port):
+        raise StoreError(messages.PORT_TAKEN.format(port=port))
+    if restart or not is_active:
+        _start(unit, systemd.restart if is_active else systemd.enable_now)
 
 
 def _start(unit: str, start: collections.abc.Callable[..., None]) -> None:
     try:
         start(unit, timeout=_START_S)
     except CommandError as e:
-        ours = (line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_LINES))
-        raise StoreError(f"{unit} does not start: {last_line(chr(10).join(ours)) or e}") from e
+        ours = [line for line in systemd.journal(unit).splitlines() if not line.startswith(_SYSTEMD_LINES)]
+        raise StoreError(messages.NOT_STARTED.format(unit=unit, reason=last_line("\n".join(ours)) or e)) from e
 
 
 def _is_synchronous(directory: pathlib.Path) -> bool:
@@ -360,7 +347,7 @@ def _is_synchronous(directory: pathlib.Path) -> bool:
 
 
 def _is_taken(address: str, port: int) -> bool:
-    """Return whether a program listens there, without connecting: sshd counts connections that end without a login."""
+    """Whether a program listens there, found without connecting: sshd counts connections that end without a login."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -371,15 +358,8 @@ def _is_taken(address: str, port: int) -> bool:
 
 
 def _bracketed(address: str) -> str:
-    return filesystem_info.join_address(address, None)
+    return fs.join_address(address, None)
 
 
-def _render(template: str, **values: object) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - configuration files, not HTML
-    )
-    return environment.get_template(template).render(**values)
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count < 2**40 else f"{count / 2**40:.1f} TiB"

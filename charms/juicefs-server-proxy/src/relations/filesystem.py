@@ -6,6 +6,7 @@ from relations.peers import Ledger
 from slurm_ddp import wake
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import messages
 
 ENDPOINT = "filesystem"
 _SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock
@@ -21,21 +22,20 @@ def publish(charm: ops.CharmBase, uri: str, secret: ops.Secret | None) -> bool:
 
 
 def unable(charm: ops.CharmBase, ledger: Ledger) -> Status | None:
-    """Return the status that names a related application none of whose units reports that it can mount JuiceFS.
+    """Name a related application none of whose units publishes that it can mount JuiceFS.
 
     Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not know.
-    A client of ours that has just joined has a minute to report; after that this unit looks again by itself.
+    A client of ours that has just joined has a minute to publish; after that this unit looks again by itself.
     """
     silent = {
         relation.id: relation.app.name
         for relation in charm.model.relations[ENDPOINT]
         if relation.units and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
     }
-    silent_s, app = ledger.silent_s(silent), charm.app.name
+    silent_s = ledger.silent_s(silent)
     if any(seconds < _SILENT_S for seconds in silent_s.values()):
         wake.later(charm.unit.name, charm.charm_dir, _SILENT_S)
     for relation, client in silent.items():
         if silent_s[relation] >= _SILENT_S:
-            remedy = f"juju remove-relation {app} {client}, and use shared-filesystem-client"
-            return Status(Level.BLOCKED, f"{client} cannot mount JuiceFS: {remedy}")
+            return Status(Level.BLOCKED, messages.CANNOT_MOUNT.format(app=charm.app.name, client=client))
     return None

@@ -8,8 +8,9 @@ import typing
 import ops
 import pydantic
 
+from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import format_journal, formatting
+from volume import format_journal, formatting, messages
 
 PEERS = "server-peers"
 _SILENT = "silent-since"  # the key in a unit's databag: relations whose units publish nothing, and since when
@@ -23,18 +24,21 @@ class Pinned(pydantic.BaseModel, frozen=True):
     uuid: str | None = None  # of the volume
     secret_id: str | None = None  # of the credentials
     formatting: str | None = None  # set before the volume is formatted, until its uuid is known
-    offered: str | None = None  # set once the volume was offered to anybody
+    offered: str | None = None  # set once the volume was offered to a client
 
     @property
     def may_move(self) -> bool:
-        """Return whether nobody can have written to the volume yet: then it may still become another one."""
+        """Whether no client can have written to the volume yet: then it may still become another one."""
         return self.offered is None
 
 
 class Ledger:
-    """Reads for every unit, writes for the leader."""
+    """Reads for every unit, writes for the leader. Raises `StatusError` before the peer relation is there."""
 
-    def __init__(self, charm: ops.CharmBase, relation: ops.Relation) -> None:
+    def __init__(self, charm: ops.CharmBase) -> None:
+        relation = charm.model.get_relation(PEERS)
+        if relation is None:
+            raise StatusError(Level.WAITING, messages.NO_PEERS)
         self._model = charm.model
         self._unit = charm.unit
         self._app = charm.app
@@ -42,41 +46,46 @@ class Ledger:
 
     @property
     def pinned(self) -> Pinned:
-        """Return what is pinned."""
+        """What is pinned."""
         return self._relation.load(Pinned, self._app)
 
-    def settle(self, *, embedded: bool, unit: str) -> bool:
-        """Pin whether the volume is embedded, and in what unit's storage; return whether that is new.
+    @property
+    def is_server(self) -> bool:
+        """Whether this unit's storage holds the volume."""
+        return self.pinned.server == self._unit.name
 
-        One that nobody has been offered may still change its kind.
+    def pin(self, **fields: str | None) -> None:
+        """Pin some fields; the others stay."""
+        pinned = Pinned.model_validate(self.pinned.model_dump() | fields)
+        self._relation.save(pinned, self._app)
+
+    def settle(self, *, embedded: bool) -> bool:
+        """Pin whether the volume is embedded, then in this unit's storage; return whether that is new.
+
+        One that no client has been offered may still change its kind.
         """
         mode = "embedded" if embedded else "external"
         if self.pinned.mode == mode:
             return False
         if self.pinned.mode is not None:
             format_journal.forget(self._app.name)  # the format that began was of the other kind
-        self.pin(mode=mode, server=unit if embedded else None, uuid=None, formatting=None)
+        self.pin(mode=mode, server=self._unit.name if embedded else None, uuid=None, formatting=None)
         return True
 
     def known(self, url: str, name: str, *, adopt: str) -> formatting.Known:
-        """Return what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours."""
+        """State what is known of the volume `name` in the engine at `url`; from here on, one that is made is ours."""
         app, pinned = self._app.name, self.pinned
         if pinned.uuid is not None:
             format_journal.forget(app)
-        if pinned.uuid is not None or pinned.formatting is not None or format_journal.has(app, url, name):
-            return formatting.Known(pinned.uuid, ours=pinned.uuid is None)
+            return formatting.Known(pinned.uuid)
 
         def announce() -> None:
             self.pin(formatting="yes")
-            format_journal.record(app, url, name)  # the hook's end keeps what is pinned, if it comes
+            format_journal.record(app, url, name)  # the hook's end keeps what is pinned, if the hook ends
 
+        if pinned.formatting is not None or format_journal.has(app, url, name):
+            return formatting.Known(None, ours=True)
         return formatting.Known(None, adopt=adopt, announce=announce)
-
-    def pin(self, **fields: str | None) -> Pinned:
-        """Pin some fields; return all."""
-        pinned = Pinned.model_validate(self.pinned.model_dump() | fields)
-        self._relation.save(pinned, self._app)
-        return pinned
 
     def publish_address(self, address: str) -> None:
         """Publish where this unit serves the volume."""
@@ -89,25 +98,29 @@ class Ledger:
             self._relation.data[self._unit]["room-gib"] = str(gib)
 
     def address(self) -> str | None:
-        """Return where the server serves the volume; None before it does.
+        """Read where the server serves the volume; None before it does.
 
         Raises:
-            KeyError: the server is no unit of the application any more.
+            StatusError: the server was removed from the application.
         """
         return self._published("address")
 
     def room(self) -> int | None:
-        """Return what the server's disk has room for, in GiB; None before it is published. Raises as `address` does."""
+        """Read what the server's disk has room for, in GiB; None before it is published. Raises as `address` does."""
         gib = self._published("room-gib")
         return int(gib) if gib is not None else None
 
     def _published(self, key: str) -> str | None:
         units = {unit.name: unit for unit in (self._unit, *self._relation.units)}
         server = self.pinned.server
-        return self._relation.data[units[server]].get(key) if server is not None else None
+        if server is None:
+            return None
+        if server not in units:
+            raise StatusError(Level.BLOCKED, messages.SERVER_REMOVED.format(server=server))
+        return self._relation.data[units[server]].get(key)
 
     def silent_s(self, relations: collections.abc.Iterable[int]) -> dict[int, float]:
-        """Return for how many seconds each of these relations, by its id, has been passed here at every call."""
+        """Compute for how many seconds each of these relations, by its id, has been passed here at every call."""
         now, databag = time.time(), self._relation.data[self._unit]
         before = json.loads(databag.get(_SILENT, "{}"))
         since: dict[str, float] = {str(relation): before.get(str(relation), int(now)) for relation in relations}
@@ -116,7 +129,7 @@ class Ledger:
         return {int(relation): now - then for relation, then in since.items()}
 
     def credentials(self) -> fs.JuicefsSecret | None:
-        """Return what the secret holds; None when there is no secret yet."""
+        """Read what the secret holds; None when there is no secret yet."""
         secret = self.secret()
         if secret is None:
             return None
@@ -124,18 +137,18 @@ class Ledger:
         return fs.JuicefsSecret.from_content(secret.peek_content() if leads else secret.get_content(refresh=True))
 
     def secret(self) -> ops.Secret | None:
-        """Return the secret with the credentials."""
+        """Find the secret with the credentials."""
         identifier = self.pinned.secret_id
         return self._model.get_secret(id=identifier) if identifier is not None else None
 
-    def ensure_secret(self, credentials: fs.JuicefsSecret) -> tuple[ops.Secret, int] | None:
+    def ensure_secret(self, credentials: fs.JuicefsSecret) -> tuple[ops.Secret, int] | tuple[None, None]:
         """Make the secret hold `credentials`; return it and the revision that does. Without any there is no secret."""
         secret, content = self.secret(), credentials.content()
         if not content:
             if secret is not None:
                 secret.remove_all_revisions()
                 self.pin(secret_id=None)
-            return None
+            return None, None
         if secret is None:
             text = "Credentials of the JuiceFS volume, for the charms that mount it"
             secret = self._app.add_secret(content, label="volume", description=text)

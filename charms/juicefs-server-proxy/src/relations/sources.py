@@ -1,36 +1,27 @@
 """Where the volume lies, by the options and by the relations to charmed services; and what these are asked for."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import ipaddress
+import pathlib
 
 import ops
 import pydantic
 
 import embedded.store
-from relations import services
+from relations import filesystem, services
 from relations.peers import Ledger
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import Level, StatusError, config_errors, naming
 from slurm_ddp.interfaces import filesystem_info as fs
-from volume import spec
+from volume import messages, spec
 from volume.spec import Volume
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
 STORE = "s3"
 
-
-def address(network: ops.Network) -> str:
-    """Return the unit's address for clients, in figures: no machine needs to know another's name.
-
-    Raises:
-        StatusError: Juju knows none.
-    """
-    bound = (interface.address for interface in network.interfaces)
-    for found in (*network.ingress_addresses, *bound):
-        if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
-            return str(found)
-    raise StatusError(Level.WAITING, "waiting for this machine to have an IP address", retry=True)
+Read = collections.abc.Callable[[services.Databag, services.Reveal], services.Offer | None]
 
 
 class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
@@ -39,6 +30,7 @@ class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
     volume_name: str
     storage_type: str
     synchronous: bool
+    allow_removal: bool
     block_size: str
     compression: str
     capacity: int
@@ -47,11 +39,18 @@ class Config(pydantic.BaseModel, frozen=True, arbitrary_types_allowed=True):
     metadata_url: str = ""
     bucket: str = ""
     region: str = ""
+    adopt: str = ""
     credentials: ops.Secret | None = None
+
+    def format(self) -> spec.Format:
+        """Read how the volume is made. Raises `ValueError`, which names an option."""
+        with naming("volume-name"):
+            fs.check_volume_name(self.volume_name)
+        return spec.read_format(self.block_size, self.compression, self.capacity, self.inodes, self.trash_days)
 
 
 class Sources:
-    """Reads options and relations."""
+    """Reads options and relations. Every function raises `StatusError` where something is missing or wrong."""
 
     def __init__(self, charm: ops.CharmBase) -> None:
         self._app = charm.app
@@ -61,61 +60,66 @@ class Sources:
 
     def request(self) -> None:
         """Ask the charmed services for what the volume needs; for the leader."""
-        for name in ENGINES:
-            for relation in self._model.relations[name]:
-                relation.data[self._app].update(services.engine_request(self.config.volume_name))
-        for relation in self._model.relations[STORE]:
-            relation.data[self._app].update(services.store_request(self.config.volume_name))
+        name = self.config.volume_name
+        requests = dict.fromkeys(ENGINES, services.engine_request(name)) | {STORE: services.store_request(name)}
+        for endpoint, request in requests.items():
+            for relation in self._model.relations[endpoint]:
+                relation.data[self._app].update(request)
 
-    def format(self) -> spec.Format:
-        """Return how the volume is made. Raises `ValueError`, which names an option."""
-        config = self.config
-        with naming("volume-name"):
-            fs.check_volume_name(config.volume_name)
-        return spec.read_format(
-            config.block_size, config.compression, config.capacity, config.inodes, config.trash_days
-        )
+    def program(self) -> pathlib.Path | None:
+        """Fetch the juicefs that the operator attached; None where there is none."""
+        with contextlib.suppress(ops.ModelError):
+            return self._model.resources.fetch("juicefs")
+        return None
 
-    def embedded(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret]:
-        """Return the volume that a unit serves, as large as its disk allows, and its credentials.
+    def external(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret] | None:
+        """Read the volume that options and relations name, and its credentials; None for an embedded one."""
+        with config_errors():
+            wanted = self._external()
+        pinned, mode = ledger.pinned, "external" if wanted else "embedded"
+        if pinned.mode not in (None, mode) and not pinned.may_move:
+            raise StatusError(Level.BLOCKED, messages.FOR_GOOD.format(mode=pinned.mode))
+        return wanted
 
-        Raises:
-            StatusError: there is none, or not yet.
-        """
-        server = ledger.pinned.server
-        try:
-            address, room_gib, credentials = ledger.address(), ledger.room(), ledger.credentials()
-        except KeyError:
-            text = f"{server}, whose storage holds the volume, was removed: deploy another application"
-            raise StatusError(Level.BLOCKED, text) from None
+    def served(self, ledger: Ledger) -> tuple[Volume, fs.JuicefsSecret]:
+        """Read the volume that a unit serves, as large as its disk allows, and its credentials."""
+        address, room_gib, credentials = ledger.address(), ledger.room(), ledger.credentials()
         if address is None or credentials is None:
-            raise StatusError(Level.WAITING, f"waiting for {server or 'the leader'} to serve the volume")
-        made = self.format()
+            server = ledger.pinned.server or "the leader"
+            raise StatusError(Level.WAITING, messages.NOT_SERVED.format(server=server))
+        made = self.config.format()
         if room_gib is not None:
             made = dataclasses.replace(made, capacity_gib=min(made.capacity_gib or room_gib, room_gib))
         return embedded.store.volume(self.config.volume_name, address, made), credentials
 
-    def read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
-        """Return the volume that is asked for, and its credentials; None for an embedded one.
+    def settings(self, ledger: Ledger) -> embedded.store.Settings:
+        """Read what this unit has to serve."""
+        storages, credentials = self._model.storages["volume"], ledger.credentials()
+        if not storages or credentials is None:
+            raise StatusError(Level.WAITING, messages.NO_STORAGE)
+        address, directory = self._address(), storages[0].location
+        return embedded.store.Settings(self._app.name, address, directory, credentials, self.config.synchronous)
 
-        Raises:
-            StatusError: something is missing or wrong.
-        """
-        with config_errors():
-            return self._read()
+    def _address(self) -> str:
+        """Find the unit's address for clients, in figures: no machine needs to know another's name."""
+        binding = self._model.get_binding(filesystem.ENDPOINT)
+        assert binding is not None
+        bound = (interface.address for interface in binding.network.interfaces)
+        for found in (*binding.network.ingress_addresses, *bound):
+            if isinstance(found, (ipaddress.IPv4Address, ipaddress.IPv6Address)):
+                return str(found)
+        raise StatusError(Level.WAITING, messages.NO_ADDRESS, retry=True)
 
-    def _read(self) -> tuple[Volume, fs.JuicefsSecret] | None:
-        config, made = self.config, self.format()
-        content = self._content()
+    def _external(self) -> tuple[Volume, fs.JuicefsSecret] | None:
+        config, made, content = self.config, self.config.format(), self._content()
         engine, store = self._engine_relation(), self._relation(STORE, "bucket", config.bucket)
-        if not (config.metadata_url or config.bucket or engine or store):
+        has_engine, has_store = bool(config.metadata_url or engine), bool(config.bucket or store)
+        if not has_engine and not has_store:
             if content is not None:
-                raise ValueError("credentials: only used with metadata-url and bucket: set both, or reset credentials")
+                raise ValueError(messages.UNUSED_CREDENTIALS)
             return None
-        if not config.metadata_url and engine is None:
-            raise ValueError("metadata-url: set it too, or reset bucket for an embedded volume")
-        if not config.bucket and store is None:
-            raise ValueError("bucket: set it too, or reset metadata-url for an embedded volume")
+        if not has_engine or not has_store:
+            raise ValueError(messages.NO_BUCKET if has_engine else messages.NO_ENGINE)
         offers: list[services.Offer] = []
         user: str | None = None
         if engine is not None:
@@ -136,13 +140,11 @@ class Sources:
             with naming("bucket"):
                 bucket = spec.read_bucket(storage, config.bucket)
         with naming("credentials"):
-            merged = self._merged(content or {}, offers)
-            secret, key = spec.read_credentials(merged, user)
+            secret, key = spec.read_credentials(_merged(content or {}, offers), user)
             juicefs_access.check_secret(address, secret)
-        volume = Volume(
+        return Volume(
             config.volume_name, address, storage, bucket, keyless=True, region=region, format=made, encrypt_key=key
-        )
-        return volume, secret
+        ), secret
 
     def _content(self) -> dict[str, str] | None:
         if self.config.credentials is None:
@@ -150,50 +152,44 @@ class Sources:
         try:
             return self.config.credentials.get_content(refresh=True)
         except ops.ModelError:  # no such secret, or not for us
-            raise ValueError(
-                f"credentials: no access to the secret: juju grant-secret SECRET {self._app.name}"
-            ) from None
-
-    def _merged(self, content: dict[str, str], offers: list[services.Offer]) -> dict[str, str]:
-        """Merge the user's credentials with those that services offer; refuse two for one thing by name."""
-        merged = dict(content)
-        for offer in offers:
-            for key, value in offer.credentials.items():
-                if key == "tls-ca":  # authorities add up
-                    merged[key] = "\n".join(text for text in (merged.get(key, "").strip(), value) if text)
-                elif key in content:
-                    raise ValueError(f"{key}: a related charm provides it: remove it from the secret")
-                else:
-                    merged[key] = value
-        return merged
+            raise ValueError(messages.NO_ACCESS.format(app=self._app.name)) from None
 
     def _engine_relation(self) -> ops.Relation | None:
         found = [name for name in ENGINES if self._model.relations[name]]
         if len(found) > 1:
-            raise ValueError(f"{', '.join(found)}: only one metadata engine is possible: remove one of the relations")
+            raise ValueError(messages.TWO_ENGINES.format(endpoints=", ".join(found)))
         return self._relation(found[0], "metadata-url", self.config.metadata_url) if found else None
 
     def _relation(self, name: str, option: str, value: str) -> ops.Relation | None:
         relation = next(iter(self._model.relations[name]), None)
         if relation is not None and value:
-            raise ValueError(f"{option}: {relation.app.name} offers it too: reset the option, or remove the relation")
+            raise ValueError(messages.OFFERED_TOO.format(option=option, app=relation.app.name))
         return relation
 
-    def _offer(
-        self,
-        relation: ops.Relation,
-        read: collections.abc.Callable[[services.Databag, services.Reveal], services.Offer | None],
-    ) -> services.Offer:
-        name = relation.app.name
+    def _offer(self, relation: ops.Relation, read: Read) -> services.Offer:
+        app, endpoint = relation.app.name, relation.name
         try:
             offer = read(relation.data[relation.app], self._reveal)
-        except ops.ModelError:  # the secret is not granted (yet), or went
-            raise StatusError(Level.WAITING, f"waiting for {name} to grant its credentials", retry=True) from None
+        except ops.ModelError:  # the secret is not granted (yet), or was removed
+            raise StatusError(Level.WAITING, messages.NOT_GRANTED.format(app=app), retry=True) from None
         except ValueError as e:
-            raise ValueError(f"{relation.name}: {name} cannot be used: {e}") from e
+            raise ValueError(messages.UNUSABLE.format(endpoint=endpoint, app=app, problem=e)) from e
         if offer is None:
-            raise StatusError(Level.WAITING, f"waiting for {name} to answer on {relation.name}")
+            raise StatusError(Level.WAITING, messages.NO_ANSWER.format(app=app, endpoint=endpoint))
         return offer
 
     def _reveal(self, identifier: str) -> dict[str, str]:
         return self._model.get_secret(id=identifier).get_content(refresh=True)
+
+
+def _merged(content: dict[str, str], offers: list[services.Offer]) -> dict[str, str]:
+    """Merge the user's credentials with those that services offer; refuse two for one thing by name."""
+    merged = dict(content)
+    for key, value in (pair for offer in offers for pair in offer.credentials.items()):
+        if key == "tls-ca":  # authorities add up
+            merged[key] = "\n".join(text for text in (merged.get(key, "").strip(), value) if text)
+        elif key in content:
+            raise ValueError(messages.PROVIDED_TOO.format(key=key))
+        else:
+            merged[key] = value
+    return merged

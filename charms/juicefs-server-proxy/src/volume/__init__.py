@@ -1,1 +1,1 @@
-"""The volume: what it should be, that it is formatted once and by nobody else, and what actions do to it."""
+"""The volume: what it should be (spec), that it is formatted once (formatting), and what actions do to it."""

@@ -5,143 +5,47 @@ on their command line. Sources: the driver's manual, "Create and use PV", and th
 storage/v1).
 """
 
-import dataclasses
 import json
 import pathlib
 import re
 
-import yaml
-
-from slurm_ddp import files, juicefs_access
-from slurm_ddp.interfaces import filesystem_info as fs
-from volume.spec import Volume
+from slurm_ddp import files, juicefs
+from volume import messages, rendering
+from volume.maintenance import private
+from volume.target import Target
 
 _DRIVER = "csi.juicefs.com"
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 
 
-@dataclasses.dataclass(frozen=True)
-class Export:
-    """The objects, as one YAML document each. The secrets are apart: nobody but root may read them."""
+def export(target: Target, uuid: str, *, namespace: str, name: str, size: str) -> tuple[pathlib.Path, str]:
+    """Write Secrets, StorageClass, PersistentVolume and -Claim into a file; return it, and all but the secrets.
 
-    secrets: str = dataclasses.field(repr=False)
-    others: str = ""
-
-
-def manifests(
-    volume: Volume,
-    uuid: str,
-    secret: fs.JuicefsSecret,
-    version: juicefs_access.Version,
-    *,
-    namespace: str,
-    name: str,
-    size: str,
-) -> Export:
-    """Return the Secret, StorageClass, PersistentVolume and PersistentVolumeClaim of a volume.
-
-    Args:
-        volume: what is mounted.
-        uuid: of it.
-        secret: the credentials.
-        version: of the juicefs that the driver's mount pods run.
-        namespace: of the claim and the secrets.
-        name: of all objects.
-        size: what volume and claim state to hold; JuiceFS takes no limit from it.
+    The driver's mount pods run the same version of juicefs. `size` is what volume and claim state to hold; JuiceFS
+    takes no limit from it.
 
     Raises:
         ValueError: a name or the size is none that Kubernetes takes; the message names the parameter.
     """
     for parameter, value in (("namespace", namespace), ("name", name)):
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", value):
-            raise ValueError(f"{parameter}: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end")
+            raise ValueError(messages.KUBERNETES_NAME.format(parameter=parameter))
     if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", size):
-        raise ValueError("size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi")
-    access = juicefs_access.access(
-        volume.engine,
-        secret,
-        version,
-        directory=_FILES_DIR,
-        store=volume.storage,
-        keyless=volume.keyless,
-        region=volume.region,
-    )
-    labels = {"app.kubernetes.io/managed-by": "juicefs-server-proxy", "juicefs/volume": volume.name}
+        raise ValueError(messages.KUBERNETES_SIZE)
+    volume = target.volume
+    access = volume.access(target.credentials, juicefs.version(target.program), directory=_FILES_DIR)
     data = {"name": volume.name, "metaurl": access.url, "storage": volume.storage, "bucket": volume.bucket}
     if access.environment:
         data["envs"] = json.dumps(access.environment, sort_keys=True)
-    secrets: list[dict[str, object]] = []
+    secrets = {name: data}
     if access.files:
-        certificates = f"{name}-files"
-        data["configs"] = json.dumps({certificates: str(_FILES_DIR)})
-        content = {path.name: text for path, text in access.files.items()}
-        secrets.append(_secret(certificates, namespace, labels, content))
-    secrets.insert(0, _secret(name, namespace, labels, data))
-    reference = {"name": name, "namespace": namespace}
-    parameters = {
-        f"csi.storage.k8s.io/{use}-secret-{part}": value
-        for use in ("provisioner", "node-publish", "controller-expand")
-        for part, value in reference.items()
-    }
-    others: list[dict[str, object]] = [
-        {
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "StorageClass",
-            "metadata": {"name": name, "labels": labels},
-            "provisioner": _DRIVER,
-            "parameters": parameters,
-            "reclaimPolicy": "Retain",
-            "allowVolumeExpansion": True,
-            "volumeBindingMode": "Immediate",
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": name, "labels": labels},
-            "spec": {
-                "capacity": {"storage": size},
-                "volumeMode": "Filesystem",
-                "accessModes": ["ReadWriteMany"],
-                "persistentVolumeReclaimPolicy": "Retain",
-                "storageClassName": "",
-                "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": name, "namespace": namespace},
-                "csi": {
-                    "driver": _DRIVER,
-                    "volumeHandle": f"{volume.name}-{uuid}",
-                    "fsType": "juicefs",
-                    "nodePublishSecretRef": reference,
-                },
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": namespace, "labels": labels},
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "volumeMode": "Filesystem",
-                "storageClassName": "",
-                "volumeName": name,
-                "resources": {"requests": {"storage": size}},
-            },
-        },
-    ]
-    return Export(_dump(secrets), _dump(others))
-
-
-def write(export: Export, folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Write everything into one file for root alone; return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    path = folder / f"{name}.yaml"
-    files.ensure_file(path, f"{export.secrets}---\n{export.others}", mode=0o600)
-    return path
-
-
-def _secret(name: str, namespace: str, labels: dict[str, str], content: dict[str, str]) -> dict[str, object]:
-    metadata = {"name": name, "namespace": namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": content}
-
-
-def _dump(documents: list[dict[str, object]]) -> str:
-    return yaml.safe_dump_all(documents, sort_keys=False)
+        data["configs"] = json.dumps({f"{name}-files": str(_FILES_DIR)})
+        secrets[f"{name}-files"] = {path.name: text for path, text in access.files.items()}
+    labels = {"app.kubernetes.io/managed-by": "juicefs-server-proxy", "juicefs/volume": volume.name}
+    common = {"name": name, "namespace": namespace, "labels": labels}
+    hidden = rendering.render(__file__, "kubernetes-secrets.yaml.j2", **common, secrets=secrets)
+    handle = f"{volume.name}-{uuid}"
+    shown = rendering.render(__file__, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=size)
+    path = private(target.directory / "kubernetes") / f"{name}.yaml"
+    files.ensure_file(path, hidden + shown, mode=0o600)
+    return path, shown

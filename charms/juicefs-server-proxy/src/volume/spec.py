@@ -2,19 +2,21 @@
 
 import collections.abc
 import dataclasses
+import pathlib
 import re
 import urllib.parse
 
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import naming
 from slurm_ddp.interfaces import filesystem_info as fs
+from volume import messages
 
-_KEYS_HINT = "remove the keys from it: they go into a secret, named by the option credentials"
+# Kinds of object stores: how a bucket is written, for the user and as a pattern
 _BUCKETS = {
-    "s3": "https://BUCKET.HOST or https://HOST/BUCKET",
-    "minio": "https://HOST/BUCKET",
-    "gs": "gs://BUCKET",
-    "file": "file:///FOLDER",
+    "s3": ("https://BUCKET.HOST or https://HOST/BUCKET", r"(?i:https?)://[^/?#\s]+(/[^?#\s]*)?"),
+    "minio": ("https://HOST/BUCKET", r"(?i:https?)://[^/?#\s]+/+[^/?#\s][^?#\s]*"),
+    "gs": ("gs://BUCKET", r"(?i:gs)://[^/?#\s]+/*"),
+    "file": ("file:///FOLDER", r"(?i:file):(//)?(/[A-Za-z0-9._+-]+)+/?"),
 }
 _COMPRESSIONS = ("none", "lz4", "zstd")
 _KIB = {"": 1, "K": 1, "M": 1024}
@@ -45,74 +47,67 @@ class Volume:
     # An RSA key in PEM, which formatting alone needs; with it, blocks are encrypted
     encrypt_key: str = dataclasses.field(default="", repr=False)
 
+    def access(
+        self, credentials: fs.JuicefsSecret, version: juicefs_access.Version, *, directory: pathlib.Path
+    ) -> juicefs_access.Access:
+        """Build what this version of juicefs needs for the volume, with its files in `directory`."""
+        place = {"store": self.storage, "region": self.region}
+        return juicefs_access.access(
+            self.engine, credentials, version, directory=directory, keyless=self.keyless, **place
+        )
+
 
 def read_format(block_size: str, compression: str, capacity: int, inodes: int, trash_days: int) -> Format:
-    """Return how the volume is made. Raises `ValueError`, which names the option."""
+    """Check the options of the format. Raises `ValueError`, which names the option."""
     with naming("block-size"):
         found = re.fullmatch(r"([0-9]{1,6})([KM]?)", block_size)
         kib = int(found[1]) * _KIB[found[2]] if found else 0
         if not 64 <= kib <= 16384 or kib & (kib - 1):
-            raise ValueError("a power of two between 64K and 16M, like 4M")
+            raise ValueError(messages.BLOCK_SIZE)
     with naming("compression"):
         if compression not in _COMPRESSIONS:
-            raise ValueError(f"one of {', '.join(_COMPRESSIONS)}")
+            raise ValueError(messages.ONE_OF.format(choices=", ".join(_COMPRESSIONS)))
     for option, value in (("capacity", capacity), ("inodes", inodes), ("trash-days", trash_days)):
         if value < 0:
-            raise ValueError(f"{option}: 0 or more")
+            raise ValueError(messages.NEGATIVE.format(option=option))
     return Format(kib, compression, capacity, inodes, trash_days)
 
 
 def read_credentials(
     content: collections.abc.Mapping[str, str], user: str | None = None
 ) -> tuple[fs.JuicefsSecret, str]:
-    """Return the credentials of engine and store, and the key for encryption, from the user's secret.
-
-    Args:
-        content: of the secret.
-        user: of the metadata engine, if its URL names one.
+    """Read the credentials of engine and store, and the key for encryption, from the content of the user's secret.
 
     Raises:
         ValueError: the content is not possible; the message names the key and never quotes a value.
     """
     possible = (*fs.JuicefsSecret.names(), "encrypt-key")
-    unknown = sorted(set(content) - set(possible))
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]}; possible: {', '.join(possible)}")
+    if unknown := sorted(set(content) - set(possible)):
+        raise ValueError(messages.UNKNOWN_KEY.format(key=unknown[0], keys=", ".join(possible)))
     if user is not None and "meta-user" in content:
-        raise ValueError("meta-user: metadata-url already names the user: remove one of the two")
+        raise ValueError(messages.TWO_USERS)
     key = content.get("encrypt-key", "")
     if key and ("-----BEGIN RSA PRIVATE KEY-----" not in key or "ENCRYPTED" not in key):
-        hint = "openssl genrsa -traditional -aes256 -out key.pem 2048"  # the form that every version of juicefs reads
-        raise ValueError(f"encrypt-key: not an RSA key in PEM with a passphrase: make one with {hint}")
+        raise ValueError(messages.NOT_RSA)
     if key and not content.get("encrypt-passphrase"):
-        raise ValueError("encrypt-passphrase: required by encrypt-key")
+        raise ValueError(messages.KEY_ALONE)
     return fs.JuicefsSecret.from_content(dict(content) | ({"meta-user": user} if user else {})), key
 
 
 def read_bucket(storage: str, bucket: str) -> str:
-    """Return the bucket as juicefs takes it. Raises `ValueError` unless it has its scheme, and no keys in it."""
+    """Write the bucket as juicefs takes it. Raises `ValueError` unless it has its scheme, and no keys in it."""
+    example, pattern = _BUCKETS[storage]
     parts = urllib.parse.urlsplit(bucket)
-    hint = f"write it as {_BUCKETS[storage]}"
     if "@" in parts.netloc:
-        raise ValueError(_KEYS_HINT)
-    if parts.query or parts.fragment or any(c.isspace() for c in bucket):
-        raise ValueError(hint)
+        raise ValueError(messages.KEYS_IN_BUCKET)
+    if not re.fullmatch(pattern, bucket):
+        raise ValueError(messages.BUCKET.format(example=example))
     if storage == "file":
-        if parts.scheme != "file" or parts.netloc or not re.fullmatch(r"(/[A-Za-z0-9._+-]+)+/?", parts.path):
-            raise ValueError(hint)
         return parts.path.rstrip("/") + "/"
-    if storage == "gs":
-        if parts.scheme != "gs" or not parts.netloc or parts.path.strip("/"):
-            raise ValueError(hint)
-        return f"gs://{parts.netloc}"
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(hint)
-    if storage == "minio" and not parts.path.strip("/"):
-        raise ValueError(hint)
-    return bucket
+    return f"gs://{parts.netloc}" if storage == "gs" else bucket
 
 
 def check_storage(storage: str) -> None:
     """Raise `ValueError` unless this charm can offer a volume on such a store."""
     if storage not in juicefs_access.KEYLESS_STORES:
-        raise ValueError(f"one of {', '.join(juicefs_access.KEYLESS_STORES)}")
+        raise ValueError(messages.ONE_OF.format(choices=", ".join(juicefs_access.KEYLESS_STORES)))

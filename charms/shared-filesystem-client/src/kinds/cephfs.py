@@ -7,18 +7,19 @@ Helpers before Ceph 17 know the older way to name a filesystem only; the newer o
 import re
 import socket
 
+import mount_messages as messages
 import mount_plan
 from kinds import kernel, presets
 from slurm_ddp import apt
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import run
 
-PACKAGES = ("ceph-common",)
+_PACKAGE = "ceph-common"
 _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
 
 
 def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
-    """Return the plan for a directory of a Ceph filesystem; the helper is installed already.
+    """Draw up the mount of a directory of a Ceph filesystem; the helper is installed already.
 
     Raises:
         mount_plan.MountError: this machine cannot mount it, or its description has what the helper would misread.
@@ -26,59 +27,59 @@ def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
     """
     for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-            raise mount_plan.MountError(f"the Ceph {what} has other characters than letters, digits and ._- in it")
+            raise mount_plan.MountError(messages.CEPH_NAME.format(what=what))
     if not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", key):
-        raise mount_plan.MountError("the Ceph key is not base64: it is what `ceph auth print-key client.USER` prints")
+        raise mount_plan.MountError(messages.CEPH_KEY)
     kernel.check(kernel.CEPH)
     monitors, messenger = _monitors(volume)
+    addresses = [fs.join_address(*one) for one in monitors]
     path = kernel.below(volume.path, spec.subdirectory)
-    key_file = mount_plan.ETC / spec.app / "ceph.secret"
+    key_file = mount_plan.File(mount_plan.ETC / spec.app / "ceph.secret", f"{key}\n", 0o600)
     options = presets.merge(presets.CEPHFS, profile=spec.profile, given=spec.mount_options)
     if messenger == 2:
-        options = {"ms_mode": "prefer-crc"} | options  # the kernel speaks the first protocol unless it is told
-    by_address = f"{','.join(fs.join_address(*one) for one in monitors)}:{path}"
+        options = {"ms_mode": "prefer-crc"} | options  # the kernel's own choice is the first protocol
+    options = {"secretfile": str(key_file.path)} | options
+    source, aliases = f"{','.join(addresses)}:{path}", ()
     if _version() >= _NAMED_DEVICE:
-        source = f"{volume.user}@{volume.fsid}.{volume.name}={path}"
-        mon_addr = "/".join(fs.join_address(*one) for one in monitors)
-        options = {"mon_addr": mon_addr, "secretfile": str(key_file)} | options
+        source, aliases = f"{volume.user}@{volume.fsid}.{volume.name}={path}", (source,)
+        options = {"mon_addr": "/".join(addresses)} | options
     else:
-        source = by_address
-        options = {"name": volume.user, "mds_namespace": volume.name, "secretfile": str(key_file)} | options
+        options = {"name": volume.user, "mds_namespace": volume.name} | options
     return kernel.plan(
         spec,
         kind=kernel.CEPH,
         source=source,
-        aliases=(by_address,),
+        aliases=aliases,
         options=options,
         servers=(monitors,),
-        files=(mount_plan.File(key_file, f"{key}\n", 0o600),),
+        files=(key_file,),
         secrets=(key,),
     )
 
 
 def ensure_helper() -> None:
     """Install mount.ceph. Raises `CommandError`."""
-    apt.ensure_packages(PACKAGES)
+    apt.ensure_packages((_PACKAGE,))
 
 
-def _monitors(volume: fs.Cephfs) -> tuple[tuple[tuple[str, int], ...], int]:
-    """Return the monitors' addresses and the protocol spoken there: the newer one, where any is known to speak it."""
-    monitors = volume.monitors()
-    messenger = max(monitor.messenger for monitor in monitors)
+def _monitors(volume: fs.Cephfs) -> tuple[mount_plan.Servers, int]:
+    """Resolve the monitors of the newest protocol that any is known to speak; return them and that protocol."""
+    messenger = max(monitor.messenger for monitor in volume.monitors())
     found: list[tuple[str, int]] = []
-    for monitor in monitors:
+    for monitor in volume.monitors():
         if monitor.messenger != messenger:
             continue
         try:
             answers = socket.getaddrinfo(monitor.host, None, type=socket.SOCK_STREAM)
         except OSError as e:
-            raise mount_plan.NotYetError(f"the Ceph monitor {monitor.host} has no address ({e.strerror or e})") from e
+            text = messages.NO_MONITOR.format(host=monitor.host, error=e.strerror or e)
+            raise mount_plan.NotYetError(text) from e
         # One of several, and always the same: another order would look like a change
         found.append((min(str(answer[4][0]) for answer in answers), monitor.port))
     return tuple(found), messenger
 
 
 def _version() -> tuple[int, int]:
-    said = run("/usr/bin/dpkg-query", "-W", "-f", "${Version}", PACKAGES[0], check=False).stdout
-    match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", said)
+    shown = run("/usr/bin/dpkg-query", "-W", "-f", "${Version}", _PACKAGE, check=False).stdout
+    match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", shown)
     return (int(match[1]), int(match[2])) if match else (0, 0)

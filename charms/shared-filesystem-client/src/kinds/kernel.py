@@ -4,21 +4,21 @@ import dataclasses
 import os
 import pathlib
 import posixpath
+import typing
 
+import mount_messages as messages
 import mount_plan
 from kinds import presets
 from slurm_ddp.run import CommandError, run
 
 PROC = pathlib.Path("/proc")
-_MODPROBE = "/usr/sbin/modprobe"
-_DETECT_VIRT = "/usr/bin/systemd-detect-virt"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
     """A filesystem of the kernel's."""
 
-    name: str  # for people
+    name: str  # in messages
     fstype: str
     module: str
     packages: tuple[str, ...] = ()
@@ -30,26 +30,15 @@ LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only:
 
 
 def plan(
-    spec: mount_plan.Spec,
-    *,
-    kind: Kind,
-    source: str,
-    options: presets.Options,
-    servers: tuple[tuple[tuple[str, int], ...], ...],
-    aliases: tuple[str, ...] = (),
-    files: tuple[mount_plan.File, ...] = (),
-    secrets: tuple[str, ...] = (),
-    remedy: str = "",
+    spec: mount_plan.Spec, *, kind: Kind, source: str, options: presets.Options, **rest: typing.Any
 ) -> mount_plan.Plan:
-    """Return the plan for a mount unit.
+    """Draw up a mount unit; `rest` are further fields of the plan.
 
     Raises:
         mount_plan.MountError: the source cannot be written into a unit.
     """
     if any(character.isspace() or not character.isprintable() for character in source):
-        raise mount_plan.MountError(
-            f"what {kind.name} should mount has a space in its name, which systemd cannot mount"
-        )
+        raise mount_plan.MountError(messages.SPACE_IN_SOURCE.format(kind=kind.name))
     flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}
     text = mount_plan.render(
         "kernel.mount.j2",
@@ -59,23 +48,12 @@ def plan(
         mountpoint=spec.mountpoint,
         options=presets.text(options | flags).replace("%", "%%"),
     )
-    return mount_plan.Plan(
-        spec=spec,
-        unit=run("/usr/bin/systemd-escape", "--path", "--suffix=mount", spec.mountpoint).stdout.strip(),
-        unit_text=text,
-        fstypes=(kind.fstype,),
-        source=source,
-        aliases=tuple(alias for alias in aliases if alias != source),
-        servers=servers,
-        packages=kind.packages,
-        files=files,
-        secrets=secrets,
-        remedy=remedy or f"chmod +t {spec.mountpoint}, as root where it is neither read-only nor root squashed",
-    )
+    unit = run("/usr/bin/systemd-escape", "--path", "--suffix=mount", spec.mountpoint).stdout.strip()
+    return mount_plan.Plan(spec, unit, text, fstypes=(kind.fstype,), source=source, packages=kind.packages, **rest)
 
 
 def below(path: str, subdirectory: str) -> str:
-    """Return the path of a directory below `path`, as the option `subdirectory` names it."""
+    """Join a directory and the one below it that the option `subdirectory` names."""
     return posixpath.join(path, subdirectory.strip("/")) if subdirectory.strip("/") else path
 
 
@@ -84,36 +62,30 @@ def check(kind: Kind) -> None:
     where = container()
     if where and not _is_root_of_the_machine():
         # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not)
-        raise mount_plan.MountError(
-            f"{kind.name} cannot be mounted in an unprivileged container ({where}): deploy to a virtual machine "
-            "(--constraints virt-type=virtual-machine), or set security.privileged=true on the container"
-        )
+        raise mount_plan.MountError(messages.UNPRIVILEGED.format(kind=kind.name, container=where))
     if known(kind):
         return
     if where:
-        raise mount_plan.MountError(
-            f"this container's machine has not loaded {kind.name}, and a container cannot: run modprobe {kind.module} "
-            "on the machine below it"
-        )
+        raise mount_plan.MountError(messages.HOST_WITHOUT_MODULE.format(kind=kind.name, module=kind.module))
     try:
-        run(_MODPROBE, kind.module, timeout=60)
+        run("/usr/sbin/modprobe", kind.module, timeout=60)
     except CommandError as e:
-        release = os.uname().release
-        raise mount_plan.MountError(f"the kernel {release} has no {kind.name} (module {kind.module}): {e}") from e
+        text = messages.NO_MODULE.format(release=os.uname().release, kind=kind.name, module=kind.module, error=e)
+        raise mount_plan.MountError(text) from e
 
 
 def known(kind: Kind) -> bool:
-    """Tell whether the running kernel has the filesystem already."""
+    """Report whether the running kernel has the filesystem already."""
     lines = (PROC / "filesystems").read_text().splitlines()
     return any(line.split()[-1:] == [kind.fstype] for line in lines)
 
 
 def container() -> str:
-    """Return what kind of container this machine is; nothing when it is none."""
-    said = run(_DETECT_VIRT, "--container", check=False, timeout=10)
-    return said.stdout.strip() if said.returncode == 0 else ""
+    """Name the kind of container that this machine is; nothing when it is none."""
+    found = run("/usr/bin/systemd-detect-virt", "--container", check=False, timeout=10)
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _is_root_of_the_machine() -> bool:
-    """Tell whether root here is root in the machine's first user namespace (user_namespaces(7))."""
+    """Report whether root here is root in the machine's first user namespace (user_namespaces(7))."""
     return (PROC / "self" / "uid_map").read_text().split() == ["0", "0", "4294967295"]

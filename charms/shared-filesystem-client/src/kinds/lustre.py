@@ -5,9 +5,11 @@ from kinds import kernel, lustre_client, presets
 from slurm_ddp import mounts
 from slurm_ddp.interfaces import filesystem_info as fs
 
+_PORT = 988  # where LNet listens, lnet's module parameter accept_port
 
-def plan(spec: mount_plan.Spec, filesystem: fs.Lustre, settings: lustre_client.Settings) -> mount_plan.Plan:
-    """Return the plan for a filesystem; the client is installed and LNet configured already.
+
+def plan(spec: mount_plan.Spec, filesystem: fs.Lustre, config: mount_plan.Config) -> mount_plan.Plan:
+    """Draw up the mount of a filesystem; install the client and configure LNet, except in a container.
 
     Raises:
         mount_plan.MountError: this machine cannot mount it.
@@ -18,17 +20,13 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre, settings: lustre_client.S
     path = kernel.below("/", spec.subdirectory)
     source = f"{lustre_client.servers(identifiers)}:/{filesystem.fs_name}{path if path != '/' else ''}"
     options = presets.merge(presets.LUSTRE, profile=spec.profile, given=spec.mount_options)
-    host = identifiers[0].partition("@")[0]
+    pairs = [identifier.split("@") for identifier in identifiers]
     if not kernel.container():
-        lustre_client.ensure_installed(settings, host)
+        lustre_client.ensure_installed(config, pairs[0][0])
         is_mounted = any(mount.fstype == kernel.LUSTRE.fstype for mount in mounts.table())
-        lustre_client.ensure_networks(settings, identifiers, mounted=is_mounted)
+        lustre_client.ensure_networks(config, identifiers, mounted=is_mounted)
     kernel.check(kernel.LUSTRE)
-    by_tcp = tuple(
-        (identifier.partition("@")[0], lustre_client.TCP_PORT)
-        for identifier in identifiers
-        if identifier.partition("@")[2].startswith("tcp")
-    )
     # Servers on InfiniBand alone cannot be asked over TCP: whether they answer is seen when mounting
-    servers = (by_tcp,) if len(by_tcp) == len(identifiers) else ()
+    by_tcp = all(network.startswith("tcp") for _, network in pairs)
+    servers = (tuple((host, _PORT) for host, _ in pairs),) if by_tcp else ()
     return kernel.plan(spec, kind=kernel.LUSTRE, source=source, options=options, servers=servers)

@@ -8,24 +8,17 @@ _PORT = 2049
 
 
 def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
-    """Return the plan for an export.
+    """Draw up the mount of an export.
 
     Raises:
-        mount_plan.MountError: this machine cannot mount it, or systemd cannot be told to.
+        mount_plan.MountError: this machine cannot mount it, or no unit can.
     """
     kernel.check(kernel.NFS)
     options = presets.merge(presets.NFS, profile=spec.profile, given=spec.mount_options)
     if export.port is not None:
         options = {"port": str(export.port)} | options
     path = kernel.below(export.path, spec.subdirectory)
+    servers = () if options["proto"].startswith("rdma") else (((export.host, int(options.get("port", _PORT))),),)
     source = f"{fs.join_address(export.host, None)}:{path}"
-    port = int(options.get("port", _PORT))
-    servers = () if options["proto"].startswith("rdma") else (((export.host, port),),)
-    return kernel.plan(
-        spec,
-        kind=kernel.NFS,
-        source=source,
-        options=options,
-        servers=servers,
-        remedy=f"chmod +t {path}, on {export.host}",
-    )
+    remedy = f"chmod +t {path}, on {export.host}"
+    return kernel.plan(spec, kind=kernel.NFS, source=source, options=options, servers=servers, remedy=remedy)

@@ -1,10 +1,9 @@
-"""What a person and the charm beside ask for, as a spec that makes sense."""
+"""What the operator and the charm beside ask for, as a spec that makes sense."""
 
 import collections.abc
 import dataclasses
 
-import pydantic
-
+import mount_messages as messages
 import mount_plan
 from kinds import juicefs as juicefs_kind
 from kinds import lustre_client, presets
@@ -14,52 +13,8 @@ from slurm_ddp.interfaces import mount_info
 Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
 
 
-class Config(pydantic.BaseModel, frozen=True):
-    """The options."""
-
-    mountpoint: str = ""
-    subdirectory: str = ""
-    read_only: bool
-    noexec: bool
-    profile: str = "none"
-    mount_options: str = ""
-    drain_on_failure: bool = False
-    cache_size: str = "auto"
-    cache_directories: str = ""
-    buffer_size: int = 0
-    metrics_port: int = 0
-    juicefs_writeback: bool = False
-    lustre_repository: str = ""
-    lustre_packages: str = ""
-    lustre_key: str = ""
-    lustre_checksum: str = ""
-    lnet_networks: str = ""
-
-    @property
-    def tuning(self) -> juicefs_kind.Tuning:
-        """Return what is chosen about a JuiceFS client."""
-        return juicefs_kind.Tuning(
-            cache=self.cache_size.strip(),
-            directories=tuple(folder.rstrip("/") for folder in self.cache_directories.split()),
-            buffer_mib=self.buffer_size,
-            metrics_port=self.metrics_port,
-            writeback=self.juicefs_writeback,
-        )
-
-    @property
-    def lustre(self) -> lustre_client.Settings:
-        """Return what is chosen about a Lustre client."""
-        return lustre_client.Settings(
-            repository=self.lustre_repository.strip(),
-            packages=self.lustre_packages,
-            key=self.lustre_key.strip(),
-            checksum=self.lustre_checksum.strip().lower(),
-            networks=self.lnet_networks.strip(),
-        )
-
-
-def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
-    """Return where and how to mount: as the charm behind `mount` asks, else as the options say.
+def spec(app: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
+    """Decide where and how to mount: as the charm behind `mount` asks, else as the options say.
 
     Args:
         app: the application's name.
@@ -85,11 +40,13 @@ def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
         try:
             request = mount_info.load(databag)
         except ValueError as e:
-            raise StatusError(Level.BLOCKED, f"{name} asks for a mount in words unknown here: {e}") from e
+            raise StatusError(Level.BLOCKED, messages.BAD_REQUEST.format(app=name, error=e)) from e
         if request is None:
-            raise StatusError(Level.WAITING, f"waiting for {name} to say where it needs a mount")
+            raise StatusError(Level.WAITING, messages.NO_REQUEST.format(app=name))
         if wanted.mountpoint and wanted.mountpoint != request.mountpoint:
-            text = f"mountpoint: {wanted.mountpoint} is wanted, and {request.mountpoint} by {name}: reset the option"
+            text = messages.MOUNTPOINT_CONTRADICTION.format(
+                option=wanted.mountpoint, request=request.mountpoint, app=name
+            )
             raise StatusError(Level.BLOCKED, text)
         wanted = dataclasses.replace(
             wanted,
@@ -98,20 +55,17 @@ def spec(app: str, config: Config, requests: Requests) -> mount_plan.Spec:
             noexec=wanted.noexec or request.noexec,
         )
     if not wanted.mountpoint:
-        text = f"mountpoint: say where to mount: juju config {app} mountpoint=/mnt/shared"
-        raise StatusError(Level.BLOCKED, text)
+        raise StatusError(Level.BLOCKED, messages.NO_MOUNTPOINT.format(app=app))
     with config_errors(), naming("mountpoint"):
         mount_plan.check_mountpoint(wanted.mountpoint)
     return wanted
 
 
-def _check(config: Config) -> None:
+def _check(config: mount_plan.Config) -> None:
     if config.profile not in presets.PROFILES:
-        raise ValueError(f"profile: {config.profile[:40]!r} is none of {', '.join(presets.PROFILES)}")
-    parts = config.subdirectory.strip("/").split("/")
-    if config.subdirectory and (
-        any(part in ("", ".", "..") for part in parts) or not config.subdirectory.isprintable()
-    ):
-        raise ValueError("subdirectory: a folder of the filesystem, like team/a, without . and .. in it")
-    juicefs_kind.check(config.tuning)
-    lustre_client.check(config.lustre)
+        raise ValueError(messages.PROFILE.format(given=config.profile[:40], known=", ".join(presets.PROFILES)))
+    parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
+    if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
+        raise ValueError(messages.SUBDIRECTORY)
+    juicefs_kind.check(config)
+    lustre_client.check(config)

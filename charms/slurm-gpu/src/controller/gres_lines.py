@@ -1,8 +1,8 @@
-"""The controller seat: merges what compute units say into gres.conf and makes slurmctld hand it out.
+"""The controller role: merge the lines that compute units publish into gres.conf, and make slurmctld hand it out.
 
 Cost per event is constant in the number of nodes, except that the file is written whole: an event reads the databag
-of the unit that woke it, and looks at others only as long as it finds news there. So a burst of a thousand changes is
-one file and one reconfigure, and every later event of the burst finds nothing left to do.
+of the unit that woke it, and others only as long as it finds changes there. So a burst of a thousand changes is one
+file and one reconfigure, and every later event of the burst finds nothing left to do.
 """
 
 import collections.abc
@@ -11,9 +11,9 @@ import logging
 import pathlib
 import time
 
-from gpu import gres_conf
-from gpu_base import Level, Verdict, count
+from gpu import gres, gres_conf
 from slurm_ddp import files, systemd
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -22,16 +22,19 @@ logger = logging.getLogger(__name__)
 
 SLURMCTLD = "slurmctld.service"
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
-OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that keeps gres.conf on this machine
+OWNER = pathlib.Path("/var/lib/slurm-gpu/controller")  # the unit that writes gres.conf on this machine
 LIVE = pathlib.Path("/var/lib/slurm-gpu/live")  # the digest of the block that slurmctld last read
-_LOOKAHEAD = 8  # units without news in a row before looking further is given up
+_LOOKAHEAD = 8  # units without changes in a row before no more are read
 _ALL_AT_ONCE = 64
 _ROTATE_S = 300  # Juju's interval between two update-status
 
+_CLASH = "{units} both say they are node {node}: remove one"
+_REFUSED = "cannot use the lines of {units}: refresh slurm-gpu to one revision on all machines"
+_STANDBY = Status(Level.ACTIVE, "standby: the leader keeps gres.conf")
+_NOT_SET_UP = Status(Level.WAITING, "waiting for slurmctld to be set up")
+_NOT_RELATED = Status(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
+
 Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
-
-
-_NOTHING = gres_conf.Book("", "", {})
 
 
 class UnreadableError(Exception):
@@ -40,40 +43,38 @@ class UnreadableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The controller's side now, for the status and the answer."""
+    """The controller now, for the status and the answer."""
 
     configured: bool  # slurmctld's charm has set it up
     running: bool = False
     live: bool = False  # slurmctld has read the file as it is
-    book: gres_conf.Book | None = None
-    problem: str | None = None  # what a person must mend
+    conf: gres_conf.GresConf = dataclasses.field(default_factory=gres_conf.GresConf)
+    problem: str | None = None  # what the operator must fix
     damaged: bool = False  # the file cannot be read, so nothing may be written
-    silent: str | None = None  # slurmctld did not answer
+    silent: str | None = None  # why slurmctld has not read the file
 
 
 def sync(units: collections.abc.Collection[str], first: str | None, read: Read, *, owner: str) -> View:
     """Bring gres.conf up to date with the compute units, and slurmctld up to date with gres.conf.
 
     Args:
-        units: names of all compute units that are related now; entries of others go with their nodes' Gres.
-        first: the unit to look at first, and beyond which to look only while there is news; None to look at all.
-        read: returns what a unit said, None when it has said nothing yet, or raises `UnreadableError`.
+        units: names of all compute units that are related now; entries of others are removed with their nodes' Gres.
+        first: the unit to read first, with others only while there are changes; None to read all.
+        read: returns what a unit published, None for nothing yet, or raises `UnreadableError`.
         owner: this unit's name.
     """
     now = view()
     if not now.configured or now.damaged:
         return now
-    book = now.book or _NOTHING
-    entries = {unit: entry for unit, entry in book.entries.items() if unit in units and not entry.left}
-    entries |= dict(_news(units, first, entries, read))
-    entries |= _left(book, entries, running=now.running)
-    book = book.with_entries(entries)
+    conf = now.conf
+    entries = {unit: entry for unit, entry in conf.entries.items() if unit in units and not entry.left}
+    entries |= dict(_changes(units, first, entries, read))
+    entries |= _left(conf, entries, running=now.running)
+    conf = conf.with_entries(entries)
     if entries:
         files.ensure_file(OWNER, owner + "\n")
-    if now.book is not None or entries:
-        gres_conf.write(book)
-    silent = _reload(book) if now.running else None
-    return _view(book, running=now.running, silent=silent)
+    gres_conf.write(conf)
+    return _view(conf, running=now.running, silent=_reload(conf) if now.running else now.silent)
 
 
 def is_keeper(unit: str) -> bool:
@@ -82,7 +83,7 @@ def is_keeper(unit: str) -> bool:
 
 
 def release(*, owner: str, last: bool) -> None:
-    """Let go of gres.conf; take the block out when no other unit of the application is there to go on with it."""
+    """Leave gres.conf to the application's other units; remove the block when this is the last."""
     if last:
         try:
             sync((), None, lambda _: None, owner=owner)
@@ -93,45 +94,40 @@ def release(*, owner: str, last: bool) -> None:
 
 
 def summary() -> dict[str, str]:
-    """Return what gres.conf holds, for the `show-gres` action."""
+    """Return the contents of gres.conf, for the `show-gres` action."""
     now = view()
-    num_nodes, num_devices = counts(now.book)
+    num_nodes, num_devices = counts(now.conf)
     return {
         "nodes": str(num_nodes),
         "gpus": str(num_devices),
         "live": str(now.live).lower(),
-        "autodetect": _autodetect(now.book),
-        "gres-conf": now.book.text() if now.book else "",
+        "autodetect": now.conf.autodetect,
+        "gres-conf": now.conf.text(),
         **({"problem": now.problem} if now.problem else {}),
     }
 
 
-def verdict(now: View | None, *, related: bool) -> Verdict:
-    """Return the controller's status.
-
-    Args:
-        now: its side, None on a unit that does not lead.
-        related: whether there is a slurm-gpu on compute nodes.
-    """
+def status(now: View | None, *, related: bool) -> Status:
+    """Return the controller's status; `now` is None on a unit that does not lead."""
     if now is None:
-        return Verdict(Level.ACTIVE, "standby: the leader keeps gres.conf")
+        return _STANDBY
     if not now.configured:
-        return Verdict(Level.WAITING, "waiting for slurmctld to be set up")
+        return _NOT_SET_UP
     if now.problem:
-        return Verdict(Level.BLOCKED, now.problem)
+        return Status(Level.BLOCKED, now.problem)
     if not related:
-        return Verdict(Level.BLOCKED, "integrate gres with node-gres of the slurm-gpu on slurmd")
+        return _NOT_RELATED
     if not now.live:
         why = f" ({now.silent})" if now.silent else ""
-        return Verdict(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
-    num_nodes, num_devices = counts(now.book)
+        return Status(Level.WAITING, f"waiting for slurmctld to read gres.conf{why}")
+    num_nodes, num_devices = counts(now.conf)
     if not num_nodes:
-        return Verdict(Level.ACTIVE, f"no node needs lines in gres.conf (AutoDetect={_autodetect(now.book)})")
-    return Verdict(Level.ACTIVE, f"gres.conf has lines of {count(num_devices, 'GPU')} on {count(num_nodes, 'node')}")
+        return Status(Level.ACTIVE, f"no node needs lines in gres.conf (AutoDetect={now.conf.autodetect})")
+    return Status(Level.ACTIVE, f"gres.conf has lines of {_count(num_devices, 'GPU')} on {_count(num_nodes, 'node')}")
 
 
 def rotating(units: collections.abc.Collection[str]) -> str | None:
-    """Return the unit to look at first when none woke this hook: all of a few, and a window that moves over many."""
+    """Return the unit to read first when none woke this hook: all of a few, and a window that moves over many."""
     if len(units) <= _ALL_AT_ONCE:
         return None
     ordered = sorted(units, key=gres_conf.unit_key)
@@ -139,107 +135,98 @@ def rotating(units: collections.abc.Collection[str]) -> str | None:
 
 
 def view() -> View:
-    """Return how things are, without changing anything."""
-    running = systemd.is_active(SLURMCTLD)
+    """Return the controller's state without changing anything."""
+    silent = None
     try:
-        book = gres_conf.read()
+        running = systemd.is_active(SLURMCTLD)
+    except CommandError as e:  # systemd does not respond
+        running, silent = False, str(e)
+    try:
+        conf = gres_conf.read()
     except gres_conf.GresConfError as e:
         return View(configured=True, running=running, problem=str(e), damaged=True)
-    return _view(book, running=running)
-
-
-def _view(book: gres_conf.Book | None, *, running: bool, silent: str | None = None) -> View:
-    # Upstream writes gres.conf only where there is none, so a controller that is not set up yet must find none of ours.
-    configured = SLURM_CONF.exists() and (book is not None or running)
-    clashes = book.clashes if book else {}
-    problem = None
-    if clashes:
-        node, units = min(clashes.items())
-        problem = f"{' and '.join(units)} both say they are node {node}: remove one"
-    elif book and any(entry.refused for entry in book.entries.values()):
-        refused = sorted((entry.unit for entry in book.entries.values() if entry.refused), key=gres_conf.unit_key)
-        problem = f"cannot use the lines of {', '.join(refused[:3])}: refresh slurm-gpu to one revision on all machines"
-    return View(configured, running, live=running and _is_live(book), book=book, problem=problem, silent=silent)
+    return _view(conf, running=running, silent=silent)
 
 
 def answer(
-    now: View, units: collections.abc.Collection[str], said: slurm_gres.ControllerGres
+    now: View, units: collections.abc.Collection[str], published: slurm_gres.ControllerGres
 ) -> slurm_gres.ControllerGres:
-    """Return what the nodes of one relation should read, given what they read so far.
+    """Return what to publish to the nodes of one relation, given what is published so far.
 
     Only nodes that wait for their lines are named. What was live stays named until slurmctld has read something newer.
     """
-    if not now.configured or now.book is None:
-        return said
-    clashing = now.book.clashes
+    if not now.configured or now.damaged:
+        return published
     applied = {
         entry.digest
-        for unit, entry in now.book.entries.items()
-        if unit in units and entry.awaited and not entry.refused and entry.node not in clashing
+        for unit, entry in now.conf.entries.items()
+        if unit in units and entry.awaited and not entry.refused and entry.node not in now.conf.clashes
     }
     return slurm_gres.ControllerGres(
-        autodetect=now.book.autodetect, applied=tuple(sorted(applied)) if now.live else said.applied
+        autodetect=now.conf.autodetect, applied=tuple(sorted(applied)) if now.live else published.applied
     )
 
 
-def _autodetect(book: gres_conf.Book | None) -> str:
-    return (book or _NOTHING).autodetect
-
-
-def counts(book: gres_conf.Book | None) -> tuple[int, int]:
+def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
     """Return how many nodes have lines, and how many devices they describe."""
-    sizes = [
-        sum("Name=gpu" in line.split() for line in entry.lines)
-        for entry in (book.entries.values() if book else ())
-        if entry.lines
-    ]
+    sizes = [sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values() if entry.lines]
     return len(sizes), sum(sizes)
 
 
-def _news(
+def _view(conf: gres_conf.GresConf, *, running: bool, silent: str | None = None) -> View:
+    # Upstream writes gres.conf only where there is none, so before it has set the controller up none may be made here.
+    configured = SLURM_CONF.exists() and (gres_conf.PATH.exists() or running)
+    live = running and _is_live(conf)
+    return View(configured, running, live=live, conf=conf, problem=_problem(conf), silent=silent)
+
+
+def _problem(conf: gres_conf.GresConf) -> str | None:
+    if conf.clashes:
+        node, units = min(conf.clashes.items())
+        return _CLASH.format(units=" and ".join(units), node=node)
+    refused = sorted((entry.unit for entry in conf.entries.values() if entry.refused), key=gres_conf.unit_key)
+    return _REFUSED.format(units=", ".join(refused[:3])) if refused else None
+
+
+def _changes(
     units: collections.abc.Collection[str],
     first: str | None,
     entries: collections.abc.Mapping[str, gres_conf.Entry],
     read: Read,
 ) -> collections.abc.Iterator[tuple[str, gres_conf.Entry]]:
-    """Yield the entries that changed: the waking unit's, and others' as long as there are some to be found."""
+    """Yield the entries that changed: the waking unit's, and others' as long as some are found."""
     ordered = sorted(units, key=gres_conf.unit_key)
     at = ordered.index(first) if first in ordered else 0
     rotated = ordered[at:] + ordered[:at]
-    unknown = [unit for unit in rotated if unit not in entries]
-    known = [unit for unit in rotated if unit in entries]
     most = _LOOKAHEAD if first is not None else len(units)
-    for group in (unknown, known):
+    for is_known in (False, True):
         misses = 0
-        for unit in group:
+        for unit in rotated:
+            if (unit in entries) is not is_known:
+                continue
             entry = _entry(unit, read)
-            if entry is None or entry == entries.get(unit):
-                misses += 1
-                if misses > most:
-                    break
-            else:
+            if entry is not None and entry != entries.get(unit):
                 misses = 0
                 yield unit, entry
+                continue
+            misses += 1
+            if misses > most:
+                break
 
 
 def _left(
-    book: gres_conf.Book, entries: collections.abc.Mapping[str, gres_conf.Entry], *, running: bool
+    conf: gres_conf.GresConf, entries: collections.abc.Mapping[str, gres_conf.Entry], *, running: bool
 ) -> dict[str, gres_conf.Entry]:
-    """Return the entries of units that are gone whose nodes Slurm still has with GPUs by these lines.
+    """Return the entries of removed units whose nodes Slurm still has with GPUs by these lines.
 
     Without its lines such a node would be refused at slurmd's next start. Upstream leaves a removed unit's node in
     Slurm, and Juju may delete a unit before it could register its node without GPUs.
     """
     present = {entry.node for entry in entries.values()}
-    gone = {
-        unit: entry
-        for unit, entry in book.entries.items()
-        if unit not in entries and entry.lines and entry.node not in present
-    }
     return {
         unit: dataclasses.replace(entry, awaited=False, left=True)
-        for unit, entry in gone.items()
-        if not running or _has_gres(entry)
+        for unit, entry in conf.entries.items()
+        if unit not in entries and entry.lines and entry.node not in present and (not running or _has_gres(entry))
     }
 
 
@@ -248,33 +235,36 @@ def _has_gres(entry: gres_conf.Entry) -> bool:
         node = nodes.show(entry.node)
     except nodes.NodeError:
         return True
-    names = {word.removeprefix("Name=") for line in entry.lines for word in line.split() if word.startswith("Name=")}
+    names = {gres.fields(line)["Name"] for line in entry.lines}
     return node is not None and any(nodes.count_gres(node.gres, name) for name in names)
 
 
 def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
     try:
-        said = read(unit)
+        published = read(unit)
     except UnreadableError:
         return gres_conf.Entry(unit, "unknown", slurm_gres.digest(unit, ()), refused=True)
-    return gres_conf.Entry.of(unit, said) if said is not None and said.node is not None else None
+    return gres_conf.Entry.of(unit, published) if published is not None and published.node is not None else None
 
 
-def _reload(book: gres_conf.Book) -> str | None:
+def _reload(conf: gres_conf.GresConf) -> str | None:
     """Make slurmctld read the file if its block is another than it read last; return why that did not work."""
-    if _is_live(book):
+    if _is_live(conf):
         return None
     try:
         nodes.reconfigure()
     except (nodes.NodeError, CommandError) as e:
         return str(e)
-    files.ensure_file(LIVE, book.digest + "\n")
+    files.ensure_file(LIVE, conf.digest + "\n")
     return None
 
 
-def _is_live(book: gres_conf.Book | None) -> bool:
+def _is_live(conf: gres_conf.GresConf) -> bool:
     try:
-        read = LIVE.read_text().strip()
+        return LIVE.read_text().strip() == conf.digest
     except FileNotFoundError:
-        return book is None or book.digest == _NOTHING.digest  # no line of ours was ever written
-    return read == (book or _NOTHING).digest
+        return conf.digest == gres_conf.GresConf().digest  # no line of this charm was ever written
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

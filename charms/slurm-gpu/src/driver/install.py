@@ -5,19 +5,19 @@ import logging
 import pathlib
 import re
 
-from driver import plan as driver_plan
-from driver import state as driver_state
-from driver.state import DriverError
+from driver import state
+from driver.plan import Plan
+from driver.state import FABRIC, DriverError, Facts
 from slurm_ddp import apt, files, systemd
 from slurm_ddp.run import CommandError, run
 
 logger = logging.getLogger(__name__)
 
 PERSISTENCED = "nvidia-persistenced.service"
-_PERSIST_DROPIN = "10-slurm-gpu.conf"
+_DROPIN = "10-slurm-gpu.conf"
 NOUVEAU = pathlib.Path("/etc/modprobe.d/slurm-gpu-nouveau.conf")
-HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by us, and not by anybody before
-STOPPED = pathlib.Path("/var/lib/slurm-gpu/stopped-units")  # by us, and to be started again
+HELD = pathlib.Path("/var/lib/slurm-gpu/held-packages")  # by this charm, and not before it
+STOPPED = pathlib.Path("/var/lib/slurm-gpu/stopped-units")  # by this charm, and to be started again
 UNATTENDED = pathlib.Path("/etc/apt/apt.conf.d/51-slurm-gpu")
 PERSISTENCED_PROGRAM = pathlib.Path("/usr/bin/nvidia-persistenced")
 NVIDIA_SMI = pathlib.Path("/usr/bin/nvidia-smi")
@@ -27,94 +27,79 @@ PASSWD = pathlib.Path("/etc/passwd")
 UPDATE_INITRAMFS = pathlib.Path("/usr/sbin/update-initramfs")
 _ACCOUNTS = ("nvidia-persistenced", "nvpd")  # Ubuntu's and Debian's
 _STOP_S, _UNLOAD_S = 120.0, 60.0
-# What apt must not move by itself, and what is merely called so.
-_HOLD_PATTERNS = ("nvidia-*", "libnvidia-*", "linux-modules-nvidia-*", "libcuda1", "cuda-drivers*", "firmware-nvidia-*")
-_NOT_HELD = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")
+# How the names of packages begin that apt must not move by itself, and of those that are merely called so.
+_DRIVER = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "libcuda1", "cuda-drivers", "firmware-nvidia-")
+_NOT_DRIVER = ("nvidia-cuda-", "nvidia-container-", "libnvidia-container")
 
 # What keeps the driver's devices open on a node without jobs, in the order in which it is stopped. Upstream's slurmd
-# charm brings DCGM as a snap. The health check's timer is started again by `gpu_monitor`.
+# charm installs DCGM as a snap. The health check's timer is started again by `node.health_check`.
 _DCGM = (
     "dcgm-exporter.service",
     "nvidia-dcgm.service",
     "snap.dcgm.dcgm-exporter.service",
     "snap.dcgm.nv-hostengine.service",
 )
-HOLDERS = ("gpu-health.timer", "gpu-health.service", *_DCGM, PERSISTENCED, driver_state.FABRIC)
-# Modules in the order in which they can be unloaded (gpu.md 2.6; nvidia-peermem and gdrdrv use nvidia too).
+HOLDERS = ("gpu-health.timer", "gpu-health.service", *_DCGM, PERSISTENCED, FABRIC)
+# Modules in the order in which they can be unloaded; nvidia-peermem and gdrdrv use nvidia too.
 _MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_fs", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 
 _UNATTENDED = """\
 // Written by the slurm-gpu charm: a driver that changes under a running node breaks it ("Driver/library version
 // mismatch"). The action upgrade-driver moves it.
-Unattended-Upgrade::Package-Blacklist {
-    "nvidia-";
-    "libnvidia-";
-    "linux-modules-nvidia-";
-    "libcuda1";
-    "cuda-drivers";
-    "firmware-nvidia-";
-};
+Unattended-Upgrade::Package-Blacklist {{
+{names}}};
 """
 _NOUVEAU = """\
 # Written by the slurm-gpu charm.
 blacklist nouveau
 options nouveau modeset=0
 """
+_PERSISTENCE = """\
+# Written by the slurm-gpu charm.
+[Unit]
+StopWhenUnneeded=false
+
+[Service]
+ExecStart=
+ExecStart={program}{user} --persistence-mode --verbose
+"""
 
 
-def is_installed(plan: driver_plan.Plan) -> bool:
+def is_installed(plan: Plan) -> bool:
     """Whether exactly these packages are here."""
-    there = apt.installed(*plan.exact)
-    return all(there.get(name) == number for name, number in plan.packages)
+    return apt.installed(*plan.packages) == plan.packages
 
 
-def repair() -> None:
-    """Finish what an interrupted transaction left half done; apt answers nothing before that."""
-    try:
-        apt.repair()
-    except apt.AptError as e:
-        raise DriverError(f"dpkg --configure -a: {e}") from e
-
-
-def install(plan: driver_plan.Plan) -> None:
+def install(plan: Plan) -> None:
     """Install the set in one transaction, after finishing what an interrupted one left."""
-    repair()
-    try:
-        if not is_installed(plan):
-            apt.install_exact(plan.exact)
-    except apt.AptError as e:
-        raise DriverError(f"driver {plan.version}: {e}") from e
+    apt.repair()
+    if not is_installed(plan):
+        apt.install_exact(plan.packages)
 
 
 def ensure_settings(*, persistence: bool, hold: bool) -> None:
-    """Configure an installed driver: nouveau stays away, cards stay awake, apt leaves the packages alone."""
-    try:
-        if files.ensure_file(NOUVEAU, _NOUVEAU) and UPDATE_INITRAMFS.exists():
-            run(UPDATE_INITRAMFS, "-u", "-k", "all", timeout=600, check=False)
-        ensure_persistence(on=persistence)
-        ensure_hold(on=hold)
-    except CommandError as e:
-        raise DriverError(str(e)) from e
+    """Configure an installed driver: no nouveau, cards stay initialised, apt leaves the packages alone."""
+    if files.ensure_file(NOUVEAU, _NOUVEAU) and UPDATE_INITRAMFS.exists():
+        run(UPDATE_INITRAMFS, "-u", "-k", "all", timeout=600, check=False)
+    ensure_persistence(on=persistence)
+    ensure_hold(on=hold)
 
 
-def ensure_utils(facts: driver_state.Facts) -> None:
+def ensure_utils(facts: Facts) -> None:
     """Install nvidia-smi of exactly the driver's version where packages brought a driver without it.
 
     As upstream's slurmd does with nvidia-headless-no-dkms. Nothing else is installed, moved or removed.
 
     Raises:
-        DriverError: the archives do not have that version (any more), or apt would change something else.
+        AptError: the archives do not have that version (any more).
+        DriverError: apt would remove something for it.
     """
     name, number = _utils()
     if NVIDIA_SMI.exists() or not name or apt.upstream(number) != facts.loaded or apt.installed(name):
         return
-    try:
-        gone = apt.simulate(apt.assigned({name: number})).removed
-        if gone:
-            raise DriverError(f"{name} {number}: apt would remove {', '.join(gone)}")
-        apt.install_exact({name: number})
-    except apt.AptError as e:
-        raise DriverError(f"{name} {number}: {e}") from e
+    if removed := apt.simulate(apt.assigned({name: number})).removed:
+        raise DriverError(f"{name} {number}: apt would remove {', '.join(removed)}")
+    apt.install_exact({name: number})
 
 
 def utils_advice() -> str:
@@ -136,15 +121,14 @@ def _utils() -> tuple[str, str]:
 
 
 def ensure_hold(*, on: bool) -> None:
-    """Keep apt and unattended-upgrades from moving the driver, or let them. Fails while another dpkg runs."""
-    names = [name for name in apt.installed(*_HOLD_PATTERNS) if not name.startswith(_NOT_HELD)]
+    """Hold the driver's packages from apt and unattended-upgrades, or release them. Fails while another dpkg runs."""
     if on:
-        files.ensure_file(UNATTENDED, _UNATTENDED)
-        ours = set(_text(HELD).split()) | (set(names) - apt.held())
-        files.ensure_file(HELD, "".join(f"{name}\n" for name in sorted(ours)))
+        names = [name for name in apt.installed(*(f"{one}*" for one in _DRIVER)) if not name.startswith(_NOT_DRIVER)]
+        files.ensure_file(UNATTENDED, _UNATTENDED.format(names="".join(f'    "{name}";\n' for name in _DRIVER)))
+        _write(HELD, set(_read(HELD).split()) | (set(names) - apt.held()))
         apt.ensure_held(names)
     elif UNATTENDED.exists():  # what an administrator or an image held before stays held
-        apt.ensure_not_held(_text(HELD).split())
+        apt.ensure_not_held(_read(HELD).split())
         files.ensure_absent(HELD)
         files.ensure_absent(UNATTENDED)  # last, or a failure would leave them held for good
 
@@ -155,89 +139,34 @@ def ensure_persistence(*, on: bool) -> bool:
     Ubuntu's unit runs without persistence mode and stops when nothing needs it.
     """
     if not on or not PERSISTENCED_PROGRAM.exists():
-        return systemd.ensure_no_dropin(PERSISTENCED, _PERSIST_DROPIN)
-    account = next((name for name in _ACCOUNTS if re.search(rf"^{name}:", _text(PASSWD), re.MULTILINE)), None)
+        return systemd.ensure_no_dropin(PERSISTENCED, _DROPIN)
+    account = next((name for name in _ACCOUNTS if re.search(rf"^{name}:", _read(PASSWD), re.MULTILINE)), None)
     user = f" --user {account}" if account else ""
-    return systemd.ensure_dropin(
-        PERSISTENCED,
-        _PERSIST_DROPIN,
-        "# Written by the slurm-gpu charm.\n[Unit]\nStopWhenUnneeded=false\n\n[Service]\nExecStart=\n"
-        f"ExecStart={PERSISTENCED_PROGRAM}{user} --persistence-mode --verbose\n",
-    )
+    return systemd.ensure_dropin(PERSISTENCED, _DROPIN, _PERSISTENCE.format(program=PERSISTENCED_PROGRAM, user=user))
 
 
-def check_next_kernel(plan: driver_plan.Plan, running: str) -> None:
+def check_next_kernel(plan: Plan, running: str) -> None:
     """Raise unless the kernel that boots next has the driver: the machine must not be rebooted into another."""
-    kernel = driver_state.newest_kernel(running)
-    module = driver_state.on_disk(kernel)
+    kernel = state.newest_kernel(running)
+    module = state.on_disk(kernel)
     if module is None or module.version != plan.version:
         has = "no nvidia module; see dkms status" if module is None else f"driver {module.version}, not {plan.version}"
         raise DriverError(f"no reboot: kernel {kernel}, which boots next, has {has}")
 
 
-def stop_holders() -> None:
-    """Stop what keeps the driver's devices open. Jobs are not among it: check first."""
-    active = [unit for unit in HOLDERS if systemd.is_active(unit)]
-    if set(active) & set(_DCGM):  # written down first: they run again whatever happens
-        names = set(_text(STOPPED).split()) | (set(active) & set(_DCGM))
-        files.ensure_file(STOPPED, "".join(f"{name}\n" for name in sorted(names)))
-    for unit in active:
-        try:
-            systemd.stop(unit, timeout=_STOP_S)
-        except CommandError as e:
-            raise DriverError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
-
-
-def start_services(*, fabric: bool) -> None:
-    """Start what belongs to a loaded driver."""
-    unit = PERSISTENCED
-    try:
-        if PERSISTENCED_PROGRAM.exists():
-            systemd.restart(unit)
-        unit = driver_state.FABRIC
-        if fabric:
-            systemd.enable_now(unit, timeout=300)
-    except CommandError as e:
-        raise DriverError(f"{unit}: {e}; see journalctl -u {unit}") from e
-    _start_dcgm()
-
-
-def ensure_services() -> None:
-    """Start those that are installed and do not run; one that fails shows in the status."""
-    for program, unit in ((PERSISTENCED_PROGRAM, PERSISTENCED), (driver_state.FABRIC_PROGRAM, driver_state.FABRIC)):
-        if program.exists() and not systemd.is_active(unit):
-            with contextlib.suppress(CommandError):
-                systemd.restart(unit)
-    _start_dcgm()
-
-
-def _start_dcgm() -> None:
-    """Start what `stop_holders` stopped of DCGM, the engine before what asks it."""
-    names = _text(STOPPED).split()
-    for unit in reversed(_DCGM):
-        if unit in names:
-            try:
-                systemd.restart(unit)
-            except CommandError as e:
-                logger.warning("%s does not start again: %s", unit, e)
-    files.ensure_absent(STOPPED)
-
-
-def load(version: str, facts: driver_state.Facts) -> bool:
+def load(version: str, facts: Facts) -> bool:
     """Load this version of the driver; return False where only a reboot can.
 
     Nothing may use the cards: call `stop_holders` first, on a node without jobs.
     """
-    if facts.loaded == version and not facts.nouveau:
-        return True
+    if facts.nouveau or facts.loaded == version:
+        return not facts.nouveau
     try:
-        if facts.nouveau:
-            return False
-        loaded = [line.partition(" ")[0] for line in _text(PROC_MODULES).splitlines()] if facts.loaded else []
+        loaded = [line.partition(" ")[0] for line in _read(PROC_MODULES).splitlines()] if facts.loaded else []
         for name in _MODULES:
             if name in loaded:
                 run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)
-        module = driver_state.on_disk(facts.kernel)
+        module = state.on_disk(facts.kernel)
         if module is None or module.version != version:
             return False
         run("/usr/sbin/modprobe", "nvidia", timeout=_UNLOAD_S)
@@ -249,7 +178,62 @@ def load(version: str, facts: driver_state.Facts) -> bool:
     return True
 
 
-def _text(path: pathlib.Path) -> str:
+def stop_holders() -> None:
+    """Stop what keeps the driver's devices open. Jobs are not among it: check first."""
+    active = [unit for unit in HOLDERS if systemd.is_active(unit)]
+    if dcgm := set(active) & set(_DCGM):  # recorded first: they run again whatever happens
+        _write(STOPPED, dcgm | set(_read(STOPPED).split()))
+    for unit in active:
+        try:
+            systemd.stop(unit, timeout=_STOP_S)
+        except CommandError as e:
+            raise DriverError(f"{unit} does not stop: {e}; see journalctl -u {unit}") from e
+
+
+def start_services(*, fabric: bool) -> None:
+    """Start what belongs to a driver that was loaded.
+
+    Raises:
+        DriverError: one does not start.
+    """
+    unit = PERSISTENCED
+    try:
+        if PERSISTENCED_PROGRAM.exists():
+            systemd.restart(unit)
+        unit = FABRIC
+        if fabric:
+            systemd.enable_now(unit, timeout=300)
+    except CommandError as e:
+        raise DriverError(f"{unit}: {e}; see journalctl -u {unit}") from e
+    _start_dcgm()
+
+
+def ensure_services() -> None:
+    """Start those that are installed and do not run; one that fails shows in the status."""
+    for program, unit in ((PERSISTENCED_PROGRAM, PERSISTENCED), (state.FABRIC_PROGRAM, FABRIC)):
+        if program.exists() and not systemd.is_active(unit):
+            with contextlib.suppress(CommandError):
+                systemd.restart(unit)
+    _start_dcgm()
+
+
+def _start_dcgm() -> None:
+    """Start what `stop_holders` stopped of DCGM, the engine before what queries it."""
+    names = _read(STOPPED).split()
+    for unit in reversed(_DCGM):
+        if unit in names:
+            try:
+                systemd.restart(unit)
+            except CommandError as e:
+                logger.warning("%s does not start again: %s", unit, e)
+    files.ensure_absent(STOPPED)
+
+
+def _write(path: pathlib.Path, names: set[str]) -> None:
+    files.ensure_file(path, "".join(f"{name}\n" for name in sorted(names)))
+
+
+def _read(path: pathlib.Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -8,46 +8,40 @@ bookworm and bookworm-security, components contrib, non-free and non-free-firmwa
 """
 
 import collections.abc
-import dataclasses
 import re
+import typing
 
-from driver import state as driver_state
-from driver.state import DriverError
-from slurm_ddp import apt
+import pydantic
+
+from driver.state import DriverError, Facts
+from slurm_ddp import apt, charm
 from slurm_ddp.run import CommandError
 
 KEEP = "keep"
-BRANCHES = ("535", "550", "570", "575", "580", "590", "595")  # that one of the distributions ever had
-_VERSION = re.compile(r"\d{3}(\.\d{1,4}){1,3}", re.ASCII)
+Branch = typing.Literal["535", "550", "570", "575", "580", "590", "595"]  # that one of the distributions ever had
+BRANCHES: tuple[Branch, ...] = typing.get_args(Branch)
+VERSION = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){1,3}")
 
-# Generation, first and last PCI device id, kernel modules that drive it, first and last branch. Ids: pci-ids.ucw.cz,
-# vendor 10de. Modules: docs.nvidia.com/datacenter/tesla/driver-installation-guide, "NVIDIA Kernel Modules". Branches:
-# NVIDIA's "Supported NVIDIA GPU Products" of each release (580 is the last for Maxwell, Pascal and Volta).
+# Generation, ranges of PCI device ids, kernel modules that drive it, first and last branch. Ids: pci-ids.ucw.cz, vendor
+# 10de. Modules: docs.nvidia.com/datacenter/tesla/driver-installation-guide, "NVIDIA Kernel Modules". Branches: NVIDIA's
+# "Supported NVIDIA GPU Products" of each release (580 is the last for Maxwell, Pascal and Volta).
 _EITHER, _OPEN, _PROPRIETARY = ("open", "proprietary"), ("open",), ("proprietary",)
 GENERATIONS = (
-    ("Maxwell", 0x1340, 0x15EF, _PROPRIETARY, 340, 580),
-    ("Pascal", 0x15F0, 0x15FF, _PROPRIETARY, 367, 580),
-    ("Maxwell", 0x1600, 0x17FF, _PROPRIETARY, 340, 580),
-    ("Pascal", 0x1B00, 0x1D7F, _PROPRIETARY, 367, 580),
-    ("Volta", 0x1D80, 0x1DFF, _PROPRIETARY, 384, 580),
-    ("Turing", 0x1E00, 0x1FFF, _EITHER, 410, 999),
-    ("Ampere", 0x2080, 0x20FF, _EITHER, 450, 999),
-    ("Turing", 0x2180, 0x21FF, _EITHER, 410, 999),
-    ("Ampere", 0x2200, 0x22FF, _EITHER, 450, 999),
-    ("Hopper", 0x2300, 0x2341, _EITHER, 520, 999),
-    ("Grace Hopper", 0x2342, 0x2342, _OPEN, 535, 999),
-    ("Hopper", 0x2343, 0x2347, _EITHER, 520, 999),
-    ("Grace Hopper", 0x2348, 0x2348, _OPEN, 550, 999),
-    ("Hopper", 0x2349, 0x23FF, _EITHER, 520, 999),
-    ("Ampere", 0x2400, 0x25FF, _EITHER, 450, 999),
-    ("Ada", 0x2600, 0x28FF, _EITHER, 525, 999),
-    ("Blackwell", 0x2900, 0x2FFF, _OPEN, 570, 999),
-    ("Blackwell Ultra", 0x3180, 0x31FF, _OPEN, 580, 999),
+    ("Maxwell", ((0x1340, 0x15EF), (0x1600, 0x17FF)), _PROPRIETARY, 340, 580),
+    ("Pascal", ((0x15F0, 0x15FF), (0x1B00, 0x1D7F)), _PROPRIETARY, 367, 580),
+    ("Volta", ((0x1D80, 0x1DFF),), _PROPRIETARY, 384, 580),
+    ("Turing", ((0x1E00, 0x1FFF), (0x2180, 0x21FF)), _EITHER, 410, 999),
+    ("Ampere", ((0x2080, 0x20FF), (0x2200, 0x22FF), (0x2400, 0x25FF)), _EITHER, 450, 999),
+    ("Hopper", ((0x2300, 0x2341), (0x2343, 0x2347), (0x2349, 0x23FF)), _EITHER, 520, 999),
+    ("Grace Hopper", ((0x2342, 0x2342),), _OPEN, 535, 999),
+    ("Grace Hopper", ((0x2348, 0x2348),), _OPEN, 550, 999),
+    ("Ada", ((0x2600, 0x28FF),), _EITHER, 525, 999),
+    ("Blackwell", ((0x2900, 0x2FFF),), _OPEN, 570, 999),
+    ("Blackwell Ultra", ((0x3180, 0x31FF),), _OPEN, 580, 999),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Release:
+class Release(typing.NamedTuple):
     """How one release of a distribution packages the driver. `{b}`: branch, `{o}`: -open or nothing, `{k}`: kernel."""
 
     branches: tuple[str, ...]
@@ -82,51 +76,71 @@ RELEASES = {
         "driver=keep",
     ),
 }
-_NVLINK5, _CUDA = "nvlsm", "nvidia-cuda-toolkit"
+_HEADERS, _NVLINK5, _CUDA = "linux-headers-{k}", "nvlsm", "nvidia-cuda-toolkit"
+_NVLINK5_HINT = "NVLink 5 switches need nvlsm, which only NVIDIA's repository has: add that, or use driver=keep"
 _PINNED = "*nvidia* libcuda1"  # what apt takes in the driver's version, dependencies too, wherever it has that version
 # Packages that a change of driver may take away: the other branch's. Anything else that apt wants to remove stops it.
 _MAY_GO = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "linux-objects-nvidia-", "linux-signatures-nvidia-",
            "xserver-xorg-video-nvidia", "cuda-drivers", "libcuda1", "libcudadebugger1", "firmware-nvidia-")  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
+# Which option of the charm each field of `Spec` has.
+_OPTIONS = {
+    "branch": "driver",
+    "flavour": "driver-flavour",
+    "module": "kernel-module",
+    "utils": "driver-utils",
+    "cuda": "cuda-toolkit",
+    "fabric": "fabric-manager",
+    "persistence": "persistence-mode",
+    "hold": "hold-driver",
+}
+
+
+class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
     """The options, checked one by one and together."""
 
-    branch: str = KEEP  # "580", or "keep"
-    module: str = "auto"
+    model_config = pydantic.ConfigDict(alias_generator=lambda name: _OPTIONS.get(name, name))
+
+    branch: typing.Literal["keep", Branch] = "keep"
+    flavour: typing.Literal["server"] = "server"
+    module: typing.Literal["auto", "open", "proprietary"] = "auto"
     utils: bool = True
     cuda: bool = False
-    fabric: str = "auto"
+    fabric: typing.Literal["auto", "on", "off"] = "auto"
     persistence: bool = True
     hold: bool = True
     version: str | None = None  # exactly this one: "580.173.02"
+
+    @pydantic.field_validator("branch", "flavour", "module", "fabric", mode="before")
+    @classmethod
+    def _strip(cls, value: object) -> object:
+        return value.strip() if isinstance(value, str) else value
+
+    @pydantic.field_validator("module", "cuda", "fabric")
+    @classmethod
+    def _needs_branch(cls, value: str | bool, info: pydantic.ValidationInfo) -> str | bool:
+        if info.data.get("branch") == KEEP and value in {"open", "proprietary", True, "on"}:
+            raise ValueError(f"{value} contradicts driver=keep, which installs nothing: set a branch")
+        return value
 
     @property
     def keeps(self) -> bool:
         """Whether the driver is left to whoever installed it."""
         return self.branch == KEEP
 
-    def wants_fabric(self, facts: driver_state.Facts) -> bool:
-        """Return whether this machine gets a fabric manager."""
+    def wants_fabric(self, facts: Facts) -> bool:
+        """Whether this machine gets a fabric manager."""
         return self.fabric == "on" or (self.fabric == "auto" and facts.needs_fabric)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(pydantic.BaseModel, frozen=True):
     """One exact set of packages."""
 
     version: str  # the driver's: "580.173.02"
-    module: str  # "open" or "proprietary"
-    packages: tuple[tuple[str, str], ...]  # names and versions, sorted
+    packages: typing.Annotated[dict[str, str], pydantic.BeforeValidator(dict)]  # versions by name; once they were pairs
     kernels: tuple[str, ...]  # those that get modules
-    dkms: bool  # the modules are built here
     fabric: bool  # a fabric manager belongs to it
-
-    @property
-    def exact(self) -> dict[str, str]:
-        """The packages by name."""
-        return dict(self.packages)
 
 
 def spec(options: collections.abc.Mapping[str, object]) -> Spec:
@@ -135,61 +149,35 @@ def spec(options: collections.abc.Mapping[str, object]) -> Spec:
     Raises:
         DriverError: one has no such value, or two contradict each other.
     """
-    branch = str(options.get("driver", KEEP)).strip()
-    if branch != KEEP and branch not in BRANCHES:
-        raise DriverError(f"driver: {branch!r:.60} is neither keep nor a branch: {', '.join(BRANCHES)}")
-    flavour = str(options.get("driver-flavour", "server")).strip()
-    if flavour != "server":
-        raise DriverError(f"driver-flavour: {flavour!r:.60} is not server, the only flavour: set driver-flavour=server")
-    got = Spec(
-        branch=branch,
-        module=_choice(options, "kernel-module", ("auto", "open", "proprietary")),
-        utils=bool(options.get("driver-utils", True)),
-        cuda=bool(options.get("cuda-toolkit", False)),
-        fabric=_choice(options, "fabric-manager", ("auto", "on", "off")),
-        persistence=bool(options.get("persistence-mode", True)),
-        hold=bool(options.get("hold-driver", True)),
-    )
-    for option, wants in (
-        ("cuda-toolkit=true", got.cuda),
-        (f"kernel-module={got.module}", got.module != "auto"),
-        ("fabric-manager=on", got.fabric == "on"),
-    ):
-        if got.keeps and wants:
-            raise DriverError(f"{option} contradicts driver=keep, which installs nothing: set a branch")
-    return got
+    try:
+        return Spec.model_validate(dict(options))
+    except pydantic.ValidationError as e:
+        raise DriverError(charm.problem(e)) from e
 
 
-def narrowed(wanted: Spec, branch: str | None, version: str | None, present: str = "") -> Spec:
+def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: str = "") -> Spec:
     """Return the specification with the parameters of `upgrade-driver` on top.
 
-    Args:
-        wanted: the options.
-        branch: the parameter, which must not contradict the option.
-        version: the parameter, which must be of that branch.
-        present: the version of the driver that is there, whose branch counts where nothing else names one.
+    `present` is the branch of the driver that is there, which counts where nothing else names one.
 
     Raises:
-        DriverError: they are no branch and no version, contradict each other, or name none while the option says keep.
+        DriverError: the parameters contradict the option or each other, or nothing names a branch that there is.
     """
-    if branch is not None and branch not in BRANCHES:
-        raise DriverError(f"branch: {branch!r:.60} is none of {', '.join(BRANCHES)}")
-    if version is not None and not _VERSION.fullmatch(version):
-        raise DriverError(f"version: {version!r:.60} is not a driver version such as 580.173.02")
     if branch and not wanted.keeps and branch != wanted.branch:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
-    chosen = branch or (None if wanted.keeps else wanted.branch) or (version or present).partition(".")[0]
+    of_version = version.partition(".")[0] if version else ""
+    chosen = branch or (None if wanted.keeps else wanted.branch) or of_version or present
     if not chosen:
-        raise DriverError("branch: driver=keep says none; give branch=580 (or another), or set the option driver")
+        raise DriverError("branch: driver=keep names none; give branch=580 (or another), or set the option driver")
     if chosen not in BRANCHES:
         source = f"version: {chosen}" if version else f"branch: that of the driver here, {chosen},"
         raise DriverError(f"{source} is none of {', '.join(BRANCHES)}")
-    if version and version.partition(".")[0] != chosen:
+    if version and of_version != chosen:
         raise DriverError(f"version={version} is not of branch {chosen}")
-    return dataclasses.replace(wanted, branch=chosen, version=version or None)
+    return wanted.model_copy(update={"branch": chosen, "version": version})
 
 
-def kernel_modules(facts: driver_state.Facts, wanted: Spec) -> tuple[str, ...]:
+def kernel_modules(facts: Facts, wanted: Spec) -> tuple[str, ...]:
     """Return which of NVIDIA's kernel modules drive all cards in this branch, the better one first.
 
     Raises:
@@ -198,11 +186,11 @@ def kernel_modules(facts: driver_state.Facts, wanted: Spec) -> tuple[str, ...]:
     asked = _EITHER if wanted.module == "auto" else (wanted.module,)
     needs: dict[str, str] = {}
     for card in facts.cards:
-        row = next((row for row in GENERATIONS if row[1] <= card.device <= row[2]), None)
+        row = next((row for row in GENERATIONS if any(a <= card.device <= b for a, b in row[1])), None)
         if row is None:  # a newer card than the table
             asked = asked[:1]
             continue
-        name, _, _, modules, since, until = row
+        name, _, modules, since, until = row
         gpu = f"GPU {card.bus_id} ({name})"
         if int(wanted.branch) < since:
             raise DriverError(f"driver: {gpu} needs branch {since} or later, not {wanted.branch}")
@@ -220,7 +208,7 @@ def kernel_modules(facts: driver_state.Facts, wanted: Spec) -> tuple[str, ...]:
     return tuple(needs) or (asked if facts.cards else asked[:1])
 
 
-def resolve(facts: driver_state.Facts, wanted: Spec) -> Plan:
+def resolve(facts: Facts, wanted: Spec) -> Plan:
     """Return the set of packages that apt would install now, after reading the archives anew.
 
     Where the cards take either kernel module, the newer version decides, and between equals the open one.
@@ -231,10 +219,8 @@ def resolve(facts: driver_state.Facts, wanted: Spec) -> Plan:
     """
     release = RELEASES.get(facts.release)
     if release is None:
-        here = facts.release or "an unknown system"
-        raise DriverError(
-            f"driver={wanted.branch}: this machine has {here}, not one of {', '.join(RELEASES)}: use driver=keep"
-        )
+        here, known = facts.release or "an unknown system", ", ".join(RELEASES)
+        raise DriverError(f"driver={wanted.branch}: this machine has {here}, not one of {known}: use driver=keep")
     if wanted.branch not in release.branches:
         has = ", ".join(release.branches)
         raise DriverError(f"driver: {facts.release} has no branch {wanted.branch}, only {has}")
@@ -243,14 +229,14 @@ def resolve(facts: driver_state.Facts, wanted: Spec) -> Plan:
     if wanted.wants_fabric(facts) and not release.fabric:
         raise DriverError(f"fabric-manager: {facts.release} packages none: use NVIDIA's repository and driver=keep")
     try:
-        choices = [_Choice(facts, wanted, release, module) for module in kernel_modules(facts, wanted)]
+        modules = kernel_modules(facts, wanted)
         apt.update()
-        newest = apt.candidates(choice.name(release.driver[0]) for choice in choices)
-        choices.sort(key=lambda choice: version_key(newest.get(choice.name(release.driver[0]), "")), reverse=True)
+        names = {module: _named(release.driver[0], wanted, module) for module in modules}
+        newest = apt.candidates(names.values())
         refused: list[DriverError] = []
-        for choice in choices:
+        for module in sorted(modules, key=lambda module: _version_key(newest.get(names[module], "")), reverse=True):
             try:
-                return choice.resolve(newest)
+                return _resolve(facts, wanted, release, module, wanted.version or newest.get(names[module], ""))
             except DriverError as e:
                 refused.append(e)
         raise refused[0]
@@ -258,114 +244,74 @@ def resolve(facts: driver_state.Facts, wanted: Spec) -> Plan:
         raise DriverError(f"apt: {e}") from e
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """One kernel module, and the packages that go with it."""
-
-    facts: driver_state.Facts
-    wanted: Spec
-    release: Release
-    module: str
-
-    def name(self, pattern: str, kernel: str = "") -> str:
-        return pattern.format(b=self.wanted.branch, o="-open" if self.module == "open" else "", k=kernel)
-
-    def resolve(self, newest: collections.abc.Mapping[str, str]) -> Plan:
-        facts, wanted, release = self.facts, self.wanted, self.release
-        option = f"driver={wanted.branch}"
-        fabric = wanted.wants_fabric(facts)
-        patterns = [*release.driver, *([release.utils] if wanted.utils else ()), *(release.fabric if fabric else ())]
-        core = [self.name(pattern) for pattern in patterns]
-        version = wanted.version or apt.upstream(newest.get(core[0], ""))
-        extra = [*([_NVLINK5] if facts.nvlink5 else ()), *([_CUDA] if wanted.cuda else ())]
-        pins = {_PINNED: f"{version}-*"} if version else {}
-        offered = apt.candidates([*core, *extra, *release.optional, *self._kernel_packages()], pins)
-        missing = [name for name in core if name not in offered]
-        if missing:
-            raise DriverError(f"{option}: {', '.join(missing)} not in this machine's archives: {release.hint}")
-        if not version.startswith(f"{wanted.branch}."):
-            leads = version.partition(".")[0]
-            raise DriverError(f"{option}: {core[0]} only leads on to branch {leads} now: set driver={leads}")
-        if _NVLINK5 in extra and _NVLINK5 not in offered:
-            raise DriverError(
-                f"{option}: NVLink 5 switches need {_NVLINK5}, which only NVIDIA's repository has: add that, or use "
-                "driver=keep"
-            )
-        if _CUDA in extra and _CUDA not in offered:
-            raise DriverError(f"cuda-toolkit: {_CUDA} is not in this machine's archives: {release.hint}")
-        others = [f"{name} is {offered[name]}" for name in core if apt.upstream(offered[name]) != version]
-        if others:
-            raise DriverError(f"{option}: the archives have no {version} as a whole: {', '.join(others)}")
-        names = [*core, *extra, *(name for name in release.optional if name in offered)]
-        modules, kernels, changes = self._with_modules(names, version, offered, pins)
-        foreign = [name for name in changes.removed if not name.startswith(_MAY_GO)]
-        if foreign:
-            raise DriverError(f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first")
-        exact = apt.installed(*names, *modules)
-        exact |= {n: v for n, v in changes.installed.items() if n.startswith(_MAY_GO) or n in {*names, *modules}}
-        built = not release.signed or self.name(release.signed, facts.next_kernel) not in modules
-        return Plan(version, self.module, tuple(sorted(exact.items())), kernels, built, fabric)
-
-    def _kernels(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.facts.kernel, self.facts.next_kernel)))
-
-    def _kernel_packages(self) -> list[str]:
-        patterns = [*self.release.built, "linux-headers-{k}", *([self.release.signed] if self.release.signed else ())]
-        return [self.name(pattern, kernel) for kernel in self._kernels() for pattern in patterns]
-
-    def _signed(self, version: str, offered: collections.abc.Mapping[str, str]) -> dict[str, str]:
-        """Return the packages with signed modules of this version, by kernel.
-
-        They name it in what they depend on, some as a lower bound only: apt would take newer user space for them.
-        """
-        names = {kernel: self.name(self.release.signed, kernel) for kernel in self._kernels()}
-        depends = apt.depends(name for name in names.values() if name in offered)
-        mark = re.compile(rf"nvidia-kernel-common-\S+ \(>= {re.escape(version)}[-)]")
-        return {kernel: name for kernel, name in names.items() if mark.search(depends.get(name, ""))}
-
-    def _with_modules(
-        self,
-        names: list[str],
-        version: str,
-        offered: collections.abc.Mapping[str, str],
-        pins: collections.abc.Mapping[str, str],
-    ) -> tuple[list[str], tuple[str, ...], apt.Changes]:
-        """Return the packages that bring modules, the kernels that get them, and all that apt would change.
-
-        The next kernel must get them, since it is what a reboot comes up with; the running one does where it can.
-        """
-        kernel = self.facts.next_kernel
-        signed = self._signed(version, offered)
-        option = f"driver={self.wanted.branch}"
-        lacks = f"no signed modules for kernel {kernel}" if self.release.signed else "only modules to be built here"
-        if kernel in signed:
-            packages, covered = list(signed.values()), tuple(signed)
-        elif self.facts.secure_boot:
-            raise DriverError(
-                f"{option}: {lacks}, and Secure Boot refuses modules built on this machine: boot a kernel that has "
-                "signed ones, or switch Secure Boot off"
-            )
-        elif f"linux-headers-{kernel}" not in offered:
-            raise DriverError(
-                f"{option}: {lacks}, and no linux-headers-{kernel} to build them with: boot a kernel of the archive"
-            )
-        else:
-            covered = tuple(kernel for kernel in self._kernels() if f"linux-headers-{kernel}" in offered)
-            packages = [self.name(pattern) for pattern in self.release.built]
-            packages += [f"linux-headers-{kernel}" for kernel in covered]
-        try:
-            return packages, covered, apt.simulate([*names, *packages], pins)
-        except apt.AptError as e:
-            raise DriverError(f"{option}: apt cannot install {version} as a whole: {e}") from e
+def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: str) -> Plan:
+    """Return what apt would install with this kernel module and this version, which is empty where there is none."""
+    option, version, fabric = f"driver={wanted.branch}", apt.upstream(newest), wanted.wants_fabric(facts)
+    patterns = (*release.driver, *((release.utils,) if wanted.utils else ()), *(release.fabric if fabric else ()))
+    core = [_named(pattern, wanted, module) for pattern in patterns]  # of exactly the driver's version
+    extra = [name for name, wants in ((_NVLINK5, facts.nvlink5), (_CUDA, wanted.cuda)) if wants]
+    built = [_named(pattern, wanted, module) for pattern in release.built]
+    kernels = tuple(dict.fromkeys((facts.kernel, facts.next_kernel)))
+    headers = {kernel: _HEADERS.format(k=kernel) for kernel in kernels}
+    signed = {kernel: _named(release.signed, wanted, module, kernel) for kernel in kernels if release.signed}
+    pins = {_PINNED: f"{version}-*"} if version else {}
+    names = [*core, *extra, *release.optional, *built, *headers.values(), *signed.values()]
+    offered = apt.candidates(names, pins)
+    if missing := [name for name in (*core, *extra) if name not in offered]:
+        hint = _NVLINK5_HINT if _NVLINK5 in missing else release.hint
+        raise DriverError(f"{option}: {', '.join(missing)} not in this machine's archives: {hint}")
+    if not version.startswith(f"{wanted.branch}."):
+        other = version.partition(".")[0]
+        raise DriverError(f"{option}: {core[0]} only leads on to branch {other} now: set driver={other}")
+    if others := [f"{name} is {offered[name]}" for name in core if apt.upstream(offered[name]) != version]:
+        raise DriverError(f"{option}: the archives have no {version} as a whole: {', '.join(others)}")
+    # The next kernel must get modules, since a reboot comes up with it; the running one gets them where it can.
+    modules = _of_version(version, (name for name in signed.values() if name in offered))
+    by_kernel = {kernel: name for kernel, name in signed.items() if name in modules}
+    if facts.next_kernel not in by_kernel:
+        by_kernel = {kernel: name for kernel, name in headers.items() if name in offered}
+        _check_builds(facts, option, by_kernel, signs=bool(release.signed))
+        modules = {*built, *by_kernel.values()}
+    names = [*core, *extra, *(name for name in release.optional if name in offered), *sorted(modules)]
+    try:
+        changes = apt.simulate(names, pins)
+    except apt.AptError as e:
+        raise DriverError(f"{option}: apt cannot install {version} as a whole: {e}") from e
+    if foreign := [name for name in changes.removed if not name.startswith(_MAY_GO)]:
+        raise DriverError(f"driver {version}: apt would remove {', '.join(foreign)}: see what conflicts first")
+    ours = {name: number for name, number in changes.installed.items() if name.startswith(_MAY_GO) or name in names}
+    packages = dict(sorted((apt.installed(*names) | ours).items()))
+    return Plan(version=version, packages=packages, kernels=tuple(by_kernel), fabric=fabric)
 
 
-def version_key(version: str) -> tuple[int, ...]:
-    """Return a driver version as numbers, to compare it."""
-    return tuple(int(number) for number in re.findall(r"\d+", apt.upstream(version)))
+def _of_version(version: str, signed: collections.abc.Iterable[str]) -> set[str]:
+    """Return which of these packages with signed modules are of this version.
+
+    They name it in what they depend on, some as a lower bound only: apt would take newer user space for them.
+    """
+    mark = re.compile(rf"nvidia-kernel-common-\S+ \(>= {re.escape(version)}[-)]")
+    return {name for name, depends in apt.depends(signed).items() if mark.search(depends)}
 
 
-def _choice(options: collections.abc.Mapping[str, object], name: str, allowed: tuple[str, ...]) -> str:
-    value = str(options.get(name, allowed[0])).strip()
-    if value not in allowed:
-        raise DriverError(f"{name}: {value!r:.60} is none of {', '.join(allowed)}")
-    return value
+def _check_builds(facts: Facts, option: str, headers: collections.abc.Container[str], *, signs: bool) -> None:
+    """Raise unless modules for the next kernel can be built on this machine."""
+    kernel = facts.next_kernel
+    lacks = f"no signed modules for kernel {kernel}" if signs else "only modules to be built here"
+    if facts.secure_boot:
+        raise DriverError(
+            f"{option}: {lacks}, and Secure Boot refuses modules built on this machine: boot a kernel that has signed "
+            "ones, or switch Secure Boot off"
+        )
+    if kernel not in headers:
+        raise DriverError(
+            f"{option}: {lacks}, and no linux-headers-{kernel} to build them with: boot a kernel of the archive"
+        )
+
+
+def _named(pattern: str, wanted: Spec, module: str, kernel: str = "") -> str:
+    return pattern.format(b=wanted.branch, o="-open" if module == "open" else "", k=kernel)
+
+
+def _version_key(number: str) -> tuple[int, ...]:
+    """Return a package's version as numbers, to compare it."""
+    return tuple(int(part) for part in re.findall(r"\d+", apt.upstream(number)))

@@ -1,15 +1,15 @@
 """Which driver this machine has, and what is wrong with it.
 
 Everything is read from sysfs, procfs and files, and with short commands that have a deadline: a broken driver hangs
-whoever opens its devices, so nothing here does.
+whatever opens its devices, so nothing here does. Standard library only: the watching service imports it.
 """
 
-import collections.abc
 import dataclasses
 import pathlib
 import re
+import typing
 
-from gpu import pci as gpu_pci
+from gpu import pci
 from slurm_ddp.run import CommandError, run
 
 _TIMEOUT_S = 10.0
@@ -34,21 +34,37 @@ BOOT = pathlib.Path("/boot")
 OS_RELEASE = pathlib.Path("/etc/os-release")
 
 
+_INSTALL = "set driver=580 (or another branch), or install one and reboot this machine"
+_FABRIC = "run upgrade-driver, or install nvidia-fabricmanager-{f.branch} {f.loaded}"
+PROBLEMS = {  # what can be wrong, as the status reports it; formatted with the facts
+    "off-bus": "GPU {f.lost} fell off the bus: reboot this machine, and replace the card if it falls off again",
+    "nouveau-alone": f"nouveau has the GPUs and no NVIDIA driver is installed: {_INSTALL}",
+    "no-driver": f"{{f.gpus}} no driver: {_INSTALL}",
+    "nouveau": "nouveau has the GPUs instead of the installed driver: run upgrade-driver, or blacklist nouveau and "
+    "reboot",
+    "no-module": "kernel {f.kernel} has no nvidia module: run upgrade-driver, or install the modules for this kernel",
+    "secure-boot": "Secure Boot refuses the nvidia module built on this machine: enrol its key at the console (mokutil "
+    "--import), switch Secure Boot off, or use modules that the distribution signed",
+    "not-loaded": "driver {f.module.version} is installed and not loaded: reboot this machine, and see journalctl -k "
+    "-g NVRM if it stays so",
+    "mismatch": "driver {f.loaded} runs with the library of {f.library}: run upgrade-driver, or drain and reboot",
+    "no-fabric": f"NVSwitches without a fabric manager, so CUDA fails with error 802: {_FABRIC}",
+    "fabric-mismatch": f"fabric manager {{f.fabric}} does not fit driver {{f.loaded}}: {_FABRIC}",
+    "fabric-down": f"the fabric manager is {{f.fabric_state}}: systemctl enable --now {FABRIC}, and see journalctl -u "
+    f"{FABRIC} if it ends again",
+    "next-kernel": "kernel {f.next_kernel}, which boots next, has no nvidia module: run upgrade-driver before a reboot",
+}
+
+
 class DriverError(Exception):
-    """A driver cannot be chosen, installed or upgraded. `str()` is one line: which option or step, why, the cure."""
+    """A driver cannot be chosen, installed or upgraded. `str()` is one line: which option or step, why, what to do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Module:
+class Module(typing.NamedTuple):
     """The driver's kernel module in the tree of one kernel."""
 
     version: str
     signer: str = ""
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether Secure Boot loads it with no key enrolled by hand."""
-        return self.signer.startswith(_TRUSTED_SIGNERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +74,28 @@ class Facts:
     release: str = ""  # "ubuntu 24.04"
     kernel: str = ""
     next_kernel: str = ""  # what the machine boots next: the newest in /boot
-    cards: tuple[gpu_pci.Card, ...] = ()
+    cards: tuple[pci.Card, ...] = ()
     switches: int = 0  # NVSwitches that this machine sees
     nvlink5: bool = False  # NVLink 5 switches, managed through a network card
     secure_boot: bool = False
     nouveau: bool = False
     loaded: str | None = None  # the version of the module that runs
-    is_open: bool | None = None  # whether that is the open one
     library: str | None = None  # the version of libnvidia-ml.so.1
     module: Module | None = None  # for the running kernel
     next_module: Module | None = None  # for the next one
     fabric: str | None = None  # the fabric manager's version
-    fabric_state: str = ""  # as systemd reports it
+    fabric_state: str = "not running"  # as systemd reports it
     runfile: bool = False  # installed by NVIDIA's own installer, not by packages
+
+    @property
+    def lost(self) -> str:
+        """The cards that are listed and do not respond."""
+        return ", ".join(card.bus_id for card in self.cards if card.lost)
+
+    @property
+    def gpus(self) -> str:
+        """How many cards have: "2 NVIDIA GPUs have"."""
+        return f"{len(self.cards)} NVIDIA GPU{' has' if len(self.cards) == 1 else 's have'}"
 
     @property
     def needs_fabric(self) -> bool:
@@ -83,9 +108,9 @@ class Facts:
         return self.loaded or self.library or (self.module.version if self.module else "")
 
     @property
-    def has_driver(self) -> bool:
-        """Whether a driver is installed or running, working or not."""
-        return bool(self.version)
+    def branch(self) -> str:
+        """The branch of that driver."""
+        return self.version.partition(".")[0]
 
     @property
     def next_kernel_lacks_driver(self) -> bool:
@@ -95,89 +120,84 @@ class Facts:
         return self.module is not None  # else a container: the modules are the host's
 
 
-class Trouble:
-    """The names of what can be wrong."""
+class Problem(typing.NamedTuple):
+    """One thing that is wrong."""
 
-    OFF_BUS = "off-bus"
-    MISMATCH = "mismatch"
-    NO_FABRIC = "no-fabric"
-    FABRIC_MISMATCH = "fabric-mismatch"
-    FABRIC_DOWN = "fabric-down"
-    NOUVEAU = "nouveau"
-    NO_DRIVER = "no-driver"
-    NO_MODULE = "no-module"
-    SECURE_BOOT = "secure-boot"
-    NOT_LOADED = "not-loaded"
-    NEXT_KERNEL = "next-kernel"
-
-
-_UNLOADED = {Trouble.NOUVEAU, Trouble.NO_DRIVER, Trouble.NO_MODULE, Trouble.SECURE_BOOT, Trouble.NOT_LOADED}
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong. `str()` says what, and what to do."""
-
-    trouble: str
-    text: str
+    name: str  # in PROBLEMS
+    text: str  # what is wrong, and what to do
 
     @property
     def is_fatal(self) -> bool:
         """Whether jobs cannot use the GPUs now."""
-        return self.trouble != Trouble.NEXT_KERNEL
+        return self.name != "next-kernel"
 
-    def __str__(self) -> str:
-        return self.text
+
+def diagnose(facts: Facts) -> Problem | None:
+    """Return the worst problem, None when the driver works as far as can be determined."""
+    loaded = facts.loaded is not None
+    # vfio-pci: the card is a virtual machine's
+    unloaded = not loaded and any(card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards)
+    signer = facts.module.signer if facts.module else ""
+    needs_fabric = loaded and facts.needs_fabric
+    worst_first = (
+        ("off-bus", bool(facts.lost)),
+        ("nouveau-alone", unloaded and facts.nouveau and not facts.version),
+        ("no-driver", unloaded and not facts.version),
+        ("nouveau", unloaded and facts.nouveau),
+        ("no-module", unloaded and facts.module is None),
+        ("secure-boot", unloaded and facts.secure_boot and not signer.startswith(_TRUSTED_SIGNERS)),
+        ("not-loaded", unloaded),
+        ("mismatch", loaded and facts.library not in {None, facts.loaded}),
+        ("no-fabric", needs_fabric and facts.fabric is None),
+        ("fabric-mismatch", needs_fabric and facts.fabric != facts.loaded),
+        ("fabric-down", needs_fabric and facts.fabric_state not in {"active", "activating", "reloading"}),
+        ("next-kernel", facts.next_kernel_lacks_driver),
+    )
+    name = next((name for name, is_so in worst_first if is_so), None)
+    return Problem(name, PROBLEMS[name].format(f=facts)) if name else None
+
+
+def explain(proc: pathlib.Path, sys: pathlib.Path, *, answers: bool = False) -> str | None:
+    """Return why jobs cannot use this machine's GPUs and what to do; None where nothing is known to be wrong.
+
+    With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
+    """
+    facts = look(proc, sys)
+    problem = diagnose(facts)
+    if problem is None or not problem.is_fatal or (answers and facts.loaded is None and problem.name != "off-bus"):
+        return None
+    return problem.text
 
 
 def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib.Path("/sys")) -> Facts:
     """Return the machine's state. Takes well under a second where nothing hangs, and never much over a minute."""
     kernel = _read(proc / "sys/kernel/osrelease") or ""
     fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', _read(OS_RELEASE) or "", re.MULTILINE))
-    release = f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip()
     next_kernel = newest_kernel(kernel)
-    cards = tuple(dataclasses.replace(c, lost=gpu_pci.is_lost(sys, c.bus_id)) for c in gpu_pci.cards(sys))
+    cards = tuple(dataclasses.replace(card, lost=pci.is_lost(sys, card.bus_id)) for card in pci.cards(sys))
     loaded = _read(sys / "module/nvidia/version")
+    facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:
-        return Facts(release=release, kernel=kernel, next_kernel=next_kernel)
-    text = _read(proc / "driver/nvidia/version") or ""
-    switches = len(gpu_pci.switches(sys))
+        return facts
+    switches = len(pci.switches(sys))
     module = on_disk(kernel)
-    fabric = re.search(r"\d+\.\d+(?:\.\d+)*", _ask(FABRIC_PROGRAM, "--version")) if FABRIC_PROGRAM.exists() else None
-    return Facts(
-        release=release,
-        kernel=kernel,
-        next_kernel=next_kernel,
-        cards=cards,
+    facts = dataclasses.replace(
+        facts,
         switches=switches,
         nvlink5=not switches and any(card.device >= _BLACKWELL for card in cards) and _has_nvlink5(sys),
         secure_boot=_is_secure_boot(sys),
         nouveau=(sys / "module/nouveau").exists(),
         loaded=loaded,
-        is_open="Open Kernel Module" in text if text else None,
         library=_library(),
         module=module,
         next_module=module if next_kernel == kernel else on_disk(next_kernel),
-        fabric=fabric[0] if fabric else None,
-        fabric_state=_ask("/usr/bin/systemctl", "is-active", FABRIC) if switches or FABRIC_PROGRAM.exists() else "",
         runfile=RUNFILE.exists(),
     )
-
-
-def diagnose(facts: Facts) -> Finding | None:
-    """Return the first thing that is wrong, worst first; None when the driver works as far as can be told."""
-    return next(_findings(facts), None)
-
-
-def explain(proc: pathlib.Path, sys: pathlib.Path, *, answers: bool = False) -> str | None:
-    """Return why jobs cannot use this machine's GPUs and what to do; None where nothing is known to be wrong.
-
-    With `answers` a driver answered, so it is loaded whatever this machine shows of it, as in a container.
-    """
-    finding = diagnose(look(proc, sys))
-    if finding is None or not finding.is_fatal or (answers and finding.trouble in _UNLOADED):
-        return None
-    return str(finding)
+    if not switches and not FABRIC_PROGRAM.exists():
+        return facts
+    fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if FABRIC_PROGRAM.exists() else None
+    state = _ask("/usr/bin/systemctl", "is-active", FABRIC) or facts.fabric_state
+    return dataclasses.replace(facts, fabric=fabric[0] if fabric else None, fabric_state=state)
 
 
 def newest_kernel(running: str) -> str:
@@ -199,64 +219,6 @@ def on_disk(kernel: str) -> Module | None:
         if fields.get("version"):
             return Module(fields["version"], fields.get("signer", ""))
     return None
-
-
-def _findings(facts: Facts) -> collections.abc.Iterator[Finding]:
-    lost = [card.bus_id for card in facts.cards if card.lost]
-    if lost:
-        text = (
-            f"GPU {', '.join(lost)} fell off the bus: reboot this machine, and replace the card if it falls off again"
-        )
-        yield Finding(Trouble.OFF_BUS, text)
-    if facts.loaded is None:
-        if any(card.bound_to in {None, "nvidia", "nouveau"} for card in facts.cards):  # vfio-pci: a virtual machine's
-            yield _not_loaded(facts)
-        return
-    if facts.library not in {None, facts.loaded}:
-        text = (
-            f"driver {facts.loaded} runs with the library of {facts.library}: run upgrade-driver, or drain and reboot"
-        )
-        yield Finding(Trouble.MISMATCH, text)
-    if facts.needs_fabric:
-        cure = f"run upgrade-driver, or install nvidia-fabricmanager-{facts.loaded.partition('.')[0]} {facts.loaded}"
-        if facts.fabric is None:
-            text = f"NVSwitches without a fabric manager, so CUDA fails with error 802: {cure}"
-            yield Finding(Trouble.NO_FABRIC, text)
-        elif facts.fabric != facts.loaded:
-            text = f"fabric manager {facts.fabric} does not fit driver {facts.loaded}: {cure}"
-            yield Finding(Trouble.FABRIC_MISMATCH, text)
-        elif facts.fabric_state not in {"active", "activating", "reloading"}:
-            yield Finding(
-                Trouble.FABRIC_DOWN,
-                f"the fabric manager is {facts.fabric_state or 'not running'}: systemctl enable --now {FABRIC}, and "
-                f"see journalctl -u {FABRIC} if it ends again",
-            )
-    if facts.next_kernel_lacks_driver:
-        text = f"kernel {facts.next_kernel}, which boots next, has no nvidia module: run upgrade-driver before a reboot"
-        yield Finding(Trouble.NEXT_KERNEL, text)
-
-
-def _not_loaded(facts: Facts) -> Finding:
-    if not facts.has_driver:
-        trouble, what = Trouble.NOUVEAU, "nouveau has the GPUs and no NVIDIA driver is installed"
-        if not facts.nouveau:
-            count = len(facts.cards)
-            trouble, what = Trouble.NO_DRIVER, f"{count} NVIDIA GPU{' has' if count == 1 else 's have'} no driver"
-        return Finding(trouble, f"{what}: set driver=580 (or another branch), or install one and reboot this machine")
-    if facts.nouveau:
-        cure = "run upgrade-driver, or blacklist nouveau and reboot"
-        return Finding(Trouble.NOUVEAU, f"nouveau has the GPUs instead of the installed driver: {cure}")
-    if facts.module is None:
-        text = f"kernel {facts.kernel} has no nvidia module: run upgrade-driver, or install the modules for this kernel"
-        return Finding(Trouble.NO_MODULE, text)
-    if facts.secure_boot and not facts.module.is_trusted:
-        return Finding(
-            Trouble.SECURE_BOOT,
-            "Secure Boot refuses the nvidia module built on this machine: enrol its key at the console (mokutil "
-            "--import), switch Secure Boot off, or use modules that the distribution signed",
-        )
-    text = f"driver {facts.module.version} is installed and not loaded: reboot this machine"
-    return Finding(Trouble.NOT_LOADED, f"{text}, and see journalctl -k -g NVRM if it stays so")
 
 
 def _has_nvlink5(sys: pathlib.Path) -> bool:

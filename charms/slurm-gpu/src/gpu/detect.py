@@ -60,7 +60,7 @@ class Gpu:
     cpus: frozenset[int] | None = None  # numbers of the kernel's CPUs beside it
     links: tuple[int, ...] | None = None  # NVLinks to each GPU of this machine in order, -1 at its own place
     memory_bytes: int | None = None
-    vendor: str = "nvidia"  # a key of gres.VENDORS
+    vendor: str = "nvidia"
     mig: bool = False  # whether the card is cut into MIG instances
     instances: tuple[Instance, ...] = ()  # those that NVML told
 

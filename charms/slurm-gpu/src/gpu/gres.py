@@ -1,44 +1,49 @@
-"""From GPUs to Slurm: the Gres of a node and its gres.conf lines, equal to what Slurm's own nvml detection yields.
+"""Make a node's Gres and its gres.conf lines from its GPUs, equal to what Slurm's own nvml detection yields.
 
-Where Slurm's own detection yields the same devices, most nodes need no line at all, and `Plan.beside` is empty.
+`plan` is where a GPU becomes a line. Most nodes need none, where Slurm's own detection yields the same devices.
 
-Rules and their evidence are in the fact sheet of this charm (README, "How lines are made"): Type is the driver's name
-in lower case with each space an underscore; Cores only when every GPU sits beside one whole socket or all cores,
-since Slurm refuses anything else; Links only when NVML gives them.
+Rules and their evidence are in the charm's README ("How lines are made"): Type is the driver's name in lower case with
+each space an underscore; Cores only when every GPU is next to one whole socket or all cores, since Slurm refuses
+anything else; Links only when NVML reports them.
 """
 
+import collections
 import collections.abc
 import dataclasses
 import pathlib
 import re
 
-from gpu import detect as gpu_detect
+from gpu import detect
 
-SHARED = ("shard", "mps")  # kinds of Gres that are parts of a card
+_FLAGS = "nvidia_gpu_env"  # a line without a flag sets the variables of all four vendors
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,62}")
-_TYPE = re.compile(r"[^a-z0-9_.+-]")
+_NOT_IN_TYPES = re.compile(r"[^a-z0-9_.+-]")
+
+# Why a node's GPUs cannot be registered, and what Slurm's lines lack
+_NO_MODEL = "GPU {card}: {source} gives no model"
+_MIG_UNSEEN = "GPU {card} is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
+_MIG_EMPTY = (
+    "GPU {card} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
+    "nvidia-smi -i {card} -mig 0"
+)
+_MIG_SHARED = "no {share} can be had: GPU {card} is cut into MIG instances, which have no {share}"
+_OTHER_SOCKETS = "no Cores: the node's --conf describes other sockets and cores than this machine has"
+_CUT_SOCKET = (
+    "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "
+    "would make them one"
+)
+_UNUSED_ALIAS = "gpu-type-alias names none of this machine's types: {types}"
 
 
-class GresError(Exception):
+class GresError(ValueError):
     """These GPUs cannot be given to jobs as they are. `str()` is one line and says what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Vendor:
-    """How the cards of one make reach jobs. Other makes would be further rows of `VENDORS`."""
-
-    device: str  # the file of a card in /dev, by its minor
-    flags: str  # without a flag a line sets the variables of all four vendors
-
-
-VENDORS = {"nvidia": Vendor(device="nvidia{minor}", flags="nvidia_gpu_env")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
     """The parts in which each card may be given to jobs, besides whole."""
 
-    name: str  # of SHARED
+    name: str  # "shard" or "mps"
     count: int  # of each card
 
 
@@ -50,23 +55,33 @@ class Topology:
 
     @property
     def num_cores(self) -> int:
-        """How many cores there are in all."""
+        """The number of cores of all sockets."""
         return sum(len(socket) for socket in self.sockets)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a node's GPUs mean for Slurm."""
+    """A node's GPUs as Slurm takes them."""
 
     gres: str  # "gpu:h100:8"
     lines: tuple[str, ...]  # all gres.conf records in device order, for AutoDetect=off and without NodeName
     device_files: tuple[pathlib.Path, ...]
-    beside: tuple[str, ...] | None = None  # what Slurm's detection lacks; None where it yields what Slurm refuses
+    beside: tuple[str, ...] | None = None  # what Slurm's detection lacks; None where Slurm refuses what it yields
     notes: tuple[str, ...] = ()  # what was left out, and why
 
 
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """What one line hands out: a card, or a MIG instance of one."""
+
+    gpu: int  # the index of its card
+    kind: str  # its Type without an alias
+    detected: str  # the Type that Slurm's nvidia detection gives it; empty when that does not see it
+    files: tuple[pathlib.Path, ...]
+
+
 def plan(
-    detection: gpu_detect.Detection,
+    detection: detect.Detection,
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
     dev: pathlib.Path = pathlib.Path("/dev"),
@@ -76,55 +91,41 @@ def plan(
 ) -> Plan:
     """Return the Gres and lines for the detected GPUs, one line for each card or MIG instance, in NVML's order.
 
-    Args:
-        detection: usable GPUs, in NVML's order.
-        settings: the node's `--conf`, for its sockets and cores.
-        topology: this machine's cores; without it no Cores are written.
-        dev: where the device files are.
-        aliases: other names for types, by the type that Slurm's own detection gives.
-        shares: the parts of each card; None for whole cards only.
+    `settings` is the node's `--conf`. Without a `topology` no Cores are written. `aliases` are other names for types,
+    by the type that Slurm's own detection gives.
 
     Raises:
         GresError: a GPU cannot be handed out as it is.
     """
-    gpus = detection.gpus
+    gpus, aliases = detection.gpus, aliases or {}
     for gpu in gpus:
-        if not (gpu.name or "").strip() or gpu.minor is None:
-            raise GresError(f"GPU {gpu.bus_id or '?'}: {gpu_detect.SOURCES[detection.source]} gives no model")
-        if gpu.mig and not gpu.instances:
-            raise GresError(_without_instances(gpu, detection.source))
-        if gpu.mig and shares:
-            raise GresError(
-                f"no {shares.name} can be had: GPU {gpu.bus_id} is cut into MIG instances, which have no {shares.name}"
-            )
+        _check(gpu, detection.source, shares)
     devices = [device for i, gpu in enumerate(gpus) for device in _devices(i, gpu, dev)]
+    types = [aliases.get(device.kind, device.kind) for device in devices]
     cores, notes, is_cut = _cores(gpus, settings, topology)
     links = _links(gpus)
-    names = aliases or {}
-    types = [names.get(device.kind, device.kind) for device in devices]
     lines: list[str] = []
     for kind, device in zip(types, devices, strict=True):
         files = ",".join(str(file) for file in device.files)
         words = ["Name=gpu", f"Type={kind}", f"{'MultipleFiles' if len(device.files) > 1 else 'File'}={files}"]
         words += [f"Cores={cores[device.gpu]}"] if cores else []
         words += [f"Links={links[device.gpu]}"] if links else []
-        lines.append(" ".join((*words, f"Flags={VENDORS[gpus[device.gpu].vendor].flags}")))
-    is_detectable = not is_cut and all(device.detected for device in devices)
+        lines.append(" ".join((*words, f"Flags={_FLAGS}")))
     beside = tuple(lines) if _needs_types(types, devices) else ()
+    items = [f"gpu:{kind}:{count}" for kind, count in collections.Counter(types).items()]
     if shares:
         lines += [f"Name={shares.name} Count={shares.count} File={device.files[0]}" for device in devices]
         beside += (f"Name={shares.name} Count={shares.count * len(devices)}",)  # which Slurm spreads evenly
-    counts: dict[str, int] = {}
-    for kind in types:
-        counts[kind] = counts.get(kind, 0) + 1
-    items = [f"gpu:{kind}:{count}" for kind, count in counts.items()]
-    items += [f"{shares.name}:{shares.count * len(devices)}"] if shares else []
+        items.append(f"{shares.name}:{shares.count * len(devices)}")
+    kinds = {device.kind for device in devices}
+    if aliases and not kinds & set(aliases):
+        notes.append(_UNUSED_ALIAS.format(types=", ".join(sorted(kinds))))
     return Plan(
         gres=",".join(items),
         lines=tuple(lines),
         device_files=tuple(dict.fromkeys(file for device in devices for file in device.files)),
-        beside=beside if is_detectable else None,
-        notes=(*notes, *_unused(names, devices)),
+        beside=beside if not is_cut and all(device.detected for device in devices) else None,
+        notes=tuple(notes),
     )
 
 
@@ -149,25 +150,36 @@ def parse_aliases(text: str) -> dict[str, str]:
 
 
 def node_lines(node: str, lines: collections.abc.Iterable[str]) -> list[str]:
-    """Return the records of one node as gres.conf takes them, instead of detection unless they name one.
+    """Return the records of one node as gres.conf takes them, without detection unless they name one.
 
     Slurm lists detected devices in the order of their files, and those of lines without detection by type.
     """
     return [f"NodeName={node} {'' if line.startswith('AutoDetect=') else 'AutoDetect=off '}{line}" for line in lines]
 
 
+def fields(line: str) -> dict[str, str]:
+    """Return the `Key=Value` words of a gres.conf record."""
+    return {key: value for key, equals, value in (word.partition("=") for word in line.split()) if equals}
+
+
+def device_files(line: str) -> list[str]:
+    """Return the device files of a gres.conf record."""
+    record = fields(line)
+    return [file for file in (record.get("File") or record.get("MultipleFiles", "")).split(",") if file]
+
+
 def slurm_type(name: str) -> str:
     """Return the Type of a model: Slurm's spelling, and underscores for what a Gres string cannot hold."""
-    return _TYPE.sub("_", _as_slurm_detects(name))
+    return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 
 
 def read_topology(sys_root: pathlib.Path = pathlib.Path("/sys")) -> Topology | None:
-    """Return this machine's cores, or None where the kernel does not tell."""
+    """Return this machine's cores, or None where the kernel does not show them."""
     packages: dict[int, set[frozenset[int]]] = {}
     for directory in (sys_root / "devices/system/cpu").glob("cpu[0-9]*"):
         try:
             package = int((directory / "topology/physical_package_id").read_text())
-            siblings = gpu_detect.parse_cpu_list((directory / "topology/thread_siblings_list").read_text().strip())
+            siblings = detect.parse_cpu_list((directory / "topology/thread_siblings_list").read_text().strip())
         except (OSError, ValueError):
             continue  # an offline CPU has no topology
         if siblings:
@@ -178,14 +190,22 @@ def read_topology(sys_root: pathlib.Path = pathlib.Path("/sys")) -> Topology | N
 
 def ranges(numbers: collections.abc.Iterable[int]) -> str:
     """Return numbers as Slurm writes them: "0-3,8"."""
-    parts: list[str] = []
-    ordered = sorted(set(numbers))
-    start = 0
-    for i, number in enumerate(ordered):
-        if i + 1 == len(ordered) or ordered[i + 1] != number + 1:
-            parts.append(f"{ordered[start]}-{number}" if number != ordered[start] else f"{number}")
-            start = i + 1
-    return ",".join(parts)
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(str(end) for end in run) for run in runs)
+
+
+def _check(gpu: detect.Gpu, source: str, shares: Shares | None) -> None:
+    if not (gpu.name or "").strip() or gpu.minor is None:
+        raise GresError(_NO_MODEL.format(card=gpu.bus_id or "?", source=detect.SOURCES[source]))
+    if gpu.mig and not gpu.instances:
+        raise GresError((_MIG_EMPTY if source == "nvml" else _MIG_UNSEEN).format(card=gpu.bus_id))
+    if gpu.mig and shares:
+        raise GresError(_MIG_SHARED.format(card=gpu.bus_id, share=shares.name))
 
 
 def _as_slurm_detects(name: str) -> str:
@@ -193,18 +213,8 @@ def _as_slurm_detects(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Device:
-    """What one line hands out: a card, or a MIG instance of one."""
-
-    gpu: int  # the index of its card
-    kind: str  # its Type without an alias
-    detected: str  # the Type that Slurm's nvidia detection gives it; empty when that does not see it
-    files: tuple[pathlib.Path, ...]
-
-
-def _devices(index: int, gpu: gpu_detect.Gpu, dev: pathlib.Path) -> list[_Device]:
-    name, card = gpu.name or "", dev / VENDORS[gpu.vendor].device.format(minor=gpu.minor)
+def _devices(index: int, gpu: detect.Gpu, dev: pathlib.Path) -> list[_Device]:
+    name, card = gpu.name or "", dev / f"nvidia{gpu.minor}"
     if not gpu.instances:
         return [_Device(index, slurm_type(name), _as_slurm_detects(name), (card,))]
     model = _as_slurm_detects(name).partition("-")[0]  # cut as src/plugins/gpu/nvml/gpu_nvml.c does
@@ -222,30 +232,18 @@ def _devices(index: int, gpu: gpu_detect.Gpu, dev: pathlib.Path) -> list[_Device
 def _needs_types(types: list[str], devices: list[_Device]) -> bool:
     """Whether Slurm's own detection would not match these types.
 
-    It takes a configured type that is part of the detected name, so a short alias will do. With several types that
+    It takes a configured type that is part of the detected name, so a short alias matches. With several types that
     could pick the wrong card.
     """
-    if len(set(types)) > 1:
-        return any(kind != device.detected for kind, device in zip(types, devices, strict=True))
-    return any(kind not in device.detected for kind, device in zip(types, devices, strict=True))
-
-
-def _unused(aliases: collections.abc.Mapping[str, str], devices: list[_Device]) -> list[str]:
-    kinds = sorted({device.kind for device in devices})
-    if not aliases or set(kinds) & set(aliases):
-        return []
-    return [f"gpu-type-alias names none of this machine's types: {', '.join(kinds)}"]
-
-
-def _without_instances(gpu: gpu_detect.Gpu, source: str) -> str:
-    if source != "nvml":
-        return f"GPU {gpu.bus_id} is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
-    off = f"nvidia-smi -i {gpu.bus_id} -mig 0"
-    return f"GPU {gpu.bus_id} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run {off}"
+    exact = len(set(types)) > 1
+    return any(
+        kind != device.detected if exact else kind not in device.detected
+        for kind, device in zip(types, devices, strict=True)
+    )
 
 
 def _cores(
-    gpus: collections.abc.Sequence[gpu_detect.Gpu],
+    gpus: collections.abc.Sequence[detect.Gpu],
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
 ) -> tuple[list[str] | None, list[str], bool]:
@@ -254,19 +252,16 @@ def _cores(
         return None, [], False
     shape = [len(socket) for socket in topology.sockets]
     if shape != _configured_shape(settings, shape):
-        return None, ["no Cores: the node's --conf describes other sockets and cores than this machine has"], False
+        return None, [_OTHER_SOCKETS], False
     numbered = [core for socket in topology.sockets for core in socket]
-    whole = {frozenset(range(topology.num_cores))}
-    first = 0
-    for size in shape:
-        whole.add(frozenset(range(first, first + size)))
-        first += size
+    firsts = [sum(shape[:i]) for i in range(len(shape))]
+    whole = {frozenset(range(first, first + size)) for first, size in zip(firsts, shape, strict=True)}
+    whole.add(frozenset(range(topology.num_cores)))
     found: list[str] = []
     for gpu in gpus:
         near = frozenset(i for i, core in enumerate(numbered) if core & (gpu.cpus or frozenset()))
         if near not in whole:
-            note = f"no Cores: {gpu.bus_id} sits beside cores {ranges(near)}, which are no whole socket"
-            return None, [f"{note}; slurmd --parameters numa_node_as_socket would make them one"], True
+            return None, [_CUT_SOCKET.format(card=gpu.bus_id, cores=ranges(near))], True
         found.append(ranges(near))
     return found, [], False
 
@@ -274,9 +269,8 @@ def _cores(
 def _configured_shape(settings: collections.abc.Mapping[str, str], default: list[int]) -> list[int] | None:
     """Return the cores of each socket as `--conf` has them."""
     try:
-        boards = int(settings.get("boards", "1"))
         if "socketsperboard" in settings:
-            sockets = boards * int(settings["socketsperboard"])
+            sockets = int(settings.get("boards", "1")) * int(settings["socketsperboard"])
         else:
             sockets = int(settings.get("sockets", len(default)))
         return [int(settings.get("corespersocket", default[0]))] * sockets
@@ -284,8 +278,8 @@ def _configured_shape(settings: collections.abc.Mapping[str, str], default: list
         return None
 
 
-def _links(gpus: collections.abc.Sequence[gpu_detect.Gpu]) -> list[str] | None:
-    """Return the Links of each GPU when NVML told them for all; their number must be that of the node's GPUs.
+def _links(gpus: collections.abc.Sequence[detect.Gpu]) -> list[str] | None:
+    """Return the Links of each GPU when NVML reported them for all; their number must be that of the node's GPUs.
 
     MIG instances have none: they cannot use NVLink.
     """

@@ -1,7 +1,7 @@
-"""What slurmd itself makes of a node's gres.conf, before Slurm is touched: `slurmd -G` on a configuration aside.
+"""Let slurmd itself read a node's gres.conf before Slurm is touched: `slurmd -G` on a configuration aside.
 
-It needs no controller, opens nothing but the files it is given and the driver's, and exits 0 whatever it found, so what
-it prints is compared. Seen on 24.11.5, 25.11.7 and 26.05.5 (with the time in front):
+It needs no controller, opens nothing but the files it is given and the driver's, and exits 0 in any case, so its output
+is compared. Seen on 24.11.5, 25.11.7 and 26.05.5 (with the time in front):
 
     slurmd-n0: Gres Name=gpu Type=h100 Count=1 Index=0 ID=7696487 File=/dev/nvidia0 Cores=0-55 CoreCnt=224 Links=-1,0
 """
@@ -13,8 +13,7 @@ import re
 import socket
 import tempfile
 
-from gpu import detect as gpu_detect
-from gpu import gres
+from gpu import detect, gres
 from slurm_ddp.run import CommandError, run
 
 logger = logging.getLogger(__name__)
@@ -22,13 +21,12 @@ logger = logging.getLogger(__name__)
 SLURMD = "/usr/sbin/slurmd"
 _TIMEOUT_S = 20.0  # it answers in milliseconds, and waits 20 s for a device file that is not there
 _SHAPE = ("cpus", "boards", "sockets", "socketsperboard", "corespersocket", "threadspercore")
-_RECORD = re.compile(r"Gres Name=(?P<name>gpu|shard|mps)\b(?P<rest>.*)")
-_FIELD = re.compile(r"(?<!\S)(?P<key>\w+)=(?P<value>\S+)")
+_RECORD = re.compile(r"Gres (?P<fields>Name=(?:gpu|shard|mps)\b.*)")
+_FIELD = re.compile(r"(?<!\S)(\w+)=(\S+)")
 _FAILURE = re.compile(r"(?:error|fatal|warning): (?P<text>.*(?:gres|gpu|/dev/).*)", re.IGNORECASE)
-
 _INVALID = re.compile(r"error: (?P<text>Invalid GRES data.*)")  # it prints the device all the same
 
-_Records = dict[tuple[str, str], dict[str, str]]  # what tells of each device, by the name of its Gres and its file
+_Records = dict[tuple[str, str], dict[str, str]]  # the compared fields of each device, by its Gres' name and its file
 
 _CONF = """\
 ClusterName=check
@@ -51,51 +49,40 @@ def difference(
     settings: collections.abc.Mapping[str, str],
     autodetect: str = "off",
 ) -> str | None:
-    """Return how slurmd takes the devices with these lines otherwise than planned, or None when it agrees.
+    """Return how slurmd's devices with these lines differ from the plan, or None when they are equal.
 
-    A slurmd that cannot be asked is no difference.
-
-    Args:
-        node: the node's name.
-        plan: its GPUs as they should be.
-        lines: its gres.conf lines, without NodeName.
-        settings: the node's `--conf`, for its sockets and cores.
-        autodetect: what gres.conf says for all nodes.
+    `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that prints no device,
+    or does not answer, is no difference.
     """
     refused = refusal(node, lines, settings)
     if refused:
-        return f"Slurm would refuse {node}: {refused}"
+        return refused
     try:
-        printed = _ask(node, plan.gres, lines, settings, autodetect)
+        printed = _print_gres(node, plan.gres, lines, settings, autodetect)
     except CommandError as e:
         logger.warning("the lines of %s are not checked: %s", node, e)
         return None
-    found = _by_file(printed)
-    failure = _FAILURE.search(printed)
+    found = _records(dict(_FIELD.findall(match["fields"])) for match in _RECORD.finditer(printed))
+    failure, invalid = _FAILURE.search(printed), _INVALID.search(printed)
     if not found and failure is None:
         logger.warning("the lines of %s are not checked: slurmd -G prints no device", node)
         return None
     detects = autodetect != "off" and all(line.startswith("AutoDetect=") for line in lines)
-    problem = _compare(_wanted(plan.lines), found, optional={"Cores", "Links"} if detects else set())
-    invalid = _INVALID.search(printed)
-    if problem is None and invalid is not None:
-        return f"slurmd -G: {invalid['text'].strip()[:160]}"
+    wanted = _records(gres.fields(line) for line in plan.lines)
+    problem = _compare(wanted, found, optional={"Cores", "Links"} if detects else set())
     if problem is not None:
         return f"slurmd -G: {problem}" + (f" ({failure['text'].strip()[:160]})" if failure else "")
-    refused = refusal(node, (f"Cores={fields['Cores']}" for fields in found.values() if "Cores" in fields), settings)
-    return f"Slurm would refuse {node}: {refused}" if refused else None
+    if invalid is not None:
+        return f"slurmd -G: {invalid['text'].strip()[:160]}"
+    return refusal(node, (f"Cores={device['Cores']}" for device in found.values() if "Cores" in device), settings)
 
 
 def refusal(node: str, lines: collections.abc.Iterable[str], settings: collections.abc.Mapping[str, str]) -> str | None:
-    """Return with which words the controller refuses these lines, None when it takes them.
+    """Return why the controller would refuse these lines, in its words; None when it takes them.
 
-    It wants the Cores of a card to be those of one whole socket, or all (_check_core_range_matches_sock() of
-    src/interfaces/gres.c); `slurmd -G` does not look at that.
-
-    Args:
-        node: the node's name.
-        lines: its gres.conf lines.
-        settings: the node's `--conf`; without sockets and cores in it nothing can be said.
+    It requires the Cores of a card to be those of one whole socket, or all (_check_core_range_matches_sock() of
+    src/interfaces/gres.c); `slurmd -G` does not check that. Where `settings`, the node's `--conf`, has no sockets and
+    cores, nothing is refused.
     """
     try:
         sockets = int(settings.get("boards", "1")) * int(settings.get("socketsperboard", settings.get("sockets", "1")))
@@ -103,37 +90,41 @@ def refusal(node: str, lines: collections.abc.Iterable[str], settings: collectio
     except (KeyError, ValueError):
         return None
     for line in lines:
-        cores = next((word.removeprefix("Cores=") for word in line.split() if word.startswith("Cores=")), None)
-        near = gpu_detect.parse_cpu_list(cores) if cores else None
+        cores = gres.fields(line).get("Cores")
+        near = detect.parse_cpu_list(cores) if cores else None
         if near is None or near == frozenset(range(sockets * size)):
             continue
         socket_number = min(near) // size
         whole = range(socket_number * size, (socket_number + 1) * size)
         if near != frozenset(whole):
             return (
-                f"gres/gpu GRES core specification {cores} for node {node} doesn't match socket boundaries. "
-                f"(Socket {socket_number} is cores {whole[0]}-{whole[-1]})"
+                f"Slurm would refuse {node}: gres/gpu GRES core specification {cores} for node {node} doesn't match "
+                f"socket boundaries. (Socket {socket_number} is cores {whole[0]}-{whole[-1]})"
             )
     return None
 
 
-def _ask(
+def _print_gres(
     node: str,
     gres_text: str,
     lines: collections.abc.Sequence[str],
     settings: collections.abc.Mapping[str, str],
     autodetect: str,
 ) -> str:
-    """Return what `slurmd -G` prints, on both streams."""
-    shape = " ".join(f"{key}={settings[key]}" for key in _SHAPE if key in settings)
-    types = ",".join(sorted({item.partition(":")[0] for item in gres_text.split(",")}))
+    """Return the output of `slurmd -G`, both streams."""
     with tempfile.TemporaryDirectory(prefix="slurmd-") as name:
         directory = pathlib.Path(name)
         spool = directory / "spool"  # where it makes a socket
         spool.mkdir()
-        host = socket.gethostname().partition(".")[0]
-        text = _CONF.format(spool=spool, node=node, host=host, shape=shape, gres=gres_text, types=types)
-        (directory / "slurm.conf").write_text(text)
+        conf = _CONF.format(
+            spool=spool,
+            node=node,
+            host=socket.gethostname().partition(".")[0],
+            shape=" ".join(f"{key}={settings[key]}" for key in _SHAPE if key in settings),
+            gres=gres_text,
+            types=",".join(sorted({item.partition(":")[0] for item in gres_text.split(",")})),
+        )
+        (directory / "slurm.conf").write_text(conf)
         rows = [f"AutoDetect={autodetect}", *gres.node_lines(node, lines)]
         (directory / "gres.conf").write_text("".join(f"{row}\n" for row in rows))
         (directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
@@ -141,28 +132,15 @@ def _ask(
     return f"{done.stdout}\n{done.stderr}"
 
 
-def _wanted(lines: collections.abc.Iterable[str]) -> _Records:
+def _records(lines: collections.abc.Iterable[dict[str, str]]) -> _Records:
     records: _Records = {}
     for line in lines:
-        fields = dict(word.split("=", 1) for word in line.split())
-        for file in (fields.get("File") or fields.get("MultipleFiles", "")).split(","):
-            records.setdefault((fields["Name"], file), {}).update(_telling(fields))
-    return records
-
-
-def _by_file(text: str) -> _Records:
-    records: _Records = {}
-    for match in _RECORD.finditer(text):
-        fields = {field["key"]: field["value"] for field in _FIELD.finditer(match["rest"])} | {"Name": match["name"]}
-        for file in fields.get("File", "").split(","):
+        keys = ("Type", "Cores", "Links") if line["Name"] == "gpu" else ("Count",)
+        compared = {key: line[key] for key in keys if line.get(key, "(null)") != "(null)"}
+        for file in (line.get("File") or line.get("MultipleFiles", "")).split(","):
             if file:
-                records.setdefault((match["name"], file), {}).update(_telling(fields))
+                records.setdefault((line["Name"], file), {}).update(compared)
     return records
-
-
-def _telling(fields: collections.abc.Mapping[str, str]) -> dict[str, str]:
-    keys = ("Type", "Cores", "Links") if fields.get("Name", "gpu") == "gpu" else ("Count",)
-    return {key: fields[key] for key in keys if fields.get(key, "(null)") != "(null)"}
 
 
 def _compare(wanted: _Records, found: _Records, optional: collections.abc.Collection[str]) -> str | None:

@@ -1,10 +1,9 @@
-"""The block of gres.conf that this charm keeps: one header and the records of each node, between two marker lines.
+"""The charm's block in gres.conf: one header and the records of each node, between two marker lines.
 
-The block is also the controller seat's memory: which unit speaks for which node, and the digest of what it last said.
-So an event about one node reads one databag, not those of all nodes. What stands outside the markers is never
-changed.
+The block also records which unit published each node, and the digest of what, so an event about one node reads one
+databag, not those of all nodes. What stands outside the markers is never changed.
 
-slurmutils' models cannot keep it: they put keys into lower case, drop the comments that are the block's memory, and
+slurmutils' models cannot keep the block: they put keys into lower case, drop the comments that record the units, and
 parse no record that begins with `NodeName=`. So the text is made here, and `gres_check` lets slurmd itself read it.
 """
 
@@ -24,50 +23,47 @@ PATH = pathlib.Path("/etc/slurm/gres.conf")
 BEGIN = "# BEGIN slurm-gpu: kept by the slurm-gpu charm; edits between these lines are lost"
 END = "# END slurm-gpu"
 _OWNER = "slurm"  # slurmctld reads it as this account, and upstream's charm writes it so
+_UNPAIRED = "the lines '# BEGIN slurm-gpu' and '# END slurm-gpu' do not pair up: remove them and what is between"
 
 _BEGIN = re.compile(r"^# BEGIN slurm-gpu\b.*$", re.MULTILINE)
 _END = re.compile(r"^# END slurm-gpu[ \t]*$", re.MULTILINE)
 _HEADER = re.compile(r"# (?P<unit>\S+/\d+) (?P<node>\S+) (?P<digest>[0-9a-f]{12})(?P<marks>(?: [a-z]+)*)")
 _AUTODETECT = re.compile(r"^\s*AutoDetect=(?P<value>\w+)\s*(?:#.*)?$", re.IGNORECASE | re.MULTILINE)
-_REFUSED = "refused"
-_AWAITED = "awaited"
-_CLASH = "clash"
-_LEFT = "left"
 
 
 class GresConfError(Exception):
-    """The file cannot be understood. `str()` is one line and names it."""
+    """The file cannot be read. `str()` is one line and names it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What one compute unit said last."""
+    """What one compute unit published last."""
 
     unit: str
     node: str
     digest: str
     lines: tuple[str, ...] = ()  # without NodeName and AutoDetect
     awaited: bool = False  # the node registers only when these lines are live
-    refused: bool = False  # what it published could not be used, so it has no lines
-    left: bool = False  # the unit is gone, and Slurm still has its node with GPUs by these lines
+    refused: bool = False  # what it published cannot be used, so it has no lines
+    left: bool = False  # the unit was removed, and Slurm still has its node with GPUs by these lines
 
     @classmethod
-    def of(cls, unit: str, said: slurm_gres.NodeGres) -> "Entry":
-        """Return the entry for what a unit said; its node must be named."""
-        return cls(unit, said.node or "", said.digest, said.lines or (), awaited=bool(said.awaits))
+    def of(cls, unit: str, published: slurm_gres.NodeGres) -> "Entry":
+        """Return the entry for what a unit published; its node must be named."""
+        return cls(unit, published.node or "", published.digest, published.lines or (), awaited=bool(published.awaits))
 
 
 @dataclasses.dataclass(frozen=True)
-class Book:
-    """The file: what stands around the block, and the block's entries by unit."""
+class GresConf:
+    """The file: the text around the block, and the block's entries by unit."""
 
-    before: str
-    after: str
-    entries: dict[str, Entry]
+    before: str = ""
+    after: str = ""
+    entries: dict[str, Entry] = dataclasses.field(default_factory=dict[str, Entry])
 
     @property
     def autodetect(self) -> str:
-        """What nodes without lines do, by the part of the file that is not ours: "nvidia", "nvml", ... or "off"."""
+        """The detection of nodes without lines, by the part of the file outside the block: "nvidia", ... or "off"."""
         values = [match["value"].lower() for match in _AUTODETECT.finditer(f"{self.before}\n{self.after}")]
         return values[-1] if values else "off"
 
@@ -95,24 +91,22 @@ class Book:
     @functools.cached_property
     def _rows(self) -> list[str]:
         """The block's lines. A node that two units claim gets none: either may be the wrong machine."""
-        clashing = self.clashes
         rows: list[str] = []
         for entry in sorted(self.entries.values(), key=lambda entry: unit_key(entry.unit)):
-            clash = entry.node in clashing
-            marks = ((_AWAITED, entry.awaited), (_REFUSED, entry.refused), (_CLASH, clash), (_LEFT, entry.left))
-            rows.append(
-                " ".join(("#", entry.unit, entry.node, entry.digest, *(word for word, is_set in marks if is_set)))
-            )
+            clash = entry.node in self.clashes
+            marks = {"awaited": entry.awaited, "refused": entry.refused, "clash": clash, "left": entry.left}
+            header = ("#", entry.unit, entry.node, entry.digest, *(mark for mark, is_set in marks.items() if is_set))
+            rows.append(" ".join(header))
             rows += [f"#{line}" if clash else line for line in gres.node_lines(entry.node, entry.lines)]
         return rows
 
-    def with_entries(self, entries: collections.abc.Mapping[str, Entry]) -> "Book":
+    def with_entries(self, entries: collections.abc.Mapping[str, Entry]) -> "GresConf":
         """Return the same file with other entries."""
         return dataclasses.replace(self, entries=dict(entries))
 
 
-def read(path: pathlib.Path | None = None) -> Book | None:
-    """Return the file, or None when it is not there.
+def read(path: pathlib.Path | None = None) -> GresConf:
+    """Return the file, an empty one when it is not there.
 
     Raises:
         GresConfError: its markers do not pair up.
@@ -121,33 +115,33 @@ def read(path: pathlib.Path | None = None) -> Book | None:
     try:
         return parse(path.read_text())
     except FileNotFoundError:
-        return None
+        return GresConf()
     except (UnicodeDecodeError, GresConfError) as e:
         raise GresConfError(f"{path}: {e}") from e
 
 
-def parse(text: str) -> Book:
-    """Return the book in the text of a file. A block that somebody edited is read as far as it can be."""
+def parse(text: str) -> GresConf:
+    """Return the file with this text. Of a block that was edited the entries that are as they were written count."""
     begins, ends = list(_BEGIN.finditer(text)), list(_END.finditer(text))
     if not begins and not ends:
-        return Book(text, "", {})
+        return GresConf(text)
     if len(begins) != 1 or len(ends) != 1 or begins[0].start() > ends[0].start():
-        raise GresConfError(
-            "the lines '# BEGIN slurm-gpu' and '# END slurm-gpu' do not pair up: remove them and what is between"
-        )
+        raise GresConfError(_UNPAIRED)
     after = text[ends[0].end() :]
     block = text[begins[0].end() : ends[0].start()]
-    return Book(text[: begins[0].start()], after.removeprefix("\n"), _entries(block.splitlines()))
+    return GresConf(text[: begins[0].start()], after.removeprefix("\n"), _entries(block.splitlines()))
 
 
-def write(book: Book, path: pathlib.Path | None = None) -> bool:
-    """Make the file hold the book, with the owner and mode it has, or slurm's own; return whether it changed."""
-    path = (path or PATH).resolve()
+def write(conf: GresConf) -> bool:
+    """Write the file, with the owner and mode it has, or slurm's own; make no empty one; return whether it changed."""
+    path = PATH.resolve()
     owner, mode = _OWNER, 0o644
     if path.exists():
         stat = path.stat()
         owner, mode = pwd.getpwuid(stat.st_uid).pw_name, stat.st_mode & 0o7777
-    return files.ensure_file(path, book.text(), mode=mode, owner=owner)
+    elif not conf.text():
+        return False
+    return files.ensure_file(path, conf.text(), mode=mode, owner=owner)
 
 
 def unit_key(unit: str) -> tuple[str, int]:
@@ -157,36 +151,19 @@ def unit_key(unit: str) -> tuple[str, int]:
 
 
 def _entries(rows: list[str]) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
-    header: re.Match[str] | None = None
-    records: list[str] = []
-    for row in [*rows, ""]:
-        match = _HEADER.fullmatch(row)
-        if match is None and row:
-            records.append(row)
-            continue
-        if header is not None:
-            entry = _entry(header, records)
-            if entry is not None:
-                entries[entry.unit] = entry
-        header, records = match, []
-    return entries
+    headers = [(i, match) for i, row in enumerate(rows) if (match := _HEADER.fullmatch(row))]
+    ends = [*(i for i, _ in headers[1:]), len(rows)]
+    found = [_entry(header, rows[i + 1 : end]) for (i, header), end in zip(headers, ends, strict=False)]
+    return {entry.unit: entry for entry in found if entry is not None}
 
 
-def _entry(header: re.Match[str], records: list[str]) -> Entry | None:
-    """Return the entry, or None when its records are not those that were written: it is then asked for again."""
-    node, marks = header["node"], header["marks"].split()
-    records = [record.removeprefix("#").removeprefix(f"NodeName={node} ") for record in records]
+def _entry(header: re.Match[str], rows: list[str]) -> Entry | None:
+    """Return the entry, or None when its records are not those that were written: its unit is then read again."""
+    unit, node, digest, marks = header["unit"], header["node"], header["digest"], header["marks"].split()
+    records = [row.removeprefix("#").removeprefix(f"NodeName={node} ") for row in rows if row]
     lines = tuple(record.removeprefix("AutoDetect=off ") for record in records)
-    refused = _REFUSED in marks
-    if not refused and slurm_gres.digest(node, lines) != header["digest"]:
+    refused = "refused" in marks
+    if not refused and slurm_gres.digest(node, lines) != digest:
         return None
-    return Entry(
-        header["unit"],
-        node,
-        header["digest"],
-        () if refused else lines,
-        awaited=_AWAITED in marks,
-        refused=refused,
-        left=_LEFT in marks,
-    )
+    lines = () if refused else lines
+    return Entry(unit, node, digest, lines, awaited="awaited" in marks, refused=refused, left="left" in marks)

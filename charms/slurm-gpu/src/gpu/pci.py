@@ -1,9 +1,10 @@
-"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. gpu_health.py, which runs alone, reads it itself."""
+"""The PCI bus as sysfs lists it: NVIDIA's GPUs and NVSwitches. Standard library only: the health check uses it."""
 
 import dataclasses
 import pathlib
 import re
 
+from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 _NVIDIA = "0x10de"
@@ -11,7 +12,7 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card'
 _SWITCH_CLASS = "0x0680"  # "bridge, other": NVSwitches up to the fourth generation of NVLink
 _GONE = "ffffffff"  # what the configuration space of a device reads that left the bus
 _TIMEOUT_S = 10.0
-_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+_BUS_ID = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,19 +25,24 @@ class Card:
     lost: bool = False  # it is listed and does not answer
 
 
+def devices(sys: pathlib.Path) -> pathlib.Path:
+    """Return the folder with one folder for each device, named by its bus id."""
+    return sys / "bus/pci/devices"
+
+
 def cards(sys: pathlib.Path) -> tuple[Card, ...]:
-    """Return the GPUs in the order of their bus ids. `lost` is not determined: see `is_lost`."""
+    """List the GPUs in the order of their bus ids. `lost` is not determined: see `is_lost`."""
     return tuple(Card(path.name, _device(path), _bound_to(path)) for path in _of_class(sys, _GPU_CLASSES))
 
 
 def switches(sys: pathlib.Path) -> tuple[int, ...]:
-    """Return the PCI device ids of the NVSwitches."""
+    """List the PCI device ids of the NVSwitches."""
     return tuple(_device(path) for path in _of_class(sys, (_SWITCH_CLASS,)))
 
 
 def is_lost(sys: pathlib.Path, bus_id: str) -> bool:
-    """Return whether the device left the bus while the kernel still lists it."""
-    config = sys / "bus/pci/devices" / bus_id / "config"
+    """Tell whether the device left the bus while the kernel still lists it."""
+    config = devices(sys) / bus_id / "config"
     if not config.exists():
         return False
     try:
@@ -47,9 +53,12 @@ def is_lost(sys: pathlib.Path, bus_id: str) -> bool:
 
 
 def bus_id(text: str) -> str | None:
-    """Return a bus id as sysfs spells it (NVML has eight digits of domain and capitals), None when it is not one."""
-    match = _BUS_ID.fullmatch(text)
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else None
+    """Spell a bus id as sysfs does, None where `text` is none.
+
+    NVML has eight digits of domain and capitals, the kernel's log leaves out the function.
+    """
+    match = _BUS_ID.fullmatch(text.strip())
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4] or 0}".lower() if match else None
 
 
 def bus_key(name: str) -> tuple[int, str]:
@@ -59,13 +68,17 @@ def bus_key(name: str) -> tuple[int, str]:
 
 
 def _of_class(sys: pathlib.Path, classes: tuple[str, ...]) -> list[pathlib.Path]:
-    devices = sorted((sys / "bus/pci/devices").glob("*"), key=lambda path: bus_key(path.name))
-    return [path for path in devices if _read(path / "vendor") == _NVIDIA and _read(path / "class").startswith(classes)]
+    found = sorted(devices(sys).glob("*"), key=lambda path: bus_key(path.name))
+    return [
+        path
+        for path in found
+        if files.read(path / "vendor") == _NVIDIA and files.read(path / "class").startswith(classes)
+    ]
 
 
 def _device(path: pathlib.Path) -> int:
     try:
-        return int(_read(path / "device"), 16)
+        return int(files.read(path / "device"), 16)
     except ValueError:
         return 0
 
@@ -73,10 +86,3 @@ def _device(path: pathlib.Path) -> int:
 def _bound_to(path: pathlib.Path) -> str | None:
     driver = path / "driver"
     return driver.resolve().name if driver.exists() else None
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

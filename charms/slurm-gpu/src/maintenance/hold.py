@@ -1,8 +1,8 @@
 """A node kept free of jobs while something is done to its GPUs, and one node at a time where that is asked for.
 
 The hold is a drain with a reason of its own (`gpu-driver: ...`), which neither the registration nor the health check
-takes for theirs, kept up by `node_hold`. What the node was before is in a journal on disk, written before the first
-step, so whoever finds the journal later can put it back. Jobs are waited for, never ended.
+takes for theirs, kept up by `node.hold`. What the node was before is in a journal on disk, written before the first
+step, so whichever hook finds the journal later can restore it. Jobs are waited for, never ended.
 
 One at a time: the drain is the lock. Every node can read every other's reason from slurmctld, so no relation has to
 carry it and no unit is woken; an administrator sees in `sinfo -R` who holds it. Each node writes only its own reason,
@@ -12,12 +12,9 @@ later name asking waits for it.
 """
 
 import dataclasses
-import json
-import pathlib
 
 from node import hold as node_hold
-from node import registration
-from slurm_ddp import files
+from node import node_state, registration
 from slurm_ddp.slurm import nodes
 
 DRIVER, RESET, MIG = "gpu-driver", "gpu-reset", "gpu-mig"
@@ -30,31 +27,17 @@ class HoldError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hold:
-    """What holds the node, and what it was before."""
+class Hold(node_state.NodeSnapshot):
+    """The node before it was held, and what holds it."""
 
-    kind: str
-    node: str
-    states: tuple[str, ...] = ()  # as registration.Found has them
-    reason: str | None = None
-    boot_id: str = ""  # of the boot that must end before the node is given back
+    kind: str = ""
+    boot_id: str = ""  # of the boot that must end before the node is released
 
-    @classmethod
-    def load(cls) -> "Hold | None":
-        """Return the hold that the journal tells of."""
-        try:
-            raw = json.loads(_journal().read_text())
-            return cls(raw["kind"], raw["node"], tuple(raw["states"]), raw["reason"], raw["boot_id"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def save(self) -> None:
-        """Write the journal."""
-        files.ensure_file(_journal(), json.dumps(dataclasses.asdict(self)) + "\n", mode=0o600)
+    JOURNAL = node_state.HOLD
 
 
 def take(kind: str, name: str, why: str) -> nodes.Node | None:
-    """Keep new jobs away from the node; return it, or None when the controller does not know it and nobody can use it.
+    """Keep new jobs away from the node; return it, or None when the controller does not know it, so no job can use it.
 
     Taking it again changes nothing but the reason's text.
 
@@ -68,13 +51,12 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     node = nodes.show(name)
     if node is None:
         return None
+    found = registration.as_found(node)
     if hold is None:
-        found = registration.as_found(node)
-        if (found.reason or "").startswith(_KINDS):  # of a hold whose journal is lost
-            found = registration.Found(name)
-        Hold(kind, name, found.states, found.reason).save()
+        is_left = (found.reason or "").startswith(_KINDS)  # by a hold whose journal is lost
+        Hold(name, () if is_left else found.states, None if is_left else found.reason, kind).save()
     elif node.is_drained and registration.is_anothers(node, hold.reason) and not (node.reason or "").startswith(_KINDS):
-        found = registration.as_found(node)  # somebody drained it meanwhile, which is now what to put back
+        # drained by another meanwhile, which is now what to restore
         dataclasses.replace(hold, states=found.states, reason=found.reason).save()
     reason = f"{kind}: {why}"[:_MOST_REASON]
     if not node.is_drained or node.reason != reason:
@@ -94,38 +76,38 @@ def is_ours(node: nodes.Node, kind: str) -> bool:
     return node.is_drained and (node.reason or "").startswith(f"{kind}:")
 
 
-def in_the_way(node: nodes.Node | None) -> str | None:
-    """Return what the node still does, None when it is free: "2 jobs"."""
+def jobs_on(node: nodes.Node | None) -> str | None:
+    """Return what the node still runs, None when it is free: "2 jobs"."""
     if node is None or not node.is_busy:
         return None
     ids = nodes.job_ids(node.name)
     return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
 
 
-def turn(kind: str, name: str, why: str) -> str | None:
-    """Ask for the one turn that the cluster has; return whom to wait for, None when it is ours and the node is held.
+def take_turn(kind: str, name: str, why: str) -> str | None:
+    """Take the one turn that the cluster has; return which node to wait for, None when this node has it and is held.
 
-    Ask again later where somebody is named. A node that failed keeps its turn until a person looks at it.
+    Try again later where a node is named. A node that failed keeps its turn until the operator acts.
 
     Raises:
         NodeError: the controller did not do as asked.
         HoldError: something else holds the node.
     """
-    others = _asking(kind, name)
+    others = _held(kind, name)
     if others and Hold.load() is None:
         return others[0]
     if take(kind, name, why) is None:
         return None
-    others = _asking(kind, name)
+    others = _held(kind, name)
     if others and others[0] < name:
-        give_back()
+        release()
     return others[0] if others else None
 
 
-def give_back() -> bool:
-    """Put the node back into the state it was found in; return whether that is done.
+def release() -> bool:
+    """Restore the state in which the node was found; return whether that is done.
 
-    What somebody else did to it meanwhile counts: a drain or a state that is not the hold's is left alone.
+    What another did to it meanwhile counts: a drain or a state that is not the hold's is left alone.
 
     Raises:
         NodeError: the controller did not do as asked.
@@ -136,8 +118,8 @@ def give_back() -> bool:
     node = nodes.show(hold.node)
     if node is not None and is_ours(node, hold.kind):
         node_hold.end(hold.kind)
-        put = registration.put_back(node, registration.Found(hold.node, hold.states, hold.reason))
-        if put.stage is not registration.Stage.REGISTERED:  # to be marked down again, and jobs run
+        restored = registration.put_back(node, hold)
+        if restored.stage is not registration.Stage.REGISTERED:  # to be marked down again, and jobs run
             return False
     forget()
     return True
@@ -151,20 +133,14 @@ def until_reboot(boot_id: str) -> None:
 
 
 def forget() -> None:
-    """Leave the node to whoever took it over."""
+    """End the hold and leave the node's state as it is."""
     hold = Hold.load()
     if hold is not None:
         node_hold.end(hold.kind)
-    files.ensure_absent(_journal())
+    node_state.clear(node_state.HOLD)
 
 
-def _asking(kind: str, name: str) -> list[str]:
+def _held(kind: str, name: str) -> list[str]:
     """Return the names of the other nodes that are held for this, sorted."""
-    return sorted(
-        node.name for node in nodes.show_all() if node.name != name and (node.reason or "").startswith(f"{kind}:")
-        and node.is_drained
-    )  # fmt: skip
-
-
-def _journal() -> pathlib.Path:
-    return registration.STATE_DIR / "hold.json"
+    drained = (node for node in nodes.show_all() if node.is_drained and (node.reason or "").startswith(f"{kind}:"))
+    return sorted(node.name for node in drained if node.name != name)

@@ -1,26 +1,32 @@
-"""The health check on this machine: the program, its timer, and what it said last."""
+"""The health check on this machine: the program, its timer, and its last findings."""
 
 import collections.abc
 import dataclasses
 import json
 import pathlib
+import tempfile
 import time
 
-from controller import advice as slurm_advice
+from controller import advice
 from driver import state as driver_state
-from scripts import health as gpu_health
-from scripts import nvml as gpu_nvml
-from slurm_ddp import files, systemd
+from gpu import nvml
+from scripts import health
+from scripts import nvml as nvml_report
+from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
-PROGRAM = slurm_advice.PROGRAM
-NVML_PROGRAM = PROGRAM.with_name("gpu-nvml")
-NVIDIA_SMI = pathlib.Path(gpu_health.NVIDIA_SMI)
+PROGRAM = advice.PROGRAM
+NVML_PROGRAM = PROGRAM.with_name(health.NVML_PROGRAM)
+NVIDIA_SMI = pathlib.Path(health.NVIDIA_SMI)
 SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
 PYTHON = "/usr/bin/python3"
 _TIMEOUT_S = 70.0  # the program itself ends within 60 s
-_NOTHING = f"there is no {gpu_nvml.LIBRARY} on this machine: install libnvidia-compute of exactly the driver's version"
+_NO_LIBRARY = f"there is no {nvml.LIBRARY} on this machine: install libnvidia-compute of exactly the driver's version"
+_CONTRADICTS = (
+    f"health-check=on contradicts HealthCheckProgram={PROGRAM} of slurm.conf: set it to slurm, or take that out"
+)
+_NEEDS_SLURM = f"health-check=slurm needs it in Slurm: {advice.command(advice.HEALTH_CHECK)}"
 
 _SERVICE = """\
 # Written by the slurm-gpu charm.
@@ -29,8 +35,8 @@ Description=Check the GPUs of Slurm node {node}
 
 [Service]
 Type=oneshot
-ExecStart={python} -I {program} check --act --json --node {node}{also}
-# 1: drained, 2: something to look at. Both are answers.
+ExecStart={python} -I {program} check --act --json --node {node}{more}
+# 1: drained, 2: warnings. Both are results.
 SuccessExitStatus=1 2
 TimeoutStartSec=60
 Nice=10
@@ -52,14 +58,14 @@ WantedBy=timers.target
 
 
 class MonitorError(Exception):
-    """The health check cannot be set up or run. `str()` is one line and says what to do."""
+    """The health check cannot be set up or run. `str()` is one line: what failed, and what to do."""
 
 
 def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False, xids: str = "") -> None:
-    """Let the timer run where the option asks for it: with `auto`, where there are GPUs and a driver to ask.
+    """Set up the timer where the option asks for it: with `auto`, where there are GPUs and a driver to ask.
 
-    Never beside Slurm's own HealthCheckProgram: where that is this check, there is the program and no timer. It is then
-    on machines without GPUs, too, since Slurm runs it everywhere.
+    Where this check is Slurm's own HealthCheckProgram, the program is installed, on machines without GPUs too since
+    Slurm runs it everywhere, and no timer.
 
     Args:
         node: the node's name, None while it has none.
@@ -70,44 +76,41 @@ def ensure(node: str | None, setting: str, *, has_gpus: bool, dcgm: bool = False
     """
     if node is not None and (setting == "slurm" or (setting in {"auto", "on"} and is_slurms())):
         _ensure_no_timer()
-        files.ensure_file(gpu_health.OPTIONS, "".join(f"{word}\n" for word in _arguments(dcgm, xids)))
-        _ensure_program()
+        files.ensure_file(health.OPTIONS, "".join(f"{word}\n" for word in _arguments(dcgm, xids)))
+        _install(PROGRAM, NVML_PROGRAM)
         return
     if node is None or not has_gpus or setting == "off" or not can_look():
         ensure_absent()
         return
-    files.ensure_absent(gpu_health.OPTIONS)
-    also = "".join(f' "{word}"' for word in _arguments(dcgm, xids))
-    changed = _ensure_program()
-    changed |= systemd.ensure_unit(SERVICE, _SERVICE.format(python=PYTHON, program=PROGRAM, node=node, also=also))
+    files.ensure_absent(health.OPTIONS)
+    more = "".join(f' "{word}"' for word in _arguments(dcgm, xids))
+    changed = _install(PROGRAM, NVML_PROGRAM)
+    changed |= systemd.ensure_unit(SERVICE, _SERVICE.format(python=PYTHON, program=PROGRAM, node=node, more=more))
     changed |= systemd.ensure_unit(TIMER, _TIMER)
     if changed or not systemd.is_active(TIMER):
         systemd.enable_now(TIMER)
 
 
 def ensure_absent() -> None:
-    """Take the timer and the program away. A node that it drained is `compute_seat.release`'s affair."""
+    """Remove the timer and the programs. The drain of a node is left to `compute.release`."""
     _ensure_no_timer()
-    files.ensure_absent(PROGRAM)
-    files.ensure_absent(NVML_PROGRAM)
-    files.ensure_absent(gpu_health.STATE)
-    files.ensure_absent(gpu_health.OPTIONS)
-    files.ensure_absent(gpu_health.TEXTFILES / gpu_health.METRICS)
+    for path in (PROGRAM, NVML_PROGRAM, health.STATE, health.OPTIONS, watchdog.TEXTFILES / health.METRICS):
+        files.ensure_absent(path)
 
 
 def note_reset(gpus: collections.abc.Iterable[str]) -> None:
-    """Let the health check forget the Xids that these cards had before they were reset, which the log still holds."""
-    state = gpu_health.State.load()
+    """Make the health check ignore the Xids from before the reset of these cards, which the log still holds."""
+    state = health.State.load()
     dataclasses.replace(state, resets=state.resets | dict.fromkeys(gpus, time.time())).save()
 
 
 def can_look() -> bool:
-    """Whether something here can ask the driver: nvidia-smi, or its library."""
-    return NVIDIA_SMI.exists() or any((folder / gpu_nvml.LIBRARY).exists() for folder in driver_state.LIBRARY_DIRS)
+    """Tell whether the driver can be asked here: with nvidia-smi, or through its library."""
+    return NVIDIA_SMI.exists() or any((folder / nvml.LIBRARY).exists() for folder in driver_state.LIBRARY_DIRS)
 
 
 def is_slurms() -> bool:
-    """Whether Slurm itself runs this check, as its HealthCheckProgram. A controller that does not answer runs none."""
+    """Tell whether this check is Slurm's HealthCheckProgram; False while the controller does not respond."""
     try:
         return _is_slurms()
     except nodes.NodeError:
@@ -116,80 +119,76 @@ def is_slurms() -> bool:
 
 def problem(setting: str) -> str | None:
     """Return what is wrong with the option health-check on this machine."""
-    if setting == "on" and is_slurms():
-        return (
-            f"health-check=on contradicts HealthCheckProgram={PROGRAM} of slurm.conf: set it to slurm, or take that out"
-        )
     try:
-        lacks = setting == "slurm" and not _is_slurms()
+        by_slurm = _is_slurms() if setting in {"on", "slurm"} else False
     except nodes.NodeError:
-        lacks = False  # not known before the controller answers
-    if lacks:
-        return f"health-check=slurm needs it in Slurm: {slurm_advice.command(slurm_advice.HEALTH_CHECK)}"
-    if setting == "on" and not can_look():
-        return f"health-check=on cannot ask the driver: {_NOTHING}"
-    return None
+        by_slurm = setting == "slurm"  # until the controller responds, no contradiction is known
+    if setting == "on" and by_slurm:
+        return _CONTRADICTS
+    if setting == "slurm" and not by_slurm:
+        return _NEEDS_SLURM
+    return f"health-check=on cannot ask the driver: {_NO_LIBRARY}" if setting == "on" and not can_look() else None
 
 
 def is_ours(reason: str | None) -> bool:
-    """Whether the health check drained with this reason."""
-    return (reason or "").startswith(gpu_health.REASON)
+    """Tell whether the health check drained with this reason."""
+    return (reason or "").startswith(health.REASON)
 
 
 def complaint() -> str | None:
-    """Return why jobs should stay away, as the last check said; None when it had nothing to say."""
-    return gpu_health.State.load().reason or None
+    """Return why jobs must stay away, as of the last check."""
+    return health.State.load().reason or None
 
 
 def unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> list[str]:
-    """Look now; return what should keep jobs away. Where there is no driver's library nothing can look."""
+    """Check now; return the findings to drain for, none where there is no driver's library to ask."""
     if not can_look():
         return []
     try:
         results = check(node, dcgm=dcgm, xids=xids)
     except MonitorError as e:
         return [str(e)]
-    return [
-        line.removeprefix("drain: ") for line in results.get("findings", "").splitlines() if line.startswith("drain: ")
-    ]
+    prefix = f"{health.DRAIN}: "
+    return [line.removeprefix(prefix) for line in results.get("findings", "").splitlines() if line.startswith(prefix)]
 
 
 def still_unfit(node: str | None, *, dcgm: bool = False, xids: str = "") -> str | None:
-    """Return what should keep jobs away, None after as many passes in a row without a complaint as the timer waits for.
+    """Check as often as the passes in a row still lack which the timer waits for; return the first findings.
 
-    Looks up to twice now, for a node that nothing will look at later.
+    This is for a node that nothing will check later.
     """
     if not can_look():
-        return _NOTHING
-    for _ in range(max(1, gpu_health.PASSES_TO_RESUME - gpu_health.State.load().passes)):
-        complaints = unfit(node, dcgm=dcgm, xids=xids)
-        if complaints:
-            return "; ".join(complaints)
+        return _NO_LIBRARY
+    for _ in range(max(1, watchdog.PASSES_TO_RESUME - health.State.load().passes)):
+        findings = unfit(node, dcgm=dcgm, xids=xids)
+        if findings:
+            return "; ".join(findings)
     return None
 
 
 def check(node: str | None, *, dcgm: bool = False, xids: str = "") -> dict[str, str]:
-    """Look now, and change nothing in Slurm. Works without the timer.
+    """Check now, with or without the timer, and change nothing in Slurm.
 
     Raises:
-        MonitorError: nothing here can ask the driver, or the check itself failed.
+        MonitorError: the driver cannot be asked here, or the check itself failed.
     """
     if not can_look():
-        raise MonitorError(_NOTHING)
-    arguments = ["check", "--json", *(("--node", node) if node else ())]
-    arguments += _arguments(dcgm, xids)
-    try:
-        done = run(PYTHON, "-I", gpu_health.__file__, *arguments, timeout=_TIMEOUT_S, check=False)
-        answer = json.loads(done.stdout)
-        findings = [f"{one['level']}: {one['text']} {one['gpu']}".strip() for one in answer["findings"]]
-        results = {"result": str(answer["result"]), "findings": "\n".join(findings), "seconds": str(answer["seconds"])}
-    except (CommandError, ValueError, KeyError, TypeError) as e:
-        raise MonitorError(f"gpu-health: {e}") from e
-    return {key: text for key, text in results.items() if text}
+        raise MonitorError(_NO_LIBRARY)
+    arguments = ["check", "--json", *(("--node", node) if node else ()), *_arguments(dcgm, xids)]
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, PROGRAM.name)
+        _install(program, program.with_name(NVML_PROGRAM.name))
+        try:
+            answer = json.loads(run(PYTHON, "-I", program, *arguments, timeout=_TIMEOUT_S, check=False).stdout)
+            findings = [f"{one['level']}: {one['text']} {one['gpu']}".strip() for one in answer["findings"]]
+            results = {"result": answer["result"], "findings": "\n".join(findings), "seconds": answer["seconds"]}
+        except (CommandError, ValueError, KeyError, TypeError) as e:
+            raise MonitorError(f"gpu-health: {e}") from e
+    return {key: str(value) for key, value in results.items() if value != ""}
 
 
 def _arguments(dcgm: bool, xids: str) -> list[str]:
-    """Return what makes the program look at more. `xids` was checked, so that no quoting is needed in a unit file."""
+    """Return the options for more checks. `xids` was checked, so that no quoting is needed in a unit file."""
     words = " ".join(xids.replace(",", " ").split())
     return [*(("--dcgm",) if dcgm else ()), *((f"--xids={words}",) if words else ())]
 
@@ -203,6 +202,7 @@ def _ensure_no_timer() -> None:
         systemd.ensure_no_unit(unit)
 
 
-def _ensure_program() -> bool:
-    changed = files.ensure_file(NVML_PROGRAM, pathlib.Path(gpu_nvml.__file__).read_text(), mode=0o755)
-    return changed | files.ensure_file(PROGRAM, pathlib.Path(gpu_health.__file__).read_text(), mode=0o755)
+def _install(program: pathlib.Path, nvml_program: pathlib.Path) -> bool:
+    """Write the two programs; return whether they changed."""
+    changed = files.ensure_file(nvml_program, watchdog.pack(pathlib.Path(nvml_report.__file__)), mode=0o755)
+    return changed | files.ensure_file(program, watchdog.pack(pathlib.Path(health.__file__)), mode=0o755)

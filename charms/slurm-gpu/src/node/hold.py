@@ -1,40 +1,39 @@
-"""What keeps a drained node free of jobs although upstream's slurmd ends drains.
+"""Keep a drained node free of jobs although upstream's slurmd ends drains.
 
 Upstream's charm sets `state=idle` on its node in hooks of its own: when `scontrol show node` fails, which it takes for
 a new node (slurmd/src/charm.py:208-215), and after set-node-config (charm.py:309-315). That ends any drain. So a hold
-is three things: the drain with its reason, which people and other programs see; a reservation of the node for
+is three things: the drain with its reason, which users and other programs see; a reservation of the node for
 maintenance, which no change of the node's state touches, so that no job starts in between; and a record on this
-machine, from which `node_watch` drains the node again within seconds and prolongs the reservation. A machine that
+machine, from which `node.watch` drains the node again within seconds and prolongs the reservation. A machine that
 vanishes leaves a reservation that ends by itself.
 
 Slurm deletes no node that is in a reservation, and upstream's charm deletes its node in set-node-config and when it is
 disconnected from slurmctld. Who ends the reservation alone (`scontrol delete reservationname=slurm-gpu-NODE`) has ten
 minutes for that, in which the drain stays.
 
-An administrator who resumes the node is obeyed. Upstream's orders come right after it restarted slurmd, so a drain that
-went while slurmd had been running for longer was an administrator's to end.
+An administrator who resumes the node is obeyed. Upstream sets a state right after it restarted slurmd, so a drain that
+ended while slurmd had been running for longer was ended by an administrator.
 """
 
 import collections.abc
 import contextlib
 import dataclasses
 import fcntl
-import json
 import logging
 import pathlib
 import shutil
 import time
 
+from node import node_state, resume, slurmd_unit
 from slurm_ddp import files, systemd
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
-DIRECTORY = pathlib.Path("/var/lib/slurm-gpu/holds")
-SLURMD = "slurmd.service"
-WATCH = "slurm-gpu-node.service"  # which runs node_watch
-UPSTREAMS = "'n/a'"  # the reason that upstream's slurmd gives a node that it marks down, quotes included
+DIRECTORY = node_state.STATE_DIR / "holds"
+SLURMD = slurmd_unit.SLURMD
+WATCH = "slurm-gpu-node.service"  # which runs node.watch
 LASTS_S = 3600  # the reservation, unless it is prolonged: longer than a boot takes
 _SHOWS_S = 30.0  # a node shows its reservation only after some seconds
 _OBEYED_S = 600  # an end of the reservation alone: Juju's next update-status comes within five minutes
@@ -53,18 +52,17 @@ class Hold:
 def begin(kind: str, node: str, reason: str) -> None:
     """Hold the node, which the caller has drained with this reason. Beginning again changes the reason."""
     with lock():
-        text = json.dumps({"node": node, "reason": reason}) + "\n"
-        if not files.ensure_file(_record(kind), text, mode=0o600):
+        if not node_state.write(_record(kind), {"node": node, "reason": reason}):
             return
         try:
             _reserve(node)
-        except nodes.NodeError as e:  # the drain is there, and node_watch tries again
+        except nodes.NodeError as e:  # the drain is there, and node.watch tries again
             logger.warning("%s is not reserved yet: %s", node, e)
     _wake()
 
 
 def end(kind: str) -> None:
-    """Let go of the node, as far as this ground goes; the drain is the caller's to end."""
+    """Release the node from this ground; the drain is the caller's to end."""
     if not _record(kind).exists():
         return
     with lock():
@@ -78,16 +76,17 @@ def end(kind: str) -> None:
 
 def held() -> list[Hold]:
     """Return the holds, the latest last. A record that cannot be read holds nothing."""
-    found: list[tuple[float, Hold]] = []
+    found: list[tuple[float, str, Hold]] = []
     for path in DIRECTORY.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            raw = json.loads(path.read_text())
-            found.append((path.stat().st_mtime, Hold(path.stem, str(raw["node"]), str(raw["reason"]))))
-    return [hold for _, hold in sorted(found, key=lambda pair: (pair[0], pair[1].kind))]
+        record = node_state.read(path) or {}
+        with contextlib.suppress(OSError, KeyError):
+            hold = Hold(path.stem, str(record["node"]), str(record["reason"]))
+            found.append((path.stat().st_mtime, path.stem, hold))
+    return [hold for *_, hold in sorted(found, key=lambda one: one[:2])]
 
 
 def keep() -> list[Hold]:
-    """Drain and reserve the node again where somebody else than an administrator ended that; return the holds.
+    """Drain and reserve the node again unless an administrator ended that; return the holds.
 
     Raises:
         NodeError: the controller did not do as asked.
@@ -121,7 +120,7 @@ def reservation(node: str) -> str:
 
 
 def release() -> None:
-    """End every hold, for a charm that goes; the drains are the caller's to end."""
+    """End every hold, for a charm that is removed; the drains are the caller's to end."""
     if not DIRECTORY.is_dir():
         return
     with lock():
@@ -156,7 +155,7 @@ def _keep(hold: Hold) -> None:
                 files.ensure_absent(_record(one.kind))
             _end_reservation()
             return
-    if not node.is_drained or node.reason in {None, UPSTREAMS}:  # none: as slurmd registers a node that was held
+    if not node.is_drained or node.reason in {None, resume.NEW}:  # none: as slurmd registers a node that was held
         nodes.drain(hold.node, hold.reason)
         logger.info("%s is drained again: %s", hold.node, hold.reason)
     until, was_ended = _last()
@@ -169,7 +168,7 @@ def _keep(hold: Hold) -> None:
 
 
 def _is_reserved(node: nodes.Node) -> bool:
-    """Whether the node is in the reservation that we made; the flag alone comes and goes some seconds late."""
+    """Whether the node is in this charm's reservation; the flag alone comes and goes some seconds late."""
     return "MAINTENANCE" in node.flags or reservation(node.name) in nodes.reservations(node.name)
 
 
@@ -180,25 +179,24 @@ def _reserve(node: str) -> None:
 
 
 def _write(node: str, until: float, *, was_ended: bool = False) -> None:
-    record = {"node": node, "until": until, "ended": was_ended}
-    files.ensure_file(_reserved(), json.dumps(record) + "\n")
+    node_state.write(_reserved(), {"node": node, "until": until, "ended": was_ended})
 
 
 def _last() -> tuple[float, bool]:
-    """Return when the reservation ends that we made, 0 for none, and whether somebody ended it before."""
+    """Return when this charm's reservation ends, 0 for none, and whether it was ended before by others."""
+    record = node_state.read(_reserved()) or {}
     try:
-        raw = json.loads(_reserved().read_text())
-        return float(raw["until"]), bool(raw.get("ended"))
-    except (OSError, ValueError, KeyError, TypeError):
+        return float(record["until"]), bool(record.get("ended"))
+    except (ValueError, KeyError, TypeError):
         return 0.0, False
 
 
 def _end_reservation() -> None:
-    """End the reservation that no hold asks for any more."""
+    """End the reservation when no hold needs it any more."""
     if held() or not _reserved().is_file():
         return
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        nodes.unreserve(reservation(json.loads(_reserved().read_text())["node"]))
+    with contextlib.suppress(KeyError):
+        nodes.unreserve(reservation((node_state.read(_reserved()) or {})["node"]))
     files.ensure_absent(_reserved())
 
 
@@ -212,4 +210,4 @@ def _record(kind: str) -> pathlib.Path:
 
 
 def _reserved() -> pathlib.Path:
-    return DIRECTORY / "reserved"  # the node that has a reservation of ours, and until when
+    return DIRECTORY / "reserved"  # the node that this charm reserved, and until when

@@ -26,22 +26,26 @@ class NodeSnapshot:
     states: tuple[str, ...] = ()  # of "drain", "down", "fail": what to restore; empty for a node in service
     reason: str | None = None
 
+    JOURNAL: typing.ClassVar[str] = REGISTRATION
+
     @classmethod
-    def load(cls, journal: str = REGISTRATION) -> "NodeSnapshot | None":
-        """Return the snapshot in a journal, None without one."""
-        record = read(journal)
+    def load(cls, journal: str = "") -> typing.Self | None:
+        """Return what a journal holds, None without one."""
+        record = read(journal or cls.JOURNAL) or {}
         try:
-            return cls(record["node"], tuple(record["states"]), record["reason"]) if record else None
+            fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
+            fields["states"] = tuple(fields["states"])
+            return cls(**fields)
         except (KeyError, TypeError):
             return None
 
-    def save(self, journal: str = REGISTRATION) -> None:
-        """Write the snapshot to a journal."""
-        write(journal, dataclasses.asdict(self))
+    def save(self, journal: str = "") -> None:
+        """Write it to a journal."""
+        write(journal or self.JOURNAL, dataclasses.asdict(self))
 
 
-def read(journal: str) -> Record | None:
-    """Return a journal's object, None where there is none that can be read."""
+def read(journal: str | pathlib.Path) -> Record | None:
+    """Return the object in a journal of STATE_DIR, or in a file, None where there is none that can be read."""
     try:
         record = json.loads((STATE_DIR / journal).read_text())
     except (OSError, ValueError):
@@ -49,9 +53,9 @@ def read(journal: str) -> Record | None:
     return typing.cast("Record", record) if isinstance(record, dict) else None
 
 
-def write(journal: str, record: collections.abc.Mapping[str, object]) -> None:
-    """Replace a journal atomically, readable by root alone."""
-    files.ensure_file(STATE_DIR / journal, json.dumps(record) + "\n", mode=0o600)
+def write(journal: str | pathlib.Path, record: collections.abc.Mapping[str, object]) -> bool:
+    """Replace a journal atomically, readable by root alone; return whether it changed."""
+    return files.ensure_file(STATE_DIR / journal, json.dumps(record) + "\n", mode=0o600)
 
 
 def clear(journal: str) -> None:

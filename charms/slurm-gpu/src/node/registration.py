@@ -1,55 +1,37 @@
-"""A node's GPUs in Slurm: the state machine that registers them without losing a job or an administrator's drain.
+"""Register a node's GPUs in Slurm without ending a job or an administrator's drain.
 
-A dynamic node's Gres cannot be changed while its record exists: a restarted slurmd with other options is ignored, and
-`scontrol update gres=` is refused. So: keep new jobs away, wait until the node is free (over later events, never
-inside a hook), edit `--conf`, delete the record, restart slurmd, check what it registered, and put the state back
-that was found. `scontrol delete` comes before the restart, since on Slurm 25 a node authenticates through its own
-running slurmd.
+A dynamic node's Gres cannot change while its record exists: slurmctld ignores other options of a restarted slurmd, and
+refuses `scontrol update gres=`. So: drain the node, wait until it is free (over later events, never inside a hook),
+edit `--conf`, delete the record, restart slurmd, check what it registered, and restore the state of before. `scontrol
+delete` comes before the restart, since on Slurm 25 a node authenticates through its own running slurmd.
 
-A journal on disk holds the state that was found, so each step may be the last one before a reboot.
+The state of before is in a journal (`node_state`), so the machine may reboot between any two steps.
 """
 
 import dataclasses
 import enum
-import json
 import logging
-import pathlib
 import re
 
-from node import hold as node_hold
-from node import resume as bring_up
-from node import slurmd_options
+from node import hold, node_state, resume, slurmd_options, slurmd_unit
+from node.node_state import NodeSnapshot
 from slurm_ddp import files, systemd
-from slurm_ddp.run import CommandError, run
+from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
-SLURMD = "slurmd.service"
-STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
-# Named in the drop-in, after /etc/default/slurmd: on disk, since the machine may reboot while a node is deleted.
-HELD_ENV = STATE_DIR / "held-options"
-DROPIN = "20-gpu.conf"
-SLURMD_PROGRAM = "/usr/sbin/slurmd"
-
 REASON = "slurm-gpu: registering GPUs"
 _OUR_REASON = "slurm-gpu:"
-_LOSS = "slurm-gpu"  # the hold of a node that lost GPUs
-_PUT_BACK = "put back by slurm-gpu"  # of a state that had no reason
+_LOSS = "slurm-gpu"  # the kind of hold of a node that lost GPUs
+_RESTORED = "put back by slurm-gpu"  # of a state that had no reason
 _ABANDONED = " (slurm-gpu is removed: resume by hand)"
 _MOST_REASON = 200
 _REGISTER_S = 30.0
 _SETTLE_S = 10.0
-_DEVICE_WAIT_S = 60
-# Ends every slurmd in the unit's control group. Where this runs, the unit's own has not started yet.
-_END_LEFT_OVER = """\
-for s in TERM TERM TERM TERM TERM TERM TERM TERM KILL TERM; do \
-p=$(grep -ls :/system.slice/slurmd.service $(pgrep -x slurmd | sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
-test "$p" || break; \
-echo "slurmd" $p "of the former start holds the port: sending SIG$s"; kill -$s $p; sleep 0.5; done"""
 
 # Reasons that Slurm itself sets when GPUs and Gres disagree: src/slurmctld/node_mgr.c and src/interfaces/gres.c. The
-# drain they come with stays after the cause is gone.
+# drain they come with stays after the cause is fixed.
 _GRES_REASONS = re.compile(
     r"gres/(?:gpu|shard|mps)(:\S+)? count (reported lower than configured|too low|changed and jobs are using them)"
     r"|gres/gpu type \(\S*\) reported but not configured"
@@ -69,408 +51,178 @@ class Stage(enum.Enum):
     REGISTERED = "registered"  # the controller has the Gres and accepts it
     UNREGISTERED = "unregistered"  # the options are right; slurmd has not registered yet
     AWAITS_LINES = "awaits-lines"  # the controller does not hand out this node's gres.conf lines yet
-    AWAITS_JOBS = "awaits-jobs"  # drained by us; jobs hold the node
-    RESERVED = "reserved"  # the controller must not forget the node: a reservation has it
+    AWAITS_JOBS = "awaits-jobs"  # drained by this charm; jobs hold the node
+    RESERVED = "reserved"  # the controller must not forget the node: it is in a reservation
     STOPPED = "stopped"  # the controller has the Gres, but slurmd does not run
     SILENT = "silent"  # no controller answers
     INVALID = "invalid"  # the controller refuses what the node reports
-    DIFFERS = "differs"  # the controller has another Gres, and it is for the next event to change it
-    STATIC = "static"  # the node stands in slurm.conf, with another Gres
-    KEPT_AWAY = "kept-away"  # registered, and drained, down or failing for whatever else
+    DIFFERS = "differs"  # the controller has another Gres, which the next event changes
+    STATIC = "static"  # the node is in slurm.conf, with another Gres
+    KEPT_AWAY = "kept-away"  # registered, and drained, down or failing for another reason
     KEPT = "kept"  # registered, and down since it is new or was rebooted and something is not ready yet
-    LOST = "lost"  # GPUs that the node had are gone, and jobs are kept away
-    FAILED = "failed"  # a command or slurmd did not do what it should
+    LOST = "lost"  # GPUs that the node had are missing, and jobs are kept away
+    FAILED = "failed"  # a command or slurmd failed
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where the node is, and in words what stands in the way."""
+    """Where the node is, and what is in the way."""
 
     stage: Stage
     detail: str = ""
-    held: bring_up.Held | None = None  # for KEPT
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """The node as we found it, before we touched it."""
+class Target:
+    """What a node is to be registered with."""
 
     node: str
-    states: tuple[str, ...] = ()  # of "drain", "down", "fail": what to put back; empty for a node in service
-    reason: str | None = None
-
-    @classmethod
-    def load(cls, path: pathlib.Path | None = None) -> "Found | None":
-        """Return what the journal holds, if a registration is under way."""
-        try:
-            raw = json.loads((path or _journal()).read_text())
-            return cls(node=raw["node"], states=tuple(raw["states"]), reason=raw["reason"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def save(self, path: pathlib.Path | None = None) -> None:
-        """Write the journal, before the first step that changes the node."""
-        text = json.dumps({"node": self.node, "states": list(self.states), "reason": self.reason})
-        files.ensure_file(path or _journal(), text + "\n", mode=0o600)
-
-    @staticmethod
-    def clear() -> None:
-        """Forget: the node is as it was found."""
-        files.ensure_absent(_journal())
+    gres: str | None
+    options: slurmd_options.Options  # what slurmd starts with
+    lines_live: bool = True  # whether slurmd will find the devices of this Gres; until then nothing changes
 
 
-def advance(options: slurmd_options.Options, name: str, gres: str | None, *, lines_live: bool) -> Progress:
-    """Move the node towards registering with `gres`, as far as it goes now, and return where it is.
+def advance(target: Target) -> Progress:
+    """Move the node towards its registration as far as it goes now, and return where it is.
 
-    Takes at most about a minute. Never stops a job: a node with jobs is drained and left for a later event.
-
-    Args:
-        options: what slurmd is started with.
-        name: the node's name.
-        gres: the wanted Gres, None for none.
-        lines_live: whether slurmd will find the devices for this Gres; until then nothing is changed.
+    Takes at most about a minute. Never ends a job: a node with jobs is drained and left for a later event.
     """
-    node_hold.end(_LOSS)
+    hold.end(_LOSS)
     try:
-        return _advance(options, name, gres, lines_live=lines_live)
+        return _advance(target)
     except nodes.ControllerSilent as e:
-        if lines_live and options.conf is not None:
-            slurmd_options.ensure_gres(gres)  # so that slurmd registers right the first time
-            refresh_held()
+        if target.lines_live and target.options.conf is not None:
+            slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
+            refresh_drained_start()
         return Progress(Stage.SILENT, str(e))
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         return Progress(Stage.FAILED, str(e))
 
 
-def refresh_held() -> None:
-    """Let the options of a node that must come back drained, which an interrupted hook left, follow slurmd's own."""
-    if not HELD_ENV.exists():
+def refresh_drained_start() -> None:
+    """Update the options of a node that must come back drained, which an interrupted hook left, from slurmd's own."""
+    if not slurmd_unit.DRAINED_ENV.exists():
         return
     try:
-        if Found.load() is not None:
-            _hold()
+        if NodeSnapshot.load() is not None:
+            slurmd_unit.drain_at_start()
             return
     except (OSError, ValueError, slurmd_options.OptionsError) as e:
-        logger.warning("%s: %s", HELD_ENV, e)
-    files.ensure_absent(HELD_ENV)
+        logger.warning("%s: %s", slurmd_unit.DRAINED_ENV, e)
+    files.ensure_absent(slurmd_unit.DRAINED_ENV)
 
 
-def keep_away(name: str, loss: str) -> Progress:
-    """Keep new jobs off a node that lost GPUs, and give the loss as the reason; running ones go on.
+def drain_for_loss(name: str, loss: str) -> Progress:
+    """Keep new jobs off a node that lost GPUs, with the loss as the reason; running ones go on.
 
-    A node that somebody else keeps jobs away from is left as it is. One that lacks GPUs after a reboot is DOWN as well,
-    and has Slurm's reason. `advance` ends this drain once the GPUs are there again.
+    A node that is drained, down or failing for another reason stays as it is; one that lacks GPUs after a reboot is
+    DOWN as well, with Slurm's reason. `advance` ends this drain once the GPUs are back.
     """
     reason = f"{_OUR_REASON} {loss}"[:_MOST_REASON]
     try:
-        node_hold.keep()  # before an end of the drain that upstream ordered is taken for an administrator's
+        hold.keep()  # before an end of the drain that upstream ordered is taken for an administrator's
         node = nodes.show(name)
         if node is not None:
             _note_order(node)
             if node.reason != reason and not is_anothers(node, None) and _order(name) is None:
                 nodes.drain(name, reason)
-                node_hold.begin(_LOSS, name, reason)
-            if bring_up.is_stale(node):  # when slurmd registers, Slurm's reason takes the place of this one
+                hold.begin(_LOSS, name, reason)
+            if resume.is_stale(node):  # when slurmd registers, Slurm's reason replaces this one
                 return Progress(Stage.SILENT, f"slurmd has not registered {name} since this machine booted")
-    except nodes.ControllerSilent as e:
-        return Progress(Stage.SILENT, str(e))
     except nodes.NodeError as e:
-        return Progress(Stage.FAILED, str(e))
+        return _failure(e)
     return Progress(Stage.LOST, loss)
 
 
-def let_work(name: str, policy: bring_up.Policy, checks: bring_up.Checks) -> Progress:
-    """Let a registered node take jobs if only its newness or its reboot keeps them away."""
+def resume_if_ready(name: str, policy: resume.Policy, checks: resume.Checks) -> Progress:
+    """Resume a registered node if only its newness or its reboot keeps it down."""
     try:
-        held = bring_up.ensure(name, policy, checks)
-    except nodes.ControllerSilent as e:
-        return Progress(Stage.SILENT, str(e))
+        held = resume.ensure(name, policy, checks)
     except nodes.NodeError as e:
-        return Progress(Stage.FAILED, str(e))
-    return Progress(Stage.KEPT, held=held) if held else Progress(Stage.REGISTERED)
+        return _failure(e)
+    return Progress(Stage.KEPT, str(held)) if held else Progress(Stage.REGISTERED)
 
 
-def inspect(name: str, gres: str | None, policy: bring_up.Policy | None = None) -> Progress:
+def inspect(name: str, gres: str | None, policy: resume.Policy | None = None) -> Progress:
     """Return where the node is, without changing anything."""
     try:
-        node = nodes.show(name)
-    except nodes.ControllerSilent as e:
-        return Progress(Stage.SILENT, str(e))
+        return _inspect(name, gres, policy)
     except nodes.NodeError as e:
-        return Progress(Stage.FAILED, str(e))
-    if node is None:
-        return Progress(Stage.UNREGISTERED)
-    if not nodes.same_gres(node.gres, gres):
-        if Found.load() is not None and node.is_busy:
-            try:
-                return _awaits_jobs(name)
-            except nodes.NodeError as e:
-                return Progress(Stage.SILENT, str(e))
-        try:
-            reserved = _reserved(node, None)
-        except nodes.NodeError as e:
-            return Progress(Stage.SILENT, str(e))
-        return reserved or Progress(Stage.DIFFERS, node.gres or "(none)")
-    if not node.is_valid:
-        return Progress(Stage.INVALID, node.reason or node.state_text)
-    if not systemd.is_active(SLURMD):
-        return Progress(Stage.STOPPED)
-    held = bring_up.held(node, policy) if policy else None
-    if held:
-        return Progress(Stage.KEPT, held=held)
-    if is_kept_away(node):
-        return Progress(Stage.KEPT_AWAY, _why_away(node))
-    return Progress(Stage.REGISTERED, node.state_text)
+        return _failure(e)
 
 
-def leave(options: slurmd_options.Options, name: str, gres: str | None) -> None:
-    """Register the node with `gres` if that is possible at once, else leave it as it is; drain nothing.
+def leave(target: Target) -> None:
+    """Register the node with the Gres if that is possible at once, else leave it as it is; drain nothing.
 
-    For a charm that goes: there is no later event on which a drain would end. What slurmd is started with changes only
-    together with the controller's record: a slurmd that reports less than that has is refused, for good.
+    For a charm that is removed: no later event would end a drain. slurmd's options change only together with the
+    controller's record: a slurmd that reports less than that has is refused, for good.
     """
+    name = target.node
     try:
         node = nodes.show(name)
         if node is not None and (node.is_busy or not node.is_dynamic):
-            found = Found.load()
-            if found is not None and not is_anothers(node, found.reason):
-                put_back(node, found)
+            snapshot = NodeSnapshot.load()
+            if snapshot is not None and not is_anothers(node, snapshot.reason):
+                put_back(node, snapshot)
             logger.warning("%s keeps Gres=%s and its lines: it cannot be registered anew now", name, node.gres or "")
         else:
-            progress = _advance(options, name, gres, lines_live=True)
+            progress = _advance(target)
             if progress.stage in {Stage.AWAITS_JOBS, Stage.RESERVED}:  # since `show`; the record is still there
-                slurmd_options.ensure_gres(options.gres)
+                slurmd_options.ensure_gres(target.options.gres)
             if progress.stage is not Stage.REGISTERED:
                 logger.warning("the GPUs of %s stay in Slurm: %s %s", name, progress.stage.value, progress.detail)
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         logger.warning("the GPUs of %s stay in Slurm: %s", name, e)
-    Found.clear()
+    node_state.clear(node_state.REGISTRATION)
 
 
 def abandon(name: str, reason: str) -> None:
-    """Keep new jobs off a node that this charm leaves with something wrong, and say that nobody will resume it."""
+    """Drain a node that this charm leaves with something wrong, with a reason that asks for a resume by hand."""
     text = f"{reason.removesuffix(_ABANDONED)[: _MOST_REASON - len(_ABANDONED)]}{_ABANDONED}"
     nodes.drain(name, text)
     logger.warning("%s stays drained: %s", name, text)
 
 
-def restart_if_active() -> None:
-    """Restart slurmd where it runs; jobs go on."""
-    if systemd.is_active(SLURMD):
-        systemd.restart(SLURMD)
-
-
-def ensure_dropin(device_files: tuple[pathlib.Path, ...]) -> bool:
-    """Make slurmd wait at boot for its device files; return whether that changed. slurmd is not restarted.
-
-    One that waits already follows the list, so that it starts as soon as a missing card is known to be lost.
-
-    Each start ends what a former one left: a restart while slurmd reconfigures, which takes some 0.05 s on each node at
-    each `scontrol reconfigure`, stops the process that hands over, and not the one that takes over, since the unit has
-    KillMode=process. That one keeps the port, and no slurmd of the unit would start any more. Seen on 24.11.5.
-    """
-    changed = files.ensure_file(_devices(), "".join(f"{file}\n" for file in device_files))
-    left_over = _END_LEFT_OVER.replace("$", "$$")  # for systemd
-    present = f"! test -e {_devices()} || xargs -ra {_devices()} ls >/dev/null 2>&1"
-    text = f"""# Written by the slurm-gpu charm.
-[Unit]
-Wants=nvidia-persistenced.service
-After=nvidia-persistenced.service nvidia-fabricmanager.service
-
-[Service]
-# The device files appear when something opens the driver. A missing one must not keep slurmd down: Slurm says so
-# itself.
-ExecStartPre=-/usr/bin/nvidia-modprobe -u -c0
-ExecStartPre=-/usr/bin/timeout {_DEVICE_WAIT_S} /bin/sh -c 'until {present}; do sleep 0.5; done'
-ExecStartPre=-/bin/sh -c '{left_over}'
-# Only there while the charm registers a node that must come back drained.
-EnvironmentFile=-{HELD_ENV}
-"""
-    return systemd.ensure_dropin(SLURMD, DROPIN, text) or changed
-
-
-def ensure_no_dropin() -> bool:
-    """Remove the drop-in; return whether it was there."""
-    files.ensure_absent(_devices())
-    return systemd.ensure_no_dropin(SLURMD, DROPIN)
-
-
-def slurm_version(program: str = SLURMD_PROGRAM) -> tuple[int, int] | None:
-    """Return the major version of slurmd or another of Slurm's daemons, (25, 11), or None where it is not installed."""
-    try:
-        text = run(program, "-V").stdout
-    except CommandError:
-        return None
-    match = re.search(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _advance(options: slurmd_options.Options, name: str, gres: str | None, *, lines_live: bool) -> Progress:
-    node = nodes.show(name)
-    if node is not None:
-        _note_order(node)
-    found = _found(name, node)
-    if node is not None or found is None:  # nobody is to register
-        files.ensure_absent(HELD_ENV)
-    if node is not None and (nodes.same_gres(node.gres, gres) or _reports_less(node, gres)):
-        return _settle(node, found, gres, options, lines_live=lines_live)
-    if not lines_live:
-        return Progress(Stage.AWAITS_LINES)
-    if node is None:
-        return _register(options, name, gres, found)
-    if not node.is_dynamic or options.conf is None:
-        return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
-    return _reserved(node, found) or _register_anew(options, node, gres, found)
-
-
-def _found(name: str, node: nodes.Node | None) -> Found | None:
-    """Return what the journal holds of this node, with what somebody ordered since."""
-    found = Found.load()
-    if found is not None and found.node != name:
-        Found.clear()
-        return None
-    if found is not None and node is not None and is_anothers(node, found.reason):  # set while we waited
-        found = as_found(node)
-        found.save()
-    return found
-
-
-def _register_anew(
-    options: slurmd_options.Options, node: nodes.Node, gres: str | None, found: Found | None
-) -> Progress:
-    """Let the controller forget a node that has another Gres, as soon as it is free."""
-    name = node.name
-    if found is None:
-        found = as_found(node)
-        found.save()
-    if not node.is_drained and not (node.is_down and not node.is_busy):
-        nodes.drain(name, REASON)
-        node = nodes.show(name) or node
-    if node.is_busy:
-        return _awaits_jobs(name)
-    slurmd_options.ensure_gres(gres)
-    if found.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
-        _hold()
-    try:
-        with node_hold.lifted(name):
-            nodes.delete(name)
-    except nodes.NodeBusy:
-        files.ensure_absent(HELD_ENV)
-        return _reserved(node, found) or _awaits_jobs(name)
-    return _register(options, name, gres, found)
-
-
-def _register(options: slurmd_options.Options, name: str, gres: str | None, found: Found | None) -> Progress:
-    """Let slurmd register a node that the controller does not know."""
-    changed = options.conf is not None and slurmd_options.ensure_gres(gres)
-    if not systemd.is_active(SLURMD) and (found is None or options.conf_server is None):
-        return Progress(Stage.UNREGISTERED)  # its charm starts it, and stops it when slurmctld goes
-    if changed or found is not None:
-        _restart(held=found is not None and bool(found.states))
-    node = nodes.wait(name, lambda n: n is not None, timeout=_REGISTER_S if found else _SETTLE_S)
-    files.ensure_absent(HELD_ENV)
-    if node is None:
-        if found is None:
-            return Progress(Stage.UNREGISTERED)
-        return Progress(Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s")
-    if not nodes.same_gres(node.gres, gres) and not _reports_less(node, gres):
-        registered = node.gres or "(none)"
-        return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}")
-    return _settle(node, found, gres, options, lines_live=True, is_fresh=True)
-
-
-def _settle(
-    node: nodes.Node,
-    found: Found | None,
-    gres: str | None,
-    options: slurmd_options.Options,
-    *,
-    lines_live: bool,
-    is_fresh: bool = False,
-) -> Progress:
-    """Check a node whose Gres is right, mend what Slurm's GPU check or we did to its state, and put back the rest.
-
-    `is_fresh`: its record was made just now.
-    """
-    if options.conf is not None and lines_live:
-        slurmd_options.ensure_gres(gres)  # the next registration must not undo this one
-    stale = not is_fresh and node.is_dynamic and options.conf is not None and _is_stale(node, gres)
-    is_ready = not node.is_valid and lines_live and not node.is_busy and not stale
-    if is_ready and (is_ours(node.reason) or found is not None):
-        _restart(held=found is not None and bool(found.states))
-        node = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
-        files.ensure_absent(HELD_ENV)
-    if not node.is_valid:
-        if not lines_live:
-            return Progress(Stage.AWAITS_LINES)
-        if stale:
-            return _reserved(node, found) or _register_anew(options, node, gres, found)
-        return Progress(Stage.INVALID, node.reason or node.state_text)
-    if found is not None:
-        return put_back(node, found)
-    if is_kept_away(node) and is_ours(node.reason):
-        return put_back(node, as_found(node))
-    return Progress(Stage.REGISTERED)
-
-
-def forget_orders() -> None:
-    """Forget what `_note_order` remembered, when the charm leaves."""
-    files.ensure_absent(_order_path())
-
-
-def put_back(node: nodes.Node, found: Found) -> Progress:
-    """Give the node the state and reason in which it was found."""
-    reason = found.reason or _PUT_BACK
-    if "down" in found.states:
+def put_back(node: nodes.Node, snapshot: NodeSnapshot) -> Progress:
+    """Restore the node's state and reason of before."""
+    reason = snapshot.reason or _RESTORED
+    if "down" in snapshot.states:
         if node.is_busy:  # marking it down now would end a job
             return _awaits_jobs(node.name)
         nodes.set_down(node.name, reason)
-        if not {"drain", "fail"} & set(found.states):
+        if not {"drain", "fail"} & set(snapshot.states):
             nodes.undrain(node.name)
-    if "drain" in found.states:
+    if "drain" in snapshot.states:
         nodes.drain(node.name, reason)
-    elif "fail" in found.states:  # which takes the place of a drain
+    elif "fail" in snapshot.states:  # which replaces a drain
         nodes.set_fail(node.name, reason)
-    elif not found.states and node.is_drained:
+    elif not snapshot.states and node.is_drained:
         nodes.resume(node.name)
-    Found.clear()
+    node_state.clear(node_state.REGISTRATION)
     return Progress(Stage.REGISTERED)
 
 
-def as_found(node: nodes.Node) -> Found:
-    """Return what to put back later: what an administrator or upstream set, not what we or a missing GPU did.
+def as_found(node: nodes.Node) -> NodeSnapshot:
+    """Return what to restore later: what an administrator or upstream set, not what this charm or a missing GPU did.
 
-    Slurm's reason for a missing GPU takes the place of any other. A node that is DOWN with it, and was not before, came
-    back from a reboot: jobs wait for the checks that follow one.
+    Slurm's reason for a missing GPU replaces any other. A node that is DOWN with it, and was not before, came back from
+    a reboot: jobs wait for the checks that follow one.
     """
     if is_ours(node.reason):
-        rebooted = Found(node.name, ("down",), bring_up.REBOOTED)
-        return _order(node.name) or (rebooted if node.is_down else Found(node.name))
+        rebooted = NodeSnapshot(node.name, ("down",), resume.REBOOTED)
+        return _order(node.name) or (rebooted if node.is_down else NodeSnapshot(node.name))
     flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
     states = tuple(state for state, is_set in flags if is_set)
-    return Found(node.name, states, node.reason if states else None)
+    return NodeSnapshot(node.name, states, node.reason if states else None)
 
 
-def _note_order(node: nodes.Node) -> None:
-    """Remember for which reason somebody else keeps jobs away, until nobody does."""
-    if is_anothers(node, None):
-        as_found(node).save(_order_path())
-    elif not is_kept_away(node):
-        files.ensure_absent(_order_path())
+def is_anothers(node: nodes.Node, known: str | None) -> bool:
+    """Whether somebody else keeps jobs away, for another reason than `known`.
 
-
-def _order(name: str) -> Found | None:
-    order = Found.load(_order_path())
-    return order if order is not None and order.node == name else None
-
-
-def is_anothers(node: nodes.Node, found: str | None) -> bool:
-    """Whether somebody keeps jobs away since the node was found with the reason `found`.
-
-    Neither we, who may have put that back half, nor Slurm, for a missing GPU or for a slurmd that was away.
+    Neither this charm, which may have restored that half, nor Slurm, for a missing GPU or a slurmd that was away.
     """
-    known = {None, found, _PUT_BACK, bring_up.REBOOTED, bring_up.NOT_RESPONDING}
-    return is_kept_away(node) and node.reason not in known and not is_ours(node.reason)
+    others = {None, known, _RESTORED, resume.REBOOTED, resume.NOT_RESPONDING}
+    return is_kept_away(node) and node.reason not in others and not is_ours(node.reason)
 
 
 def is_kept_away(node: nodes.Node) -> bool:
@@ -479,8 +231,143 @@ def is_kept_away(node: nodes.Node) -> bool:
 
 
 def is_ours(reason: str | None) -> bool:
-    """Whether we drained with this reason, or Slurm did for GPUs that disagree with Gres."""
+    """Whether this charm drained with this reason, or Slurm did for GPUs that disagree with Gres."""
     return reason is not None and (reason.startswith(_OUR_REASON) or _GRES_REASONS.match(reason) is not None)
+
+
+def _failure(error: nodes.NodeError) -> Progress:
+    return Progress(Stage.SILENT if isinstance(error, nodes.ControllerSilent) else Stage.FAILED, str(error))
+
+
+def _inspect(name: str, gres: str | None, policy: resume.Policy | None) -> Progress:
+    node = nodes.show(name)
+    if node is None:
+        return Progress(Stage.UNREGISTERED)
+    if not nodes.same_gres(node.gres, gres):
+        if NodeSnapshot.load() is not None and node.is_busy:
+            return _awaits_jobs(name)
+        return _reserved(node, None) or Progress(Stage.DIFFERS, node.gres or "(none)")
+    if not node.is_valid:
+        return Progress(Stage.INVALID, node.reason or node.state_text)
+    if not systemd.is_active(slurmd_unit.SLURMD):
+        return Progress(Stage.STOPPED)
+    held = resume.held(node, policy) if policy else None
+    if held:
+        return Progress(Stage.KEPT, str(held))
+    if is_kept_away(node):
+        return Progress(Stage.KEPT_AWAY, _why_away(node))
+    return Progress(Stage.REGISTERED, node.state_text)
+
+
+def _advance(target: Target) -> Progress:
+    node = nodes.show(target.node)
+    if node is not None:
+        _note_order(node)
+    snapshot = _snapshot(target.node, node)
+    if node is not None or snapshot is None:  # no start of slurmd is to register a drained node
+        files.ensure_absent(slurmd_unit.DRAINED_ENV)
+    if node is not None and (nodes.same_gres(node.gres, target.gres) or _reports_less(node, target.gres)):
+        return _settle(target, node, snapshot)
+    if not target.lines_live:
+        return Progress(Stage.AWAITS_LINES)
+    if node is None:
+        return _register(target, snapshot)
+    if not node.is_dynamic or target.options.conf is None:
+        return Progress(Stage.STATIC, f"Gres={node.gres or '(none)'}")
+    return _reserved(node, snapshot) or _register_anew(target, node, snapshot)
+
+
+def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
+    """Return the journal's snapshot of this node, with what others ordered since."""
+    snapshot = NodeSnapshot.load()
+    if snapshot is not None and snapshot.node != name:
+        node_state.clear(node_state.REGISTRATION)
+        return None
+    if snapshot is not None and node is not None and is_anothers(node, snapshot.reason):
+        snapshot = as_found(node)
+        snapshot.save()
+    return snapshot
+
+
+def _register_anew(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress:
+    """Delete the record of a node that has another Gres, as soon as the node is free, and register it."""
+    name = node.name
+    if snapshot is None:
+        snapshot = as_found(node)
+        snapshot.save()
+    if not node.is_drained and not (node.is_down and not node.is_busy):
+        nodes.drain(name, REASON)
+        node = nodes.show(name) or node
+    if node.is_busy:
+        return _awaits_jobs(name)
+    slurmd_options.ensure_gres(target.gres)
+    if snapshot.states:  # first, since after a reboot right behind the deletion slurmd registers before any hook runs
+        slurmd_unit.drain_at_start()
+    try:
+        with hold.lifted(name):
+            nodes.delete(name)
+    except nodes.NodeBusy:
+        files.ensure_absent(slurmd_unit.DRAINED_ENV)
+        return _reserved(node, snapshot) or _awaits_jobs(name)
+    return _register(target, snapshot)
+
+
+def _register(target: Target, snapshot: NodeSnapshot | None) -> Progress:
+    """Make slurmd register a node that the controller does not know."""
+    name, gres = target.node, target.gres
+    changed = target.options.conf is not None and slurmd_options.ensure_gres(gres)
+    if not systemd.is_active(slurmd_unit.SLURMD) and (snapshot is None or target.options.conf_server is None):
+        return Progress(Stage.UNREGISTERED)  # its charm starts it, and stops it when slurmctld is removed
+    if changed or snapshot is not None:
+        _restart(snapshot)
+    node = nodes.wait(name, lambda n: n is not None, timeout=_REGISTER_S if snapshot else _SETTLE_S)
+    files.ensure_absent(slurmd_unit.DRAINED_ENV)
+    if node is None:
+        if snapshot is None:
+            return Progress(Stage.UNREGISTERED)
+        return Progress(Stage.FAILED, f"slurmd did not register {name} again within {_REGISTER_S:.0f} s")
+    if not nodes.same_gres(node.gres, gres) and not _reports_less(node, gres):
+        registered = node.gres or "(none)"
+        return Progress(Stage.FAILED, f"{name} registered with Gres={registered}, not {gres or '(none)'}")
+    return _settle(target, node, snapshot, is_fresh=True)
+
+
+def _settle(target: Target, node: nodes.Node, snapshot: NodeSnapshot | None, *, is_fresh: bool = False) -> Progress:
+    """Check a node whose Gres is right, clear what Slurm's GPU check or this charm did to its state, restore the rest.
+
+    `is_fresh`: its record was made just now.
+    """
+    has_conf = target.options.conf is not None
+    if has_conf and target.lines_live:
+        slurmd_options.ensure_gres(target.gres)  # the next registration must not undo this one
+    is_stale = not is_fresh and node.is_dynamic and has_conf and _is_stale(node, target.gres)
+    can_retry = not node.is_valid and target.lines_live and not node.is_busy and not is_stale
+    if can_retry and (is_ours(node.reason) or snapshot is not None):
+        _restart(snapshot)
+        node = nodes.wait(node.name, lambda n: n is not None and n.is_valid, timeout=_SETTLE_S) or node
+        files.ensure_absent(slurmd_unit.DRAINED_ENV)
+    if not node.is_valid:
+        if not target.lines_live:
+            return Progress(Stage.AWAITS_LINES)
+        if is_stale:
+            return _reserved(node, snapshot) or _register_anew(target, node, snapshot)
+        return Progress(Stage.INVALID, node.reason or node.state_text)
+    if snapshot is None and is_kept_away(node) and is_ours(node.reason):
+        snapshot = as_found(node)
+    return Progress(Stage.REGISTERED) if snapshot is None else put_back(node, snapshot)
+
+
+def _note_order(node: nodes.Node) -> None:
+    """Keep in a journal for which reason others keep jobs away, until nobody does."""
+    if is_anothers(node, None):
+        as_found(node).save(node_state.ORDER)
+    elif not is_kept_away(node):
+        node_state.clear(node_state.ORDER)
+
+
+def _order(name: str) -> NodeSnapshot | None:
+    order = NodeSnapshot.load(node_state.ORDER)
+    return order if order is not None and order.node == name else None
 
 
 def _is_stale(node: nodes.Node, gres: str | None) -> bool:
@@ -517,17 +404,17 @@ def _awaits_jobs(name: str) -> Progress:
     return Progress(Stage.AWAITS_JOBS, count)
 
 
-def _reserved(node: nodes.Node, found: Found | None) -> Progress | None:
-    """Return that a reservation has the node, which is then as it was found: jobs may run until that ends.
+def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | None:
+    """Return that the node is in a reservation, after restoring its state: jobs may run until that ends.
 
-    One that is to come would lose the node in silence if it was deleted.
+    Deleting the node would silently take it out of a later reservation.
     """
     reservations = nodes.reservations(node.name)
-    reservations.pop(node_hold.reservation(node.name), None)
+    reservations.pop(hold.reservation(node.name), None)
     if not reservations:
         return None
-    if found is not None:
-        put_back(node, found)
+    if snapshot is not None:
+        put_back(node, snapshot)
     name, others = next(iter(reservations.items()))
     typed = f"scontrol delete reservationname={name}"
     if others:
@@ -535,24 +422,7 @@ def _reserved(node: nodes.Node, found: Found | None) -> Progress | None:
     return Progress(Stage.RESERVED, f"reservation {', '.join(reservations)}: wait for its end, or {typed}")
 
 
-def _restart(*, held: bool) -> None:
-    if held:
-        _hold()
-    systemd.restart(SLURMD)
-
-
-def _hold() -> None:
-    """Have slurmd, whenever it starts next, register the node drained."""
-    files.ensure_file(HELD_ENV, slurmd_options.held(slurmd_options.PATH.read_text()), mode=0o600)
-
-
-def _journal() -> pathlib.Path:
-    return STATE_DIR / "registration.json"
-
-
-def _devices() -> pathlib.Path:
-    return STATE_DIR / "devices"  # the files that slurmd waits for
-
-
-def _order_path() -> pathlib.Path:
-    return STATE_DIR / "order.json"
+def _restart(snapshot: NodeSnapshot | None) -> None:
+    if snapshot is not None and snapshot.states:
+        slurmd_unit.drain_at_start()
+    systemd.restart(slurmd_unit.SLURMD)

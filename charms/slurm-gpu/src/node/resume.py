@@ -1,4 +1,4 @@
-"""Letting a node take jobs that is down for no other reason than that it is new, or was rebooted.
+"""Resume a node that is down for no other reason than that it is new, or was rebooted.
 
 Slurm marks a node down that comes back from a reboot which Slurm did not order, and leaves it so (ReturnToService=0,
 which upstream keeps); upstream's slurmd charm registers a new node down. Both wait for somebody who knows that the
@@ -25,16 +25,17 @@ NOT_RESPONDING = "Not responding"
 # Upstream's slurmd charm with default-node-state=down and no default-node-reason, quotes included: config.py:48 and
 # slurm_ops/slurmd.py:246 of 25.11.
 NEW = "'n/a'"
-_TIMEOUT_S = 900.0  # between a node's last word and the reason for it: SlurmdTimeout, pings, and clocks that differ
+_TIMEOUT_S = 900.0  # between a node's last response and the reason for it: SlurmdTimeout, pings, clocks that differ
 _CLOCKS_S = 60.0
 _REGISTER_S = 15.0
+_TO_REGISTER = ("slurmd to register it",)
 
 Checks = collections.abc.Callable[[], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which nodes to let take jobs."""
+    """Which nodes to resume."""
 
     rebooted: bool = True
     new: bool = False
@@ -45,7 +46,10 @@ class Held:
     """A node that is still down."""
 
     why: str  # "was rebooted" or "is new"
-    lacks: tuple[str, ...] = ()  # what it waits for, as far as somebody has looked
+    lacks: tuple[str, ...] = ()  # what it waits for, as far as that was checked
+
+    def __str__(self) -> str:
+        return f"{self.why} and takes no jobs yet{': waiting for ' * bool(self.lacks)}{', '.join(self.lacks)}"
 
 
 def held(node: nodes.Node | None, policy: Policy) -> Held | None:
@@ -61,15 +65,12 @@ def held(node: nodes.Node | None, policy: Policy) -> Held | None:
 
 
 def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
-    """Let the node take jobs if only its newness or its reboot keeps them away; return why they still are.
+    """Resume the node if only its newness or its reboot keeps it down; return why it still is.
 
-    Waits some seconds for a slurmd that has just been started to register, since the controller learns of a reboot
-    only then.
+    Waits some seconds for a slurmd that has just started to register, since the controller learns of a reboot only
+    then.
 
-    Args:
-        name: the node.
-        policy: what may be cleared.
-        checks: returns what jobs would miss; asked only when it matters, since it may take a minute.
+    `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
 
     Raises:
         nodes.NodeError: Slurm refused, or did not answer.
@@ -77,21 +78,29 @@ def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
     if policy.rebooted and is_stale(nodes.show(name)):
         node = nodes.wait(name, lambda node: not is_stale(node), timeout=_REGISTER_S)
         if is_stale(node):
-            return Held("was rebooted", ("slurmd to register it",))
+            return Held("was rebooted", _TO_REGISTER)
     found = held(nodes.show(name), policy)
     if found is None or found.lacks:
         return found
     lacks = checks()
     if lacks:
         return dataclasses.replace(found, lacks=tuple(lacks))
-    node = nodes.show(name)  # the checks took their time, and somebody may have said otherwise meanwhile
+    node = nodes.show(name)  # its state may have changed during the checks
     if node is None or held(node, policy) != found:
         return held(node, policy)
     if not node.is_valid or "NOT_RESPONDING" in node.flags:
-        return dataclasses.replace(found, lacks=("slurmd to register it",))
+        return dataclasses.replace(found, lacks=_TO_REGISTER)
     nodes.resume(name)
     logger.info("%s takes jobs again: it %s, and all checks passed", name, found.why)
     return None
+
+
+def is_stale(node: nodes.Node | None) -> bool:
+    """Whether the controller's view of the node is from before this boot."""
+    if node is None or node.boot_time is None:
+        return False
+    uptime_s = float(UPTIME.read_text().split()[0])
+    return node.boot_time < time.time() - uptime_s - _CLOCKS_S
 
 
 def _was_rebooted(node: nodes.Node) -> bool:
@@ -100,11 +109,3 @@ def _was_rebooted(node: nodes.Node) -> bool:
     if node.reason != NOT_RESPONDING or node.boot_time is None or node.reason_time is None:
         return False
     return "NOT_RESPONDING" not in node.flags and node.boot_time > node.reason_time - _TIMEOUT_S
-
-
-def is_stale(node: nodes.Node | None) -> bool:
-    """Tell whether what the controller knows of the node is from before this boot."""
-    if node is None or node.boot_time is None:
-        return False
-    words = UPTIME.read_text().split()
-    return node.boot_time < time.time() - float(words[0]) - _CLOCKS_S

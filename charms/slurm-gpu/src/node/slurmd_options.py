@@ -1,8 +1,8 @@
-"""SLURMD_OPTIONS in /etc/default/slurmd: reading it, and changing only the GPUs in it.
+"""SLURMD_OPTIONS in /etc/default/slurmd: read it, and change only the GPUs in it.
 
 Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 --conf-server
 ...`: the value is not quoted as a whole, `shlex.join` quotes each word, and the charm reads the line back on later
-events. Of all that only `gres=` inside `--conf '...'` is ours; every other byte of the file stays as it is.
+events. Only `gres=` inside `--conf '...'` is this charm's; every other byte of the file stays.
 """
 
 import collections.abc
@@ -16,19 +16,20 @@ from slurm_ddp import files
 PATH = pathlib.Path("/etc/default/slurmd")
 SLURM_CONF = pathlib.Path("/etc/slurm/slurm.conf")
 
-_LINE = re.compile(r"^(?P<head>[ \t]*SLURMD_OPTIONS=)(?P<value>.*)$", re.MULTILINE)
-_GRES_WORD = re.compile(r"(?<!\S)(?i:gres)=(?P<value>\S*)")
-_GPU = "gpu"
+_LINE = re.compile(r"^[ \t]*SLURMD_OPTIONS=(?P<value>.*)$", re.MULTILINE)
+_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")  # as shlex.split delimits it
+_GRES = re.compile(r"(?<!\S)(?P<key>(?i:gres)=)\S*")
+_GRES_AND_SPACE = re.compile(r"^(?i:gres)=\S*\s?|\s(?i:gres)=\S*")
 _TRIES = 5
 
 
 class OptionsError(Exception):
-    """The file is not in a form that upstream's charm would read. `str()` is one line and names the file."""
+    """Upstream's charm would not read the file as it is. `str()` is one line and names the file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What SLURMD_OPTIONS says."""
+    """The options that matter here."""
 
     node: str | None  # -N
     conf: str | None  # --conf, as one string
@@ -46,18 +47,11 @@ class Options:
         return self.settings.get("gres") or None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Word:
-    start: int
-    end: int
-    value: str
-
-
 def read() -> Options | None:
     """Return the options, or None while slurmd's charm has not written them.
 
     Raises:
-        OptionsError: they cannot be understood.
+        OptionsError: the file is not as upstream writes it.
     """
     text = _read_text()
     return None if text is None else parse(text)
@@ -65,10 +59,7 @@ def read() -> Options | None:
 
 def parse(text: str) -> Options | None:
     """Return the options in the text of the file, or None when it sets none."""
-    span = _value_span(text)
-    if span is None:
-        return None
-    words = [word.value for word in _words(text, *span)]
+    words = [value for _, value in _words(text)]
     if not words:
         return None
     conf, node, server = (_argument(words, flag) for flag in ("--conf", "-N", "--conf-server"))
@@ -82,11 +73,11 @@ def is_local() -> bool:
 
 
 def ensure_gres(gres: str | None) -> bool:
-    """Write the Gres into `--conf` of the file; return whether it was another.
+    """Write the Gres into `--conf` of the file; return whether it changed.
 
-    Upstream's slurmd edits the file, too, in its hooks, beside which a parallel action may run. So it is replaced only
-    if it still is what the new text was made from. Upstream takes no lock: what it read before and writes after this
-    brings the former Gres back, and the next hook registers the node anew.
+    Upstream's hooks edit the file, too, and may run beside a parallel action: it is replaced only while it is as it was
+    read. Upstream takes no lock: what it read before and writes after this restores the former Gres, and the next hook
+    registers the node anew.
 
     Raises:
         OptionsError: it is not there, has no `--conf`, or changes all the time.
@@ -113,57 +104,43 @@ def with_gres(text: str, gres: str | None) -> str:
     Raises:
         OptionsError: there is no `--conf 'V'` to write it into.
     """
-    span = _value_span(text)
-    words = _words(text, *span) if span else []
-    values = [word.value for word in words]
-    if "--conf" not in values or values.index("--conf") + 1 >= len(values):
-        raise OptionsError(f"{PATH}: SLURMD_OPTIONS has no --conf '...'")
-    word = words[values.index("--conf") + 1]
-    conf = _conf_with_gres(word.value, gres)
-    if conf == word.value:
+    words = _words(text)
+    (start, end), before = words[_conf_index(words)]
+    conf = _conf_with_gres(before, gres)
+    if conf == before:
         return text
     if "\n" in conf or "'" in conf:
         raise OptionsError(f"{PATH}: --conf holds a quote or a line break")
-    return f"{text[: word.start]}{shlex.quote(conf)}{text[word.end :]}"
+    return f"{text[:start]}{shlex.quote(conf)}{text[end:]}"
 
 
-def held(text: str) -> str:
+def drained(text: str) -> str:
     """Return an environment file that starts slurmd with the options of `text`, its node registering drained."""
-    span = _value_span(text)
-    words = _words(text, *span) if span else []
-    values = [word.value for word in words]
-    if "--conf" not in values:
-        raise OptionsError(f"{PATH}: SLURMD_OPTIONS has no --conf '...'")
-    at = values.index("--conf") + 1
+    words = _words(text)
+    at = _conf_index(words)
+    values = [value for _, value in words]
     values[at] = re.sub(r"(?<!\S)(?i:state)=\S*\s?", "", values[at]).rstrip() + " state=drain"
     return f"SLURMD_OPTIONS={shlex.join(values)}\n"
 
 
 def merged_gres(current: str | None, gpus: str | None, owned: collections.abc.Iterable[str] = ()) -> str | None:
-    """Return a Gres with the GPUs of `gpus` and whatever else `current` holds.
+    """Return `gpus` and what else `current` holds, besides GPUs and the Gres of the names `owned`."""
+    replaced = {"gpu", *owned} | gres_names(gpus)
+    kept = [item for item in (current or "").split(",") if not gres_names(item) & replaced]
+    return ",".join(item for item in (gpus, *kept) if item) or None
 
-    Args:
-        current: what is configured.
-        gpus: what this machine's cards call for.
-        owned: names of Gres that are ours besides `gpu`, so that those of `current` go.
-    """
-    ours = {_GPU, *owned, *(item.partition(":")[0] for item in (gpus or "").split(","))}
-    others = [item for item in (current or "").split(",") if item and item.partition(":")[0] not in ours]
-    return ",".join([*([gpus] if gpus else []), *others]) or None
+
+def gres_names(gres: str | None) -> set[str]:
+    """Return the names in a Gres: "gpu", "shard"."""
+    return {item.partition(":")[0] for item in (gres or "").split(",")}
 
 
 def _conf_with_gres(conf: str, gres: str | None) -> str:
-    match = _GRES_WORD.search(conf)
-    if match is None:
-        return f"{conf} gres={gres}" if gres else conf
-    if gres:
-        return conf[: match.start("value")] + gres + conf[match.end("value") :]
-    start, end = match.span()
-    if start > 0:
-        start -= 1  # with the space before it
-    elif end < len(conf):
-        end += 1
-    return conf[:start] + conf[end:]
+    if not gres:
+        return _GRES_AND_SPACE.sub("", conf, count=1)
+    if _GRES.search(conf) is None:
+        return f"{conf} gres={gres}"
+    return _GRES.sub(lambda match: match["key"] + gres, conf, count=1)
 
 
 def _read_text() -> str | None:
@@ -175,50 +152,34 @@ def _read_text() -> str | None:
         raise OptionsError(f"{PATH}: not UTF-8 text") from e
 
 
-def _value_span(text: str) -> tuple[int, int] | None:
-    """Return where the value of the last SLURMD_OPTIONS stands, inside the quotes if it is quoted as a whole."""
+def _words(text: str) -> list[tuple[tuple[int, int], str]]:
+    """Split the last SLURMD_OPTIONS as `shlex.split` does; return the span of each word in the text, and its value."""
     matches = list(_LINE.finditer(text))
     if not matches:
-        return None
-    start, end = matches[-1].span("value")
-    value = text[start:end]
-    end -= len(value) - len(value.rstrip())
-    value = text[start:end]
+        return []
+    start = matches[-1].start("value")
+    value = matches[-1]["value"].rstrip()
     if value.endswith("\\"):
         raise OptionsError(f"{PATH}: SLURMD_OPTIONS goes on in a second line")
-    if len(value) >= 2 and value[0] == value[-1] == '"' and value.count('"') == 2:
-        return start + 1, end - 1
-    return start, end
+    if len(value) >= 2 and value[0] == value[-1] == '"' and value.count('"') == 2:  # quoted as a whole
+        start, value = start + 1, value[1:-1]
+    if _WORD.sub("", value).strip():
+        raise OptionsError(f"{PATH}: a quote in SLURMD_OPTIONS is not closed")
+    found = _WORD.finditer(text, start, start + len(value))
+    return [(word.span(), (shlex.split(word[0]) or [""])[0]) for word in found]
 
 
-def _words(text: str, start: int, end: int) -> list[_Word]:
-    """Split as `shlex.split` does, and keep where each word stands."""
-    words: list[_Word] = []
-    at = start
-    while at < end:
-        if text[at].isspace():
-            at += 1
-            continue
-        begin = at
-        quote = ""
-        while at < end and (quote or not text[at].isspace()):
-            if text[at] == "\\" and quote != "'":
-                at += 1
-            elif text[at] == quote:
-                quote = ""
-            elif not quote and text[at] in "'\"":
-                quote = text[at]
-            at += 1
-        if quote or at > end:
-            raise OptionsError(f"{PATH}: a quote in SLURMD_OPTIONS is not closed")
-        value = shlex.split(text[begin:at])
-        words.append(_Word(begin, at, value[0] if value else ""))
-    return words
+def _conf_index(words: list[tuple[tuple[int, int], str]]) -> int:
+    """Return the position of the value of `--conf`."""
+    values = [value for _, value in words]
+    if "--conf" not in values[:-1]:
+        raise OptionsError(f"{PATH}: SLURMD_OPTIONS has no --conf '...'")
+    return values.index("--conf") + 1
 
 
 def _argument(words: list[str], flag: str) -> str | None:
     """Return what follows the flag, as upstream's parser takes it: nothing that starts with a dash."""
     if flag not in words:
         return None
-    rest = words[words.index(flag) + 1 :]
-    return rest[0] if rest and not rest[0].startswith("-") else None
+    following = [*words[words.index(flag) + 1 :], "-"][0]
+    return None if following.startswith("-") else following

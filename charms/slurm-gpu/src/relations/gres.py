@@ -4,14 +4,14 @@ import os
 
 import ops
 
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from slurm_ddp.interfaces import slurm_gres
 
 COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
 
 
 def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
-    """Return the relations that are not just being removed, and not those of other machines' principals."""
+    """Return the relations that are not being removed, without those of other machines' principals."""
     found = [relation for relation in model.relations[endpoint] if relation.active]
     return [relation for relation in found if endpoint in (NODE_GRES, GRES) or is_principals(relation)]
 
@@ -23,7 +23,7 @@ def is_principals(relation: ops.Relation) -> bool:
 
 
 def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
-    """Whether a compute node is being left, when the controller may have dropped its lines already."""
+    """Whether this unit leaves its compute node, when the controller may have dropped its lines already."""
     if not isinstance(event, ops.RelationDepartedEvent):
         return False
     if event.relation.name == COMPUTE:
@@ -32,7 +32,7 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Return what a compute unit published, None while that is nothing.
+    """Return what a compute unit published, None for nothing yet.
 
     Raises:
         UnreadableError: it is not what the interface allows.
@@ -42,7 +42,7 @@ def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | N
     try:
         return relation.load(slurm_gres.NodeGres, unit)
     except ValueError as e:
-        raise controller_seat.UnreadableError(str(e)) from e
+        raise gres_lines.UnreadableError(str(e)) from e
 
 
 def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:

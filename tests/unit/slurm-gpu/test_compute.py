@@ -1,23 +1,23 @@
-"""The compute seat as a whole: from this machine's trees to a status, with the controller's answer at each stage."""
+"""The compute role as a whole: from this machine's trees to a status, with the controller's answer at each stage."""
 
 import collections.abc
 import pathlib
 import shutil
 
 import pytest
-import seats
+import roles
 from conftest import OPTIONS, WITH_GPU
 from machines import Card, add_driver, add_pci, add_topology
-from seats import OFF, UPSTREAM, hook, live, offer
+from roles import OFF, UPSTREAM, hook, live, offer
 from slurm_double import Record, SlurmDouble
 
-import settings as gpu_settings
+import settings
 from gpu import detect as gpu_detect
 from gpu import gres_conf
 from gpu.detect import NvmlAnswer
-from node import compute as compute_seat
-from node import registration, slurmd_options
-from node.compute import Level, Verdict
+from node import compute, node_state, registration, slurmd_options, slurmd_unit
+from node import machine as machines
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -26,7 +26,7 @@ LINE = "Name=gpu Type=mock_gpu File={} Flags=nvidia_gpu_env"
 ACTIVE = "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; {})"
 BY_LINES = ACTIVE.format("lines in the controller's gres.conf")
 BY_DETECTION = ACTIVE.format("found by AutoDetect=nvidia")
-AWAITS = Verdict(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
+AWAITS = Status(Level.WAITING, "waiting for slurm-gpu on slurmctld to hand out this node's lines")
 
 
 @pytest.fixture
@@ -39,19 +39,19 @@ def registered(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
 
 def test_a_machine_without_gpus(slurm: SlurmDouble):
     slurmd_options.PATH.write_text(OPTIONS)
-    assert hook() == Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+    assert hook() == Status(Level.ACTIVE, "no NVIDIA GPU on this machine")
     assert offer() == NodeGres(node="slurmd-0", gres="", lines=(), awaits=False)
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
 
 
 def test_a_machine_without_gpus_before_slurmd(slurm: SlurmDouble):
-    assert hook() == Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+    assert hook() == Status(Level.ACTIVE, "no NVIDIA GPU on this machine")
     assert offer() is None
 
 
 def test_a_gpu_before_slurmd_is_set_up(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    assert hook() == Verdict(Level.WAITING, "waiting for slurmd to be set up")
+    assert hook() == Status(Level.WAITING, "waiting for slurmd to be set up")
     assert offer() is None
     assert slurm.log == []
 
@@ -59,7 +59,7 @@ def test_a_gpu_before_slurmd_is_set_up(slurm: SlurmDouble, mock_gpu: pathlib.Pat
 def test_a_node_that_lost_its_gpus(slurm: SlurmDouble):
     slurmd_options.PATH.write_text(WITH_GPU)
     text = "slurmd-0 registers gpu:mock_gpu:1, but this machine shows no NVIDIA GPU"
-    assert hook() == Verdict(Level.BLOCKED, text)
+    assert hook() == Status(Level.BLOCKED, text)
     assert slurm.log == []
 
 
@@ -74,30 +74,30 @@ def test_a_node_waits_for_lines_that_it_needs(registered: SlurmDouble):
     assert hook(OFF) == AWAITS
     assert registered.record == Record("")
     assert slurmd_options.PATH.read_text() == OPTIONS
-    compute_seat.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
-    assert hook(live()) == Verdict(Level.ACTIVE, BY_LINES)
+    machines.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
+    assert hook(live()) == Status(Level.ACTIVE, BY_LINES)
     assert registered.record == Record("gpu:mock_gpu:1")
     registered.log.clear()
-    assert hook(live()) == Verdict(Level.ACTIVE, BY_LINES)
+    assert hook(live()) == Status(Level.ACTIVE, BY_LINES)
     assert registered.log == []
 
 
 def test_lines_that_arrive_while_a_hook_runs_count_in_the_next(registered: SlurmDouble):
-    machine = compute_seat.look(answer=OFF)
-    progress = seats.ensure(machine, OFF)
-    compute_seat.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
-    assert seats.verdict(machine, OFF, progress=progress) == AWAITS
-    assert hook(OFF) == Verdict(Level.ACTIVE, BY_LINES)
+    machine = machines.look(answer=OFF)
+    progress = roles.ensure(machine, OFF)
+    machines.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
+    assert roles.status(machine, OFF, progress=progress) == AWAITS
+    assert hook(OFF) == Status(Level.ACTIVE, BY_LINES)
 
 
 def pushed_lines() -> list[str]:
-    return [f"NodeName=slurmd-0 AutoDetect=off {line}" for line in compute_seat.look(answer=OFF).lines]
+    return [f"NodeName=slurmd-0 AutoDetect=off {line}" for line in machines.look(answer=OFF).lines]
 
 
 def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: SlurmDouble):
     (line,) = pushed_lines()
-    compute_seat.PUSHED.write_text(f"# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{line}\n")
-    assert hook(None) == Verdict(Level.ACTIVE, BY_LINES)
+    machines.PUSHED.write_text(f"# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{line}\n")
+    assert hook(None) == Status(Level.ACTIVE, BY_LINES)
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: Slurm
 )
 def test_other_lines_that_slurmd_has_fetched_do_not_count(registered: SlurmDouble, text: str):
     (line,) = pushed_lines()
-    compute_seat.PUSHED.write_text(text.format(line))
+    machines.PUSHED.write_text(text.format(line))
     assert hook(OFF) == AWAITS
 
 
-def test_a_node_that_needs_lines_without_a_controller_seat(registered: SlurmDouble):
+def test_a_node_that_needs_lines_without_a_gres_lines(registered: SlurmDouble):
     text = "slurmd does not find these GPUs by itself: integrate node-gres with slurm-gpu on slurmctld"
-    assert hook(OFF, related=False) == Verdict(Level.BLOCKED, text)
+    assert hook(OFF, related=False) == Status(Level.BLOCKED, text)
     assert registered.log == ["daemon-reload"]
 
 
 def test_slurmd_finds_the_gpus_by_itself(registered: SlurmDouble):
-    assert hook(related=False) == Verdict(Level.ACTIVE, BY_DETECTION)
+    assert hook(related=False) == Status(Level.ACTIVE, BY_DETECTION)
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
 def test_a_fetched_gres_conf_without_detection_counts_before_an_answer(registered: SlurmDouble):
-    compute_seat.PUSHED.write_text("# nothing\n")
+    machines.PUSHED.write_text("# nothing\n")
     assert hook(None) == AWAITS
     assert hook(live()).level == Level.ACTIVE
 
@@ -132,7 +132,7 @@ def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
     """A node of an earlier revision, with a line, gets a second card: the line would hide it from the detection."""
     (line,) = pushed_lines()
     published = NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(LINE.format(mock_gpu),), awaits=True)
-    compute_seat.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
+    machines.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
     slurmd_options.PATH.write_text(WITH_GPU)
     registered.record = Record("gpu:mock_gpu:1")
     assert hook(published=published).level == Level.ACTIVE
@@ -142,8 +142,8 @@ def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
     assert said == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
     assert hook(published=published) == AWAITS
     assert registered.record == Record("gpu:mock_gpu:1")
-    compute_seat.PUSHED.write_text("AutoDetect=nvidia\n")
-    assert hook(published=said) == Verdict(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
+    machines.PUSHED.write_text("AutoDetect=nvidia\n")
+    assert hook(published=said) == Status(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
 
 
 def second_card(paths: pathlib.Path) -> None:
@@ -176,15 +176,15 @@ def test_detected_cores_that_cut_a_socket_need_lines_first(nps: SlurmDouble, pat
     assert nps.record == Record("")
     assert hook(live(UPSTREAM)).level == Level.ACTIVE
     assert nps.record == Record(NPS)
-    compute_seat.PUSHED.write_text(f"AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=off {line}\n")
-    compute_seat.release(owner="slurm-gpu/0")
+    machines.PUSHED.write_text(f"AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=off {line}\n")
+    compute.release(owner="slurm-gpu/0")
     assert nps.record == Record(""), "without the line the node would be refused"
 
 
 def test_cores_that_only_slurmd_finds_wrong_need_lines(registered: SlurmDouble, mock_gpu: pathlib.Path):
     """What slurmd itself detects decides, whatever the rules say."""
     registered.printed = "slurmd: error: System GPU detection failed\n"
-    machine = compute_seat.look(answer=UPSTREAM)
+    machine = machines.look(answer=UPSTREAM)
     assert machine.lines == (LINE.format(mock_gpu),)
 
 
@@ -201,17 +201,17 @@ def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pat
     said = offer()
     assert said is not None
     assert (said.gres, said.lines) == ("gpu:nvidia_l40s:2,gpu:tesla_t4:1", ())
-    for settings, lines in (
-        (gpu_settings.Settings(shards=4), ["AutoDetect=nvidia Name=shard Count=12"]),
+    for config, lines in (
+        (settings.Config(shards_per_gpu=4), ["AutoDetect=nvidia Name=shard Count=12"]),
         (
-            gpu_settings.Settings(aliases="nvidia_l40s=big,tesla_t4=small"),
+            settings.Config(gpu_type_alias="nvidia_l40s=big,tesla_t4=small"),
             [
                 f"AutoDetect=nvidia Name=gpu Type={kind} File={paths}/dev/nvidia{i} Flags=nvidia_gpu_env"
                 for i, kind in enumerate(("big", "small", "big"))
             ],
         ),
     ):
-        said = offer(settings=settings)
+        said = offer(config=config)
         assert said is not None
         assert list(said.lines or ()) == lines
 
@@ -219,11 +219,11 @@ def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pat
 def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registered: SlurmDouble):
     """Shares go: a slurmd without their line would fall short of its record, and be refused."""
     registered.types = "gpu,shard"
-    shares = gpu_settings.Settings(shards=4)
-    first = offer(settings=shares)
+    shares = settings.Config(shards_per_gpu=4)
+    first = offer(config=shares)
     assert first is not None
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
-    compute_seat.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
+    machines.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
     assert offer(published=first) == first.model_copy(update={"gres": "gpu:mock_gpu:1"})
     assert hook(published=first).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")
@@ -241,16 +241,16 @@ def test_the_line_of_a_lost_card_goes(registered: SlurmDouble, paths: pathlib.Pa
     said = offer(OFF, published=published)
     line = LINE.format(mock_gpu)
     assert said == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(line,), awaits=False)
-    compute_seat.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
+    machines.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
     registered.devices = 1
     registered.register()  # slurmd starts by itself, and Slurm has its own reason
     assert registered.record is not None
     assert registered.record.reason.startswith("gres/gpu count reported lower")
     hook(OFF, published=said)
     assert registered.record.reason == "slurm-gpu: 1 of 2 GPUs found, 0000:02:00.0 missing"
-    dropin = paths / "etc/systemd/system/slurmd.service.d" / registration.DROPIN
+    dropin = paths / "etc/systemd/system/slurmd.service.d" / slurmd_unit.DROPIN
     assert "nvidia1" not in dropin.read_text(), "slurmd does not wait for the lost card"
-    compute_seat.accept(compute_seat.look(answer=OFF))
+    compute.accept(machines.look(answer=OFF))
     assert hook(OFF, published=said).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")
 
@@ -271,7 +271,7 @@ def test_the_status_is_never_active_over_a_node_that_takes_no_jobs(registered: S
     registered.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
     how = {"drain": "drained", "down": "down", "fail": "failing"}[state]
     text = f"slurmd-0 takes no jobs: {how} (bad fan); scontrol update nodename=slurmd-0 state=resume ends that"
-    assert hook() == Verdict(Level.BLOCKED, text)
+    assert hook() == Status(Level.BLOCKED, text)
 
 
 def test_a_machine_without_gpus_whose_node_is_drained(slurm: SlurmDouble):
@@ -330,7 +330,7 @@ def test_a_controller_that_fails_on_a_machine_without_gpus(slurm: SlurmDouble, m
         raise nodes.NodeError(f"show node {name}: Unspecified error")
 
     monkeypatch.setattr(nodes, "show", fail)
-    assert hook() == Verdict(Level.BLOCKED, "show node slurmd-0: Unspecified error; see journalctl -u slurmd")
+    assert hook() == Status(Level.BLOCKED, "show node slurmd-0: Unspecified error; see journalctl -u slurmd")
 
 
 def test_detection_by_nvml_needs_its_plugin(
@@ -342,7 +342,7 @@ def test_detection_by_nvml_needs_its_plugin(
     (paths / "plugins").mkdir()
     (paths / "plugins/gpu_nvml.so").touch()
     text = "gpu:mock_gpu:1 on slurmd-0 (from NVML; found by AutoDetect=nvml)"
-    assert hook(ControllerGres(autodetect="nvml")) == Verdict(Level.ACTIVE, text)
+    assert hook(ControllerGres(autodetect="nvml")) == Status(Level.ACTIVE, text)
 
 
 def test_the_options_are_right_before_slurmd_registers(slurm: SlurmDouble, mock_gpu: pathlib.Path):
@@ -356,16 +356,16 @@ def test_the_options_are_right_before_slurmd_registers(slurm: SlurmDouble, mock_
     slurm.answering = slurm.slurmd_active = True
     slurm.register()
     slurm.log.clear()
-    assert hook(related=False) == Verdict(Level.ACTIVE, BY_DETECTION)
+    assert hook(related=False) == Status(Level.ACTIVE, BY_DETECTION)
     assert slurm.log == []
 
 
 def test_a_node_that_waits_for_jobs(registered: SlurmDouble):
     registered.jobs = ["7"]
     text = "slurmd-0 is drained: waiting for 1 job before its GPUs are registered"
-    assert hook(live()) == Verdict(Level.WAITING, text)
-    machine = compute_seat.look()
-    assert seats.verdict(machine, live()) == Verdict(Level.WAITING, text)
+    assert hook(live()) == Status(Level.WAITING, text)
+    machine = machines.look()
+    assert roles.status(machine, live()) == Status(Level.WAITING, text)
     registered.end_jobs()
     assert hook(live()).level == Level.ACTIVE
 
@@ -373,44 +373,44 @@ def test_a_node_that_waits_for_jobs(registered: SlurmDouble):
 def test_a_node_that_slurm_refuses(registered: SlurmDouble):
     registered.devices = 0
     text = "Slurm refuses slurmd-0: gres/gpu count reported lower than configured (0 < 1)"
-    assert hook(live()) == Verdict(Level.BLOCKED, text)
+    assert hook(live()) == Status(Level.BLOCKED, text)
 
 
 def test_a_slurmd_that_does_not_come_back(registered: SlurmDouble):
     registered.registers = False
     text = "slurmd did not register slurmd-0 again within 30 s; see journalctl -u slurmd"
-    assert hook(live()) == Verdict(Level.BLOCKED, text)
+    assert hook(live()) == Status(Level.BLOCKED, text)
 
 
 def test_a_slurmd_that_was_not_started(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.slurmd_active = False
-    assert hook(live()) == Verdict(Level.WAITING, "waiting for slurmd to register slurmd-0")
+    assert hook(live()) == Status(Level.WAITING, "waiting for slurmd to register slurmd-0")
 
 
 def test_a_slurmd_that_stopped(registered: SlurmDouble):
     assert hook(live()).level == Level.ACTIVE
     registered.slurmd_active = False
-    assert hook(live()) == Verdict(Level.WAITING, "waiting for slurmd to run on slurmd-0")
+    assert hook(live()) == Status(Level.WAITING, "waiting for slurmd to run on slurmd-0")
 
 
 def test_a_status_without_a_reconcile_says_what_follows(registered: SlurmDouble):
-    verdict = seats.verdict(compute_seat.look(answer=OFF), live())
-    assert verdict == Verdict(Level.WAITING, "slurmd-0 has Gres=(none); gpu:mock_gpu:1 follows with the next event")
+    verdict = roles.status(machines.look(answer=OFF), live())
+    assert verdict == Status(Level.WAITING, "slurmd-0 has Gres=(none); gpu:mock_gpu:1 follows with the next event")
 
 
 def test_cards_without_a_driver(slurm: SlurmDouble, paths: pathlib.Path):
     slurmd_options.PATH.write_text(OPTIONS)
     add_pci(paths, "0000:01:00.0")
     text = "1 NVIDIA GPU has no driver: set driver=580 (or another branch), or install one and reboot this machine"
-    assert hook() == Verdict(Level.BLOCKED, text)
+    assert hook() == Status(Level.BLOCKED, text)
     assert offer() is None
     assert slurm.log == []
 
 
 def test_a_driver_that_fails_changes_nothing(registered: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_detect, "run_probe", lambda: NvmlAnswer(error="GPU is lost", broken=True))
-    assert hook(ControllerGres()) == Verdict(Level.BLOCKED, "NVML: GPU is lost; reboot this machine")
+    assert hook(ControllerGres()) == Status(Level.BLOCKED, "NVML: GPU is lost; reboot this machine")
     assert offer() is None
     assert registered.log == []
 
@@ -418,19 +418,19 @@ def test_a_driver_that_fails_changes_nothing(registered: SlurmDouble, monkeypatc
 def test_mig_changes_nothing(registered: SlurmDouble, paths: pathlib.Path):
     (paths / "proc/driver/nvidia/capabilities/gpu0/mig/gi1").mkdir(parents=True)
     text = "GPU 0000:01:00.0 is in MIG mode, whose instances only NVML tells: install libnvidia-ml.so.1"
-    assert hook(ControllerGres()) == Verdict(Level.BLOCKED, text)
+    assert hook(ControllerGres()) == Status(Level.BLOCKED, text)
     assert registered.log == []
 
 
 def test_options_in_another_form(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.PATH.write_text("SLURMD_OPTIONS=--conf 'cpus=2\n")
     text = f"{slurmd_options.PATH}: a quote in SLURMD_OPTIONS is not closed"
-    assert hook() == Verdict(Level.BLOCKED, text)
+    assert hook() == Status(Level.BLOCKED, text)
 
 
 def test_device_files_are_waited_for(registered: SlurmDouble, mock_gpu: pathlib.Path):
     mock_gpu.unlink()
-    assert hook(live()) == Verdict(Level.WAITING, f"waiting for the driver to make {mock_gpu}")
+    assert hook(live()) == Status(Level.WAITING, f"waiting for the driver to make {mock_gpu}")
     assert registered.record == Record("")
     mock_gpu.touch()
     assert hook(live()).level == Level.ACTIVE
@@ -464,45 +464,45 @@ def test_a_slurmd_with_its_own_files(slurm: SlurmDouble, mock_gpu: pathlib.Path)
     hook()
     assert gres_conf.PATH.read_text() == "# mine\n"
     slurm.end_jobs()
-    assert hook() == Verdict(Level.ACTIVE, text)
+    assert hook() == Status(Level.ACTIVE, text)
     assert gres_conf.PATH.read_text().splitlines()[::3] == ["# mine", *pushed_lines()]
     assert slurm.record == Record("gpu:mock_gpu:1")
     slurm.log.clear()
-    assert hook() == Verdict(Level.ACTIVE, text)
+    assert hook() == Status(Level.ACTIVE, text)
     assert slurm.log == []
-    compute_seat.release(owner="slurm-gpu/0")
+    compute.release(owner="slurm-gpu/0")
     assert gres_conf.PATH.read_text() == "# mine\n"
 
 
 def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compute_seat.socket, "gethostname", lambda: "slurmd-0.example")
+    monkeypatch.setattr(machines.socket, "gethostname", lambda: "slurmd-0.example")
     slurmd_options.SLURM_CONF.write_text("NodeName=slurmd-0 Gres=gpu:2\n")
     slurm.options = slurmd_options.SLURM_CONF
     slurm.record = Record("gpu:2", flags=set())
     slurm.register = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - there is no --conf to read
     text = "slurm.conf has Gres=gpu:2 for slurmd-0: set Gres=gpu:mock_gpu:1 there"
-    assert hook() == Verdict(Level.BLOCKED, text)
+    assert hook() == Status(Level.BLOCKED, text)
     slurm.record = Record("gpu:mock_gpu:1", flags=set())
-    assert hook() == Verdict(Level.ACTIVE, ACTIVE.format("lines in this node's gres.conf"))
+    assert hook() == Status(Level.ACTIVE, ACTIVE.format("lines in this node's gres.conf"))
 
 
 def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble, paths: pathlib.Path):
-    compute_seat.PUSHED.write_text("")
+    machines.PUSHED.write_text("")
     hook(live())
-    compute_seat.release(owner="another/0")
+    compute.release(owner="another/0")
     assert registered.record == Record("gpu:mock_gpu:1")
-    compute_seat.release(owner="slurm-gpu/0")
+    compute.release(owner="slurm-gpu/0")
     assert registered.record == Record("")
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
     registered.log.clear()
-    compute_seat.release(owner="slurm-gpu/0")
+    compute.release(owner="slurm-gpu/0")
     assert registered.log == []
 
 
 def test_leaving_a_node_that_finds_its_gpus_alone(registered: SlurmDouble, paths: pathlib.Path):
     hook(related=False)
-    compute_seat.release(owner="slurm-gpu/0")
+    compute.release(owner="slurm-gpu/0")
     assert registered.record == Record("gpu:mock_gpu:1")
     assert slurmd_options.PATH.read_text() == WITH_GPU
     assert not (paths / "etc/systemd/system/slurmd.service.d").exists()
@@ -510,7 +510,7 @@ def test_leaving_a_node_that_finds_its_gpus_alone(registered: SlurmDouble, paths
 
 def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
-    summary = seats.summary(compute_seat.look(answer=OFF), live())
+    summary = roles.summary(machines.look(answer=OFF), live())
     assert summary == {
         "node": "slurmd-0",
         "wanted": "gpu:mock_gpu:1",
@@ -524,18 +524,18 @@ def test_the_summary(registered: SlurmDouble, mock_gpu: pathlib.Path):
 
 
 def test_the_summary_of_a_machine_without_anything(slurm: SlurmDouble):
-    assert seats.summary(compute_seat.look(), None) == {"lines-live": "true"}
+    assert roles.summary(machines.look(), None) == {"lines-live": "true"}
 
 
 def test_the_summary_says_why_it_is_short(registered: SlurmDouble):
     registered.answering = False
     problem = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
-    assert seats.summary(compute_seat.look(), None)["problem"] == problem
+    assert roles.summary(machines.look(), None)["problem"] == problem
 
 
 def test_slurmd_waits_for_this_machines_devices(registered: SlurmDouble, mock_gpu: pathlib.Path):
     hook(live())
-    assert (registration.STATE_DIR / "devices").read_text() == f"{mock_gpu}\n"
+    assert (node_state.STATE_DIR / "devices").read_text() == f"{mock_gpu}\n"
 
 
 def test_a_local_slurmd_that_does_not_start_is_told(
@@ -547,24 +547,24 @@ def test_a_local_slurmd_that_does_not_start_is_told(
     def fails() -> None:
         raise CommandError("systemctl exited 1: Job for slurmd.service failed")
 
-    monkeypatch.setattr(registration, "restart_if_active", fails)
-    progress = seats.ensure(compute_seat.look(), None)
+    monkeypatch.setattr(slurmd_unit, "restart_if_active", fails)
+    progress = roles.ensure(machines.look(), None)
     assert progress == registration.Progress(
         registration.Stage.FAILED, "systemctl exited 1: Job for slurmd.service failed"
     )
-    compute_seat.release(owner="slurm-gpu/0")  # as in the remove hook
-    assert not compute_seat.OWNER.exists()
+    compute.release(owner="slurm-gpu/0")  # as in the remove hook
+    assert not compute.OWNER.exists()
 
 
 def test_a_damaged_local_file_is_told(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.SLURM_CONF.touch()
     slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
     gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")
-    progress = seats.ensure(compute_seat.look(), None)
+    progress = roles.ensure(machines.look(), None)
     assert progress is not None
     assert progress.stage is registration.Stage.FAILED
     assert "do not pair up" in progress.detail
-    compute_seat.release(owner="slurm-gpu/0")
+    compute.release(owner="slurm-gpu/0")
     assert gres_conf.PATH.read_text() == "# BEGIN slurm-gpu\n"
 
 

@@ -4,20 +4,19 @@ import pathlib
 import time
 
 import pytest
-import seats
+import roles
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import Record, SlurmDouble
 
-import settings as gpu_settings
-from gpu_base import Level, Verdict
-from node import compute as compute_seat
+import settings
 from node import health_check as gpu_monitor
-from node import registration, slurmd_options
-from node import resume as bring_up
+from node import machine as machines
+from node import registration, resume, slurmd_options
 from slurm_ddp import readiness
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.slurm import nodes
 
-ACTIVE = Verdict(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
+ACTIVE = Status(Level.ACTIVE, "gpu:mock_gpu:1 on slurmd-0 (from /proc/driver/nvidia; found by AutoDetect=nvidia)")
 CLIENT = "shared-filesystem-client/0"
 
 
@@ -26,7 +25,7 @@ def uptime(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
     """This machine was booted a day ago."""
     file = paths / "proc/uptime"
     file.write_text("86400.00 100.00\n")
-    monkeypatch.setattr(bring_up, "UPTIME", file)
+    monkeypatch.setattr(resume, "UPTIME", file)
     return file
 
 
@@ -46,14 +45,13 @@ def stamp(seconds: float) -> str:
 
 
 def reboot(node: SlurmDouble) -> None:
-    bring_up.UPTIME.write_text("60.00 100.00\n")
+    resume.UPTIME.write_text("60.00 100.00\n")
     node.booted = stamp(-60)
     node.register()
 
 
-def hook(**options: object) -> Verdict:
-    settings = gpu_settings.Settings(policy=bring_up.Policy(**options))  # pyright: ignore[reportArgumentType]
-    return seats.hook(settings=settings)
+def hook(**options: object) -> Status:
+    return roles.hook(config=settings.Config.model_validate(options))
 
 
 def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
@@ -70,7 +68,7 @@ def test_a_rebooted_node_takes_jobs_again(node: SlurmDouble):
 def test_the_option_leaves_it_to_people(node: SlurmDouble):
     reboot(node)
     node.log.clear()
-    hook(rebooted=False)
+    hook(resume_after_reboot=False)
     assert node.state() == "DOWN+DYNAMIC_NORM"
     assert node.log == []
 
@@ -80,7 +78,7 @@ def test_a_node_without_gpus_takes_jobs_again_too(slurm: SlurmDouble):
     slurm.booted = stamp(-86400)
     slurm.register()
     reboot(slurm)
-    assert hook() == Verdict(Level.ACTIVE, "no NVIDIA GPU on this machine")
+    assert hook() == Status(Level.ACTIVE, "no NVIDIA GPU on this machine")
     assert slurm.state() == "IDLE+DYNAMIC_NORM"
 
 
@@ -118,7 +116,7 @@ def test_a_card_that_is_missing_after_a_reboot_and_comes_back(
     mock_gpu.touch()
     node.devices = 1
     readiness.tell(CLIENT, ready=False)
-    assert hook() == Verdict(Level.WAITING, f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT}")
+    assert hook() == Status(Level.WAITING, f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT}")
     assert (node.record.gres, node.state()) == ("gpu:mock_gpu:1", "DOWN+DYNAMIC_NORM")
     readiness.tell(CLIENT, ready=True)
     assert hook() == ACTIVE
@@ -150,7 +148,7 @@ def test_a_drained_node_that_was_down_as_well_stays(node: SlurmDouble):
     assert node.record is not None
     node.record.flags.add("DRAIN")
     node.log.clear()
-    hook(new=True)
+    hook(resume_when_ready=True)
     assert node.log == []
 
 
@@ -158,7 +156,7 @@ def test_jobs_wait_for_the_mounts_of_a_rebooted_machine(node: SlurmDouble):
     readiness.tell(CLIENT, ready=False, detail="waiting for redis")
     reboot(node)
     text = f"slurmd-0 was rebooted and takes no jobs yet: waiting for {CLIENT} (waiting for redis)"
-    assert hook() == Verdict(Level.WAITING, text)
+    assert hook() == Status(Level.WAITING, text)
     assert node.state() == "DOWN+DYNAMIC_NORM"
     readiness.tell(CLIENT, ready=True)
     assert hook() == ACTIVE
@@ -169,7 +167,7 @@ def test_a_job_that_still_completes_is_waited_for(node: SlurmDouble):
     reboot(node)
     node.jobs = ["7"]
     text = "slurmd-0 was rebooted and takes no jobs yet: waiting for its former jobs to end"
-    assert hook() == Verdict(Level.WAITING, text)
+    assert hook() == Status(Level.WAITING, text)
     assert (node.state(), node.jobs) == ("DOWN+DYNAMIC_NORM", ["7"])
     node.jobs = []
     assert hook() == ACTIVE
@@ -181,8 +179,7 @@ def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytes
     monkeypatch.setattr(gpu_monitor, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
     assert hook().text.endswith("waiting for recovery action Reboot on slurmd-0")
     assert node.state() == "DOWN+DYNAMIC_NORM"
-    settings = gpu_settings.Settings(health="off")
-    assert seats.ensure(compute_seat.look(settings)) is not None
+    assert roles.ensure(machines.look(settings.Config(health_check="off"))) is not None
     assert node.state() == "IDLE+DYNAMIC_NORM"
 
 
@@ -200,23 +197,25 @@ def test_a_node_that_was_cut_off_and_not_rebooted_stays_down(node: SlurmDouble):
 
 
 def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: SlurmDouble):
-    bring_up.UPTIME.write_text("60.00 100.00\n")
+    resume.UPTIME.write_text("60.00 100.00\n")
     text = "slurmd-0 was rebooted and takes no jobs yet: waiting for slurmd to register it"
-    assert hook() == Verdict(Level.WAITING, text)  # the machine is up for a minute, the controller thinks a day
+    assert hook() == Status(Level.WAITING, text)  # the machine is up for a minute, the controller thinks a day
     assert node.log == []
     reboot(node)
     assert hook() == ACTIVE
 
 
 def test_a_new_node_is_let_work_only_where_that_is_asked_for(node: SlurmDouble):
-    node.set_down(bring_up.NEW, "root@2026-11-20T18:51:55")
+    node.set_down(resume.NEW, "root@2026-11-20T18:51:55")
     typed = "scontrol update nodename=slurmd-0 state=resume ends that"
-    assert hook() == Verdict(Level.BLOCKED, f"slurmd-0 takes no jobs: down ('n/a'); {typed}")
+    assert hook() == Status(Level.BLOCKED, f"slurmd-0 takes no jobs: down ('n/a'); {typed}")
     assert node.state() == "DOWN+DYNAMIC_NORM"
     readiness.tell(CLIENT, ready=False)
-    assert hook(new=True) == Verdict(Level.WAITING, f"slurmd-0 is new and takes no jobs yet: waiting for {CLIENT}")
+    assert hook(resume_when_ready=True) == Status(
+        Level.WAITING, f"slurmd-0 is new and takes no jobs yet: waiting for {CLIENT}"
+    )
     readiness.tell(CLIENT, ready=True)
-    assert hook(new=True) == ACTIVE
+    assert hook(resume_when_ready=True) == ACTIVE
     assert node.state() == "IDLE+DYNAMIC_NORM"
     assert node.log == ["/usr/bin/scontrol update nodename=slurmd-0 state=resume"]
 
@@ -225,9 +224,9 @@ def test_a_new_node_waits_for_its_gpus(slurm: SlurmDouble, mock_gpu: pathlib.Pat
     """Upstream registers it down and without its GPUs; it is registered anew, still down, and only then let work."""
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
-    slurm.set_down(bring_up.NEW, "root@2026-11-20T18:51:55")
+    slurm.set_down(resume.NEW, "root@2026-11-20T18:51:55")
     slurm.waiting = ["7"]
-    assert hook(new=True) == ACTIVE
+    assert hook(resume_when_ready=True) == ACTIVE
     assert slurm.record is not None
     assert slurm.record.gres == "gpu:mock_gpu:1"
     assert slurm.jobs == ["7"]
@@ -244,7 +243,7 @@ def test_a_reason_that_changed_during_the_checks_counts(node: SlurmDouble):
         return []
 
     node.log.clear()
-    assert bring_up.ensure("slurmd-0", bring_up.Policy(), checks) is None
+    assert resume.ensure("slurmd-0", resume.Policy(), checks) is None
     assert node.log == []
     assert node.state() == "DOWN+DYNAMIC_NORM"
 
@@ -254,23 +253,23 @@ def test_a_refused_registration_is_not_resumed(node: SlurmDouble):
     assert node.record is not None
     node.record.flags.add("INVALID_REG")
     node.log.clear()
-    found = bring_up.ensure("slurmd-0", bring_up.Policy(), list)
-    assert found == bring_up.Held("was rebooted", ("slurmd to register it",))
+    found = resume.ensure("slurmd-0", resume.Policy(), list)
+    assert found == resume.Held("was rebooted", ("slurmd to register it",))
     assert node.log == []
 
 
 def test_a_controller_that_does_not_answer_is_waited_for(node: SlurmDouble):
     reboot(node)
     node.answering = False
-    progress = registration.let_work("slurmd-0", bring_up.Policy(), list)
+    progress = registration.resume_if_ready("slurmd-0", resume.Policy(), list)
     assert progress.stage is registration.Stage.SILENT
 
 
 def test_an_action_says_the_same_without_looking(node: SlurmDouble):
     reboot(node)
-    machine = compute_seat.look()
+    machine = machines.look()
     text = "slurmd-0 was rebooted and takes no jobs yet"
-    assert seats.verdict(machine) == Verdict(Level.WAITING, text)
+    assert roles.status(machine) == Status(Level.WAITING, text)
 
 
 def test_times_as_slurm_prints_them():

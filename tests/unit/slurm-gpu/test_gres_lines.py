@@ -1,4 +1,4 @@
-"""The controller seat: one file for all nodes, one reconfigure a burst, and few databags read per event."""
+"""The controller role: one file for all nodes, one reconfigure a burst, and few databags read per event."""
 
 import dataclasses
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from slurm_double import SlurmDouble
 
-from controller import gres_lines as controller_seat
+from controller import gres_lines
 from gpu import gres_conf
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
 
@@ -34,14 +34,14 @@ class Cluster:
             raise said
         return said
 
-    def sync(self, first: str | None = None) -> controller_seat.View:
+    def sync(self, first: str | None = None) -> gres_lines.View:
         self.reads.clear()
-        return controller_seat.sync(self.said, first, self.read, owner="slurm-gpu-controller/0")
+        return gres_lines.sync(self.said, first, self.read, owner="slurm-gpu-controller/0")
 
 
 @pytest.fixture
 def cluster(slurm: SlurmDouble) -> Cluster:
-    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    gres_lines.SLURM_CONF.write_text("ClusterName=x\n")
     gres_conf.PATH.write_text(UPSTREAM)
     return Cluster()
 
@@ -55,7 +55,7 @@ def test_before_slurmctld_is_set_up_nothing_is_written(slurm: SlurmDouble):
     cluster = Cluster()
     cluster.say(0)
     assert not cluster.sync().configured
-    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    gres_lines.SLURM_CONF.write_text("ClusterName=x\n")
     slurm.slurmctld_active = False
     assert not cluster.sync().configured
     assert not gres_conf.PATH.exists()
@@ -71,7 +71,7 @@ def test_lines_are_written_and_read_by_slurmctld_once(cluster: Cluster, slurm: S
     assert (now.configured, now.live, now.problem, now.silent) == (True, True, None, None)
     assert gres_conf.PATH.read_text().startswith(UPSTREAM)
     assert node_names() == [f"NodeName=slurmd-{i}" for i in (0, 0, 1, 1, 2, 2)]
-    assert controller_seat.counts(now.book) == (3, 6)
+    assert gres_lines.counts(now.conf) == (3, 6)
     before = gres_conf.PATH.stat()
     assert cluster.sync().live
     assert gres_conf.PATH.stat() == before
@@ -83,7 +83,7 @@ def test_a_cluster_without_nodes_is_left_alone(cluster: Cluster, slurm: SlurmDou
     assert now.live
     assert gres_conf.PATH.read_text() == UPSTREAM
     assert slurm.reconfigured == 0
-    assert not controller_seat.OWNER.exists()
+    assert not gres_lines.OWNER.exists()
 
 
 def test_a_node_that_goes_takes_its_lines_along(cluster: Cluster, slurm: SlurmDouble):
@@ -117,7 +117,7 @@ def test_slurmctld_that_is_down_reads_the_file_when_it_starts(cluster: Cluster, 
     now = cluster.sync()
     assert not now.live
     assert node_names() == ["NodeName=slurmd-0"]
-    assert controller_seat.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(autodetect="nvidia")
+    assert gres_lines.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(autodetect="nvidia")
     slurm.slurmctld_active = True
     assert cluster.sync().live
     assert slurm.reconfigured == 1
@@ -154,7 +154,7 @@ def test_two_units_that_claim_one_node(cluster: Cluster):
     assert node_names() == ["NodeName=slurmd-4"]
     good = cluster.said["slurm-gpu/4"]
     assert isinstance(good, NodeGres)
-    assert controller_seat.answer(now, cluster.said, ControllerGres()).applied == (good.digest,)
+    assert gres_lines.answer(now, cluster.said, ControllerGres()).applied == (good.digest,)
     del cluster.said["slurm-gpu/0"]
     assert cluster.sync().problem is None
     assert node_names() == ["NodeName=slurmd-0", "NodeName=slurmd-4"]
@@ -162,8 +162,8 @@ def test_two_units_that_claim_one_node(cluster: Cluster):
 
 def test_a_unit_that_says_what_cannot_be_used(cluster: Cluster):
     cluster.say(0)
-    cluster.said["slurm-gpu/1"] = controller_seat.UnreadableError("lines: not a gres.conf record")
-    cluster.said["slurm-gpu/2"] = controller_seat.UnreadableError("lines: not a gres.conf record")
+    cluster.said["slurm-gpu/1"] = gres_lines.UnreadableError("lines: not a gres.conf record")
+    cluster.said["slurm-gpu/2"] = gres_lines.UnreadableError("lines: not a gres.conf record")
     now = cluster.sync()
     refresh = "refresh slurm-gpu to one revision on all machines"
     assert now.problem == f"cannot use the lines of slurm-gpu/1, slurm-gpu/2: {refresh}"
@@ -180,26 +180,24 @@ def test_only_nodes_that_wait_are_answered(cluster: Cluster):
     now = cluster.sync()
     said = cluster.said[unit]
     assert isinstance(said, NodeGres)
-    answer = controller_seat.answer(now, cluster.said, ControllerGres())
+    answer = gres_lines.answer(now, cluster.said, ControllerGres())
     assert answer == ControllerGres(autodetect="nvidia", applied=(said.digest,))
-    assert controller_seat.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(
-        autodetect="nvidia", applied=()
-    )
+    assert gres_lines.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(autodetect="nvidia", applied=())
 
 
 def test_an_answer_stands_until_slurmctld_has_read_something_newer(cluster: Cluster, slurm: SlurmDouble):
     cluster.say(0, awaits=True)
-    said = controller_seat.answer(cluster.sync(), cluster.said, ControllerGres())
+    said = gres_lines.answer(cluster.sync(), cluster.said, ControllerGres())
     slurm.answering = False
     cluster.say(0, 2, awaits=True)
-    assert controller_seat.answer(cluster.sync(), cluster.said, said) == said
+    assert gres_lines.answer(cluster.sync(), cluster.said, said) == said
     slurm.answering = True
-    assert controller_seat.answer(cluster.sync(), cluster.said, said) != said
+    assert gres_lines.answer(cluster.sync(), cluster.said, said) != said
 
 
 def test_nothing_is_answered_before_there_is_a_file():
     said = ControllerGres(autodetect="nvml", applied=("0" * 12,))
-    assert controller_seat.answer(controller_seat.View(configured=False), (), said) is said
+    assert gres_lines.answer(gres_lines.View(configured=False), (), said) is said
 
 
 def test_a_burst_is_one_file_and_one_reconfigure(cluster: Cluster, slurm: SlurmDouble):
@@ -238,15 +236,15 @@ def test_without_a_unit_that_woke_it_all_of_a_few_are_read(cluster: Cluster, mon
     cluster.sync()
     for number in range(64):
         cluster.say(number, 2 if number == 40 else 1)
-    assert controller_seat.rotating(units) is None
-    cluster.sync(controller_seat.rotating(units))
+    assert gres_lines.rotating(units) is None
+    cluster.sync(gres_lines.rotating(units))
     assert len(node_names()) == 65
     many = [*units, *(cluster.say(number) for number in range(64, 100))]
     seen: set[str] = set()
     cluster.sync()
     for minute in range(0, 5 * 13, 5):
-        monkeypatch.setattr(controller_seat.time, "time", lambda minute=minute: 60.0 * minute)
-        cluster.sync(controller_seat.rotating(many))
+        monkeypatch.setattr(gres_lines.time, "time", lambda minute=minute: 60.0 * minute)
+        cluster.sync(gres_lines.rotating(many))
         assert len(cluster.reads) <= 9
         seen.update(cluster.reads)
     assert seen == set(many)
@@ -255,28 +253,28 @@ def test_without_a_unit_that_woke_it_all_of_a_few_are_read(cluster: Cluster, mon
 def test_the_last_unit_takes_the_block_away(cluster: Cluster, slurm: SlurmDouble):
     cluster.say(0)
     cluster.sync()
-    assert not controller_seat.is_keeper("another/0")
-    assert controller_seat.is_keeper("slurm-gpu-controller/0")
-    controller_seat.release(owner="slurm-gpu-controller/0", last=True)
+    assert not gres_lines.is_keeper("another/0")
+    assert gres_lines.is_keeper("slurm-gpu-controller/0")
+    gres_lines.release(owner="slurm-gpu-controller/0", last=True)
     assert gres_conf.PATH.read_text() == UPSTREAM
     assert slurm.reconfigured == 2
-    assert not controller_seat.OWNER.exists()
-    assert not controller_seat.LIVE.exists()
-    assert not controller_seat.is_keeper("slurm-gpu-controller/0")
+    assert not gres_lines.OWNER.exists()
+    assert not gres_lines.LIVE.exists()
+    assert not gres_lines.is_keeper("slurm-gpu-controller/0")
 
 
 def test_one_of_several_units_leaves_the_block_to_the_others(cluster: Cluster):
     cluster.say(0)
     cluster.sync()
-    controller_seat.release(owner="slurm-gpu-controller/0", last=False)
+    gres_lines.release(owner="slurm-gpu-controller/0", last=False)
     assert node_names() == ["NodeName=slurmd-0"]
-    assert not controller_seat.OWNER.exists()
+    assert not gres_lines.OWNER.exists()
 
 
 def test_the_summary(cluster: Cluster):
     cluster.say(0, 2)
     cluster.sync()
-    assert controller_seat.summary() == {
+    assert gres_lines.summary() == {
         "nodes": "1",
         "gpus": "2",
         "live": "true",
@@ -286,7 +284,7 @@ def test_the_summary(cluster: Cluster):
 
 
 def test_the_summary_before_anything_is_there(paths: pathlib.Path):
-    assert controller_seat.summary() == {
+    assert gres_lines.summary() == {
         "nodes": "0",
         "gpus": "0",
         "live": "true",

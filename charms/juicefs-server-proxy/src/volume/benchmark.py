@@ -1,0 +1,94 @@
+"""Mount the volume on this machine for a moment, and measure it."""
+
+import collections.abc
+import contextlib
+import os
+import pathlib
+import re
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+
+from slurm_ddp import apt, juicefs, mounts
+from slurm_ddp.charm import ActionError, Log, Results
+from slurm_ddp.run import clean_env, last_line, run, scrub
+from volume import messages
+from volume.maintenance import private, with_progress
+from volume.target import Target
+
+_DROP_CACHES = pathlib.Path("/proc/sys/vm/drop_caches")
+_REMOVE_S = 120.0
+_MOUNT_S = 60.0
+
+
+def measure(target: Target, *, big_mib: int, small_files: int, timeout_s: float, log: Log) -> Results:
+    """Measure writing and reading, without a cache."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise ActionError(messages.NO_FUSE)
+    apt.ensure_packages(["fuse3"])
+    version, env = juicefs.version(target.program), dict[str, str]()
+    if juicefs.knows(version, "skip-trash"):
+        env["PATH"] = ""  # it finds no `rm` then, which would put what it wrote into the trash, and only warns
+    if not os.access(_DROP_CACHES, os.W_OK):  # a container
+        env["SKIP_DROP_CACHES"] = "true"
+    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=private(target.directory)) as scratch:
+        mountpoint, cache = pathlib.Path(scratch) / "mnt", pathlib.Path(scratch) / "cache"
+        mountpoint.mkdir()
+        # A cache of next to nothing: it is the engine and the store that are measured
+        options = {"no-usage-report": True, "no-syslog": True, "cache-dir": str(cache), "cache-size": "1"}
+        with _mounted(target, juicefs.flags(version, options | {"backup-meta": "0"}), mountpoint):
+            log(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
+            sizes = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
+            folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
+            run("/usr/bin/mkdir", folder, timeout=_REMOVE_S)
+            try:
+                done = with_progress(
+                    "bench", log, lambda: target.invoke("bench", *sizes, folder, env=env, timeout=timeout_s)
+                )
+            finally:
+                for command in juicefs.removal(target.program, version, folder):
+                    run(*command, timeout=_REMOVE_S)
+        return read(done.stdout)
+
+
+def read(output: str) -> Results:
+    """Read the figures in the table that `juicefs bench` prints."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", output)
+    figure = r"\s*([0-9.]+ [^|]+?)\s*\|"
+    rows = re.findall(rf"^[|\s]*([A-Z][A-Za-z ]+?)\s*\|{figure}{figure}", plain, re.MULTILINE)
+    if not rows:
+        raise ActionError(messages.NO_FIGURES)
+    return {name.lower().replace(" ", "-"): f"{value}, {cost}" for name, value, cost in rows}
+
+
+@contextlib.contextmanager
+def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> collections.abc.Generator[None]:
+    options = ("mount", *flags, "-o", "nosuid,nodev")
+    argv = [str(target.program), "--no-agent", *options, target.access.url, str(mountpoint)]
+    environment = clean_env(target.access.environment)
+    with (mountpoint.parent / "log").open("w+") as output:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+        try:
+            end = time.monotonic() + _MOUNT_S
+            while not mounts.at(str(mountpoint)):
+                if process.poll() is not None or time.monotonic() > end:
+                    output.seek(0)
+                    text = scrub(output.read(), target.access.secrets)
+                    reason = juicefs.reason(text) or last_line(text) or f"not mounted within {_MOUNT_S:.0f} s"
+                    raise ActionError(messages.NOT_MOUNTED.format(reason=reason))
+                time.sleep(0.1)
+            yield
+        finally:
+            subprocess.run(["/bin/umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(_MOUNT_S)

@@ -1,0 +1,71 @@
+"""A volume with what works on it: the application's copy of juicefs, and the credentials that it runs with."""
+
+import collections.abc
+import dataclasses
+import pathlib
+
+from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.run import CommandError, Completed
+from volume import format_journal
+from volume.spec import Volume
+
+PROGRAM_DIR = pathlib.Path("/usr/local/lib/slurm-ddp")
+CONFIG_DIR = pathlib.Path("/etc/slurm-ddp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A volume and the way to it."""
+
+    app: str
+    program: pathlib.Path
+    volume: Volume
+    credentials: fs.JuicefsSecret
+    access: juicefs_access.Access
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """Where the application keeps reports, backups and exports."""
+        return format_journal.STATE_DIR / self.app
+
+    def inspect(self) -> juicefs.Setting | None:
+        """Ask the engine for its volume; None when it reports that it has none. Raises as `juicefs.inspect` does."""
+        return juicefs.inspect(self.program, self.access)
+
+    def invoke(
+        self, *arguments: str, env: collections.abc.Mapping[str, str] | None = None, timeout: float
+    ) -> Completed:
+        """Run juicefs with the credentials in its environment."""
+        return juicefs.invoke(self.program, self.access, *arguments, env=env, timeout=timeout)
+
+    def change(self, command: str, *arguments: str, env: collections.abc.Mapping[str, str] | None = None) -> None:
+        """Run a command that changes the volume. Raises `juicefs.JuicefsError`, which names the command."""
+        try:
+            self.invoke(command, *arguments, env=env, timeout=120)
+        except CommandError as e:
+            raise juicefs.JuicefsError(f"juicefs {command}: {juicefs.explain(e)}") from e
+
+
+def program_path(app: str) -> pathlib.Path:
+    """Where an application's copy of juicefs lies."""
+    return PROGRAM_DIR / app / "juicefs"
+
+
+def install(app: str, resource: pathlib.Path | None) -> str:
+    """Install juicefs for an application; return its version. Raises as `juicefs.ensure_program` does."""
+    program = program_path(app)
+    juicefs.ensure_program(program, resource)
+    return juicefs.text(juicefs.version(program))
+
+
+def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
+    """Write the files that juicefs must find for this volume.
+
+    Raises:
+        juicefs.JuicefsError: this program cannot use such an engine.
+    """
+    program = program_path(app)
+    access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
+    access.ensure_files()
+    return Target(app, program, volume, credentials, access)

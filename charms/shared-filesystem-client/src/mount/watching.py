@@ -1,0 +1,128 @@
+"""The keeper's side of a mount: its units and programs, what it watches, and what it found."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+import socket
+import time
+
+import mount_plan
+from mount import states
+from scripts import keeper
+from slurm_ddp import files, systemd, watchdog
+
+SLURMD = "slurmd.service"
+_SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
+_SEEN_S = keeper.INTERVAL_S + 10.0  # what the keeper found this long ago is as good as a probe
+
+
+def write_programs(app: str) -> None:
+    """Write the keeper and the modules that it and the units' helper take."""
+    for name, source in watchdog.sources(pathlib.Path(keeper.__file__)).items():
+        files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
+
+
+def watch(plan: mount_plan.Plan, state: states.State) -> None:
+    """Have the keeper look after the mount from now on."""
+    spec = plan.spec
+    watched = keeper.Watch(
+        app=spec.app,
+        mountpoint=spec.mountpoint,
+        unit=plan.unit,
+        fstypes=plan.fstypes,
+        wanted=plan.sources,
+        known=tuple(source for source in state.sources if source not in plan.sources),
+        writable=not spec.read_only,
+        servers=plan.servers,
+        speaks=plan.speaks,
+        changed_us=state.changed_us,
+        boot=state.boot,
+        node=_node(),
+        drain=spec.drain,
+        units=state.users,
+        sticky=plan.sticky,
+    )
+    _save(watched)
+    service, timer, starter = _units(spec.app)
+    command = f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"
+    common = {"mountpoint": spec.mountpoint, "command": command, "interval": keeper.INTERVAL_S}
+    changed = systemd.ensure_unit(service, mount_plan.render("mount-keeper.service.j2", unit="", **common))
+    if systemd.ensure_unit(starter, mount_plan.render("mount-keeper.service.j2", unit=plan.unit, **common)):
+        systemd.enable(starter)
+    changed |= systemd.ensure_unit(timer, mount_plan.render("mount-keeper.timer.j2", **common))
+    if changed or not systemd.is_active(timer):
+        systemd.enable_now(timer)
+
+
+def stop(app: str) -> None:
+    """Remove the keeper's units and what it left."""
+    for unit in reversed(_units(app)):
+        systemd.ensure_no_unit(unit)
+    for name in (keeper.WATCH, keeper.HEALTH):
+        files.ensure_absent(mount_plan.STATE / app / name)
+    files.ensure_absent(watchdog.TEXTFILES / keeper.metrics_name(app))
+
+
+def forget(app: str, unit: str) -> None:
+    """Have the keeper no longer report to `unit` whether its mount works."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        watched = keeper.Watch.load(mount_plan.STATE / app)
+        _save(dataclasses.replace(watched, units=tuple(user for user in watched.units if user != unit)))
+    wake_once_right(app, unit, [])
+
+
+def wake_once_right(app: str, unit: str, command: list[str]) -> None:
+    """Have the keeper run `unit`'s command, once, as soon as it sees the mount work; without one nothing."""
+    path = mount_plan.STATE / app / keeper.WAKE.format(unit.replace("/", "-"))
+    if command:
+        files.ensure_file(path, json.dumps(command) + "\n", mode=0o600)
+    else:
+        files.ensure_absent(path)
+
+
+def health(app: str) -> keeper.Health:
+    """Read what the keeper found last."""
+    return keeper.Health.load(mount_plan.STATE / app)
+
+
+def recent(plan: mount_plan.Plan) -> keeper.Health:
+    """Read what the keeper has just found with the servers of the plan, so that a hook need not wait for it again."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        found = health(plan.spec.app)
+        if keeper.Watch.load(mount_plan.STATE / plan.spec.app).servers == plan.servers and _is_recent(found):
+            return found
+    return keeper.Health()
+
+
+def proven(app: str) -> str | None:
+    """Return the mountpoint where the keeper has just seen the application's mount work, in this boot; else None."""
+    found, state = health(app), states.load(app)
+    works = found.works and found.boot == states.boot() and _is_recent(found)
+    return state.mountpoint if state is not None and works else None
+
+
+def _is_recent(found: keeper.Health) -> bool:
+    return 0 <= time.time() - found.checked < _SEEN_S
+
+
+def _units(app: str) -> tuple[str, str, str]:
+    """Name a pass, the timer that starts it, and a pass that begins whenever the mount has come."""
+    return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer", f"mount-keeper-{app}-up.service"
+
+
+def _save(watched: keeper.Watch) -> None:
+    path = mount_plan.STATE / watched.app / keeper.WATCH
+    files.ensure_file(path, json.dumps(dataclasses.asdict(watched), indent=1) + "\n", mode=0o600)
+
+
+def _node() -> str:
+    """Return this machine's name in Slurm; nothing where it runs no jobs."""
+    if not systemd.exists(SLURMD):
+        return ""
+    with contextlib.suppress(OSError):
+        named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", _SLURMD_DEFAULTS.read_text())
+        if named:
+            return named[1]
+    return socket.gethostname().partition(".")[0]

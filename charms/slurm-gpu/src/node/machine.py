@@ -1,0 +1,204 @@
+"""This machine as a compute node: its GPUs, slurmd's options, and the Gres and gres.conf lines that follow."""
+
+import collections.abc
+import dataclasses
+import json
+import logging
+import pathlib
+import socket
+import typing
+
+import settings
+from controller import advice
+from gpu import detect, gres, gres_check, gres_conf
+from node import health_check, node_state, slurmd_options, slurmd_unit
+from slurm_ddp.interfaces import slurm_gres
+from slurm_ddp.slurm import nodes
+
+logger = logging.getLogger(__name__)
+
+CARDS = node_state.STATE_DIR / "cards.json"  # the bus ids of the cards that the node was registered with last
+SHARED = node_state.STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
+PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
+PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
+ROOTS = detect.Roots()
+
+_BAD_NODE = "{path}: no node can have the name {node!r:.60}"
+_BAD_NAMES = "Slurm cannot hold the names of these GPUs: {gres!r:.80}"
+_NO_GRES_TYPE = "{option}slurm.conf has no {name} among its GresTypes: {typed}"
+_MISSING = "{found} of {had} GPUs found, {missing} missing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """This machine at the start of a hook."""
+
+    detection: detect.Detection
+    config: settings.Config
+    version: tuple[int, int] | None  # slurmd's
+    autodetect: str  # what the controller's gres.conf makes nodes do
+    options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
+    node: str | None = None
+    local: bool = False  # slurmd reads this machine's own files
+    plan: gres.Plan | None = None  # None without usable GPUs
+    lines: tuple[str, ...] = ()  # what gres.conf must hold for them; none where slurmd finds them by itself
+    problem: str | None = None  # what the operator must fix before anything is changed
+
+    @property
+    def configured(self) -> str | None:
+        """The Gres in slurmd's options."""
+        return self.options.gres if self.options else None
+
+    @property
+    def wanted(self) -> str | None:
+        """The Gres to register: this machine's GPUs, and what else an administrator put into `--conf`."""
+        return slurmd_options.merged_gres(self.configured, self.plan.gres if self.plan else None, registered_shares())
+
+    @property
+    def registers_gpus(self) -> bool:
+        """Whether slurmd's options have GPUs."""
+        return "gpu" in slurmd_options.gres_names(self.configured)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether slurmd can reach its controller."""
+        return self.options is not None and (self.local or self.options.conf_server is not None)
+
+    @property
+    def published(self) -> slurm_gres.NodeGres | None:
+        """What the controller should know, None while nothing is certain. `awaits` is not filled in."""
+        if self.node is None or self.problem:
+            return None
+        return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres if self.plan else "", lines=self.lines)
+
+
+def look(config: settings.Config | None = None, answer: slurm_gres.ControllerGres | None = None) -> Machine:
+    """Return this machine under these options, and under what the controller published."""
+    config = config or settings.Config()
+    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer))
+    try:
+        machine = _with_node(machine)
+        aliases = config.check()
+        problem = health_check.problem(config.health_check) or machine.detection.problem
+        if problem or not machine.detection.gpus:
+            return dataclasses.replace(machine, problem=problem)
+        return _with_lines(dataclasses.replace(machine, plan=_plan(machine, aliases)))
+    except (slurmd_options.OptionsError, ValueError) as e:
+        return dataclasses.replace(machine, problem=str(e))
+
+
+def lost(machine: Machine) -> str | None:
+    """Return which of the node's cards are missing or without a working driver, None when all that it had are there."""
+    had = _registered_cards()
+    cards = [gpu.bus_id for gpu in machine.detection.gpus]
+    if not had:
+        return None
+    if machine.detection.problem:
+        return machine.detection.problem
+    missing = sorted(had - set(cards))
+    if len(cards) >= len(had) or not missing:  # a card in another slot is not lost
+        return None
+    return _MISSING.format(found=len(cards), had=len(had), missing=", ".join(missing))
+
+
+def pushed_lines(node: str | None) -> list[str]:
+    """Return the node's records in the gres.conf that its slurmd fetched last."""
+    try:
+        rows = PUSHED.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [row for row in rows if row.startswith(f"NodeName={node} ")]
+
+
+def registered_shares() -> list[str]:
+    """Return the name of the shares that this charm registered, which go when the option does."""
+    try:
+        return SHARED.read_text().split()
+    except OSError:
+        return []
+
+
+def _with_node(machine: Machine) -> Machine:
+    options, local = slurmd_options.read(), slurmd_options.is_local()
+    if options is None and local:
+        options = slurmd_options.Options(None, None, None)
+    node = options.node if options else None
+    if node is None and options is not None and (local or options.conf_server):
+        node = socket.gethostname().partition(".")[0]
+    if node is not None and not slurm_gres.is_node_name(node):
+        raise ValueError(_BAD_NODE.format(path=slurmd_options.PATH, node=node))
+    return dataclasses.replace(machine, options=options, node=node, local=local)
+
+
+def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.Plan:
+    """Return the Gres and lines of this machine's GPUs.
+
+    Raises:
+        ValueError: a GPU cannot be given to jobs, or slurm.conf does not have such Gres.
+    """
+    conf = machine.options.settings if machine.options else {}
+    shares = machine.config.shares
+    plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shares=shares)
+    if machine.node is not None:
+        _check_gres_types(shares)
+    try:
+        slurm_gres.NodeGres(gres=plan.gres, lines=plan.lines)
+    except ValueError as e:  # what the controller would refuse is refused here
+        raise ValueError(_BAD_NAMES.format(gres=plan.gres)) from e
+    return plan
+
+
+def _with_lines(machine: Machine) -> Machine:
+    """Return the machine with no more lines than slurmd needs to find the devices as planned, by its own reading."""
+    plan, node = machine.plan, machine.node
+    assert plan is not None
+    conf = machine.options.settings if machine.options else {}
+    can_check = machine.version is not None and all(file.exists() for file in plan.device_files)
+    beside = _lines_beside_detection(machine, plan)
+    if beside is not None:
+        problem = gres_check.difference(node, plan, beside, conf, machine.autodetect) if node and can_check else None
+        if problem is None:
+            return dataclasses.replace(machine, lines=beside)
+        logger.info("slurmd's own detection does not yield these GPUs: %s", problem)
+    problem = gres_check.difference(node, plan, plan.lines, conf) if node and can_check else None
+    return dataclasses.replace(machine, lines=plan.lines, problem=problem)
+
+
+def _lines_beside_detection(machine: Machine, plan: gres.Plan) -> tuple[str, ...] | None:
+    """Return what gres.conf must hold beside slurmd's own detection, None where that does not find the GPUs."""
+    by_nvml = machine.autodetect == "nvml" and machine.detection.source == "nvml"
+    has_plugin = by_nvml and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
+    if machine.local or plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
+        return None
+    return tuple(f"AutoDetect={machine.autodetect} {line}" for line in plan.beside)
+
+
+def _check_gres_types(shares: gres.Shares | None) -> None:
+    """Raise `ValueError` unless slurm.conf has such Gres: a name that it lacks costs a node all its Gres."""
+    try:
+        types = nodes.gres_types()
+    except nodes.NodeError:
+        return  # nothing is registered without a controller, and the next event asks again
+    wanted = {"gpu": "", **({shares.name: f"{settings.SHARES[shares.name]}: "} if shares else {})}
+    for name, option in wanted.items():
+        if name not in types:
+            typed = advice.gres_types({*wanted, *types})
+            raise ValueError(_NO_GRES_TYPE.format(option=option, name=name, typed=typed))
+
+
+def _registered_cards() -> set[str]:
+    try:
+        cards = json.loads(CARDS.read_text())
+    except (OSError, ValueError):
+        return set()
+    return {str(card) for card in typing.cast("list[object]", cards)} if isinstance(cards, list) else set()
+
+
+def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
+    """Return what the controller's gres.conf makes nodes do; while that is unknown, what upstream writes there."""
+    if answer and answer.autodetect:
+        return answer.autodetect
+    try:
+        return gres_conf.read(PUSHED).autodetect if PUSHED.exists() else "nvidia"
+    except gres_conf.GresConfError:
+        return "off"

@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""gpu-mig: the MIG layouts that this machine's cards should have, and making them so.
+
+    gpu-mig apply            make every layout of /var/lib/slurm-gpu/mig.json, as at boot
+    gpu-mig show             print what the cards have
+
+A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
+the card is whole. Instances vanish with a reboot or a reset, and on some cards the mode does too, so a unit applies
+them before slurmd starts. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
+"""
+
+import argparse
+import collections.abc
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+import sys
+import typing
+
+from gpu import pci
+from slurm_ddp.run import CommandError, last_line, run
+
+NVIDIA_SMI = "/usr/bin/nvidia-smi"
+LAYOUTS = pathlib.Path("/var/lib/slurm-gpu/mig.json")
+_TIMEOUT_S, _RESET_S = 60.0, 180.0
+_PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]{0,2}gb([+-][a-z.]{1,8}){0,4}")
+_MOST = 8  # instances of one card
+
+
+class MigError(Exception):
+    """A layout is invalid, does not fit or could not be made. `str()` is one line."""
+
+
+class RebootNeeded(MigError):
+    """The card changes its mode only with a reboot."""
+
+
+class Kind(typing.NamedTuple):
+    """Cards of one geometry."""
+
+    pattern: str  # of NVML's name
+    slices: int  # of compute
+    memory: int  # slices of it
+    profiles: dict[str, tuple[int, tuple[int, ...]]]  # memory slices, and where they may begin
+
+
+# The cards that take MIG, and their profiles: NVIDIA's MIG User Guide, "Supported MIG Profiles". A profile with suffix
+# (+me, +gfx, ...) takes the place of the one without.
+_SEVEN = (7, 8, ((1, tuple(range(7))), (2, (0, 2, 4, 6)), (2, (0, 2, 4)), (4, (0, 4)), (4, (0,)), (8, (0,))))
+_FOUR = (4, 4, ((1, tuple(range(4))), (2, (0, 2)), (4, (0,))))
+KINDS = tuple(
+    Kind(pattern, slices, memory, dict(zip(names.split(), places, strict=True)))
+    for pattern, (slices, memory, places), names in (
+        (r"NVIDIA A30\b", _FOUR, "1g.6gb 2g.12gb 4g.24gb"),
+        (r"A100.*40GB", _SEVEN, "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+        (r"A100.*80GB", _SEVEN, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+        (r"H100 (PCIe|80GB)", _SEVEN, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+        (r"H100 NVL|H100.*94GB", _SEVEN, "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
+        (r"GH200 480GB|NVIDIA H20\b|H100.*96GB", _SEVEN, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+        (r"NVIDIA H200\b", _SEVEN, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+        (r"NVIDIA B200\b", _SEVEN, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+        (r"RTX PRO 6000 Blackwell", _FOUR, "1g.24gb 2g.48gb 4g.96gb"),
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One card as the driver shows it."""
+
+    bus_id: str  # as sysfs spells it
+    name: str
+    enabled: bool | None  # None: it has no MIG
+    pending: bool | None
+    instances: tuple[str, ...] = ()  # profiles, in the order of their ids
+
+    def has(self, layout: collections.abc.Iterable[str]) -> bool:
+        """Whether the card has this layout."""
+        wanted = sorted(layout)
+        return bool(self.enabled) == bool(self.pending) == bool(wanted) and sorted(self.instances) == wanted
+
+    @property
+    def shown(self) -> str:
+        """The card's instances, or its mode where it has none."""
+        return ", ".join(self.instances) or {None: "no MIG", True: "no instances", False: "whole"}[self.enabled]
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "off" for a whole card.
+
+    Raises:
+        MigError: it is none.
+    """
+    if text.strip() == "off":
+        return ()
+    layout: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\S+?)\s*(?:[x*]\s*([1-9]))?\s*", part)
+        if match is None or not _PROFILE.fullmatch(match[1]):
+            raise MigError(f"profiles: {part.strip()!r:.60} is not a profile such as 3g.20gb or 1g.5gb x7, nor off")
+        layout += [match[1]] * int(match[2] or 1)
+    if len(layout) > _MOST:
+        raise MigError(f"profiles: {len(layout)} instances are more than a card can have")
+    return tuple(layout)
+
+
+def check(name: str, layout: collections.abc.Sequence[str]) -> None:
+    """Check that the layout fits on a card of this name, as far as the table knows it; the card itself decides.
+
+    Raises:
+        MigError: it does not; the text names what the card has.
+    """
+    kind = next((kind for kind in KINDS if re.search(kind.pattern, name)), None)
+    if kind is None or not layout:
+        return
+    bases = [re.split("[+-]", profile)[0] for profile in layout]
+    unknown = [profile for profile, base in zip(layout, bases, strict=True) if base not in kind.profiles]
+    if unknown:
+        raise MigError(f"profiles: {name} has no {unknown[0]}, only {', '.join(kind.profiles)}")
+    media = sum("+me" in profile for profile in layout)
+    if media > 1:
+        raise MigError(f"profiles: {name} has media engines for one +me instance, not for {media}")
+    slices = sum(int(base[0]) for base in bases)
+    if slices > kind.slices:
+        raise MigError(f"profiles: {slices} compute slices do not fit on {name}, which has {kind.slices}")
+    places = sorted((kind.profiles[base] for base in bases), key=lambda place: -place[0])
+    if not _fits(places, frozenset(range(kind.memory))):
+        raise MigError(f"profiles: {', '.join(layout)} do not fit beside each other on {name}")
+
+
+def cards() -> list[Card]:
+    """Return the cards.
+
+    Raises:
+        MigError: the driver does not respond.
+    """
+    printed = _smi("--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader")
+    rows = ([field.strip() for field in line.split(",")] for line in printed.splitlines())
+    modes = {"Enabled": True, "Disabled": False}
+    found = [
+        Card(pci.bus_id(r[0]) or r[0], ", ".join(r[1:-2]), modes.get(r[-2]), modes.get(r[-1]))
+        for r in rows
+        if len(r) >= 4
+    ]
+    return [dataclasses.replace(card, instances=_instances(card.bus_id)) if card.enabled else card for card in found]
+
+
+def card_at(bus_id: str) -> Card:
+    """Return the card as it is now.
+
+    Raises:
+        MigError: it left the bus, or the driver does not respond.
+    """
+    for card in cards():
+        if card.bus_id == bus_id:
+            return card
+    raise MigError(f"no card at {bus_id}")
+
+
+def apply(card: Card, layout: collections.abc.Sequence[str]) -> bool:
+    """Give the card this layout; return whether anything had to change. Nothing may use the card.
+
+    A layout that the card refuses leaves it with the one it had.
+
+    Raises:
+        RebootNeeded: only a reboot switches the card's mode.
+        MigError: it could not be made.
+    """
+    if card.enabled is None and layout:
+        raise MigError(f"{card.name} at {card.bus_id} has no MIG")
+    if card.enabled is None or card.has(layout):
+        return False
+    try:
+        _make(card, layout)
+    except RebootNeeded:
+        raise
+    except MigError:
+        with contextlib.suppress(MigError):  # as it was, as far as that is possible
+            _make(card_at(card.bus_id), card.instances)
+        raise
+    return True
+
+
+def load() -> dict[str, tuple[str, ...]]:
+    """Return the layouts that the cards should have, by bus id; an empty one for a card to be whole.
+
+    Raises:
+        MigError: the file is not readable or not such an object.
+    """
+    try:
+        layouts = typing.cast("dict[str, list[str]]", json.loads(LAYOUTS.read_text()))
+        return {bus_id: parse(",".join(profiles)) if profiles else () for bus_id, profiles in layouts.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as e:
+        raise MigError(f"{LAYOUTS}: not an object of layouts: {e}") from e
+
+
+def apply_all() -> list[str]:
+    """Make every layout of the file; return what was done.
+
+    Raises:
+        MigError: one could not be made; the others are.
+    """
+    wanted = load()
+    present = {card.bus_id: card for card in cards()} if wanted else {}
+    done: list[str] = []
+    errors: list[MigError] = []
+    for bus_id, layout in sorted(wanted.items()):
+        try:
+            if bus_id not in present:
+                raise MigError(f"no card at {bus_id}")
+            if apply(present[bus_id], layout):
+                done.append(f"{bus_id}: {', '.join(layout) or 'whole'}")
+        except MigError as e:
+            errors.append(e)
+    if errors:
+        raise type(errors[0])("; ".join(map(str, errors))) from errors[0]
+    return done
+
+
+def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="gpu-mig", description="Keep the MIG layouts of this machine's cards.")
+    parser.add_argument("command", choices=("apply", "show"), help="make every layout of the file, or print the cards'")
+    command = parser.parse_args(arguments).command
+    try:
+        rows = apply_all() if command == "apply" else [f"{one.bus_id} {one.name}: {one.shown}" for one in cards()]
+    except MigError as e:
+        print(f"gpu-mig: {e}", file=sys.stderr)
+        return 1
+    print("\n".join(rows))
+    return 0
+
+
+def _make(card: Card, layout: collections.abc.Sequence[str]) -> None:
+    if card.instances:
+        _smi("mig", "-i", card.bus_id, "-dci", empty_ok=True)  # an interrupted one did that already
+        _smi("mig", "-i", card.bus_id, "-dgi")
+    if card.enabled is not bool(layout) or card.pending is not bool(layout):
+        _switch(card, on=bool(layout))
+    if layout:
+        largest_first = sorted(layout, key=lambda profile: -int(profile[0]))  # the driver places them in this order
+        _smi("mig", "-i", card.bus_id, "-cgi", ",".join(largest_first), "-C")
+    after = card_at(card.bus_id)
+    if not after.has(layout):
+        raise MigError(f"{card.bus_id} has {after.shown} instead of {', '.join(layout) or 'no MIG'}")
+
+
+def _switch(card: Card, *, on: bool) -> None:
+    """Switch the mode. The driver resets the card for that where nothing uses it; an A100 may need the command."""
+    _smi("-i", card.bus_id, "-mig", "1" if on else "0")
+    if card_at(card.bus_id).enabled is on:
+        return
+    with contextlib.suppress(MigError):
+        _smi("-r", "-i", card.bus_id, timeout=_RESET_S)
+    if card_at(card.bus_id).enabled is not on:
+        raise RebootNeeded(f"{card.bus_id} switches MIG {'on' if on else 'off'} only with a reboot")
+
+
+def _instances(bus_id: str) -> tuple[str, ...]:
+    printed = _smi("mig", "-i", bus_id, "-lgi", empty_ok=True)
+    rows = re.findall(r"MIG\s+(\S+)\s+\d+\s+(\d+)\s+\d+:\d+", printed)
+    return tuple(profile for profile, _ in sorted(rows, key=lambda row: int(row[1])))
+
+
+def _fits(places: list[tuple[int, tuple[int, ...]]], free: frozenset[int]) -> bool:
+    """Whether all of these find room, each at one of its places."""
+    if not places:
+        return True
+    (size, starts), *rest = places
+    taken = (frozenset(range(start, start + size)) for start in starts)
+    return any(_fits(rest, free - room) for room in taken if room <= free)
+
+
+def _smi(*arguments: str, timeout: float = _TIMEOUT_S, empty_ok: bool = False) -> str:
+    """Run nvidia-smi, and give up on it where it hangs in the driver."""
+    what = f"nvidia-smi {' '.join(arguments)[:80]}"
+    try:
+        done = run(NVIDIA_SMI, *arguments, timeout=timeout, check=False)
+    except CommandError as e:
+        raise MigError(f"{what}: {e}") from e
+    printed = f"{done.stdout}\n{done.stderr}"
+    if done.returncode != 0 and not (empty_ok and re.search(r"No (GPU|compute) instances found", printed)):
+        raise MigError(f"{what}: {last_line(printed, 200) or f'exited {done.returncode} with no output'}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Download a file of bounded size, through the proxy of the model if it has one."""
+
+import http.client
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from slurm_ddp.run import last_line
+
+
+class DownloadError(Exception):
+    """Nothing usable came. `str()` is one line, which names the host."""
+
+
+class TooLargeError(DownloadError):
+    """The host sends more than was expected, or too slowly."""
+
+
+def fetch(url: str, *, most_bytes: int, timeout: float) -> bytes:
+    """Download what is at `url`.
+
+    Raises:
+        TooLargeError: it is more than `most_bytes`, or takes longer than `timeout` seconds.
+        DownloadError: the host does not answer, or with an error.
+    """
+    variables = {scheme: os.environ.get(f"JUJU_CHARM_{scheme.upper()}_PROXY", "") for scheme in ("http", "https")}
+    proxies = {scheme: proxy for scheme, proxy in variables.items() if proxy}
+    handlers = [urllib.request.ProxyHandler(proxies)] if proxies else []  # else those of the environment
+    host = urllib.parse.urlsplit(url).hostname
+    content, end = bytearray(), time.monotonic() + timeout
+    try:
+        with urllib.request.build_opener(*handlers).open(url, timeout=20) as answer:
+            while block := answer.read(1 << 20):
+                content += block
+                if len(content) > most_bytes or time.monotonic() > end:
+                    raise TooLargeError(f"{host} sends too much, or too slowly")
+    except (OSError, http.client.HTTPException) as e:  # urllib's errors are among the first
+        if isinstance(e, urllib.error.HTTPError):
+            e.close()
+        reason = e.reason if isinstance(e, urllib.error.URLError) else e
+        raise DownloadError(f"no download from {host} ({last_line(str(reason))})") from e
+    return bytes(content)

@@ -1,0 +1,57 @@
+"""Frozen dataclasses as JSON files, for charms and for programs that have Python's standard library only."""
+
+import dataclasses
+import json
+import pathlib
+import types
+import typing
+
+if typing.TYPE_CHECKING:
+    import _typeshed
+
+Record = typing.TypeVar("Record", bound="_typeshed.DataclassInstance")
+
+
+def read(kind: type[Record], path: pathlib.Path) -> Record:
+    """Read a record; ignore keys that it has no field for. JSON's arrays become tuples.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no JSON object, lacks a field, or has a value of another type.
+    """
+    raw: object = json.loads(path.read_text())
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    given = typing.cast("dict[str, object]", raw)
+    hints = typing.get_type_hints(kind)
+    values = {field.name: _tuples(given[field.name]) for field in dataclasses.fields(kind) if field.name in given}
+    wrong = [name for name, value in values.items() if not _fits(value, hints[name])]
+    if wrong:
+        raise ValueError(f"{path.name} holds {wrong[0]}={values[wrong[0]]!r:.60}")
+    try:
+        return kind(**values)
+    except TypeError as e:
+        raise ValueError(f"{path.name}: {e}") from e
+
+
+def load(default: Record, path: pathlib.Path) -> Record:
+    """Read a record of the default's kind; return the default where the file cannot be read."""
+    try:
+        return read(type(default), path)
+    except (OSError, ValueError):
+        return default
+
+
+def text(record: "_typeshed.DataclassInstance") -> str:
+    """Return the content of a record's file."""
+    return json.dumps(dataclasses.asdict(record)) + "\n"
+
+
+def _tuples(value: object) -> object:
+    return tuple(map(_tuples, typing.cast("list[object]", value))) if isinstance(value, list) else value
+
+
+def _fits(value: object, hint: typing.Any) -> bool:
+    """Tell whether a value has the type of its field; what is in a tuple or a mapping is not checked."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
+    return isinstance(value, (*kinds, int) if float in kinds else kinds)

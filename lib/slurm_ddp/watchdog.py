@@ -1,0 +1,113 @@
+"""What the programs share that check a part of a machine from a timer: the GPU health check and the mount keeper.
+
+The system's Python runs them, apart from the charm that installed them with the modules that they import (`sources`,
+`pack`). So this module and what it imports need the standard library only.
+"""
+
+import collections.abc
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import modulefinder
+import os
+import pathlib
+import typing
+import zipfile
+
+from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import nodes
+
+TEXTFILES = pathlib.Path("/var/lib/prometheus/node-exporter")  # where Debian's and Ubuntu's node exporter reads
+SCONTROL_S = 6.0
+PASSES_TO_RESUME = 2  # in a row, before a node that a program drained is resumed
+_MOST_REASON = 200  # characters of a drain's reason
+
+
+def show_node(name: str, *, timeout: float = SCONTROL_S) -> nodes.Node:
+    """Show the node as the controller reports it.
+
+    Raises:
+        CommandError: scontrol failed, hung, or printed no node.
+    """
+    shown = nodes.parse(run(nodes.SCONTROL, "show", "node", name, "-o", timeout=timeout).stdout)
+    if not shown:
+        raise CommandError(f"scontrol show node {name} printed no node")
+    return shown[0]
+
+
+def is_drained_by(prefix: str, node: nodes.Node) -> bool:
+    """Tell whether the node is drained with a reason that begins with this program's prefix."""
+    return node.is_drained and (node.reason or "").startswith(prefix)
+
+
+def drain_reason(prefix: str, findings: collections.abc.Iterable[object]) -> str:
+    """Join the findings to a drain's reason, each once; cut it to what `sinfo -R` can show."""
+    return f"{prefix}{'; '.join(dict.fromkeys(map(str, findings)))}"[:_MOST_REASON]
+
+
+def drain(name: str, reason: str, *, timeout: float = SCONTROL_S) -> None:
+    """Drain the node. Raises `CommandError`."""
+    run(nodes.SCONTROL, "update", f"nodename={name}", "state=drain", f"reason={reason}", timeout=timeout)
+
+
+def resume(name: str, *, timeout: float = SCONTROL_S) -> None:
+    """Resume the node. Raises `CommandError`."""
+    run(nodes.SCONTROL, "update", f"nodename={name}", "state=resume", timeout=timeout)
+
+
+def write(path: pathlib.Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file atomically, without waiting for the disk as `files.ensure_file` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(text)
+    new.chmod(mode)
+    new.replace(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric of Prometheus with its samples, by labels such as {"app": "data"}."""
+
+    name: str
+    help: str
+    samples: collections.abc.Sequence[tuple[collections.abc.Mapping[str, str], float]]
+    kind: str = "gauge"
+
+    def __str__(self) -> str:
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
+        for labels, value in self.samples:
+            listed = ",".join(f"{label}={json.dumps(text)}" for label, text in labels.items())
+            lines.append(f"{self.name}{f'{{{listed}}}' if listed else ''} {value:.0f}")
+        return "".join(f"{line}\n" for line in lines)
+
+
+def write_metrics(file: str, *metrics: Metric) -> None:
+    """Write the metrics where a node exporter reads text files; do nothing where none does."""
+    if TEXTFILES.is_dir():
+        with contextlib.suppress(OSError):
+            write(TEXTFILES / file, "".join(map(str, metrics)), mode=0o644)
+
+
+@functools.cache
+def sources(main: pathlib.Path) -> dict[str, bytes]:
+    """Read a script, as `__main__.py`, and the modules that it imports from its charm or from lib, by their paths."""
+    finder = modulefinder.ModuleFinder([str(main.parents[1]), str(pathlib.Path(__file__).parents[1])])
+    finder.run_script(str(main))  # which reads it and runs nothing
+    found: dict[str, bytes] = {}
+    for name, module in sorted(typing.cast("dict[str, typing.Any]", finder.modules).items()):
+        if module.__file__:
+            path = name.replace(".", "/") + ("/__init__.py" if module.__path__ else ".py")
+            found[path] = pathlib.Path(module.__file__).read_bytes()
+    return found
+
+
+def pack(main: pathlib.Path) -> bytes:
+    """Pack a script and the modules that it imports into a zip application. The same sources make the same bytes."""
+    packed = io.BytesIO(b"#!/usr/bin/python3 -I\n")
+    packed.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path, source in sources(main).items():
+            archive.writestr(zipfile.ZipInfo(path), source)  # with a constant time
+    return packed.getvalue()

@@ -1,0 +1,159 @@
+"""Random orders of events, with a run's jobs between them: see tests/orders.py."""
+
+import collections.abc
+import dataclasses
+import pathlib
+import pwd
+import typing
+
+import orders
+import pytest
+from cluster import Cluster
+from conftest import USER, Pip
+from ops import testing
+from test_charm import ACCOUNT, Trainer, add_dataset, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+
+import host as host_module
+from ddp.slurm import access, jobs
+from slurm_ddp import mounts
+from slurm_ddp.run import CommandError, CommandTimeout
+from slurm_ddp.slurm import nodes
+
+SECRET = testing.Secret({"token": "hf_first"})
+DOWN = mounts.Result(mounts.State.HUNG, "no answer within 5 s")
+
+
+class LoginHost(orders.Unit):
+    """The unit on a login host, with an environment and a dataset in the workspace."""
+
+    relations: typing.ClassVar = {"juju-info": testing.SubordinateRelation("juju-info", remote_app_name="sackd")}
+    hooks: typing.ClassVar = (*orders.Unit.hooks, "secret_changed")
+    actions: typing.ClassVar = {
+        "submit-ddp": {"workload": "smoke", "run": "first"},
+        "submit-ddp again": {"workload": "smoke", "run": "first", "resume": "auto"},
+        "submit-ddp second": {"workload": "smoke", "run": "second"},
+        "submit-ddp wrong": {"workload": "smoke", "run": "../first"},
+        "list-jobs": {},
+        "list-runs": {},
+        "show-job": {},
+        "job-log": {"run": "first"},
+        "cancel-job": {"run": "first"},
+        "resume-now": {"run": "first"},
+        "submit-ddp last": {"workload": "smoke", "run": "last"},  # only when it settles
+    }
+
+    def __init__(
+        self, ctx: testing.Context[typing.Any], at: Trainer, calls: orders.Calls, clock: orders.Clock, cluster: Cluster,
+        about: dict[str, typing.Any],
+    ) -> None:  # fmt: skip
+        state = dataclasses.replace(at.state(), relations=set(self.relations.values()), secrets={SECRET})
+        super().__init__(ctx, state, calls)
+        self.clock, self.cluster, self.about, self.workspace = clock, cluster, about, at.workspace
+        self.config = at.config | {"hf-token": SECRET.id}
+        self.replace(config=self.config)
+        about.clear()
+        about.update(
+            packages={"python3-venv", "zstd"}, mount=str(at.workspace), probe=mounts.Result(mounts.State.RIGHT)
+        )
+
+    @classmethod
+    def events(cls) -> list[str]:
+        return [name for name in super().events() if not name.endswith(" last")]
+
+    def changes(self) -> dict[str, collections.abc.Callable[[], object]]:
+        cluster = self.cluster
+        return {
+            "slurmctld stops responding": lambda: vars(cluster).update(silent=1000),
+            "slurmctld hangs": lambda: vars(cluster).update(hung=True),
+            "slurmctld responds": lambda: vars(cluster).update(silent=0, hung=False),
+            "slurmctld refuses": lambda: vars(cluster).update(submit_refusal="sbatch: error: Batch job submission failed"),
+            "the controller forgets its jobs": lambda: vars(cluster).update(forgets=True),
+            "jobs run": lambda: self.set_states("RUNNING"),
+            "jobs end": lambda: self.set_states("COMPLETED"),
+            "jobs fail": lambda: self.set_states("FAILED"),
+            "the workspace is not mounted": lambda: self.about.update(mount=""),
+            "the mount hangs": lambda: self.about.update(probe=DOWN),
+            "the workspace is mounted": self.mount,
+            "apt fails": lambda: self.about.update(apt=CommandError("apt-get exited 100: no network")),
+            "apt works": lambda: self.about.pop("apt", None),
+            "the packages are removed": lambda: self.about.update(packages=set()),
+            "the token changes": lambda: self.grant({"token": "hf_second"}),
+            "the token is nonsense": lambda: self.grant({"tokens": "hf_second"}),
+            "the token is withdrawn": lambda: self.replace(secrets=set()),
+            "config without a token": lambda: self.replace(config=self.config | {"hf-token": ""}),
+            "config nonsense": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
+            "config nobody": lambda: self.replace(config=self.config | {"submit-user": "nobody-of-that-name"}),
+            "config": lambda: self.replace(config=self.config),
+        }
+
+    def mount(self) -> None:
+        self.about.update(mount=str(self.workspace), probe=mounts.Result(mounts.State.RIGHT))
+
+    def grant(self, content: dict[str, str] | None) -> None:
+        self.replace(secrets={dataclasses.replace(SECRET, tracked_content=content, latest_content=content)})
+
+    def set_states(self, state: str) -> None:
+        for job in self.cluster.jobs:
+            job.states = [(state, 0 if state != "FAILED" else 256)]
+
+    def event(self, name: str) -> typing.Any:
+        if name == "secret_changed":
+            known = next(iter(self.state.secrets), None)
+            return self.ctx.on.secret_changed(known) if known is not None else None
+        return super().event(name)
+
+    def settle(self) -> object:
+        vars(self.cluster).update(silent=0, hung=False, submit_refusal="", forgets=False)
+        self.set_states("COMPLETED")
+        self.clock.passes(86400)
+        self.mount()
+        self.about.pop("apt", None)
+        self.about["packages"] = {"python3-venv", "zstd"}
+        self.grant(SECRET.tracked_content)
+        self.replace(config=self.config)
+        for name in ("juju-info created", "juju-info joined", "config_changed", "update_status"):
+            self.emit(name)
+        without_jobs = self.files(".secrets")
+        self.cluster.states = [("RUNNING", 0)]
+        before = len(self.cluster.jobs)
+        self.emit("action submit-ddp last")
+        return {
+            "status": self.state.unit_status,
+            "folders": {path.name: oct(path.stat().st_mode) for path in self.workspace.iterdir()},
+            "run": [name for name in self.files("runs/last") if not name.startswith("logs")],
+            "submitted": [job.name for job in self.cluster.jobs[before:]],
+            "tokens": (without_jobs, self.files(".secrets")),
+            "left over": [name for name in self.files(".") if "/." in f"/{name}" and not name.startswith(".secrets")],
+        }
+
+    def files(self, folder: str) -> list[str]:
+        top = self.workspace / folder
+        return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
+
+
+@pytest.mark.timeout(7200)
+def test_every_order_ends_in_the_same_state(
+    trainer: Trainer,  # noqa: F811
+    cluster: Cluster,
+    pip: Pip,
+    host: dict[str, typing.Any],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    trainer.run("install-environment")
+    add_dataset(trainer, "python-stdlib")
+    calls, clock = orders.Calls(), orders.Clock(monkeypatch)
+    calls.watch_files(monkeypatch)
+    for module in (jobs, nodes, access):
+        monkeypatch.setattr(module, "run", calls.watch_run(cluster.run))
+    monkeypatch.setattr(host_module, "account", lambda name: (pwd.getpwnam if name == USER else ACCOUNT)(name))
+    ensure = host_module.apt.ensure_packages
+    hangs = orders.raising(lambda: CommandTimeout("apt-get: no answer within 600 s"))
+    monkeypatch.setattr(host_module.apt, "ensure_packages", calls.watch(ensure, fails=hangs))
+    place, ctx = orders.Place(tmp_path, cluster), trainer._context()
+
+    def make() -> LoginHost:
+        place.restore()
+        return LoginHost(ctx, trainer, calls, clock, cluster, host)
+
+    orders.check(monkeypatch, make)

@@ -1,0 +1,63 @@
+"""What one hook of the compute role runs, without Juju."""
+
+import settings
+from node import compute, registration
+from node import machine as machines
+from slurm_ddp.charm import Status
+from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
+
+UPSTREAM = ControllerGres(autodetect="nvidia", applied=())  # its gres.conf, without lines of ours
+OFF = ControllerGres(autodetect="off", applied=())
+
+
+def ensure(
+    machine: machines.Machine, answer: ControllerGres | None = UPSTREAM, published: NodeGres | None = None
+) -> registration.Progress | None:
+    """Register the GPUs of the machine."""
+    return compute.ensure(machine, compute.offer(machine, published), answer, owner="slurm-gpu/0")
+
+
+def hook(
+    answer: ControllerGres | None = UPSTREAM,
+    config: settings.Config | None = None,
+    *,
+    related: bool = True,
+    published: NodeGres | None = None,
+) -> Status:
+    """Register the GPUs, and return the status."""
+    machine = machines.look(config, answer)
+    progress = ensure(machine, answer, published)
+    return status(machine, answer, related=related, progress=progress)
+
+
+def status(
+    machine: machines.Machine,
+    answer: ControllerGres | None = UPSTREAM,
+    *,
+    related: bool = True,
+    progress: registration.Progress | None = None,
+) -> Status:
+    """Return the status of the node."""
+    offered = compute.offer(machine, None)
+    return compute.status(machine, offered, answer, related=related, progress=progress)
+
+
+def offer(
+    answer: ControllerGres | None = UPSTREAM,
+    config: settings.Config | None = None,
+    published: NodeGres | None = None,
+) -> NodeGres | None:
+    """Return what the unit publishes."""
+    return compute.offer(machines.look(config, answer), published)
+
+
+def live(answer: ControllerGres = OFF, config: settings.Config | None = None) -> ControllerGres:
+    """Return the answer of a controller whose slurmctld hands out what the unit publishes."""
+    said = offer(answer, config)
+    assert said is not None
+    return answer.model_copy(update={"applied": ("0" * 12, said.digest)})
+
+
+def summary(machine: machines.Machine, answer: ControllerGres | None = UPSTREAM) -> dict[str, str]:
+    """Return what the action show-gres does."""
+    return compute.summary(machine, compute.offer(machine, None), answer)

@@ -1,0 +1,308 @@
+"""Random orders of events on both roles of the charm: see tests/orders.py."""
+
+import collections.abc
+import datetime
+import json
+import pathlib
+import shutil
+import time
+import typing
+
+import ops
+import orders
+import pytest
+import yaml
+from conftest import OPTIONS
+from machine_double import MachineDouble, MigCard
+from ops import testing
+from slurm_double import Record, SlurmDouble
+
+import charm
+from controller import gres_lines as controller_seat
+from gpu import gres_conf
+from node import resume as bring_up
+from node import slurmd_options
+from slurm_ddp.interfaces.slurm_gres import NodeGres
+
+ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
+CARDS = ("0000:1b:00.0", "0000:9d:00.0")
+AUTODETECT = "AutoDetect=nvidia\n"
+ADMIN = "maintenance until noon"
+# What names a time, or what a unit saw that waits
+PASSING = ("var/slurm-gpu/waits-*", "proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock")
+
+
+def context() -> testing.Context[charm.SlurmGpuCharm]:
+    """Return a context that does not read the metadata again for each hook."""
+    meta = yaml.safe_load((ROOT / "charmcraft.yaml").read_text())
+    config, actions = meta.pop("config"), meta.pop("actions")
+    return testing.Context(charm.SlurmGpuCharm, meta=meta, config=config, actions=actions, juju_version="3.6.8")
+
+
+class Compute(orders.Unit):
+    """A unit on a compute node with two cards."""
+
+    relations: typing.ClassVar = {
+        "compute": testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd"),
+        "node-gres": testing.Relation("node-gres", remote_app_name="controller", remote_units_data={0: {}}),
+    }
+    actions: typing.ClassVar = {
+        "detect": {},
+        "show-gres": {},
+        "accept-gpus": {},
+        "health-check": {},
+        "reset-gpu": {"gpu": CARDS[0], "wait": 60},
+        "set-mig": {"gpu": CARDS[1], "profiles": "3g.20gb,3g.20gb", "wait": 60},
+        "set-mig off": {"gpu": "all", "profiles": "off", "wait": 60},
+    }
+    configs: typing.ClassVar[tuple[dict[str, typing.Any], ...]] = (
+        {},
+        {"gpu-type-alias": "nvidia_h100_80gb_hbm3=h100"},
+        {"health-check": "off"},
+        {"health-check": "sometimes"},
+        {"resume-after-reboot": False},
+        {"hold-driver": False, "persistence-mode": False},
+    )
+
+    def __init__(self, ctx: testing.Context[charm.SlurmGpuCharm], calls: orders.Calls, machine: MachineDouble, clock: orders.Clock) -> None:
+        super().__init__(ctx, testing.State(relations=set(self.relations.values())), calls)
+        self.clock, self.booted = clock, clock.now
+        self.machine, self.slurm = machine, machine.slurm
+
+    def changes(self) -> dict[str, collections.abc.Callable[[], object]]:
+        return {
+            "slurmctld stops responding": lambda: vars(self.slurm).update(answering=False),
+            "slurmctld responds": lambda: vars(self.slurm).update(answering=True),
+            "slurmd stops": lambda: vars(self.slurm).update(slurmd_active=False),
+            "slurmd never registers": lambda: vars(self.slurm).update(registers=False),
+            "slurmd registers": self.start_slurmd,
+            "upstream sets the node idle": lambda: self.slurm.record and self.slurm.upstream_sets_idle(),
+            "a job starts": self.start_job,
+            "jobs end": self.slurm.end_jobs,
+            "a reservation begins": lambda: vars(self.slurm).update(reservations=["training"]),
+            "a reservation ends": lambda: vars(self.slurm).update(reservations=[]),
+            "the admin drains": lambda: self.slurm.record and self.slurm._update("drain", ADMIN),
+            "the admin resumes": self.resume,
+            "a card is lost": self.lose_card,
+            "the card is back": self.bring_back,
+            "the machine reboots": self.reboot,
+            "the controller hands out the lines": self.hand_out,
+            "the controller takes them back": lambda: self.answer(autodetect="nvidia", applied=[]),
+            "the controller publishes nonsense": lambda: self.write("node-gres", remote_app_data={"applied": "?"}),
+            **{f"config {number}": self.configure(config) for number, config in enumerate(self.configs)},
+        }
+
+    def configure(self, config: dict[str, typing.Any]) -> collections.abc.Callable[[], None]:
+        return lambda: self.replace(config=config)
+
+    def emit(self, name: str, fault: str = "", call: int = 0) -> None:
+        ended = list(self.slurm.ended)
+        self.clock.passes(60)
+        bring_up.UPTIME.write_text(f"{self.clock.now - self.booted:.2f} 1.00\n")
+        super().emit(name, fault, call)
+        assert self.slurm.ended == ended, f"{name} ended a job"
+
+    def start_slurmd(self) -> None:
+        self.slurm.registers = self.slurm.slurmd_active = True
+        if self.slurm.answering:
+            self.slurm.register()
+
+    def start_job(self) -> None:
+        self.slurm.waiting = ["40"]
+        self.slurm.schedule()
+
+    def resume(self) -> None:
+        if self.slurm.record is not None and "INVALID_REG" not in self.slurm.record.flags:
+            self.slurm._update("resume", "")
+
+    def lose_card(self) -> None:
+        shutil.rmtree(self.machine.root / "proc/driver/nvidia/gpus" / CARDS[1], ignore_errors=True)
+        (self.machine.root / "sys/bus/pci/devices" / CARDS[1] / "config").write_text("lost")
+        self.slurm.devices = 1
+
+    def bring_back(self) -> None:
+        (self.machine.root / "sys/bus/pci/devices" / CARDS[1] / "config").write_text("config\n")
+        self.machine._load(self.machine.loaded)
+        self.slurm.devices = 2
+
+    def reboot(self) -> None:
+        self.machine.boots += 1
+        started = set(self.machine.active)
+        self.machine.boot()
+        self.machine.active |= started  # all that are enabled
+        self.booted = self.clock.now
+        self.slurm.booted = datetime.datetime.fromtimestamp(self.booted).strftime("%Y-%m-%dT%H:%M:%S")
+        self.slurm.slurmd_since = time.monotonic()
+        self.slurm.ended += self.slurm.jobs
+        self.slurm.jobs = []
+        if self.slurm.answering and self.slurm.registers:
+            self.slurm.register()
+
+    def answer(self, **fields: typing.Any) -> None:
+        self.write("node-gres", remote_app_data={key: json.dumps(value) for key, value in fields.items()})
+
+    def hand_out(self) -> None:
+        relation = self.relation("node-gres")
+        data = relation.local_unit_data if relation is not None else {}
+        if "node" in data:
+            said = NodeGres.model_validate({key: json.loads(data[key]) for key in NodeGres.model_fields if key in data})
+            self.answer(autodetect="nvidia", applied=[said.digest] if said.awaits else [])
+
+    def settle(self) -> object:
+        slurm = self.slurm
+        self.clock.passes(2 * 86400)  # what was refused is tried again
+        slurm.answering, slurm.reservations, slurm.waiting = True, [], []
+        slurm.end_jobs()
+        self.bring_back()
+        self.start_slurmd()
+        if slurm.record is not None and (slurm.record.reason == ADMIN or "by hand" in slurm.record.reason):
+            self.resume()
+        self.replace(config={})
+        for name in ("compute created", "config_changed", "node-gres created", "action set-mig off", "update_status"):
+            self.emit(name)
+            slurm.end_jobs()
+        self.hand_out()
+        for name in ("node-gres changed", "update_status"):
+            self.emit(name)
+        relation = self.relation("node-gres")
+        return {
+            "status": self.state.unit_status,
+            "record": slurm.record,
+            "node": (slurm.reservations, slurm.maintained, slurm.slurmd_active),
+            "databag": {key: relation.local_unit_data.get(key) for key in NodeGres.model_fields},
+            "units": (self.machine.active, self.machine.enabled, self.machine.held),
+            "files": self.place.files(*PASSING),
+        }
+
+    place: orders.Place
+
+
+def databag(number: int, *gpus: str) -> dict[str, str]:
+    """Return what a compute unit publishes."""
+    lines = [f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])]
+    said = NodeGres(node=f"slurmd-{number}", gres=",".join(gpus) or "gpu:mock_gpu:1", lines=tuple(lines), awaits=True)
+    return {key: json.dumps(value) for key, value in said.model_dump().items()}
+
+
+class Controller(orders.Unit):
+    """The unit beside slurmctld, with three compute units."""
+
+    relations: typing.ClassVar = {
+        "controller": testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld"),
+        "gres": testing.Relation(
+            "gres", remote_app_name="slurm-gpu", remote_units_data={number: databag(number) for number in range(3)}
+        ),
+    }
+    actions: typing.ClassVar = {"show-gres": {}, "detect": {}}
+
+    def __init__(
+        self, ctx: testing.Context[charm.SlurmGpuCharm], calls: orders.Calls, slurm: SlurmDouble, place: orders.Place
+    ) -> None:
+        super().__init__(ctx, testing.State(leader=True, relations=set(self.relations.values())), calls)
+        self.slurm, self.place = slurm, place
+
+    def changes(self) -> dict[str, collections.abc.Callable[[], object]]:
+        return {
+            "slurmctld stops responding": lambda: vars(self.slurm).update(answering=False),
+            "slurmctld responds": lambda: vars(self.slurm).update(answering=True),
+            "slurmctld stops": lambda: vars(self.slurm).update(slurmctld_active=False),
+            "slurmctld starts": lambda: vars(self.slurm).update(slurmctld_active=True),
+            "slurmctld is set up": lambda: controller_seat.SLURM_CONF.write_text("ClusterName=x\n"),
+            "slurmctld is not set up": lambda: controller_seat.SLURM_CONF.unlink(missing_ok=True),
+            "a node has GPUs": lambda: vars(self.slurm).update(record=Record("gpu:mock_gpu:1")),
+            "a node has none": lambda: vars(self.slurm).update(record=Record("")),
+            "another unit leads": lambda: self.replace(leader=False),
+            "the application is removed": lambda: self.replace(planned_units=0),
+            "the admin adds a line": lambda: self.edit(lambda text: f"{text}Name=fpga File=/dev/fpga0\n"),
+            "the admin cuts the file": lambda: self.edit(lambda text: text[: len(text) // 2]),
+            "upstream writes the file": lambda: self.edit(lambda _: AUTODETECT),
+            **{
+                f"unit {number} {name}": self.publish(number, data)
+                for number in range(3)
+                for name, data in {
+                    "as at first": databag(number),
+                    "with more": databag(number, "gpu:mock_gpu:1", "gpu:other:1"),
+                    "without GPUs": databag(number) | {"lines": "[]", "gres": '""', "awaits": "false"},
+                    "with nonsense": {"node": "{"},
+                    "not yet": {},
+                    "as another": databag(0),
+                }.items()
+            },
+        }
+
+    def edit(self, change: collections.abc.Callable[[str], str]) -> None:
+        gres_conf.PATH.write_text(change(gres_conf.PATH.read_text() if gres_conf.PATH.exists() else ""))
+
+    def publish(self, number: int, data: dict[str, str]) -> collections.abc.Callable[[], None]:
+        def write() -> None:
+            relation = self.relation("gres")
+            if relation is not None and number in relation.remote_units_data:
+                self.write("gres", remote_units_data=relation.remote_units_data | {number: data})
+
+        return write
+
+    def settle(self) -> object:
+        self.slurm.answering = self.slurm.slurmctld_active = True
+        self.slurm.record = None
+        controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+        self.edit(lambda text: AUTODETECT + text[text.find(gres_conf.BEGIN) :] if gres_conf.END in text else AUTODETECT)
+        self.edit(lambda text: text.replace("Name=fpga File=/dev/fpga0\n", ""))
+        self.replace(planned_units=1)
+        for name in ("leader_elected", "controller created", "gres created"):
+            self.emit(name)
+        self.write("gres", remote_units_data=self.relations["gres"].remote_units_data)
+        for name in ("gres changed", "update_status"):
+            self.emit(name)
+        return {
+            "status": self.state.unit_status,
+            "answer": self.relation("gres").local_app_data,
+            "files": self.place.files(*PASSING, "etc/systemd/system/slurm-gpu-node.*"),
+        }
+
+
+@pytest.mark.timeout(7200)
+def test_every_order_of_a_compute_node_ends_in_the_same_state(
+    paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
+):
+    clock = orders.Clock(monkeypatch)
+    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime", "var/slurm-gpu/holds/lock")
+    monkeypatch.setattr(ops.Unit, "reboot", lambda unit: None)
+    slurmd_options.PATH.write_text(OPTIONS)
+    node.add_card(CARDS[1])
+    node.install_driver("535", "535.288.01")
+    node.slurm.devices = 2
+    node.slurm.register()
+    node.smi.cards = {bus_id: MigCard("NVIDIA A100-SXM4-40GB") for bus_id in CARDS}
+    calls = orders.Calls()
+    calls.watch_files(monkeypatch)
+    calls.watch_answers(node.slurm)
+    calls.watch_answers(node)
+    ctx = context()
+    place = orders.Place(paths, node.slurm, node)
+
+    def make() -> Compute:
+        place.restore()
+        unit = Compute(ctx, calls, node, clock)
+        unit.place = place
+        return unit
+
+    orders.check(monkeypatch, make)
+
+
+@pytest.mark.timeout(7200)
+def test_every_order_of_the_controller_ends_in_the_same_state(
+    paths: pathlib.Path, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
+    orders.Clock(monkeypatch)
+    gres_conf.PATH.write_text(AUTODETECT)
+    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    calls = orders.Calls()
+    calls.watch_files(monkeypatch)
+    calls.watch_answers(slurm)
+    ctx, place = context(), orders.Place(paths, slurm)
+
+    def make() -> Controller:
+        place.restore()
+        return Controller(ctx, calls, slurm, place)
+
+    orders.check(monkeypatch, make)
