@@ -199,7 +199,9 @@ class Unit:
         "install", "start", "config_changed", "update_status", "upgrade_charm", "leader_elected", "stop", "remove",
     )  # fmt: skip
 
-    refusals: typing.ClassVar[tuple[type[Exception], ...]] = ()  # by which a hook fails on purpose, so that Juju repeats it
+    refusals: typing.ClassVar[
+        tuple[type[Exception], ...]
+    ] = ()  # by which a hook fails on purpose, so that Juju repeats it
 
     def __init__(self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls) -> None:
         self.ctx, self.state, self.calls = ctx, state, calls
@@ -390,7 +392,9 @@ def raising(error: collections.abc.Callable[[], Exception]) -> collections.abc.C
 def _difference(wanted: object, found: object) -> str:
     """Return what differs, line by line."""
     lines = [pprint.pformat(one, width=150).splitlines() for one in (wanted, found)]
-    return "\n".join(["it settled otherwise:", *difflib.unified_diff(*lines, "without an order", "after it", n=0, lineterm="")])
+    return "\n".join(
+        ["it settled otherwise:", *difflib.unified_diff(*lines, "without an order", "after it", n=0, lineterm="")]
+    )
 
 
 def _hang() -> typing.NoReturn:

@@ -11,9 +11,11 @@ from cluster import Job
 from ops import testing
 
 import charm
+import host
 
 SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
 META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
+ACCOUNT = host.account  # which the fixture `host` replaces, so that the tests run as root
 
 
 @dataclasses.dataclass

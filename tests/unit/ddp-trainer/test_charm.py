@@ -11,7 +11,7 @@ import typing
 import pytest
 from cluster import Cluster, Job
 from conftest import USER
-from harness import META, Trainer, add_dataset, write_result
+from harness import ACCOUNT, META, Trainer, add_dataset, write_result
 from hostile_values import NASTY, ROAMING, TEXTS
 from ops import testing
 
@@ -30,7 +30,6 @@ from slurm_ddp.slurm import nodes
 EVENTS = ["install", "start", "config_changed", "upgrade_charm", "update_status", "relation_joined", "relation_changed"]
 
 
-ACCOUNT = host_module.account  # the fixture `host` lets the tests run as root
 CURVE = drawing.draw([(16, 0.5)])  # of what write_result leaves
 
 

@@ -6,14 +6,14 @@ import pathlib
 import pwd
 import typing
 
-import orders
 import pytest
 from cluster import Cluster
 from conftest import USER, Pip
+from harness import ACCOUNT, Trainer, add_dataset
 from ops import testing
-from test_charm import ACCOUNT, Trainer, add_dataset, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
 import host as host_module
+import orders
 from ddp.slurm import access, jobs
 from slurm_ddp import mounts
 from slurm_ddp.run import CommandError, CommandTimeout
@@ -66,7 +66,9 @@ class LoginHost(orders.Unit):
             "slurmctld stops responding": lambda: vars(cluster).update(silent=1000),
             "slurmctld hangs": lambda: vars(cluster).update(hung=True),
             "slurmctld responds": lambda: vars(cluster).update(silent=0, hung=False),
-            "slurmctld refuses": lambda: vars(cluster).update(submit_refusal="sbatch: error: Batch job submission failed"),
+            "slurmctld refuses": lambda: vars(cluster).update(
+                submit_refusal="sbatch: error: Batch job submission failed"
+            ),
             "the controller forgets its jobs": lambda: vars(cluster).update(forgets=True),
             "jobs run": lambda: self.set_states("RUNNING"),
             "jobs end": lambda: self.set_states("COMPLETED"),
@@ -133,7 +135,7 @@ class LoginHost(orders.Unit):
 
 @pytest.mark.timeout(7200)
 def test_every_order_ends_in_the_same_state(
-    trainer: Trainer,  # noqa: F811
+    trainer: Trainer,
     cluster: Cluster,
     pip: Pip,
     host: dict[str, typing.Any],

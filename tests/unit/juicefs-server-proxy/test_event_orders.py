@@ -7,13 +7,13 @@ import json
 import pathlib
 import typing
 
-import orders
 import pytest
 from doubles import UUID
 from ops import testing
 from rig import Rig, clients, peers
 
 import embedded.store
+import orders
 from embedded.users import RemovalRefusedError
 from slurm_ddp import juicefs
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -87,7 +87,9 @@ class Volume(orders.Unit):
             "the secret is withdrawn": lambda: self.replace(secrets=self.state.secrets - {USERS_SECRET}),
             "a secret with nonsense": lambda: self.grant({"meta-passwd": "one"}),
             "the secret is granted": lambda: self.grant(USERS_SECRET.tracked_content),
-            "s3 answers": lambda: self.write("s3", remote_app_data={"bucket": "train", "access-key": "k", "secret-key": "s"}),
+            "s3 answers": lambda: self.write(
+                "s3", remote_app_data={"bucket": "train", "access-key": "k", "secret-key": "s"}
+            ),
             "config": self.configure(**CONFIGS[self.kind]),
             "config of the other kind": self.configure_otherwise,
             "config capacity": self.configure(**CONFIGS[self.kind], capacity=20),
@@ -105,7 +107,9 @@ class Volume(orders.Unit):
 
     def grant(self, content: dict[str, str] | None) -> None:
         others = {secret for secret in self.state.secrets if secret.id != USERS_SECRET.id}
-        self.replace(secrets={*others, dataclasses.replace(USERS_SECRET, tracked_content=content, latest_content=content)})
+        self.replace(
+            secrets={*others, dataclasses.replace(USERS_SECRET, tracked_content=content, latest_content=content)}
+        )
 
     def event(self, name: str) -> typing.Any:
         if name == "filesystem created" and self.state.config.get("bucket") != CONFIGS[self.kind].get("bucket"):
@@ -184,7 +188,9 @@ def test_every_order_ends_in_the_same_state(
         return reached
 
     embedded_ensure = servers.ensure
-    command = {"fails": orders.raising(lambda: CommandError("juicefs exited 1", returncode=1, stderr="<FATAL>: it failed"))}
+    command = {
+        "fails": orders.raising(lambda: CommandError("juicefs exited 1", returncode=1, stderr="<FATAL>: it failed"))
+    }
     command["hangs"] = orders.raising(lambda: CommandTimeout("juicefs: no answer within 60 s"))
     silent = orders.raising(lambda: juicefs.UnreachableError("nothing answers"))
     stopped = orders.raising(lambda: CommandError("systemctl exited 1: it failed"))

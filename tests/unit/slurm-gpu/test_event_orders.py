@@ -9,7 +9,6 @@ import time
 import typing
 
 import ops
-import orders
 import pytest
 import yaml
 from conftest import OPTIONS
@@ -18,6 +17,7 @@ from ops import testing
 from slurm_double import Record, SlurmDouble
 
 import charm
+import orders
 from controller import gres_lines as controller_seat
 from gpu import gres_conf
 from node import resume as bring_up
@@ -64,7 +64,13 @@ class Compute(orders.Unit):
         {"hold-driver": False, "persistence-mode": False},
     )
 
-    def __init__(self, ctx: testing.Context[charm.SlurmGpuCharm], calls: orders.Calls, machine: MachineDouble, clock: orders.Clock) -> None:
+    def __init__(
+        self,
+        ctx: testing.Context[charm.SlurmGpuCharm],
+        calls: orders.Calls,
+        machine: MachineDouble,
+        clock: orders.Clock,
+    ) -> None:
         super().__init__(ctx, testing.State(relations=set(self.relations.values())), calls)
         self.clock, self.booted = clock, clock.now
         self.machine, self.slurm = machine, machine.slurm
@@ -179,7 +185,9 @@ class Compute(orders.Unit):
 
 def databag(number: int, *gpus: str) -> dict[str, str]:
     """Return what a compute unit publishes."""
-    lines = [f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])]
+    lines = [
+        f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])
+    ]
     said = NodeGres(node=f"slurmd-{number}", gres=",".join(gpus) or "gpu:mock_gpu:1", lines=tuple(lines), awaits=True)
     return {key: json.dumps(value) for key, value in said.model_dump().items()}
 
