@@ -120,11 +120,16 @@ class Clock:
     """The machine's clock, for all that asks the module `time`: it goes on by what is slept, and by `passes`."""
 
     def __init__(self, patch: typing.Any) -> None:
-        self.now = self._start = time.time()
+        self._start = time.time()
+        self.restart()
         patch.setattr(time, "time", lambda: self.now)
         patch.setattr(time, "monotonic", lambda: self.now - self._start)
         patch.setattr(time, "clock_gettime", lambda _: self.now - self._start)
         patch.setattr(time, "sleep", self.passes)
+
+    def restart(self) -> None:
+        """Begin again."""
+        self.now = self._start
 
     def passes(self, seconds: float) -> None:
         """Let time pass."""
@@ -204,7 +209,8 @@ class Unit:
     ] = ()  # by which a hook fails on purpose, so that Juju repeats it
 
     def __init__(self, ctx: testing.Context[typing.Any], state: testing.State, calls: Calls) -> None:
-        self.ctx, self.state, self.calls = ctx, state, calls
+        self.ctx, self.calls = ctx, calls
+        self.state: testing.State = state
         self._ids = itertools.count(100)
 
     @classmethod
@@ -253,7 +259,7 @@ class Unit:
             self.calls.arm("", 0)
             for log in (self.ctx.juju_log, self.ctx.emitted_events, self.ctx.action_logs):
                 log.clear()
-        self.state = out
+        self.state = typing.cast(testing.State, out)
         self.ended(name)
 
     def ended(self, name: str) -> None:
@@ -362,7 +368,7 @@ def hasten(patch: typing.Any) -> None:
     load = _ops_main_mock.Ops._load_charm_meta
 
     @contextlib.contextmanager
-    def charm_root(runtime: typing.Any) -> collections.abc.Iterator[pathlib.Path]:
+    def charm_root(runtime: typing.Any) -> collections.abc.Generator[pathlib.Path]:
         spec = runtime._charm_spec
         if id(spec) not in roots:
             root = roots[id(spec)] = pathlib.Path(tempfile.mkdtemp(prefix="charm-"))
@@ -391,10 +397,9 @@ def raising(error: collections.abc.Callable[[], Exception]) -> collections.abc.C
 
 def _difference(wanted: object, found: object) -> str:
     """Return what differs, line by line."""
-    lines = [pprint.pformat(one, width=150).splitlines() for one in (wanted, found)]
-    return "\n".join(
-        ["it settled otherwise:", *difflib.unified_diff(*lines, "without an order", "after it", n=0, lineterm="")]
-    )
+    before, after = (pprint.pformat(one, width=150).splitlines() for one in (wanted, found))
+    changed = difflib.unified_diff(before, after, "without an order", "after it", n=0, lineterm="")
+    return "\n".join(["it settled otherwise:", *changed])
 
 
 def _hang() -> typing.NoReturn:

@@ -49,6 +49,7 @@ class LoginHost(orders.Unit):
         state = dataclasses.replace(at.state(), relations=set(self.relations.values()), secrets={SECRET})
         super().__init__(ctx, state, calls)
         self.clock, self.cluster, self.about, self.workspace = clock, cluster, about, at.workspace
+        self.at = at
         self.config = at.config | {"hf-token": SECRET.id}
         self.replace(config=self.config)
         about.clear()
@@ -82,7 +83,7 @@ class LoginHost(orders.Unit):
             "the token changes": lambda: self.grant({"token": "hf_second"}),
             "the token is nonsense": lambda: self.grant({"tokens": "hf_second"}),
             "the token is withdrawn": lambda: self.replace(secrets=set()),
-            "config without a token": lambda: self.replace(config=self.config | {"hf-token": ""}),
+            "config without a token": lambda: self.replace(config=self.at.config),
             "config nonsense": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
             "config nobody": lambda: self.replace(config=self.config | {"submit-user": "nobody-of-that-name"}),
             "config": lambda: self.replace(config=self.config),
@@ -111,7 +112,7 @@ class LoginHost(orders.Unit):
         self.mount()
         self.about.pop("apt", None)
         self.about["packages"] = {"python3-venv", "zstd"}
-        self.grant(SECRET.tracked_content)
+        self.grant(dict(SECRET.tracked_content))
         self.replace(config=self.config)
         for name in ("juju-info created", "juju-info joined", "config_changed", "update_status"):
             self.emit(name)
@@ -156,6 +157,7 @@ def test_every_order_ends_in_the_same_state(
 
     def make() -> LoginHost:
         place.restore()
+        clock.restart()
         return LoginHost(ctx, trainer, calls, clock, cluster, host)
 
     orders.check(monkeypatch, make)

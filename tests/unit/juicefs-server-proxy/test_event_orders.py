@@ -86,7 +86,7 @@ class Volume(orders.Unit):
             "another unit leads": lambda: self.replace(leader=False),
             "the secret is withdrawn": lambda: self.replace(secrets=self.state.secrets - {USERS_SECRET}),
             "a secret with nonsense": lambda: self.grant({"meta-passwd": "one"}),
-            "the secret is granted": lambda: self.grant(USERS_SECRET.tracked_content),
+            "the secret is granted": lambda: self.grant(dict(USERS_SECRET.tracked_content)),
             "s3 answers": lambda: self.write(
                 "s3", remote_app_data={"bucket": "train", "access-key": "k", "secret-key": "s"}
             ),
@@ -134,7 +134,7 @@ class Volume(orders.Unit):
         world.down.clear()
         world.format_error, servers.slow, servers.down = "", False, False
         servers.peers, servers.disk = lambda _: (), embedded.store.Usage(2 << 30, 30 << 30)
-        self.grant(USERS_SECRET.tracked_content)
+        self.grant(dict(USERS_SECRET.tracked_content))
         self.replace(config=CONFIGS[self.kind])
         for name in (
             "s3 broken", "postgresql broken", "storage_attached", "leader_elected", "filesystem created", "filesystem changed",

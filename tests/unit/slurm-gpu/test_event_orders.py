@@ -29,7 +29,13 @@ CARDS = ("0000:1b:00.0", "0000:9d:00.0")
 AUTODETECT = "AutoDetect=nvidia\n"
 ADMIN = "maintenance until noon"
 # What names a time, or what a unit saw that waits
-PASSING = ("var/slurm-gpu/waits-*", "proc/sys/kernel/random/boot_id", "proc/uptime", "var/slurm-gpu/holds/lock")
+PASSING = (
+    "var/slurm-gpu/waits-*",
+    "proc/sys/kernel/random/boot_id",
+    "proc/uptime",
+    "var/slurm-gpu/holds/lock",
+    "var/slurm-gpu/driver-refused.json",
+)
 
 
 def context() -> testing.Context[charm.SlurmGpuCharm]:
@@ -258,7 +264,7 @@ class Controller(orders.Unit):
         self.replace(planned_units=1)
         for name in ("leader_elected", "controller created", "gres created"):
             self.emit(name)
-        self.write("gres", remote_units_data=self.relations["gres"].remote_units_data)
+        self.write("gres", remote_units_data=typing.cast("testing.Relation", self.relations["gres"]).remote_units_data)
         for name in ("gres changed", "update_status"):
             self.emit(name)
         return {
@@ -273,7 +279,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
     paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ):
     clock = orders.Clock(monkeypatch)
-    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime", "var/slurm-gpu/holds/lock")
+    monkeypatch.setattr(bring_up, "UPTIME", paths / "proc/uptime")
     monkeypatch.setattr(ops.Unit, "reboot", lambda unit: None)
     slurmd_options.PATH.write_text(OPTIONS)
     node.add_card(CARDS[1])
@@ -290,6 +296,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
 
     def make() -> Compute:
         place.restore()
+        clock.restart()
         unit = Compute(ctx, calls, node, clock)
         unit.place = place
         return unit
