@@ -339,7 +339,7 @@ class Host:
         before = self._machine.leader(self.root)
         if before is None:
             raise HostError(f"{self.name} does not run")
-        with contextlib.suppress(HostError):  # the host may be gone before systemctl could say that all is well
+        with contextlib.suppress(HostError):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
         self._wait_booted(before, progress, timeout)
 

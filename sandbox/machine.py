@@ -140,7 +140,7 @@ class Machine(abc.ABC):
         """Return the numbers of the FUSE connections behind what the machine has mounted, and this computer has not.
 
         A client that uses its own mount waits for itself when it is killed, and no signal ends it: the kernel must
-        be told to answer for it.
+        be configured to answer for it.
         """
         nspawn = self.nspawn()
         inside = _children(nspawn) if nspawn is not None else []
@@ -287,7 +287,7 @@ def wait_until(condition: collections.abc.Callable[[], bool], timeout: float) ->
 
 
 def _stat(pid: int) -> dict[str, str]:
-    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} when it is gone."""
+    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} once it ended."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -328,7 +328,7 @@ def _abort(connections: collections.abc.Collection[str]) -> None:
             return
         try:
             for number in connections:
-                with contextlib.suppress(OSError):  # it is gone
+                with contextlib.suppress(OSError):  # it ended
                     pathlib.Path(place, number, "abort").write_text("1")
         finally:
             run("/bin/umount", "-l", place, check=False)

@@ -395,13 +395,13 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
     mine = [event for event in unit.events if event.relation == relation.id]
     if any(event.kind == "relation-broken" for event in mine):
         return
-    begun = [event for event in mine if event.attempts or event is unit.executing]
-    dropped = [event for event in mine if event not in begun]
+    started = [event for event in mine if event.attempts or event is unit.executing]
+    dropped = [event for event in mine if event not in started]
     unit.events = [event for event in unit.events if event not in dropped]
     if any(event.kind == "relation-created" for event in dropped):
         return
-    joining = [event.remote for event in begun if event.kind == "relation-joined" and event.remote]
-    gone = [event.remote for event in begun if event.kind == "relation-departed"]
+    joining = [event.remote for event in started if event.kind == "relation-joined" and event.remote]
+    gone = [event.remote for event in started if event.kind == "relation-departed"]
     for name in dict.fromkeys([*unit.members.get(relation.id, []), *joining]):
         if name not in gone:
             enqueue(model, unit, "relation-departed", relation=relation.id, remote=name, departing=departing or name)
@@ -409,7 +409,7 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
 
 
 def remove_unit(model: Model, unit: Unit) -> None:
-    """Begin a unit's end; a principal waits for the subordinates on its machine to be gone first."""
+    """Begin a unit's end; a principal waits for the subordinates on its machine to be removed first."""
     if unit.dying:
         return
     unit.dying = True
@@ -569,7 +569,7 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
     if here or not is_its:
         return here
-    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it is gone: relation-broken
+    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it was removed: relation-broken
 
 
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:

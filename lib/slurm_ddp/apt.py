@@ -109,7 +109,7 @@ def simulate(
     *,
     timeout: float = 120,
 ) -> Changes:
-    """Return what installing these packages (`name` or `name=version`) would change. Changes nothing itself.
+    """Simulate what installing these packages (`name` or `name=version`) would change. Changes nothing itself.
 
     Args:
         packages: as apt-get takes them.

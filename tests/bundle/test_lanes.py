@@ -178,12 +178,12 @@ sys.exit(lanes.main(["slow"]))
 """
     running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
-    with running.stdout as said:
-        for line in said:
+    with running.stdout as printed:
+        for line in printed:
             if line == "started\n":
                 running.terminate()
                 break
-        assert said.read().endswith("interrupted\n")
+        assert printed.read().endswith("interrupted\n")
     assert running.wait(20) == 130
     assert (tmp_path / "clean").exists()
 
@@ -245,9 +245,9 @@ def test_setup_on_another_system_lists_what_is_needed(bare: pathlib.Path):
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
+    ("argument", "printed"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
 )
-def test_setup_refuses_what_it_does_not_know(argument: str, said: str):
+def test_setup_refuses_what_it_does_not_know(argument: str, printed: str):
     done = setup(argument)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert printed in done.stderr

@@ -17,7 +17,7 @@ EVERYWHERE = {"app_name", "base", "channel", "config", "model_uuid", "revision"}
 
 
 def _plain(value: Any) -> Any:
-    """Return what hcl2 parsed without its quotes and marks."""
+    """Strip the quotes and marks from what hcl2 parsed."""
     if isinstance(value, dict):
         return {_plain(key): _plain(item) for key, item in value.items() if not str(key).startswith("__")}
     if isinstance(value, list):
