@@ -81,10 +81,10 @@ class LoginHost(orders.Unit):
             "apt works": lambda: self.about.pop("apt", None),
             "the packages are removed": lambda: self.about.update(packages=set()),
             "the token changes": lambda: self.grant({"token": "hf_second"}),
-            "the token is nonsense": lambda: self.grant({"tokens": "hf_second"}),
+            "the token is malformed": lambda: self.grant({"tokens": "hf_second"}),
             "the token is withdrawn": lambda: self.replace(secrets=set()),
             "config without a token": lambda: self.replace(config=self.at.config),
-            "config nonsense": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
+            "config malformed": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
             "config nobody": lambda: self.replace(config=self.config | {"submit-user": "nobody-of-that-name"}),
             "config": lambda: self.replace(config=self.config),
         }
