@@ -95,7 +95,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (GPU, "show-gres"): Good(results={"registered": "gpu:mock_gpu:1", "lines-live": "true"}),
     (GPU, "accept-gpus"): Good(results={"registered": "gpu:mock_gpu:1"}),
     (GPU, "health-check"): Refused((), NO_NVML),
-    (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep says none; .*"),
+    (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep names none; .*"),
     (GPU, "reset-gpu"): Refused(("gpu=0000:99:00.0",), r"gpu: no card at 0000:99:00\.0; there is 0000:81:00\.0"),
     (GPU, "set-mig"): Refused(("gpu=all", "profiles=3g.20gb", "wait=5"), NO_SMI),
 }  # fmt: skip
