@@ -18,7 +18,7 @@ down:  ## remove the sandbox: hosts, mounts, processes, network
 test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
 	@$(LANES)
 
-.PHONY: lint docs unit functional bench pack integration upstream
+.PHONY: lint docs unit functional bench pack integration upstream mutants
 lint:  ## ruff, pyright, codespell, shellcheck
 docs:  ## the documentation as a site in build/site, links checked
 unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
@@ -27,8 +27,14 @@ bench:  ## measurements, each against a peer or a limit
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
 integration:  ## the bundle on juju's current controller, 3.6 or 4
 upstream:  ## upstream's own charms beside ours, from checkouts that SLURM_DDP_UPSTREAM names
-lint docs unit functional bench pack integration upstream:
+mutants:  ## mutation testing of the modules that matter most, about 40 minutes
+lint docs unit functional bench pack integration upstream mutants:
 	@$(LANES) $@
+
+.PHONY: orders
+orders:  ## random orders of events, 10000 for each charm; SLURM_DDP_ORDERS=N for another number
+	@for charm in $(notdir $(wildcard charms/*)); do \
+	  SLURM_DDP_ORDERS=$${SLURM_DDP_ORDERS:-10000} $(LANES) unit-$$charm -- tests/unit/$$charm/test_event_orders.py || exit 1; done
 
 .PHONY: deploy
 deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller; OVERLAYS="gpu nfs" adds overlays

@@ -105,10 +105,10 @@ class SlurmGpuCharm(ops.CharmBase):
             self._note_end(event)
             return
         self._left = True
-        if self._is_compute() or compute.OWNER.exists() or work.is_watching():
-            work.release()
-        compute.release(owner=self.unit.name, config=self._settings)
-        if gres_lines.is_keeper(self.unit.name):
+        with work.leaving():
+            if self._is_compute() or compute.OWNER.exists() or work.is_watching():
+                work.release()
+            compute.release(owner=self.unit.name, config=self._settings)
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
     def _note_end(self, event: ops.EventBase) -> None:

@@ -181,6 +181,42 @@ def test_a_run_of_several_ranks_is_not_charged_twice_for_its_communication(ready
     )
 
 
+def measure_on_gpus(ready: Trainer, cluster: Cluster) -> None:
+    """Leave a baseline of two nodes with a GPU each, at 2 GB/s."""
+    measure(ready, cluster, 2.0)
+    path = ready.workspace / "baselines" / "collectives.json"
+    path.write_text(path.read_text().replace('"gloo"', '"nccl"'))
+    for machine in cluster.machines:
+        machine.gres = "gpu:h200:1"
+
+
+def test_on_gpus_communication_overlaps_with_the_backward_pass(ready: Trainer, cluster: Cluster):
+    measure_on_gpus(ready, cluster)
+    results = ready.run("plan", parameters=1_000_000_000, tokens_per_second=2048, batch=16, seq_len=128)
+    assert results["compute"] == "1.00 s a step (as given)"
+    assert results["communication"].startswith("2.00 s a step in 153 buckets")
+    exposed = 2.0 - 2 / 3 * (1 - 1 / 153)
+    assert results["exposed"] == f"{exposed:.2f} s"
+    assert results["step"] == f"{1 + exposed:.2f} s"
+    assert results["efficiency"] == f"{1 / (1 + exposed):.0%} (33% if nothing overlaps)"
+    halves = ready.run("plan", parameters=1_000_000_000, tokens_per_second=2048, batch=16, seq_len=128, grad_accum=2)
+    assert halves["exposed"] == results["exposed"], "only the last of the passes has something to overlap with"
+
+
+def test_a_run_on_gpus_is_charged_only_for_what_its_computation_did_not_hide(ready: Trainer, cluster: Cluster):
+    measure_on_gpus(ready, cluster)
+    folder = ready.workspace / "runs" / "before"
+    folder.mkdir()
+    (folder / "job.json").write_text("{}")
+    (folder / "config.json").write_text('{"model": "tiny", "seq_len": 128, "batch": 16, "grad_accum": 1}')
+    summary = {"world_size": 2, "nodes": 2, "ranks": [{"device": "cuda"}], "tokens_per_second": 2 * 16 * 128 / 0.03}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    results = ready.run("plan", model="tiny", seq_len=128, batch=16)
+    # of 30 ms: 14.5 ms of communication in 2 buckets, of which the backward pass hides 30 * 2/3 * 1/2
+    assert results["compute"] == "25.5 ms a step (measured by the run before, 2 ranks, less their communication)"
+    assert results["communication"].startswith("14.5 ms a step in 2 buckets")
+
+
 def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8(S:0-1)"

@@ -11,7 +11,8 @@ import typing
 import urllib.parse
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, Job
+from conftest import USER
 from harness import Trainer
 from ops import testing
 from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
@@ -22,7 +23,7 @@ from ddp.environment.environments import Environment
 from ddp.node import spec
 from ddp.options import fields
 from ddp.submit import scripts
-from ddp.workspace import folders, operations
+from ddp.workspace import folders, operations, tokens
 from ddp.workspace.files import RefusedError
 
 TOKEN = "hf_%2F+Zsecret=/~0123456789abcdef"
@@ -219,6 +220,23 @@ def test_cancelling_and_waiting_end_with_the_file_gone(cloud: Cloud, cluster: Cl
     cluster.states = [("RUNNING", 0), ("FAILED", 256)]
     cloud.trainer.fails("submit-ddp", workload="smoke", run="second", wait=True)
     assert cloud.files == {}
+
+
+def test_the_file_of_a_run_stays_while_another_of_its_jobs_is_active(settings: Settings, cluster: Cluster):
+    given = dataclasses.replace(settings, token=TOKEN)
+    path = pathlib.Path(tokens.path(given, "first"))
+    tokens.deliver(given, "first")
+    cluster.jobs = [
+        Job(number, USER, "first", path, "", [state]) for number, state in ((40, ("FAILED", 1)), (41, ("RUNNING", 0)))
+    ]
+    tokens.drop(given, "first")
+    assert path.read_text() == f"{TOKEN}\n"
+    cluster.silent = 1
+    tokens.drop(given, "first")
+    assert path.exists(), "while Slurm is away nothing is known to be over"
+    cluster.jobs[1].states = [("COMPLETED", 0)]
+    tokens.drop(given, "first")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "submit-sweep"])

@@ -155,7 +155,7 @@ class Volume(orders.Unit):
             "granted": list(secret.remote_grants.values()),
             "secret": sorted(content) if running is not None else content,
             "pinned": {key: value for key, value in pinned.local_app_data.items() if key != "secret_id"},
-            "unit": {key: value for key, value in pinned.local_unit_data.items() if key in ("address", "room-gib")},
+            "unit": {key: running and pinned.local_unit_data.get(key) for key in ("address", "room-gib")},
             "servers": (running and dataclasses.replace(running, credentials=fs.JuicefsSecret()), servers.enabled),
             "volumes": {url: volume for url, volume in world.volumes.items() if offered.hosts[0] in url},
             "modes": {url: mode for url, mode in world.modes.items() if offered.hosts[0] in url},

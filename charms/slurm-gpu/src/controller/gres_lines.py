@@ -83,7 +83,9 @@ def is_keeper(unit: str) -> bool:
 
 
 def release(*, owner: str, last: bool) -> None:
-    """Leave gres.conf to the application's other units; remove the block when this is the last."""
+    """Leave gres.conf, where this unit writes it, to the application's other units; the last removes the block."""
+    if not is_keeper(owner):
+        return
     if last:
         try:
             sync((), None, lambda _: None, owner=owner)
