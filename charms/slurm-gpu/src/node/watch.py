@@ -155,7 +155,7 @@ def _ensure_units() -> None:
     text = _SERVICE.format(program=source, library=library, python=gpu_monitor.PYTHON)
     changed = systemd.ensure_unit(UNIT, text)
     changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
-    if changed:
+    if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
         systemd.enable(UNIT)
         systemd.enable_now(PATH_UNIT)
 
