@@ -11,7 +11,7 @@ demo:  ## the bundle on this machine: deploy, train on two nodes over JuiceFS, s
 	@./sandboxctl demo
 
 .PHONY: down
-down:  ## take the sandbox away: hosts, mounts, processes, network
+down:  ## remove the sandbox: hosts, mounts, processes, network
 	@./sandboxctl destroy --no-prompt
 
 .PHONY: test
@@ -41,7 +41,7 @@ deploy:  ## pack, then juju deploy ./bundle.yaml on the current controller; OVER
 	@scripts/deploy.sh
 
 .PHONY: format
-format:  ## mend what ruff can mend
+format:  ## fix what ruff can fix
 	@$(LANES) format
 
 .PHONY: lock

@@ -22,7 +22,7 @@ ROWS = (
     "train_step", "ddp", "loader", "checkpoint", "collectives", "tokenizing", "resume", "kill", "stop", "requeue",
     "markers", "start", "submit", "gpu",
 )  # fmt: skip
-LIMIT_S = 300  # each takes less than three minutes on two cores that nobody else uses
+LIMIT_S = 300  # each takes less than three minutes on two otherwise idle cores
 SLOW_S = {"gpu": 900, "submit": 1800}  # two models are compiled; an environment is unpacked on a slow filesystem
 
 
@@ -87,9 +87,9 @@ def _run(name: str) -> tuple[list[dict[str, typing.Any]], str | None, str | None
             return [], f"not done after {limit_s} s", None
         if done.returncode or not out.exists():
             return [], (done.stderr.strip().splitlines() or ["no output"])[-1], None
-        told = json.loads(out.read_text())
+        measured = json.loads(out.read_text())
         facts = {"row": name, "load_before": load, "seconds": round(time.monotonic() - began, 1)}
-        return [{**facts, **record} for record in told["rows"]], None, told["not_here"]
+        return [{**facts, **record} for record in measured["rows"]], None, measured["not_here"]
 
 
 def _one(name: str, out: str) -> int:

@@ -1,4 +1,4 @@
-"""`import torch` from a folder on JuiceFS whose metadata engine is a network away; runs on a host with the volume.
+"""`import torch` from a folder on JuiceFS whose metadata engine is across a network; runs on a host with the volume.
 
     python3 far.py MILLISECONDS PYTHON TURNS
 

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes on this host, from the distribution's package: up in seconds, without munge, gone afterwards."""
+"""A Slurm of two nodes on this host, from the distribution's package: up in seconds and without munge."""
 
 import collections.abc
 import contextlib
@@ -96,21 +96,21 @@ def _await_idle(env: dict[str, str], folder: pathlib.Path) -> None:
 def _end_jobs(env: dict[str, str]) -> None:
     """Kill all jobs and wait until nothing of them is left: a slurmstepd and its job outlive slurmd."""
 
-    def told(*argv: str) -> str:
+    def output(*argv: str) -> str:
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60).stdout
 
     mine = f"--user={getpass.getuser()}"
-    told("scancel", "--full", "--signal=KILL", mine)  # of those that run
-    told("scancel", mine)
+    output("scancel", "--full", "--signal=KILL", mine)  # of those that run
+    output("scancel", mine)
     deadline = time.monotonic() + END_S
-    while told("squeue", "-h", "-o", "%i %T"):
+    while output("squeue", "-h", "-o", "%i %T"):
         if time.monotonic() > deadline:
             raise RuntimeError(f"jobs of the benchmark's Slurm did not end within {END_S} s")
         time.sleep(0.1)
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, and that the kernel gives nobody by itself before they are used."""
+    """Pick ports without a listener, outside the range from which the kernel picks."""
     ports: set[int] = set()
     while len(ports) < count:
         port = random.SystemRandom().randrange(15000, 32000)  # below net.ipv4.ip_local_port_range

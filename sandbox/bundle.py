@@ -319,7 +319,7 @@ def _check_options(app: BundleApplication, metadata: dict[str, typing.Any]) -> N
 def option_problem(
     option: str, value: object, declared: collections.abc.Mapping[str, dict[str, typing.Any]]
 ) -> str | None:
-    """Return what is wrong with setting `option` to `value`, or None."""
+    """Return the mistake in setting `option` to `value`, or None."""
     if option not in declared:
         return f"no option {option!r}{_guess(option, declared)}"
     kind = declared[option]["type"]

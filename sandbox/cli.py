@@ -68,7 +68,7 @@ class _Session:
 
     @contextlib.contextmanager
     def open(self) -> collections.abc.Generator[Engine]:
-        """Give out the engine; where the session creates, the model is made by the first change."""
+        """Yield the engine; where the session creates, the model is made by the first change."""
         with Engine(self.store, self.progress, self._make if self._create else None) as engine:
             yield engine
 
@@ -77,7 +77,7 @@ class _Session:
 
     @contextlib.contextmanager
     def change(self, *, once: bool) -> collections.abc.Generator[Model]:
-        """Give out the model for a change, and wait until what follows from it settles."""
+        """Yield the model for a change, and wait until what follows from it settles."""
         with self.open() as engine:
             with engine.change() as model:
                 yield model
@@ -299,11 +299,11 @@ def run(store: Store, words: tuple[str, ...], form: str, file: pathlib.Path | No
     else:
         (only,) = shown.values()
         click.echo(_as_yaml(only["results"]) if only["results"] else "", nl=False)
-    for told in shown.values():
-        if told["status"] == "failed":
-            who = "" if len(shown) == 1 else f"{told['unit']}: "
-            click.echo(f"ERROR {who}{action}: {told['message']}", err=True)
-    if any(told["status"] == "failed" for told in shown.values()):
+    for outcome in shown.values():
+        if outcome["status"] == "failed":
+            who = "" if len(shown) == 1 else f"{outcome['unit']}: "
+            click.echo(f"ERROR {who}{action}: {outcome['message']}", err=True)
+    if any(outcome["status"] == "failed" for outcome in shown.values()):
         sys.exit(1)
 
 
@@ -708,7 +708,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
     """Remove the hosts, their network and everything in them."""
     if not no_prompt:
         if not sys.stdin.isatty():
-            raise click.UsageError("destroy needs --no-prompt when nobody can be asked")
+            raise click.UsageError("destroy needs --no-prompt without a terminal")
         if click.prompt(f"This removes all data of the model. Its name, to confirm ({store.name})") != store.name:
             raise SandboxError("not the model's name: nothing was removed")
     progress = Progress(lambda line: click.echo(line, err=True))
@@ -718,7 +718,7 @@ def destroy(store: Store, no_prompt: bool) -> None:
             store.forget()
     else:
         Hosts(store.name).destroy()
-    progress("sandbox", f"model {store.name} is gone")
+    progress("sandbox", f"model {store.name} was removed")
 
 
 @contextlib.contextmanager
@@ -739,7 +739,7 @@ def _alone(store: Store, progress: Progress) -> collections.abc.Generator[None]:
 
 
 def _exit(_: int, __: object) -> None:
-    """Leave as after Ctrl-C, so that the agents end and what they hold is let go."""
+    """Leave as after Ctrl-C, so that the agents end and release what they hold."""
     sys.exit(1)
 
 

@@ -50,7 +50,7 @@ class Phases:
 
 
 def show(hosts: Hosts, model: Model, result: dict[str, typing.Any], phases: Phases) -> str:
-    """Return what the demo ends with: nodes, mounts, the job's result and the next commands."""
+    """Return the demo's last lines: nodes, mounts, the job's result and the next commands."""
 
     def on(unit: str, *argv: str) -> str:
         return hosts.get(model.host_of(unit)).run(list(argv), timeout=30).stdout.strip()

@@ -42,7 +42,7 @@ Json = dict[str, typing.Any]
 
 
 class Progress:
-    """Lines for a person: elapsed time since the command began, who, what."""
+    """Progress lines: seconds since the command began, unit or machine, text."""
 
     def __init__(self, write: collections.abc.Callable[[str], None]) -> None:
         self._write = write
@@ -84,7 +84,7 @@ class Engine:
         self._agents: dict[str, _Agent] = {}  # "machine 3" or, for a parallel action, the unit
         self._running: dict[str, _Task] = {}
         self._failures: dict[str, int] = {}  # unit -> attempts that failed during this command
-        self._actions: dict[str, Lock | None] = {}  # id -> the lock by which others see that somebody waits for it
+        self._actions: dict[str, Lock | None] = {}  # id -> the lock by which others see that a command waits for it
         self._results: dict[str, Json] = {}  # action id -> {results, failure}
         self._noted: set[tuple[str, int]] = set()
         self._done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
@@ -173,7 +173,7 @@ class Engine:
         ]
 
     def is_held(self, unit: Unit) -> bool:
-        """Tell whether the unit's next hook waits for an action of another command."""
+        """Check whether the unit's next hook waits for an action of another command."""
         obstacle = _obstacle(self.model, unit)
         running = obstacle.executing if obstacle else None
         return running is not None and running.action is not None and running.action["id"] not in self._actions
@@ -209,7 +209,7 @@ class Engine:
                 lock = self.store.lock(f"action-{event.action['id']}", wait=False)
                 if lock is not None:
                     lock.close(remove=True)
-                    self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: nobody waits for it")
+                    self.store.log(unit.name, "WARNING", f"{event.label} was interrupted: no command waits for it")
                     _take_off(unit, event)
 
     def _take_commands(self, model: Model) -> None:
@@ -305,7 +305,7 @@ class Engine:
         return _Task(unit.name, event.label, locks, run)
 
     def _waits(self, model: Model) -> bool:
-        """Tell whether this command waits for something that it does not run itself, and print what for."""
+        """Check whether this command waits for something that it does not run itself, and print what for."""
         waits = any(identifier not in self._results for identifier in self._actions)
         for unit in model.units.values():
             if unit.name in self._running or (unit.executing is not None and unit.executing.action is not None):
@@ -512,14 +512,14 @@ class _Agent:
         self._process = host.popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        self._said: list[str] = []
+        self._stderr: list[str] = []
         self._reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._reader.start()
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._said = [*self._said[-20:], line.decode(errors="replace").rstrip()]
+            self._stderr = [*self._stderr[-20:], line.decode(errors="replace").rstrip()]
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -538,11 +538,11 @@ class _Agent:
                 show(message)
         except BrokenPipeError:
             pass
-        said = self._said[-1] if self._said else "no word"
+        last = self._stderr[-1] if self._stderr else "no error output"
         return {
             "ok": False,
-            "error": f"the host went away in the middle of the hook ({said})",
-            "trace": "\n".join(self._said),
+            "error": f"the host stopped in the middle of the hook ({last})",
+            "trace": "\n".join(self._stderr),
         }
 
     def kill(self) -> None:
@@ -567,7 +567,7 @@ class _Agent:
 
 
 def _who(machine: int) -> str:
-    """Return what progress lines call a machine."""
+    """Return the name of a machine in progress lines."""
     return f"machine {machine}"
 
 

@@ -159,7 +159,7 @@ class Hosts:
             name: the host's name, which only the host itself resolves.
             gpus: its mock GPUs, by slot; on a host that exists already they are changed at once.
             binds: guest path to path on this machine, writable. On a host that runs they count from its next start.
-            progress: hears one line per step, and again at least every 5 s while the host boots.
+            progress: gets one line per step, and again at least every 5 s while the host boots.
 
         Raises:
             HostError: the host cannot be made, or did not finish booting within 120 s.
@@ -287,11 +287,11 @@ class Host:
         return (self.directory / "wanted").exists()
 
     def exists(self) -> bool:
-        """Tell whether the host was made."""
+        """Check whether the host was made."""
         return (self.directory / "host.json").exists()
 
     def is_running(self) -> bool:
-        """Tell whether the host is up to run commands."""
+        """Check whether the host is up to run commands."""
         return self.exists() and self._machine.leader(self.root) is not None
 
     @contextlib.contextmanager
@@ -339,7 +339,7 @@ class Host:
         before = self._machine.leader(self.root)
         if before is None:
             raise HostError(f"{self.name} does not run")
-        with contextlib.suppress(HostError):  # the host may be gone before systemctl could say that all is well
+        with contextlib.suppress(HostError):  # the host may end before systemctl could say that all is well
             self.run(["/usr/bin/systemctl", "reboot"], timeout=60, check=False)
         self._wait_booted(before, progress, timeout)
 
@@ -426,8 +426,8 @@ class Host:
                 raise HostError(f"{self.name}: {argv[0]}: no answer within {timeout:g} s") from e
             raise
         if check and process.returncode != 0:
-            said = last_line(stderr) or last_line(stdout)
-            raise HostError(f"{self.name}: {argv[0]} exited {process.returncode}: {said}")
+            text = last_line(stderr) or last_line(stdout)
+            raise HostError(f"{self.name}: {argv[0]} exited {process.returncode}: {text}")
         return Completed(process.returncode, stdout, stderr)
 
     def _home(self, user: str) -> str:
@@ -466,7 +466,7 @@ class Host:
         record = self.record
         for layer in record.layers:
             if not pathlib.Path(layer).is_dir():
-                raise HostError(f"{self.name}: its image {layer} is gone; destroy the model and deploy again")
+                raise HostError(f"{self.name}: its image {layer} was removed; destroy the model and deploy again")
         for name in ("upper", "work", "root"):
             (self.directory / name).mkdir(exist_ok=True)
         self.root.chmod(0o755)
@@ -532,7 +532,7 @@ class Host:
 
     def _wait_booted(self, before: int | None, progress: Progress, timeout: float) -> None:
         """Wait until the host has a first process other than `before`, and systemd has started everything."""
-        begin = said = time.monotonic()
+        begin = shown = time.monotonic()
         state = "not running"
         while True:
             leader = self._machine.leader(self.root)
@@ -550,14 +550,14 @@ class Host:
             if now - begin > timeout:
                 remedy = watches_remedy() or f"see {self.directory}/console.log"
                 raise HostError(f"{self.name}: not up within {timeout:.0f} s ({state}); {remedy}")
-            if now - said > _HEARTBEAT_S:
+            if now - shown > _HEARTBEAT_S:
                 progress(f"{self.name}: booting, {now - begin:.0f} s: {state}")
-                said = now
+                shown = now
             time.sleep(0.1)
 
 
 def watches_remedy(proc: pathlib.Path = pathlib.Path("/proc")) -> str:
-    """Return what to type where hosts have used up root's inotify instances, "" where there are some left.
+    """Return the command to type where hosts have used up root's inotify instances, "" where there are some left.
 
     Without one systemd stays "initializing". Kernels allow 128 by default, inotify(7); a host takes about seven.
     """

@@ -226,7 +226,7 @@ def _archives() -> list[str]:
 
 
 def _apt_settings() -> list[str]:
-    """Return what of this machine's apt configuration its guests need to reach the same archives."""
+    """Return the part of this machine's apt configuration that guests need to reach the same archives."""
     wanted = re.compile(
         r"Acquire::((http|https)::(?!.*Password)[A-Za-z]|Check-Valid-Until|Check-Date|Retries|ForceIPv4)"
     )
@@ -463,7 +463,7 @@ def _in_guest(tree: pathlib.Path, *argv: str, binds: collections.abc.Sequence[pa
 
 
 def _step(text: str, argv: list[str], progress: Progress, *, timeout_s: float = 900) -> None:
-    """Run one step of a build. `progress` hears of it at once, and again whenever some seconds went by.
+    """Run one step of a build. `progress` gets a line at once, and again every few seconds.
 
     Raises:
         CommandError: the command failed or took too long; the message holds its last words.

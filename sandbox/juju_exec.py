@@ -23,7 +23,7 @@ def pending(root: pathlib.Path) -> dict[str, str]:
     """Return the units of a host whose update-status is asked for, by request."""
     found: dict[str, str] = {}
     for path in sorted(_requests(root).glob("*.request")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it is gone, or nothing of ours
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it was removed, or is not ours
             if _ID.fullmatch(path.stem):
                 found[path.stem] = str(json.loads(path.read_text())["unit"])
     return found

@@ -94,7 +94,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def is_kept_running(self) -> bool:
-        """Tell whether the machine is booting, up or rebooting."""
+        """Check whether the machine is booting, up or rebooting."""
 
     @abc.abstractmethod
     def nspawn(self) -> int | None:
@@ -140,7 +140,7 @@ class Machine(abc.ABC):
         """Return the numbers of the FUSE connections behind what the machine has mounted, and this computer has not.
 
         A client that uses its own mount waits for itself when it is killed, and no signal ends it: the kernel must
-        be told to answer for it.
+        be configured to answer for it.
         """
         nspawn = self.nspawn()
         inside = _children(nspawn) if nspawn is not None else []
@@ -287,7 +287,7 @@ def wait_until(condition: collections.abc.Callable[[], bool], timeout: float) ->
 
 
 def _stat(pid: int) -> dict[str, str]:
-    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} when it is gone."""
+    """Return name, state, parent and start time (clock ticks since boot) of a process, proc(5); {} once it ended."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -302,10 +302,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    told = list(pathlib.Path(f"/proc/{pid}/task").glob("*/children"))  # of each thread; not every kernel has it
-    if told:
+    lists = list(pathlib.Path(f"/proc/{pid}/task").glob("*/children"))  # of each thread; not every kernel has it
+    if lists:
         with contextlib.suppress(OSError):
-            return [int(child) for path in told for child in path.read_text().split()]
+            return [int(child) for path in lists for child in path.read_text().split()]
     pids = (int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*"))
     return [child for child in pids if _stat(child).get("parent") == str(pid)]
 
@@ -328,7 +328,7 @@ def _abort(connections: collections.abc.Collection[str]) -> None:
             return
         try:
             for number in connections:
-                with contextlib.suppress(OSError):  # it is gone
+                with contextlib.suppress(OSError):  # it ended
                     pathlib.Path(place, number, "abort").write_text("1")
         finally:
             run("/bin/umount", "-l", place, check=False)

@@ -10,8 +10,6 @@ import collections.abc
 import time
 import typing
 
-import jsonschema
-
 from sandbox import bundle as bundles
 from sandbox.store import Application, Event, Model, Relation, SandboxError, Secret, Status, Unit, new_id, section
 
@@ -111,12 +109,12 @@ def relate(model: Model, first: str, second: str) -> Relation:
 
 
 def _declares(model: Model, app: str, endpoint: str) -> bool:
-    """Tell whether the charm itself declares the endpoint; hooks of the implicit juju-info reach nobody."""
+    """Check whether the charm itself declares the endpoint; hooks of the implicit juju-info reach no charm."""
     return any(endpoint in model.applications[app].section(role) for role in ("provides", "requires", "peers"))
 
 
 def takes_part(model: Model, relation: Relation, unit: Unit) -> bool:
-    """Tell whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
+    """Check whether `unit` sees `relation`: it declares the endpoint; a container relation is one of its machine."""
     if not _declares(model, unit.app, relation.endpoint_of(unit.app)):
         return False
     if not relation.container or relation.id in unit.foreign:
@@ -152,7 +150,7 @@ def enter_scope(model: Model, relation: Relation, unit: Unit) -> None:
 
 
 def _addresses(unit: Unit) -> dict[str, str]:
-    """Return what Juju puts into each unit's databag."""
+    """Return the keys that Juju puts into each unit's databag."""
     return {
         "egress-subnets": f"{unit.address}/32",
         "ingress-address": unit.address,
@@ -161,7 +159,7 @@ def _addresses(unit: Unit) -> dict[str, str]:
 
 
 def _born_together(model: Model, relation: Relation, unit: Unit) -> bool:
-    """For a container relation: make the subordinate's unit on a principal's host; tell whether `unit` may enter."""
+    """For a container relation: make the subordinate's unit on a principal's host; return whether `unit` may enter."""
     remote = model.applications[relation.remote_of(unit.app)]
     if unit.principal is not None:
         return unit.principal.split("/")[0] == remote.name or any(
@@ -234,6 +232,8 @@ def action_params(app: Application, action: str, values: collections.abc.Mapping
     Raises:
         SandboxError: an unknown action, an unknown parameter or a value of another type, by name.
     """
+    import jsonschema  # noqa: PLC0415 - a third of the start of every other command
+
     actions = app.section("actions")
     if action not in actions:
         raise SandboxError(f"{app.name} has no action {action!r} (there are: {', '.join(sorted(actions)) or 'none'})")
@@ -304,7 +304,7 @@ def grant_user_secret(model: Model, name: str, app: Application) -> None:
 
 
 def can_read(model: Model, secret: Secret, unit: Unit) -> bool:
-    """Tell whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
+    """Check whether `unit` may read `secret`: as owner, or by a grant over a relation that lives."""
     if secret.owner in (f"application:{unit.app}", f"unit:{unit.name}") or unit.app in secret.granted_apps:
         return True
     return any(
@@ -328,7 +328,7 @@ def _new_revision(model: Model, secret: Secret, content: dict[str, str]) -> None
 
 
 def _retire_revisions(model: Model, secret: Secret) -> None:
-    """Tell the owner of revisions that nobody tracks any more."""
+    """Queue secret-remove at the owner for revisions that no unit tracks any more."""
     kind, _, owner = secret.owner.partition(":")
     name = model.leader(owner) if kind == "application" else owner
     if kind == "user" or name not in model.units:
@@ -395,13 +395,13 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
     mine = [event for event in unit.events if event.relation == relation.id]
     if any(event.kind == "relation-broken" for event in mine):
         return
-    begun = [event for event in mine if event.attempts or event is unit.executing]
-    dropped = [event for event in mine if event not in begun]
+    started = [event for event in mine if event.attempts or event is unit.executing]
+    dropped = [event for event in mine if event not in started]
     unit.events = [event for event in unit.events if event not in dropped]
     if any(event.kind == "relation-created" for event in dropped):
         return
-    joining = [event.remote for event in begun if event.kind == "relation-joined" and event.remote]
-    gone = [event.remote for event in begun if event.kind == "relation-departed"]
+    joining = [event.remote for event in started if event.kind == "relation-joined" and event.remote]
+    gone = [event.remote for event in started if event.kind == "relation-departed"]
     for name in dict.fromkeys([*unit.members.get(relation.id, []), *joining]):
         if name not in gone:
             enqueue(model, unit, "relation-departed", relation=relation.id, remote=name, departing=departing or name)
@@ -409,7 +409,7 @@ def _leave(model: Model, relation: Relation, unit: Unit, departing: str | None) 
 
 
 def remove_unit(model: Model, unit: Unit) -> None:
-    """Begin a unit's end; a principal waits for the subordinates on its machine to be gone first."""
+    """Begin a unit's end; a principal waits for the subordinates on its machine to be removed first."""
     if unit.dying:
         return
     unit.dying = True
@@ -457,7 +457,7 @@ def _depart(model: Model, relation: Relation, gone: Unit, other: Unit) -> None:
 
 
 def removed(model: Model, unit: Unit) -> None:
-    """Forget a unit that is gone. Of the events about it that wait for others only relation-departed stays."""
+    """Forget a unit that was removed. Of the events about it that wait for others only relation-departed stays."""
     for relation in model.relations.values():
         if unit.name in relation.unit_data:
             relation.left[unit.name] = relation.unit_data.pop(unit.name)
@@ -569,7 +569,7 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
     if here or not is_its:
         return here
-    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it is gone: relation-broken
+    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it was removed: relation-broken
 
 
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:

@@ -19,7 +19,11 @@ from slurm_ddp.run import CommandError, run
 RUN = pathlib.Path("/run/slurm-ddp")  # what all models on this machine share, until it restarts
 
 _BRIDGE = re.compile(r"sd[0-9a-f]{8}")
-_FORWARDING = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
+_SETTINGS = pathlib.Path("/proc/sys")
+_LEAST = {  # of the kernel's settings
+    "net/ipv4/ip_forward": 1,
+    "fs/inotify/max_user_instances": 1024,  # kernels allow 128, inotify(7), and a host takes about seven
+}
 _INTERFACES = pathlib.Path("/sys/class/net")
 _UPSTREAM_RESOLV_CONF = pathlib.Path("/run/systemd/resolve/resolv.conf")  # behind systemd-resolved's stub
 
@@ -53,12 +57,13 @@ class Network:
         raise NetworkError(f"no free address in {self.cidr}")
 
     def ensure(self) -> None:
-        """Make the bridge, forwarding and the firewall's rules, as far as they are missing. Raises `NetworkError`."""
-        with _forwarding() as before:
+        """Make the bridge, the kernel's settings and the firewall's rules where missing. Raises `NetworkError`."""
+        with _settings() as settings:
             self.ensure_bridge()
-            if _FORWARDING.read_text().strip() != "1":
-                files.ensure_file(before, _FORWARDING.read_text())
-                _FORWARDING.write_text("1\n")
+            for setting, before, least in settings:
+                if int(setting.read_text()) < least:
+                    files.ensure_file(before, setting.read_text())
+                    setting.write_text(f"{least}\n")
         for table, chain, rule in _rules(self):
             if not _iptables(table, "-C", chain, rule, check=False):
                 _iptables(table, "-I", chain, rule)
@@ -75,18 +80,20 @@ class Network:
             raise NetworkError(f"bridge {self.bridge}: {e}") from e
 
     def remove(self) -> None:
-        """Remove the bridge and the rules; with the last bridge, forwarding is again as it was before the first."""
+        """Remove the bridge and the rules; with the last bridge, restore the kernel's settings of before the first."""
         for table, chain, rule in _rules(self):
             while _iptables(table, "-D", chain, rule, check=False):
                 pass
-        with _forwarding() as before:
+        with _settings() as settings:
             for path in _INTERFACES.glob(f"vb-{self.bridge[:8]}*"):  # as systemd-nspawn cuts long names
                 run("/usr/sbin/ip", "link", "delete", path.name, check=False)
             if (_INTERFACES / self.bridge).exists():
                 run("/usr/sbin/ip", "link", "delete", self.bridge)
-            if before.exists() and not any(_BRIDGE.fullmatch(path.name) for path in _INTERFACES.iterdir()):
-                _FORWARDING.write_text(before.read_text())
-                before.unlink()
+            is_last = not any(_BRIDGE.fullmatch(path.name) for path in _INTERFACES.iterdir())
+            for setting, before, _ in settings:
+                if is_last and before.exists():
+                    setting.write_text(before.read_text())
+                    before.unlink()
 
 
 def remove_link(machine: str) -> None:
@@ -134,12 +141,12 @@ def resolv_conf() -> str:
 
 
 @contextlib.contextmanager
-def _forwarding() -> collections.abc.Generator[pathlib.Path]:
-    """Hold the switch that all models share; give the file that says how it stood before the first of them."""
+def _settings() -> collections.abc.Generator[list[tuple[pathlib.Path, pathlib.Path, int]]]:
+    """Hold the settings that all models share; yield for each its file, the one that keeps its old value, the least."""
     RUN.mkdir(exist_ok=True)
     with (RUN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield RUN / "ip_forward"
+        yield [(_SETTINGS / name, RUN / pathlib.Path(name).name, least) for name, least in _LEAST.items()]
 
 
 def _name_servers(path: pathlib.Path) -> list[str]:

@@ -63,7 +63,7 @@ class Event(_Record):
     not_before: int = 0  # the unit runs so many hooks in its life before this one is delivered
 
     def same_as(self, other: "Event") -> bool:
-        """Tell whether `other` asks for the same thing, so that one of the two is enough."""
+        """Check whether `other` asks for the same thing, so that one of the two is enough."""
         kept = other.model_dump(include={"sequence", "attempts", "retry_at", "problem", "not_before"})
         return self.model_copy(update=kept) == other
 
@@ -74,7 +74,7 @@ class Event(_Record):
 
     @property
     def label(self) -> str:
-        """What a person calls this event, for progress lines."""
+        """The event's name in progress lines."""
         if self.action:
             return f"action {self.action['name']}"
         if self.command:
@@ -161,7 +161,7 @@ class Relation(_Record):
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
     early: dict[str, dict[str, str]] = {}  # what units wrote before they entered the scope
-    left: dict[str, dict[str, str]] = {}  # what units that are gone wrote: Juju lets it be read until the relation ends
+    left: dict[str, dict[str, str]] = {}  # what removed units wrote: Juju lets it be read until the relation ends
     dying: bool = False
 
     @property
@@ -283,7 +283,7 @@ class Store:
         self._seen: tuple[int, int] | None = None  # and the file that holds it
 
     def exists(self) -> bool:
-        """Tell whether the model was made."""
+        """Check whether the model was made."""
         return self.path.exists()
 
     def load(self) -> Model:
@@ -347,7 +347,7 @@ class Store:
             self.save(model)
 
     def _stamp(self) -> tuple[int, int] | None:
-        """Return what changes whenever the model's file is replaced."""
+        """Return a stamp that changes whenever the model's file is replaced."""
         with contextlib.suppress(FileNotFoundError):
             found = self.path.stat()
             return (found.st_ino, found.st_mtime_ns)
@@ -386,7 +386,7 @@ class Lock:
             self._file.close()  # it was removed while this waited
 
     def close(self, *, remove: bool = False) -> None:
-        """Let go of the lock, and of its file where nobody is to take it again."""
+        """Release the lock, and remove its file where no command takes it again."""
         if remove:
             self._path.unlink(missing_ok=True)
         self._file.close()
@@ -396,5 +396,5 @@ class Lock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self.close()

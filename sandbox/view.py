@@ -165,7 +165,7 @@ def as_text(model: Model, *, relations: bool = False) -> str:
 def _relations(model: Model) -> collections.abc.Iterator[tuple[str, ...]]:
     for relation in model.relations.values():
         ends = [(f"{app}:{endpoint}", app, endpoint) for app, endpoint in relation.ends]
-        # the provider comes first; `juju-info` is provided by every charm without a word
+        # the provider comes first; `juju-info` is provided by every charm implicitly
         ends.sort(key=lambda end: end[2] in model.applications[end[1]].section("requires"))
         kind = "peer" if relation.peer else "subordinate" if relation.container else "regular"
         yield (ends[0][0], ends[-1][0], relation.interface, kind, "")

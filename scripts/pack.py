@@ -63,7 +63,7 @@ class Base:
 
     @property
     def os_release(self) -> str:
-        """Return what Charmcraft reads of /etc/os-release on this release."""
+        """Build the lines of /etc/os-release that Charmcraft reads on this release."""
         return (
             f'PRETTY_NAME="Ubuntu {self.version} LTS"\nNAME="Ubuntu"\nVERSION_ID="{self.version}"\n'
             f"VERSION_CODENAME={self.codename}\nID=ubuntu\nID_LIKE=debian\nUBUNTU_CODENAME={self.codename}\n"

@@ -78,7 +78,7 @@ class Node:
         shown = [NODE.format(name=name, address=address) for name, address in self.addresses.items()]
         (self.notes / "nodes").write_text("".join(shown))
         log = self.run_dir / "logs" / "12.out"  # as Slurm does it, with the script's --open-mode=append
-        self.said_before = log.stat().st_size if log.exists() else 0
+        self.size_before = log.stat().st_size if log.exists() else 0
         argv: list[object] = ["/bin/bash", self.run_dir / "job.sbatch"]
         if not waits:
             argv = [sys.executable, "-I", "-S", "-B", "-c", DRIVER, self.run_dir / "program"]
@@ -88,10 +88,10 @@ class Node:
             )
 
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-        """Return the script's exit code and what it said."""
+        """Run the script: its exit code and output."""
         process.wait(timeout=60)
         text = (self.run_dir / "logs" / "12.out").read_text()
-        return process.returncode, text[self.said_before :]
+        return process.returncode, text[self.size_before :]
 
     def run(self, files: dict[str, str], *, waits: bool = False, **more: str) -> tuple[int, str]:
         return self.finish(self.start(files, waits=waits, **more))

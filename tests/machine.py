@@ -65,7 +65,7 @@ class Machine:
             self.packages |= set(words[words.index("install") + 1 :])
             answer = ""
         else:
-            raise AssertionError(f"nobody told this machine about {' '.join(words)}")
+            raise AssertionError(f"this machine does not expect {' '.join(words)}")
         done = answer if isinstance(answer, Completed) else Completed(0, answer or "", "")
         if check and done.returncode != 0:
             raise CommandError(f"{name} exited {done.returncode}: {done.stderr}", returncode=done.returncode)
@@ -111,7 +111,7 @@ class Machine:
             case "show":
                 return self.stamps.get(names[0], "")
             case _:
-                raise AssertionError(f"nobody told this machine about systemctl {verb}")
+                raise AssertionError(f"this machine does not expect systemctl {verb}")
 
     def _exists(self, name: str) -> bool:
         return name in self.units or (systemd.UNIT_DIR / name).exists()

@@ -40,28 +40,28 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     log = scratch / "job.out"
     with slurm.running(scratch / "slurm") as env:
 
-        def told(*argv: str) -> str:
+        def call(*argv: str) -> str:
             return subprocess.run(argv, env=env, check=True, capture_output=True, text=True, timeout=60).stdout
 
         flags = ("--requeue", "--open-mode=append", f"--output={log}", "--ntasks=1", "--cpus-per-task=2")
-        job = told("sbatch", "--parsable", *flags, str(script)).strip()
+        job = call("sbatch", "--parsable", *flags, str(script)).strip()
         try:
             _await(lambda: "step=30/" in _text(log), log)
             began = time.perf_counter()
-            told("scancel", "--signal=USR1", "--batch", job)
+            call("scancel", "--signal=USR1", "--batch", job)
             outcome = scratch / "run" / "control" / f"{job}.r0.outcome"
             _await(outcome.exists, log)
             saved = time.perf_counter() - began
             assert json.loads(outcome.read_text())["outcome"] == "preempted"
-            _await(lambda: {"JobState=PENDING", "Restarts=1"} <= set(told("scontrol", "show", "job", job).split()), log)
+            _await(lambda: {"JobState=PENDING", "Restarts=1"} <= set(call("scontrol", "show", "job", job).split()), log)
             queued = time.perf_counter() - began
             time.sleep(2)  # as resume-now does: slurmd refuses an attempt within the second in which the last one ended
             began = time.perf_counter()
-            told("scontrol", "update", f"jobid={job}", "StartTime=now")  # or Slurm waits two minutes
+            call("scontrol", "update", f"jobid={job}", "StartTime=now")  # or Slurm waits two minutes
             _await(lambda: re.search(r"\[CKPT\] resumed=.*\n(?:.*\n)*?.*\[TRAIN\] step=", _text(log)) is not None, log)
             resumed = time.perf_counter() - began
         finally:
-            told("scancel", job)
+            call("scancel", job)
     note = f"saved after {saved:.2f} s; the next attempt's first step {resumed:.1f} s after its start was asked for"
     return [
         row.Row(

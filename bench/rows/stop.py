@@ -1,4 +1,4 @@
-"""Seconds from a preemption warning (the stop file) to saved and gone, on two ranks."""
+"""Seconds from a preemption warning (the stop file) to saved and ended, on two ranks."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
@@ -29,15 +29,15 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     commands.wait_for(process, "[PREEMPT]")
     saved = time.perf_counter() - began
     process.communicate()
-    gone = time.perf_counter() - began
+    ended_s = time.perf_counter() - began
     outcome = json.loads((scratch / "run" / "control" / "1.r0.outcome").read_text())
     assert outcome["outcome"] == "preempted"
     submitit = _submitit(scratch / "submitit")
     return [
         row.Row("warning to saved", saved, LIMIT_S, "s", "Slurm's KillWait (a limit)", more_is_better=False, goal=3.0),
         row.Row(
-            "warning to all processes gone",
-            gone,
+            "warning to all processes ended",
+            ended_s,
             LIMIT_S,
             "s",
             "Slurm's KillWait (a limit)",

@@ -49,7 +49,7 @@ partial = pathlib.Path(os.environ["RUN_DIR"], f".first.{job}")
 partial.write_text(json.dumps({"began": began, "first": first}))
 partial.rename(partial.with_name(f"first.{job}"))
 """
-# What somebody writes who has the environment and no ddp
+# The script of a user who has the environment and no ddp
 BARE = """#!/bin/bash
 #SBATCH --nodes=1 --ntasks-per-node=1 --cpus-per-task=1 --mem=2G --output={folder}/%j.out
 export RUN_DIR={folder} CUDA_VISIBLE_DEVICES=
@@ -67,19 +67,19 @@ with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **who
     process.stdin.write(request + chr(10))
     process.stdin.flush()
     lines = process.stdout if request else [process.stdout.read()]
-    said = next(line for line in lines if not line.startswith('{"log"'))
+    printed = next(line for line in lines if not line.startswith('{"log"'))
     queued = time.time()
     process.stdin.close()
 if folder:
-    job = said.strip()
+    job = printed.strip()
 else:
-    found = json.loads(said)
+    found = json.loads(printed)
     found = found.get("results", found)
     folder, job = found["run-dir"], found["job-id"]
     queued = os.stat(f"{folder}/job.json").st_mtime  # written again once sbatch has answered
 path, end = pathlib.Path(folder, f"first.{job}"), time.monotonic() + 120
 while not path.exists():
-    assert time.monotonic() < end, said
+    assert time.monotonic() < end, printed
     time.sleep(0.05)
 print(json.dumps({"typed": typed, "queued": queued, **json.loads(path.read_text())}))
 """
@@ -205,9 +205,9 @@ def _importing(archive: str) -> list[row.Row]:
     away_s: list[float] = []
     for turn in range(4):
         for home, taken in ((local, ours), (shared, peer)):
-            told = float(_on(unit, "sh", "-c", f"cd /; runuser -u ubuntu -- {home}/bin/python -c '{IMPORT}'"))
+            took_s = float(_on(unit, "sh", "-c", f"cd /; runuser -u ubuntu -- {home}/bin/python -c '{IMPORT}'"))
             if turn:
-                taken.append(told)
+                taken.append(took_s)
         python = f"{shared.removeprefix('/mnt/shared/')}/bin/python"
         there = json.loads(_on(unit, "python3", "-c", FAR.read_text(), str(AWAY_MS), python, "3"))
         far += there["seconds"][1:]  # a new client's first turn fills its cache
@@ -234,9 +234,9 @@ def _warning() -> list[row.Row]:
     _until(job["log"], "step=30/")
     began = time.time()
     _on("sackd/0", "scancel", "--signal=USR1", "--batch", job["job-id"])
-    said = _until(job["log"], "is queued again")
+    output = _until(job["log"], "is queued again")
     _action("cancel-job", f"job-id={job['job-id']}")
-    found = re.findall(r"^\[(PREEMPT|REQUEUE)\] \d+-\d+-\d+T(\S+)Z", said, re.MULTILINE)
+    found = re.findall(r"^\[(PREEMPT|REQUEUE)\] \d+-\d+-\d+T(\S+)Z", output, re.MULTILINE)
     stamps = dict(reversed(found))  # the first of each: a job that was queued again is ended, which warns it once more
     day = began - began % 86400
 
@@ -254,8 +254,8 @@ def _warning() -> list[row.Row]:
 
 
 def _action(name: str, *params: str) -> dict[str, str]:
-    told = json.loads(_ctl("run", "trainer/0", name, *params, "--format", "json"))
-    return typing.cast(dict[str, str], told["trainer/0"]["results"])
+    answer = json.loads(_ctl("run", "trainer/0", name, *params, "--format", "json"))
+    return typing.cast(dict[str, str], answer["trainer/0"]["results"])
 
 
 def _first(run_dir: str, job: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "t
 
 
 def parse_toml(text: str) -> dict[str, object]:
-    """Return what a TOML file says. Raises ValueError."""
+    """Parse a TOML file. Raises ValueError."""
     return typing.cast("dict[str, object]", _toml.loads(text))
 
 

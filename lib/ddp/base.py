@@ -136,13 +136,13 @@ class Ahead(typing.Generic[T]):
     def __init__(self, work: collections.abc.Callable[[], T]) -> None:
         self._work = work
         pool = concurrent.futures.ThreadPoolExecutor(1)
-        self._begun: concurrent.futures.Future[T] | None = pool.submit(work)
+        self._started: concurrent.futures.Future[T] | None = pool.submit(work)
         pool.shutdown(wait=False)
 
     def __call__(self) -> T:
         """Return the work's result."""
-        begun, self._begun = self._begun, None
-        return begun.result() if begun is not None else self._work()
+        started, self._started = self._started, None
+        return started.result() if started is not None else self._work()
 
 
 def one_line(text: str, limit: int = 600) -> str:

@@ -79,7 +79,7 @@ def main() -> typing.NoReturn:
     code = OK
     try:
         if sys.argv[1:] == ["serve"]:  # the charm, which has no terminal
-            from ddp import service  # noqa: PLC0415 - a person's command starts without it
+            from ddp import service  # noqa: PLC0415 - a user's command starts without it
 
             service.main()
         found = program.main(prog_name="ddp", standalone_mode=False)
@@ -104,7 +104,7 @@ def main() -> typing.NoReturn:
 
 
 def settings_of(session: Session) -> Settings:
-    """Return what this command works with. Raises click.UsageError for a configuration that cannot be."""
+    """Read the configuration and the command's flags. Raises click.UsageError where they are invalid, or for root."""
     try:
         found = config.settings(config.load(session.flags))
     except ParameterError as e:

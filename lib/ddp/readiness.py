@@ -72,7 +72,7 @@ def mounted(settings: Settings) -> str | None:
 
 
 def silent(settings: Settings) -> str | None:
-    """Return what is missing of Slurm: its client, or its controller's answer."""
+    """Name what is missing of Slurm: its client, or its controller's answer."""
     if not jobs.is_installed():
         need = "the principal must be sackd" if settings.unit else "install slurm-client, or go to a login node"
         return f"Slurm's client is not on this host; {need}"

@@ -35,12 +35,12 @@ _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( \*)?|-|")
 
 
 def is_terminal(stream: typing.TextIO) -> bool:
-    """Return whether somebody looks at what is written there."""
+    """Tell whether the stream is a terminal that shows what is written."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
 
 
 def console(stream: typing.TextIO) -> "rich.console.Console":
-    """Return what draws on a stream; without a terminal it writes no colours, whatever FORCE_COLOR says."""
+    """Make a console for a stream; without a terminal it writes no colours, even with FORCE_COLOR set."""
     import rich.console  # noqa: PLC0415
 
     shown = is_terminal(stream)

@@ -10,7 +10,7 @@ files of a home folder, where keys are.
 
 A link to a kept file is kept as a relative link. Any other link keeps its absolute target and is named in
 `Snapshot.outside`. Its content is not copied: others may read a run's folder, the target may be a whole dataset, and in
-somebody else's repository it may be a private key of the reader. It is not refused: `data -> /mnt/shared/datasets/x`
+another account's repository it may be a private key of the reader. It is not refused: `data -> /mnt/shared/datasets/x`
 is usual, and the job reads it under the same account as before.
 """
 

@@ -158,8 +158,8 @@ ALL = {
             "cancel-job",
             fields.CancelJob,
             "ddp.runs.cancel:cancel_job",
-            "Cancel a job, by its id or its run's name. A training job saves a checkpoint first; the job does not "
-            "come back by itself. A sweep is cancelled with all its runs, a dataset's preparation with all its "
+            "Cancel a job, by its id or its run's name. A training job saves a checkpoint first, and "
+            "is not queued again. A sweep is cancelled with all its runs, a dataset's preparation with all its "
             "jobs.",
         ),
         Verb(

@@ -109,7 +109,7 @@ def simulate(
     *,
     timeout: float = 120,
 ) -> Changes:
-    """Return what installing these packages (`name` or `name=version`) would change. Changes nothing itself.
+    """Simulate what installing these packages (`name` or `name=version`) would change. Changes nothing itself.
 
     Args:
         packages: as apt-get takes them.
@@ -133,7 +133,7 @@ def install_exact(packages: collections.abc.Mapping[str, str], *, timeout: float
     """Install exactly these versions, held or not, older or newer, in one transaction.
 
     Raises:
-        AptError: it did not come to that.
+        AptError: apt failed.
     """
     try:
         run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=timeout)

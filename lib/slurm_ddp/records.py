@@ -6,10 +6,12 @@ import pathlib
 import types
 import typing
 
-if typing.TYPE_CHECKING:
-    import _typeshed
 
-Record = typing.TypeVar("Record", bound="_typeshed.DataclassInstance")
+class _Dataclass(typing.Protocol):
+    __dataclass_fields__: typing.ClassVar[dict[str, "dataclasses.Field[typing.Any]"]]
+
+
+Record = typing.TypeVar("Record", bound=_Dataclass)
 
 
 def read(kind: type[Record], path: pathlib.Path) -> Record:
@@ -42,7 +44,7 @@ def load(default: Record, path: pathlib.Path) -> Record:
         return default
 
 
-def text(record: "_typeshed.DataclassInstance") -> str:
+def text(record: _Dataclass) -> str:
     """Return the content of a record's file."""
     return json.dumps(dataclasses.asdict(record)) + "\n"
 

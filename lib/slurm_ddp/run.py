@@ -117,8 +117,8 @@ def run(
         raise CommandTimeout(f"{name}: no answer within {timeout:g} s") from e
     stdout, stderr = scrub(stdout, secrets), scrub(stderr, secrets)
     if check and process.returncode != 0:
-        said = last_line(stderr) or last_line(stdout)
-        message = f"{name} exited {process.returncode}" + (f": {said}" if said else "")
+        reason = last_line(stderr) or last_line(stdout)
+        message = f"{name} exited {process.returncode}" + (f": {reason}" if reason else "")
         raise CommandError(message, returncode=process.returncode, stdout=stdout, stderr=stderr)
     return Completed(process.returncode, stdout, stderr)
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def command(unit: str, charm: pathlib.Path) -> list[str]:
-    """Return what wakes `unit`, whose charm lies in the folder `charm`; nothing on a machine without Juju."""
+    """Build the command that wakes `unit`, whose charm lies in `charm`; empty on a machine without Juju."""
     if not JUJU_EXEC.exists():
         return []
     hook = f"JUJU_DISPATCH_PATH=hooks/update-status {charm}/dispatch"

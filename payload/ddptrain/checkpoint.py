@@ -49,7 +49,7 @@ class CheckpointError(errors.UserError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Checkpoint:
     """A checkpoint that was verified."""
 
     path: pathlib.Path
@@ -100,7 +100,7 @@ def restore_random_states(state: State) -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def verify(path: pathlib.Path, *, contents: bool = True) -> Found:
+def verify(path: pathlib.Path, *, contents: bool = True) -> Checkpoint:
     """Return a checkpoint whose files were all checked. Raises CheckpointError naming the first bad one."""
     manifest_path = path / MANIFEST
     try:
@@ -118,7 +118,7 @@ def verify(path: pathlib.Path, *, contents: bool = True) -> Found:
                 raise CheckpointError(f"{file} has {size} bytes, the manifest says {entry['bytes']}")
             if contents and files.retried(lambda file=file: files.crc32(file)) != entry["crc32"]:
                 raise CheckpointError(f"{file} is corrupted: its CRC-32 is not the manifest's")
-        return Found(path, manifest["meta"])
+        return Checkpoint(path, manifest["meta"])
     except FileNotFoundError as e:
         raise CheckpointError(f"{path} is no checkpoint: it has no {MANIFEST}") from e
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -145,7 +145,7 @@ def candidates(run_dir: pathlib.Path) -> list[pathlib.Path]:
     return ordered
 
 
-def choose(run_dir: pathlib.Path, resume: str) -> Found | None:
+def choose(run_dir: pathlib.Path, resume: str) -> Checkpoint | None:
     """Return the checkpoint to go on from: `never` is none, `auto` the run's newest whole one, else the given path.
 
     Raises CheckpointError when a given one is damaged, or when the run has checkpoints and none is whole.
@@ -162,7 +162,7 @@ def choose(run_dir: pathlib.Path, resume: str) -> Found | None:
     return newest(run_dir, "start over with --resume never")
 
 
-def newest(run_dir: pathlib.Path, remedy: str) -> Found | None:
+def newest(run_dir: pathlib.Path, remedy: str) -> Checkpoint | None:
     """Return the run's newest whole checkpoint. Raises CheckpointError when it has checkpoints and none is whole."""
     refused: list[str] = []
     for path in candidates(run_dir):
@@ -282,11 +282,11 @@ class Saver:
             self._fence = slot.ready
         copies = dict(zip(sources, slot.tensors, strict=True))
         slot.tree = _mapped(state, lambda tensor: copies[_key(tensor)])
-        self._jobs.put(_Job(slot, name, meta, rngs, is_best, time.perf_counter(), len(self.stall_s)))
-        self.stall_s.append(time.perf_counter() - began)
+        self.stall_s.append(time.perf_counter() - began)  # before the writing thread may ask for it
+        self._jobs.put(_Job(slot, name, meta, rngs, is_best, time.perf_counter(), len(self.stall_s) - 1))
 
     def before_update(self) -> None:
-        """Return when the last save has its copy; a GPU is only told to wait. Call it before each update."""
+        """Return when the last save has its copy; a GPU only queues a wait. Call it before each update."""
         if self._copying is not None:
             began = time.perf_counter()
             self._copying.copied.wait()
@@ -368,7 +368,7 @@ class Saver:
 
 
 class Draft:
-    """A checkpoint in the making: files under a name nobody reads, until `commit`."""
+    """A checkpoint in the making: files under a name that no reader looks for, until `commit`."""
 
     def __init__(self, run_dir: pathlib.Path, name: str, attempt: str) -> None:
         self.final = run_dir / name
@@ -407,7 +407,7 @@ class Draft:
             counted = _Counted(raw)
             try:
                 torch.save(value, counted)  # type: ignore[arg-type]
-            except RuntimeError as e:  # torch's own words hide what the filesystem said
+            except RuntimeError as e:  # torch's own error hides the filesystem's
                 raise counted.error or e from e
             os.fsync(raw.fileno())
         self._list(name, counted.size_bytes, counted.crc32)
@@ -471,7 +471,7 @@ def settle(run_dir: pathlib.Path, path: pathlib.Path, *, is_best: bool, keep: in
     for old in candidates(run_dir)[keep:]:
         if old.name != best:
             trash = old.with_name(f"{old.name}{_TRASH}{uuid.uuid4().hex[:8]}")
-            with contextlib.suppress(OSError):  # another attempt, or a person, was quicker
+            with contextlib.suppress(OSError):  # another attempt, or the user, was quicker
                 old.rename(trash)
                 shutil.rmtree(trash, ignore_errors=True)
 
@@ -590,7 +590,7 @@ def _tensors(tree: typing.Any) -> collections.abc.Iterator[Tensor]:
 
 
 def _key(tensor: Tensor) -> tuple[object, ...]:
-    """Return what tells tensors apart; tied weights are one."""
+    """Identify a tensor by its memory; tied weights are one."""
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.dtype
 
 

@@ -33,7 +33,7 @@ It saves, leaves, and the same command goes on where it was."""
 
 
 def main(argv: collections.abc.Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can mend it (one [FATAL] line says how)."""
+    """Run a command and return the exit code: 0 fine, 1 failed, 2 the user can fix it (one [FATAL] line says how)."""
     markers.setup(rank=_rank())
     argv = sys.argv[1:] if argv is None else argv
     args = argparse.Namespace(began=time.time())
@@ -55,7 +55,7 @@ def main(argv: collections.abc.Sequence[str] | None = None) -> int:
         code = 2
     except KeyboardInterrupt:
         code = 130
-    except Exception as e:  # a bug, or what nobody thought of: it is shown whole, and the run's files say it too
+    except Exception as e:  # a bug: the traceback is shown whole, and the run's files record it too
         _tell(e, args)
         code = 2 if isinstance(e, OSError) else 1
     if "torch" in sys.modules and _rank_count() > 1:
@@ -84,7 +84,7 @@ def _collectives(args: argparse.Namespace) -> int:
 
 
 def _on_all_ranks(args: argparse.Namespace, check: typing.Any, run: typing.Any) -> int:
-    """Check the options, join the other ranks and run. What one rank cannot accept is told to all."""
+    """Check the options, join the other ranks and run. What one rank refuses ends all of them."""
     from ddptrain import distributed
 
     end_imports()
@@ -223,9 +223,9 @@ def _declare_collectives(parser: argparse.ArgumentParser) -> None:
 
 def _tell(e: Exception, args: argparse.Namespace) -> None:
     """Say once why it ends: in the log, to the batch script, and in the run's summary."""
-    if getattr(args, "has_told", False):
+    if getattr(args, "has_reported", False):
         return
-    args.has_told = True
+    args.has_reported = True
     name = getattr(args, "name", None)
     if isinstance(e, errors.UserError):
         text, retry = str(e), e.retry
@@ -296,7 +296,7 @@ def _explain(e: Exception, name: str | None, timeout_minutes: float | None) -> s
             f"a rank did not answer within --timeout-minutes {timeout_minutes:g}: it hangs or is far behind; look at "
             f"its log, or raise the timeout: {e}"
         )
-    if _LOST(text):  # gloo's and NCCL's words; whoever failed otherwise would have told by now
+    if _LOST(text):  # gloo's and NCCL's words; a rank that failed otherwise would have reported by now
         return f"a rank was lost, killed (for want of memory?) or with its host; look at its log: {e}"
     return text
 

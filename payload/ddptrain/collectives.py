@@ -113,12 +113,12 @@ class Coder:
         return (index * 5 + rank * 3) % PERIOD % self.top
 
     def reducible(self, rank: int, count: int) -> Tensor:
-        """Return what a rank puts into a reduction, shape (count,)."""
+        """Make a rank's input of a reduction, shape (count,)."""
         period = self._value(torch.arange(PERIOD), rank).to(self.dtype).to(self.device)
         return _repeated(period, 0, count)
 
     def reduced(self, start: int, count: int) -> Tensor:
-        """Return what a reduction makes of elements [start, start + count)."""
+        """Compute the expected result of a reduction for elements [start, start + count)."""
         return _repeated(self._table, start, count)
 
     def coded(self, source: int, target: int, count: int) -> Tensor:

@@ -140,14 +140,14 @@ class World:
         own: Exception | None = None
         try:
             yield
-        except Exception as e:  # whatever it is, the others are told of it before it goes on
+        except Exception as e:  # whatever it is, the others learn of it before it goes on
             own = e
-        told = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
-        failed = [rank for rank, words in enumerate(told) if words is not None]
+        reported = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
+        failed = [rank for rank, words in enumerate(reported) if words is not None]
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
         if failed:
-            text, retry = told[failed[0]]
+            text, retry = reported[failed[0]]
             if len(failed) < self.size:
                 text = f"rank {failed[0]} on {self.members[failed[0]]['host']}: {text}"
             raise errors.SharedError(text, retry=retry) from own
@@ -203,7 +203,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 def _gpu_id(device: torch.device) -> str | None:
-    """Return what tells a GPU from all others; None of a CPU, and where torch does not know it."""
+    """Read the GPU's UUID; None for a CPU, and where torch does not know it."""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
     return None if found is None else str(found)
 
@@ -271,7 +271,7 @@ def adopted() -> World:
 
 
 def leave(code: int) -> typing.NoReturn:
-    """End this process at once: with a peer gone, an orderly end could wait in a collective for minutes."""
+    """End this process at once: with a peer lost, an orderly end could wait in a collective for minutes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -289,7 +289,7 @@ def _listen(world: World) -> tuple[dict[signal.Signals, typing.Any], int]:
 
 
 def _leave_when_stuck(world: World) -> None:
-    """End this process when it does not react to a signal that asks for its end: it waits for a rank that is gone."""
+    """End this process when it does not react to a signal that asks for its end: it waits for a rank that has ended."""
     ends_at: float | None = None
     while not world._watch_over.wait(WATCH_S):
         ends_at = ends_at or _end_asked(world)
@@ -357,7 +357,7 @@ def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
         if here.launcher == "torchrun":
             store, _, _ = next(iter(dist.rendezvous("env://", here.rank, here.size, timeout=timeout)))
             # A static rendezvous keeps its store when the ranks are started again (torch 2.13), and with it the
-            # addresses of ranks that are gone: who reads one before its successor has written waits for ever.
+            # addresses of ranks that have ended: who reads one before its successor has written waits for ever.
             return dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         return _publish_store(here, run_dir)
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as e:
@@ -369,7 +369,7 @@ def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
 
 
 def _host() -> str:
-    """Return what this host is called in messages: Slurm's name of the node, which need not be the machine's."""
+    """Name this host for messages: Slurm's name of the node, which need not be the machine's."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -422,7 +422,7 @@ def _own_address() -> str:
 def _meet(
     store: typing.Any, here: Place, own: dict[str, object], problem: str | None, gpu: str | None
 ) -> list[dict[str, object]]:
-    """Return what every rank is, once all have come and none has a problem; nothing that could hang was started yet.
+    """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
 
     Raises SharedError naming the absent ranks, or the first one's problem.
     """
@@ -435,7 +435,7 @@ def _meet(
         store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
         members, verdict = json.loads(store.get(f"{prefix}/all"))
     if verdict:
-        raise errors.SharedError(verdict, retry=not members)  # a rank that did not come may come next time
+        raise errors.SharedError(verdict, retry=not members)  # a rank that never joined may join the next attempt
     return members
 
 
@@ -448,7 +448,7 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
             shown = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
             return (
                 [],
-                f"{len(absent)} of {size} ranks did not come within {INIT_TIMEOUT_S} s: {shown}; look at their logs",
+                f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s: {shown}; look at their logs",
             )
         time.sleep(0.05)
     members = [json.loads(store.get(f"{prefix}/rank/{rank}")) for rank in range(size)]
@@ -470,7 +470,7 @@ def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, 
 
 
 def _start_watch(world: World) -> None:
-    """Start the thread that leaves when another rank gives up or the store's host is gone."""
+    """Start the thread that leaves when another rank gives up or the store's host is lost."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     client = dist.TCPStore(
         address, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=30)
@@ -488,13 +488,13 @@ def _start_watch(world: World) -> None:
                 world.tell(errors.LostError(words, retry=True))
                 ends_at = math.inf
             try:
-                told = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
+                reported = world.store.check([_ABORT]) and world.store.get(_ABORT).decode()
             except (RuntimeError, dist.DistError):
-                told, lost = "connection closed by the rendezvous store", True
-            if told and not world._watch_over.is_set():
-                print(f"rank {world.rank} leaves: {told}", file=sys.stderr, flush=True)
-                if lost:  # with the store its host is gone, and with that whoever could have told
-                    world.tell(errors.LostError(f"a rank was lost, killed or with its host: {told}", retry=True))
+                reported, lost = "connection closed by the rendezvous store", True
+            if reported and not world._watch_over.is_set():
+                print(f"rank {world.rank} leaves: {reported}", file=sys.stderr, flush=True)
+                if lost:  # the store's host is lost, and with it every rank that could have reported why
+                    world.tell(errors.LostError(f"a rank was lost, killed or with its host: {reported}", retry=True))
                 leave(EXIT_FAILED)
 
     world._watch = threading.Thread(target=watch, name="watch", daemon=True)
@@ -519,13 +519,13 @@ def _end_watch(world: World) -> None:
 def _give_up(world: World, e: Exception) -> None:
     """Tell why this rank ends, in the log and to the others. Raises PeerError when another one was first."""
     world._watch_over.set()
-    if (told := _told_by_another(world)) is not None:
-        raise errors.PeerError(told) from e
+    if (reported := _reported_by_another(world)) is not None:
+        raise errors.PeerError(reported) from e
     world.tell(e)
     _tell_others(world, e)
 
 
-def _told_by_another(world: World) -> str | None:
+def _reported_by_another(world: World) -> str | None:
     """Return why another rank, the first to give up, does so; None on that rank itself."""
     if world.store is None:
         return None
@@ -534,7 +534,10 @@ def _told_by_another(world: World) -> str | None:
             return None
         world.store.wait([_ABORT], datetime.timedelta(seconds=TELLING_S))
         return world.store.get(_ABORT).decode()
-    except (RuntimeError, dist.DistError):  # the store is gone, or the first rank was killed before it told
+    except (
+        RuntimeError,
+        dist.DistError,
+    ):  # the store has ended, or the first rank was killed too early
         return None
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong that a person can mend."""
+"""Errors that the user can fix."""
 
 
 class UserError(Exception):
@@ -10,7 +10,7 @@ class UserError(Exception):
 
 
 class LostError(UserError):
-    """Another rank is gone, for a reason that is not known here; who knows one has told it before."""
+    """Another rank was lost, for a reason unknown here; a rank that knows it has reported it already."""
 
 
 class SharedError(UserError):

@@ -34,7 +34,7 @@ _T = typing.TypeVar("_T")
 
 
 def explain(e: OSError, where: pathlib.Path | None = None) -> str:
-    """Return what the operating system refused, on what, and the remedy, in one line."""
+    """Describe the failed operation, its path and the remedy in one line."""
     path = str(where or e.filename or "")
     if e.errno in FULL:
         remedy = make_room(pathlib.Path(path or "."))
@@ -45,9 +45,9 @@ def explain(e: OSError, where: pathlib.Path | None = None) -> str:
 
 
 def make_room(folder: pathlib.Path) -> str:
-    """Return how a person makes room where a folder is."""
+    """Name the remedy for a full filesystem under a folder."""
     kept = "; JuiceFS keeps what is removed for its volume's trash-days, and so long it takes room"
-    return f"make room: remove runs and checkpoints that nobody needs{kept if _is_juicefs(folder) else ''}"
+    return f"make room: remove runs and checkpoints that are not needed{kept if _is_juicefs(folder) else ''}"
 
 
 def _is_juicefs(folder: pathlib.Path) -> bool:

@@ -167,7 +167,7 @@ def _meminfo(name: str) -> int:
 
 
 def cgroup_left(own: pathlib.Path, mounted: pathlib.Path) -> list[int]:
-    """Return what each control group around this process, from its own to the root, still lets it take, in bytes.
+    """Read the memory, in bytes, that each control group around this process, from its own to the root, has left.
 
     `own` is /proc/self/cgroup, `mounted` where the groups are. Version 2 has one tree, version 1 one for memory; Slurm
     nests job, step and task, and any of them may have the limit. What files were read through counts as used but is

@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Return what each position reads from those before it, shape (B, T, C)."""
+        """Attend from each position to those before it, shape (B, T, C)."""
         B, T, C = x_BTC.shape
         joint_BTE = self.qkv(x_BTC)
         in_fp32 = x_BTC.device.type == "cpu" and T < _FP32_ATTENTION_BELOW

@@ -70,11 +70,11 @@ class Decided:
     batching: Batching
     schedule: Schedule
     kind: model.Kind
-    found: checkpoint.Found | None  # what it goes on from
+    found: checkpoint.Checkpoint | None  # what it goes on from
 
 
 def decide(asked: config.Config, world: distributed.World) -> Decided:
-    """Return what was asked for, completed. Raises SharedError on every rank when it cannot be done."""
+    """Complete the configuration that was asked for. Raises SharedError on every rank when it cannot be done."""
     assert asked.run_dir is not None
     assert asked.data is not None
     run_dir = asked.run_dir
@@ -84,7 +84,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     dataset = _open_data(asked, world)
     with world.together():
         found = checkpoint.choose(run_dir, asked.resume) if world.is_main else None
-    found = typing.cast(checkpoint.Found | None, world.broadcast(found))
+    found = typing.cast(checkpoint.Checkpoint | None, world.broadcast(found))
 
     with world.together():
         settings = config.complete(asked, world.device.type, found.meta["config"] if found else {})
@@ -139,7 +139,7 @@ def spread(asked: config.Config, settings: config.Config, ranks: int, saved: dic
         raise errors.UserError(
             f"--batch {settings.batch} x {ranks} ranks x --grad-accum {settings.grad_accum} is {whole} sequences "
             f"per step, the checkpoint's "
-            f"training has {before}; leave --grad-accum away, or start anew with --resume never"
+            f"training has {before}; omit --grad-accum, or start anew with --resume never"
         )
     if before % ranks:
         fitting = ", ".join(str(n) for n in range(1, before + 1) if before % n == 0 and abs(n - ranks) <= max(8, ranks))
@@ -203,7 +203,7 @@ def _model_kind(settings: config.Config, dataset: shards.Dataset) -> model.Kind:
 
 
 def _same_training(
-    found: checkpoint.Found, identity: dict[str, typing.Any], dataset: shards.Dataset, plan: sampler.Plan
+    found: checkpoint.Checkpoint, identity: dict[str, typing.Any], dataset: shards.Dataset, plan: sampler.Plan
 ) -> None:
     """Raise UserError when the checkpoint belongs to another model, dataset or order."""
     before = found.meta["model"]

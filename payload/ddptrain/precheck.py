@@ -1,4 +1,4 @@
-"""Whether a command line would be taken, told before a job waits in a queue: without torch, numpy or the data."""
+"""Check a command line before its job waits in a queue, without torch, numpy or the data."""
 
 import collections.abc
 import contextlib
@@ -26,7 +26,7 @@ def check(command: str, words: collections.abc.Sequence[str]) -> str | None:
     except errors.UserError as e:
         return str(e)
     except SystemExit:
-        return "--help only tells, and nothing would be trained; leave it away"
+        return "--help only tells, and nothing would be trained; omit it"
     return None
 
 

@@ -271,7 +271,7 @@ def _held_out(text: bytes, share: float) -> bool:
 
 
 def _wanted(plan: Plan, part: Part) -> dict[str, typing.Any]:
-    """Return what the part must be made from; a note with another value is stale."""
+    """Identify the inputs of a part; a note with another value is stale."""
     items = [[str(i.path), i.size_bytes, i.mtime_ns, i.begin, i.end, i.validation] for i in part.items]
     return {
         "sources": hashlib.sha256(json.dumps(items).encode()).hexdigest(),
@@ -330,7 +330,7 @@ def _work(options: Options, plan: Plan, parts: tuple[Part, ...], tokenizer: toke
             initargs=(options, tokenizer if forks else None),
         )
         with pool:
-            # so that nobody waits long for the last
+            # so that no process waits long for the last
             biggest_first = sorted(todo, key=lambda part: part.num_bytes, reverse=True)
             futures = {pool.submit(_one, options.output, plan, part): part for part in biggest_first}
             try:

@@ -216,7 +216,7 @@ def write_failure(run_dir: pathlib.Path, workload: str, error: str, *, world_siz
 
 
 def has_failed(run_dir: pathlib.Path, *, since: float) -> bool:
-    """Return whether a rank has said since a time why the run failed."""
+    """Tell whether a rank has recorded since a time why the run failed."""
     path = run_dir / SUMMARY
     try:
         return path.stat().st_mtime >= since and files.read_json(path).get("state") == "failed"

@@ -91,7 +91,7 @@ class Run:
         self._keep, self._world = keep, distributed.adopted()
         self.rank, self.size = self._world.rank, self._world.size
         markers.setup(rank=self.rank)
-        found: checkpoint.Found | None = None
+        found: checkpoint.Checkpoint | None = None
         with self._world.together():
             if self._world.is_main:
                 if keep < 2:

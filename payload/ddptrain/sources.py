@@ -96,7 +96,7 @@ def documents(item: Item) -> collections.abc.Iterator[Document]:
         else:
             yield from _tar(item)
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; mend or remove the file") from e
+        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
 
 
 def pieces(document: Document) -> collections.abc.Iterator[Document]:
@@ -274,7 +274,7 @@ def _database(item: Item) -> collections.abc.Iterator[Document]:
                 name = bytes(key).decode("utf-8", errors="replace")
                 yield from _entry(name, bytes(value), f"{item.path} key {name!r}")
     except lmdb.Error as e:
-        raise errors.UserError(f"{item.path} cannot be read: {e}; mend or remove the file") from e
+        raise errors.UserError(f"{item.path} cannot be read: {e}; repair or remove the file") from e
 
 
 def _entry(name: str, data: bytes, where: str) -> collections.abc.Iterator[Document]:

@@ -26,7 +26,7 @@ _QUEUED = 20_000
 _BATCH = 500  # MLflow takes up to 1000 metrics in one call (its REST API, log-batch)
 _FLUSH_S = 2.0
 _STATES = {"done": "FINISHED", "failed": "FAILED", "preempted": "SCHEDULED"}
-# One try of some seconds for each call: a server that is away must not hold the thread for minutes.
+# One try of some seconds for each call: a server that does not respond must not hold the thread for minutes.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 
 
@@ -96,7 +96,7 @@ class Background:
                 return
 
     def _take(self, *, wait_s: float) -> list[Record]:
-        """Return what is queued, at most a batch of it; without anything wait for the time that batches are apart."""
+        """Take at most a batch of the queued records, after waiting up to `wait_s` for more."""
         if wait_s:
             self._ending.wait(wait_s)
         found: list[Record] = []
@@ -216,7 +216,7 @@ class TensorBoard:
 
 
 def targets(run_dir: pathlib.Path, env: collections.abc.Mapping[str, str]) -> list[Target]:
-    """Return what the environment asks for: MLFLOW_TRACKING_URI, DDPTRAIN_TENSORBOARD=1."""
+    """Make the trackers that the environment asks for: MLFLOW_TRACKING_URI, DDPTRAIN_TENSORBOARD=1."""
     found: list[Target] = []
     if uri := env.get(URI, "").strip():
         found.append(MLflow(run_dir, store_uri(uri)))

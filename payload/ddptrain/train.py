@@ -114,7 +114,7 @@ class Training:
         if self.saver is not None:
             self.saver.close()
 
-    def resume(self, found: checkpoint.Found) -> None:
+    def resume(self, found: checkpoint.Checkpoint) -> None:
         """Take over a checkpoint: rank 0 reads it, the others receive it."""
         world = self.world
         engine.fill_optimizer(self.optimizer)
@@ -268,7 +268,7 @@ class Training:
         return total, norm, learned > 0
 
     def _weights(self, rows_BT1: Tensor) -> tuple[list[float], float]:
-        """Return what each of this rank's forward passes counts for in the step, and the step's number of targets.
+        """Compute the weight of each of this rank's forward passes in the step, and the step's number of targets.
 
         DDP takes the mean of the ranks' gradients. With prompts masked the passes have unlike numbers of targets: each
         then counts for as many as it has, so that the step's loss is the mean over its tokens, however it is spread.
@@ -408,7 +408,7 @@ class Training:
         p = self.progress
         facts = {"step": p.step, "loss": p.last_loss, "checkpoint": self.last_checkpoint}
         self.metrics.close()
-        if state == resume.PREEMPTED:  # said before the rest, which may be cut short
+        if state == resume.PREEMPTED:  # printed before the rest, which may be cut short
             report.write_outcome(self.run_dir, state, **facts)
             markers.emit("PREEMPT", "asked to stop: saved", **facts)
         curve = self._draw_curve(self.metrics.path)
@@ -493,7 +493,7 @@ class Training:
         return tokens_per_second * self._flops_per_token() / (peak * self.world.size) if peak else None
 
     def _used(self) -> dict[str, float]:
-        """Return what this rank uses of its machine, for metrics.jsonl."""
+        """Measure this rank's use of memory and GPU, for metrics.jsonl."""
         percent = self.gpu_use.percent()
         return {"memory_mib": self._memory_mib()} | ({} if percent is None else {"gpu_percent": percent})
 

@@ -106,7 +106,7 @@ def upstream_charms() -> dict[str, Charm]:
 
 
 def our_charms() -> dict[str, Charm]:
-    """Return what each charmcraft.yaml under charms/ declares, keyed by the path of each base's file."""
+    """Read every charmcraft.yaml under charms/, keyed by the path of each base's file."""
     found: dict[str, Charm] = {}
     for path in sorted((ROOT / "charms").glob("*/charmcraft.yaml")):
         declared = yaml.safe_load(path.read_text())
@@ -151,7 +151,7 @@ def _charm(name: str, fact: dict[str, Any]) -> Charm:
 
 
 def filled(path: pathlib.Path) -> str:
-    """Return an overlay's text with the example from the comment in the place of each *FILL-IN, as a person would.
+    """Return an overlay's text with the example from the comment in the place of each *FILL-IN, as an operator would.
 
     `*FILL-IN` is an alias without an anchor: no reader of YAML takes a file in which one is left.
     """
@@ -202,7 +202,7 @@ def _merge_application(target: dict[str, Any], body: dict[str, Any]) -> None:
 
 
 def problems(bundle: type_of_bundle, charms: collections.abc.Mapping[str, Charm]) -> list[str]:
-    """Return what is wrong with a merged bundle, one line each; `charms` maps `charm:` values and offers to facts."""
+    """List the problems of a merged bundle, one line each; `charms` maps `charm:` values and offers to facts."""
     found = [f"bundle: unknown key {key}" for key in bundle if key not in _BUNDLE_KEYS]
     known: dict[str, Charm] = {}
     for name in bundle.get("saas") or {}:
@@ -261,18 +261,18 @@ def _application_problems(name: str, body: dict[str, Any], charm: Charm) -> coll
 
 
 def _slurm_problems(name: str, body: dict[str, Any], charm: Charm) -> collections.abc.Iterator[str]:
-    """Yield what Slurm's charms would refuse in their options, or overwrite without a word."""
+    """Yield what Slurm's charms would refuse in their options, or overwrite without an error."""
     options = body.get("options") or {}
     if charm.name == "slurmd":
-        yield from (f"{name}: {said}" for said in partition_problems(str(options.get("partition-config", ""))))
+        yield from (f"{name}: {problem}" for problem in partition_problems(str(options.get("partition-config", ""))))
     if charm.name == "slurmctld":
         conf = str(options.get("slurm-conf-parameters", ""))
-        yield from (f"{name}: {said}" for said in slurm_conf_problems(conf))
+        yield from (f"{name}: {problem}" for problem in slurm_conf_problems(conf))
         yield from (
             f"{name}: slurm-conf-parameters: {key} is fatal for slurmctld until slurmdbd is active: set it afterwards"
             for key in sorted(_AFTER_SLURMDBD & set(_keys(conf)))
         )
-        yield from (f"{name}: {said}" for said in cgroup_problems(str(options.get("cgroup-parameters", ""))))
+        yield from (f"{name}: {problem}" for problem in cgroup_problems(str(options.get("cgroup-parameters", ""))))
 
 
 def slurm_conf_problems(text: str) -> collections.abc.Iterator[str]:
@@ -429,8 +429,8 @@ def _project_problems(
     principals = principals_of(bundle, known)
     slurm = {name: applications[name]["base"] for name, charm in known.items() if charm.name in _ONE_BASE}
     if len(set(slurm.values())) > 1:
-        said = ", ".join(f"{name} {base}" for name, base in sorted(slurm.items()))
-        yield f"the two generations of Slurm's charms do not mix: {said}"
+        bases = ", ".join(f"{name} {base}" for name, base in sorted(slurm.items()))
+        yield f"the two generations of Slurm's charms do not mix: {bases}"
     for name in by_charm["slurmctld"]:
         partition = (applications[name].get("options") or {}).get("default-partition")
         if partition is not None and partition not in by_charm["slurmd"]:

@@ -41,7 +41,7 @@ def overlay(name: str) -> dict[str, Any]:
 
 
 def overlays(names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return overlays as a person fills them in: on machines that exist a filesystem's proxy is given its place."""
+    """Return overlays as an operator fills them in: on machines that exist a filesystem's proxy is given its place."""
     found = [overlay(name) for name in names]
     if "machines" in names:
         found += [{"applications": {f"{name}-server-proxy": {"to": ["0"]}}} for name in FILESYSTEMS & set(names)]
@@ -328,13 +328,13 @@ MISTAKES: list[tuple[Mistake, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mistake", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+@pytest.mark.parametrize(("mistake", "problem"), MISTAKES, ids=[problem for _, problem in MISTAKES])
 def test_every_rule_finds_its_mistake(
-    bundle: dict[str, Any], charms: dict[str, rules.Charm], mistake: Mistake, said: str
+    bundle: dict[str, Any], charms: dict[str, rules.Charm], mistake: Mistake, problem: str
 ):
     broken = copy.deepcopy(bundle)
     mistake(broken)
-    assert said in rules.problems(broken, charms)
+    assert problem in rules.problems(broken, charms)
 
 
 PLACES: list[tuple[dict[str, list[str]], str]] = [
@@ -349,12 +349,12 @@ PLACES: list[tuple[dict[str, list[str]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("places", "said"), PLACES, ids=[said for _, said in PLACES])
+@pytest.mark.parametrize(("places", "problem"), PLACES, ids=[problem for _, problem in PLACES])
 def test_a_place_that_cannot_be_is_found(
-    bundle: dict[str, Any], charms: dict[str, rules.Charm], places: dict[str, list[str]], said: str
+    bundle: dict[str, Any], charms: dict[str, rules.Charm], places: dict[str, list[str]], problem: str
 ):
     changes = {"applications": {name: {"to": to} for name, to in places.items()}}
-    assert said in rules.problems(rules.merge(bundle, overlay("machines"), changes), charms)
+    assert problem in rules.problems(rules.merge(bundle, overlay("machines"), changes), charms)
 
 
 def test_a_proxy_without_a_place_is_found(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
@@ -364,8 +364,8 @@ def test_a_proxy_without_a_place_is_found(bundle: dict[str, Any], charms: dict[s
 
 def test_two_generations_are_found(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
     changes = overlay("2604")["applications"] | {"slurmdbd": {"base": "ubuntu@24.04", "channel": "25.11/edge"}}
-    (said,) = rules.problems(rules.merge(bundle, {"applications": changes}), charms)
-    assert said.startswith("the two generations of Slurm's charms do not mix: sackd ubuntu@26.04, ")
+    (problem,) = rules.problems(rules.merge(bundle, {"applications": changes}), charms)
+    assert problem.startswith("the two generations of Slurm's charms do not mix: sackd ubuntu@26.04, ")
 
 
 def test_two_filesystems_are_one_too_many(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
@@ -376,8 +376,8 @@ def test_two_filesystems_are_one_too_many(bundle: dict[str, Any], charms: dict[s
 def test_a_share_that_forbids_running_code_is_found(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
     broken = copy.deepcopy(bundle)
     broken["applications"]["shared-filesystem-client"]["options"]["noexec"] = True
-    said = rules.problems(broken, charms)
-    assert "trainer: slurmd mounts the workspace noexec, and compiled Python modules do not load from there" in said
+    found = rules.problems(broken, charms)
+    assert "trainer: slurmd mounts the workspace noexec, and compiled Python modules do not load from there" in found
 
 
 def test_rest_without_accounting_is_found(bundle: dict[str, Any], charms: dict[str, rules.Charm]):

@@ -1,4 +1,4 @@
-"""scripts/deploy.sh with a juju that knows only what it is told to expect."""
+"""scripts/deploy.sh with a juju that fails on a command it does not expect."""
 
 import json
 import os
@@ -56,7 +56,7 @@ class Place:
         return subprocess.run([script, *arguments], env=env, capture_output=True, text=True, check=False)
 
     def deployed(self, overlays: str, *arguments: str) -> list[str]:
-        """Return what `juju deploy` got."""
+        """Run the script: the arguments that `juju deploy` got."""
         done = self.run(overlays, *arguments)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("packed\n")
@@ -124,10 +124,10 @@ def test_the_other_generation_comes_before_what_removes_applications(place: Plac
 
 @pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
 def test_what_is_not_filled_in_is_refused(place: Place, name: str):
-    said = place.refusal(name)
+    message = place.refusal(name)
     text = (rules.ROOT / "overlays" / f"{name}.yaml").read_text()
     line = next(n for n, one in enumerate(text.splitlines(), 1) if "*FILL-IN" in one and not one.startswith("#"))
-    assert said.startswith(f"deploy: OVERLAYS: ./overlays/{name}.yaml line {line} is to be filled in: ")
+    assert message.startswith(f"deploy: OVERLAYS: ./overlays/{name}.yaml line {line} is to be filled in: ")
 
 
 def test_what_cannot_be_together_is_refused(place: Place):
@@ -142,8 +142,8 @@ def test_what_cannot_be_together_is_refused(place: Place):
 
 
 def test_an_overlay_that_is_not_there_is_named_with_those_that_are(place: Place):
-    said = place.refusal("nsf")
-    assert said == (
+    message = place.refusal("nsf")
+    assert message == (
         "deploy: OVERLAYS: there is no overlays/nsf.yaml; there are: 2604 cephfs cos gpu juju4 lustre lxd machines nfs, or give a path"
     )
 

@@ -3,27 +3,19 @@
 What they set in Slurm goes through slurmutils, as in upstream's charms.
 """
 
-import collections.abc
 import configparser
 import pathlib
 import re
 import shlex
-import textwrap
 from typing import Any
 
 import pytest
 import rules
 import slurmutils
 import yaml
+from documents import ANYWHERE, PAGES, SOURCES, named, settings
 
-PAGES = sorted(
-    [*rules.ROOT.glob("*.md"), *(rules.ROOT / "docs").rglob("*.md"), *(rules.ROOT / "charms").glob("*/README.md")]
-)
 BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
-
-
-def named(path: pathlib.Path) -> str:
-    return str(path.relative_to(rules.ROOT))
 
 
 def declared(application: str) -> dict[str, Any] | None:
@@ -110,46 +102,11 @@ def test_every_overlay_is_in_the_readme():
 
 # --- what they set in Slurm ------------------------------------------------------------------------------------------
 
-Texts = collections.abc.Iterator[tuple[str, str]]
-SOURCES = [*PAGES, *sorted((rules.ROOT / "charms").glob("*/charmcraft.yaml")), *rules.OVERLAYS, rules.BUNDLE]
-CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]] = {
-    "slurm-conf-parameters": rules.slurm_conf_problems,
-    "cgroup-parameters": rules.cgroup_problems,
-    "partition-config": rules.partition_problems,
-}
-# What slurm.conf holds anyway may be named, if the form is right.
-ANYWHERE = CHECKS | {
-    "code": lambda text: (said for said in rules.slurm_conf_problems(text) if "itself says" not in said)
-}
-
-
-def settings(text: str) -> Texts:
-    """Yield (option, value) of each command, YAML mapping and piece of code that sets one of Slurm's options."""
-    options = "|".join(CHECKS)
-    for option, value in re.findall(rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text):  # what a shell reads
-        if added := re.fullmatch(r"""\"[$][(].*; printf '%s\\n' (.+)[)]\"""", value):  # beside what the option holds
-            yield option, "\n".join(shlex.split(added[1]))
-        elif not value.startswith(("...", "$")):
-            yield option, " ".join(shlex.split(value)) if "\n" not in value else value[1:-1]
-    for _, option, value in re.findall(rf"^( *)({options}): \|\n((?:\1 +\S.*\n)+)", text, re.MULTILINE):
-        yield option, textwrap.dedent(value)
-    for option, value in re.findall(rf"^ *({options}): ([^|\n]+)$", text, re.MULTILINE):
-        yield option, yaml.safe_load(value)
-    for code in re.findall(r"`([A-Z][A-Za-z]+=[^`]+)`", re.sub(r"\n\s*(#\s*)?", " ", text)):
-        key = code.partition("=")[0]
-        if key not in {"NodeName", "PartitionName", "NodeSet"} and hasattr(slurmutils.SlurmConfig(), field(key)):
-            yield "code", code
-
-
-def field(key: str) -> str:
-    """Return the attribute of slurmutils' model for a key of slurm.conf: AccountingStorageTRES is accounting_storage_tres."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", key).lower()
-
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
 def test_slurm_s_options_take_what_is_set(source: pathlib.Path):
-    said = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
-    assert said == []
+    found = [problem for option, value in settings(source.read_text()) for problem in ANYWHERE[option](value)]
+    assert found == []
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=named)
@@ -209,7 +166,7 @@ def test_every_charm_deploys_on_juju_3_6_and_4_as_the_readme_says():
 
 @pytest.mark.parametrize("page", [*PAGES, rules.ROOT / "scripts" / "deploy.sh"], ids=named)
 def test_what_juju_4_dropped_is_never_typed(page: pathlib.Path):
-    """`juju wait-for` and `juju status --watch` are gone from 4.0 and 4.0.1 (juju/juju#21692)."""
+    """`juju wait-for` and `juju status --watch` were removed in 4.0 and 4.0.1 (juju/juju#21692)."""
     assert not re.findall(r"juju (?:wait-for\b.*|status\b[^|`\n]* --watch\b.*)", page.read_text())
 
 

@@ -1,6 +1,7 @@
 """Set-up and lanes: what `make test` runs, in what order, and what it says."""
 
 import configparser
+import os
 import pathlib
 import re
 import subprocess
@@ -15,11 +16,27 @@ from scripts import lanes
 def test_make_test_runs_every_lane_that_tox_lists():
     tox = configparser.ConfigParser()
     tox.read(rules.ROOT / "tox.ini")
-    charms = ",".join(path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml"))
-    listed = set(tox["tox"]["env_list"].replace("unit-{", "").replace("}", "").replace(",", " ").split())
-    named = {f"unit-{name}" if name in charms.split(",") else name for name in listed}
-    assert set(lanes.ALL) == named
-    assert {f"unit-{charm}" for charm in charms.split(",")} < named
+    charms = {path.parent.name for path in (rules.ROOT / "charms").glob("*/charmcraft.yaml")}
+    listed = re.sub(
+        r"([\w-]+-)\{(.*?)\}",
+        lambda found: ", ".join(f"{found[1]}{word}" for word in found[2].split(",")),
+        tox["tox"]["env_list"],
+    )
+    named = listed.replace(",", " ").split()
+    assert sorted(lanes.ALL) == sorted(named)
+    assert {f"unit-{charm}" for charm in charms} < set(named)
+
+
+def test_the_functional_lanes_are_halves_of_one():
+    """Each test is in one of them: they differ in a marker that one wants and the other does not."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(rules.ROOT / "tox.ini")
+    whole = tox["testenv:functional"]["commands"]
+    lines = tox["testenv:functional-{jobs,nodes}"]["commands"].strip().splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        whole.replace("{posargs", f"-m {marker} {{posargs") for marker in ("trains", '"not trains"')
+    ]
+    assert lanes.GROUPS["functional"] == lanes.FUNCTIONAL == ("functional-jobs", "functional-nodes")
 
 
 def test_ci_runs_the_command_that_the_readme_names():
@@ -33,13 +50,20 @@ def test_ci_runs_the_command_that_the_readme_names():
         ([], list(lanes.ALL)),
         (["lint"], ["lint"]),
         (["unit"], list(lanes.UNIT)),
-        (["functional", "lint"], ["lint", "functional"]),
+        (["lint", "functional"], [*lanes.FUNCTIONAL, "lint"]),
+        (["bench", "lint"], ["lint", "bench"]),
         (["lib", "unit", "lib"], ["lib", *(lane for lane in lanes.UNIT if lane != "lib")]),
     ],
     ids=str,
 )
-def test_words_stand_for_lanes_and_those_that_run_alone_come_last(words: list[str], expected: list[str]):
+def test_words_stand_for_lanes_those_that_wait_come_first_and_those_that_run_alone_last(
+    words: list[str], expected: list[str]
+):
     assert lanes.chosen(words) == expected
+
+
+def test_arguments_for_pytest_reach_one_functional_lane_with_all_tests():
+    assert lanes.chosen(["functional"], is_split=False) == ["functional"]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +93,7 @@ good) echo "SKIPPED [1] t.py:3: no server here"; echo "===== 3 passed, 1 skipped
 bad) echo "the reason"; echo "===== 1 failed in 0.20s ====="; exit 1 ;;
 bench) echo "5 tests collected"; echo "===== 5 passed in 0.30s =====" ;;
 slow) sleep 1.2; echo "===== 1 passed in 1.20s =====" ;;
+*) sleep 1.2; echo "===== $(nice) passed in 1.20s =====" ;;
 esac
 """
 
@@ -117,6 +142,18 @@ def test_a_lane_that_runs_alone_waits_for_the_others_and_is_shown_as_it_comes(
     ]
 
 
+def test_lanes_that_wait_take_no_place_and_go_before_those_beside_them(
+    screen: lanes.Screen, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    jobs, nodes, lib, ddp = run(screen, *lanes.FUNCTIONAL, "lib", "ddp")
+    assert max(jobs.started, nodes.started, lib.started) < jobs.started + 1
+    assert ddp.started >= lib.started + 1
+    own = os.nice(0)
+    shown = [int(lane.closing.split()[1]) for lane in (jobs, nodes, lib)]
+    assert shown == [own, own, min(own + lanes.NICE, 19)]
+
+
 def test_silence_is_broken(screen: lanes.Screen, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lanes, "SILENCE_S", 0.5)
     run(screen, "slow")
@@ -141,12 +178,12 @@ sys.exit(lanes.main(["slow"]))
 """
     running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
-    with running.stdout as said:
-        for line in said:
+    with running.stdout as printed:
+        for line in printed:
             if line == "started\n":
                 running.terminate()
                 break
-        assert said.read().endswith("interrupted\n")
+        assert printed.read().endswith("interrupted\n")
     assert running.wait(20) == 130
     assert (tmp_path / "clean").exists()
 
@@ -208,9 +245,9 @@ def test_setup_on_another_system_lists_what_is_needed(bare: pathlib.Path):
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
+    ("argument", "printed"), [("tests", "unknown group `tests`"), ("--force", "unknown option `--force`")]
 )
-def test_setup_refuses_what_it_does_not_know(argument: str, said: str):
+def test_setup_refuses_what_it_does_not_know(argument: str, printed: str):
     done = setup(argument)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert printed in done.stderr

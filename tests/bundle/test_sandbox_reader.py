@@ -15,7 +15,7 @@ SETS = [
     names
     for count in range(3)
     for names in itertools.permutations(NAMES, count)
-    if len({"cephfs", "lustre", "nfs"} & set(names)) <= 1  # the sandbox refuses to remove what is gone already
+    if len({"cephfs", "lustre", "nfs"} & set(names)) <= 1  # the sandbox refuses to remove what is removed already
 ]
 
 
@@ -38,7 +38,7 @@ def test_both_readers_agree(names: tuple[str, ...], tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize("name", ["cephfs", "gpu", "lustre", "nfs"])
-def test_what_is_not_filled_in_is_told_with_its_line(name: str):
+def test_what_is_not_filled_in_is_reported_with_its_line(name: str):
     file = rules.ROOT / "overlays" / f"{name}.yaml"
     with pytest.raises(
         reader.BundleError, match=rf"^{name}.yaml line \d+: is not filled in yet: put a value in the place of"

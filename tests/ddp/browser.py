@@ -92,9 +92,9 @@ class Browser:
 
     def evaluate(self, expression: str) -> typing.Any:
         """Return the value of an expression, or of what it promises."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
 
     def point_at(self, x: float, y: float) -> None:
         """Move the pointer there."""
@@ -112,7 +112,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=medium, features=features)
 
     def screenshot(self) -> "Picture":
-        """Return what is in the window."""
+        """Take a picture of the window."""
         return Picture(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _next(self, method: str) -> Json:

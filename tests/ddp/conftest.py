@@ -24,6 +24,7 @@ sys.path += [
 ]
 from cluster import Cluster
 from pip_double import ZSTD, Pip
+from slurm_commands import Commands
 
 PAYLOAD = pathlib.Path(__file__).parents[2] / "payload"
 RECORDED = pathlib.Path(__file__).parent / "data" / "gpt-20261123"
@@ -69,7 +70,7 @@ def workspace(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def settings(workspace: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Return what a user's command works with; the payload is small, and claims lie in a folder of the test's."""
+    """Make the settings of a user's command, with a small payload, and with claims in a folder of the test's."""
     payload = tmp_path / "payload"
     (payload / "ddptrain").mkdir(parents=True)
     (payload / "ddptrain" / "__init__.py").write_text("__version__ = '0'\n")
@@ -108,3 +109,13 @@ def pip(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Pip:
     monkeypatch.setattr(run, "PATH", f"{commands}:{run.PATH}")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return double
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
+    """Answer Slurm's commands by the expected texts; the test fails when one was never asked for."""
+    double = Commands()
+    for module in (access, jobs, nodes):
+        monkeypatch.setattr(module, "run", double)
+    yield double
+    assert not double.expected, f"never asked: {double.expected}"

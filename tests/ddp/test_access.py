@@ -1,11 +1,10 @@
 """What Slurm says about accounts, QOS, reservations and a partition's own rules."""
 
 import pytest
-from test_jobs import ASKED, SACCT_FIELDS, Commands, node, partition
+from slurm_commands import ASKED, SACCT_FIELDS, Commands, node, partition
 
 from ddp.slurm import access, jobs
 from slurm_ddp.run import CommandError
-from slurm_ddp.slurm import nodes
 
 CONFIG = {
     "AccountingStorageType": "accounting_storage/slurmdbd",
@@ -30,14 +29,6 @@ RESERVATIONS = (
     "Users=-eve,-bob,ubuntu Groups=(null) Accounts=-physics Licenses=(null) State=INACTIVE BurstBuffer=(null) "
     "MaxStartDelay=(null)\n"
 )
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    double = Commands()
-    for module in (access, jobs, nodes):
-        monkeypatch.setattr(module, "run", double)
-    return double
 
 
 def expect(commands: Commands, *words: str, stdout: str = "", returncode: int = 0, stderr: str = "") -> None:
@@ -92,10 +83,10 @@ def test_without_slurmdbd_nobody_is_asked(commands: Commands, kind: str):
 
 
 def test_a_slurmdbd_that_gives_no_answer_counts_as_none(commands: Commands):
-    said = (
+    refusal = (
         "sacctmgr: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:ctl:6819"
     )
-    expect(commands, "account", "format=Account", returncode=1, stderr=said)
+    expect(commands, "account", "format=Account", returncode=1, stderr=refusal)
     assert ask() is None
     commands.fail(
         "/usr/bin/sacctmgr", "-n", "-P", "show", "account", "format=Account", error=CommandError("sacctmgr: not found")
@@ -167,8 +158,8 @@ def test_there_may_be_no_reservation_and_no_answer(commands: Commands):
     commands.expect(*argv, returncode=1, stderr="slurm_load_reservations error: Access/permission denied\n")
     with pytest.raises(jobs.SlurmError, match=r"^Access/permission denied$"):
         access.reservations()
-    said = "slurm_load_reservations error: Unable to contact slurm controller (connect failure)\n"
-    commands.expect(*argv, returncode=1, stderr=said)
+    refusal = "slurm_load_reservations error: Unable to contact slurm controller (connect failure)\n"
+    commands.expect(*argv, returncode=1, stderr=refusal)
     with pytest.raises(jobs.NotAnsweringError):
         access.reservations()
 
@@ -197,8 +188,8 @@ def test_an_element_of_an_array(commands: Commands):
         assert (found.job_id, found.state, found.run_name) == (job_id, state, f"run-{task}")
     commands.expect(*queue, stdout=text)
     sacct = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "12_1", "-o", SACCT_FIELDS)
-    told = "14|ubuntu|FAILED|1:0|1|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|n1|run\n"
-    commands.expect(*sacct, stdout=told + told.replace("ubuntu", "eve"))
+    rows = "14|ubuntu|FAILED|1:0|1|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|n1|run\n"
+    commands.expect(*sacct, stdout=rows + rows.replace("ubuntu", "eve"))
     found = jobs.element(12, 1, user="ubuntu")
     assert found is not None
     assert (found.job_id, found.state) == (14, "FAILED")

@@ -14,8 +14,8 @@ import click
 import everybody
 import pytest
 import yaml
-from click.testing import CliRunner
 from cluster import Cluster
+from command_line import COMMANDS, typed
 from pip_double import Pip
 
 from ddp import cli, config, readiness, service, verbs
@@ -70,37 +70,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Asked:
     return found
 
 
-def typed(*words: str) -> "tuple[int, str, str]":
-    """Run the program in this process; return the exit status, standard output and standard error."""
-    ended: list[int] = []
-
-    def leave(code: int) -> typing.NoReturn:
-        ended.append(code)
-        raise SystemExit(code)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["ddp", *words])
-        patch.setattr(os, "_exit", leave)
-        entry = click.Command("entry", callback=cli.main)
-        result = CliRunner().invoke(entry, [])
-    assert ended == [result.exit_code], result.output
-    return result.exit_code, result.stdout, result.stderr
-
-
 def one(asked: Asked) -> typing.Any:
     (params,) = asked
     return params
 
 
-def commands(group: click.Group, *words: str) -> "collections.abc.Iterator[tuple[tuple[str, ...], click.Command]]":
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands(command, *words, name)
-        else:
-            yield (*words, name), command
-
-
-COMMANDS = dict(commands(cli.program))
 NAMED = ("create-environment", "show-environment", "remove-environment")  # want a name
 
 

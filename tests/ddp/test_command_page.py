@@ -1,4 +1,4 @@
-"""What is said of the command line: its reference page, its help, what a shell completes, what the documents type."""
+"""What documents the command line: its reference page, its help, what a shell completes, what the documents type."""
 
 import os
 import pathlib

@@ -23,7 +23,7 @@ def script(workspace: pathlib.Path) -> pathlib.Path:
 
 
 def fails(settings: Settings, cluster: Cluster, script: pathlib.Path, last_line: str, **more: object) -> str:
-    """Return what is said of a job whose log ends with this line."""
+    """Show a job whose log ends with this line."""
 
     def leave(job: Job) -> None:
         log = job.script.parent / "logs" / f"{job.job_id}.out"

@@ -43,7 +43,7 @@ def test_a_curve_goes_on_where_a_run_was_resumed():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e305])
-def test_a_loss_that_ceases_to_be_finite_is_told_from_its_first_step_on(bad: float):
+def test_a_loss_that_ceases_to_be_finite_is_reported_from_its_first_step_on(bad: float):
     series = curves.Series()
     series.add(1, 2.0)
     series.add(2, bad)

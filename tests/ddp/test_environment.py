@@ -162,7 +162,7 @@ def test_after_the_node_booted_again_the_environment_is_unpacked_again(store: St
     assert "unpacked the environment" in store.use().stdout
 
 
-def test_a_cache_of_somebody_else_is_refused(store: Store, tmp_path: pathlib.Path):
+def test_a_cache_of_another_account_is_refused(store: Store, tmp_path: pathlib.Path):
     real = tmp_path / "elsewhere"
     real.mkdir()
     store.cache.symlink_to(real)
@@ -178,7 +178,7 @@ def test_another_python_is_refused_by_its_version(store: Store):
     assert done.stderr == f"[FATAL] slurmd-0: this node has Python {mine}, the environment was made for 3.7\n"
 
 
-def test_a_full_disk_is_told_before_anything_is_unpacked(store: Store):
+def test_a_full_disk_is_reported_before_anything_is_unpacked(store: Store):
     done = store.use(unpacked_bytes=1 << 60)
     assert done.returncode == 78
     assert f"bytes free; the environment needs {1 << 60}" in done.stderr

@@ -1,108 +1,18 @@
 """Slurm's partitions and jobs: its texts as captured, and every way in which it can refuse."""
 
-import collections.abc
-
 import pytest
+from slurm_commands import ASKED, SACCT_FIELDS, Commands, node, partition
 
 from ddp.slurm import jobs
-from slurm_ddp.run import CommandError, CommandTimeout, Completed
-from slurm_ddp.slurm import nodes
+from slurm_ddp.run import CommandError, CommandTimeout
 
 # Captured from 24.11.5.
-PARTITION = (
-    "PartitionName={name} AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default={default} QoS=N/A "
-    "DefaultTime={usual} DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime={most} MinNodes=0 "
-    "LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=slurmd-[0-1] PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO "
-    "OverTimeLimit=NONE PreemptMode=OFF State={state} TotalCPUs=4 TotalNodes=2 SelectTypeParameters=NONE JobDefaults=(null) "
-    "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=4,mem=16000M,node=2,billing=4\n"
-)
-NODE = (
-    "NodeName={name} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv={cpus} CPUTot=2 CPULoad=0.56 AvailableFeatures=(null) "
-    "ActiveFeatures=(null) Gres={gres} NodeAddr=10.77.0.10 NodeHostName=juju-2586ad-3 Version=24.11.5 OS=Linux 6.18.44-fc-v669 #1 SMP "
-    "PREEMPT_DYNAMIC @0  RealMemory=8000 AllocMem=0 FreeMem=22292 Sockets=2 Boards=1 {kept}State={state} ThreadsPerCore=1 TmpDisk=0 "
-    "Weight=1 Owner=N/A MCS_label=N/A Partitions={partitions}  BootTime=2026-11-20T18:25:37 SlurmdStartTime=2026-11-20T18:48:19 "
-    "LastBusyTime=2026-11-20T18:48:22 CfgTRES=cpu=2,mem=8000M,billing=2 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0 "
-    "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s\n"
-)
 QUEUE = """12|ddp|CANCELLED|0:0|1|1|slurmd|0:00|UNLIMITED|2026-11-20T18:48:45|2026-11-20T18:48:45|4294901757|BeginTime||12|N/A|x|
 13|ddp|FAILED|3:0|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|4294901757|NonZeroExitCode|slurmd-0|13|N/A|sbatch|
 14|ddp|FAILED|0:9|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|4294901757|JobLaunchFailure|slurmd-0|14|N/A|sbatch|
 15|ddp|FAILED|15:53|0|1|slurmd|0:00|365-00:00:00|2026-11-20T18:49:31|2026-11-20T18:49:31|4294901757|JobLaunchFailure|slurmd-1|15|N/A|sbatch|
 16|ddp|RUNNING|0:0|0|2|slurmd|0:01|UNLIMITED|2026-11-20T18:55:37|2026-11-20T18:55:37|4294901757|None|slurmd-[0-1]|16|N/A|a-name-longer-than-any-column|
 """
-ASKED = (
-    "JobID:|,UserName:|,State:|,exit_code:|,RestartCnt:|,NumNodes:|,Partition:|,TimeUsed:|,TimeLimit:|,"
-    "SubmitTime:|,StartTime:|,PriorityLong:|,Reason:|,NodeList:|,ArrayJobID:|,ArrayTaskID:|,Name:|"
-)
-
-
-def partition(
-    name: str = "slurmd", *, default: str = "YES", most: str = "UNLIMITED", usual: str = "NONE", state: str = "UP"
-) -> str:
-    return PARTITION.format(name=name, default=default, most=most, usual=usual, state=state)
-
-
-def node(
-    name: str = "slurmd-0",
-    *,
-    state: str = "IDLE",
-    gres: str = "(null)",
-    kept: int = 0,
-    partitions: str = "slurmd",
-    cpus: int = 2,
-) -> str:
-    text = f"CoreSpecCount=1 MemSpecLimit={kept} " if kept else ""
-    return NODE.format(name=name, state=state, gres=gres, kept=text, partitions=partitions, cpus=cpus)
-
-
-class Commands:
-    """Answers only the commands it was told of, in their order, and fails on any other."""
-
-    def __init__(self) -> None:
-        self.expected: list[tuple[tuple[str, ...], Completed | CommandError]] = []
-        self.users: list[str | None] = []
-        self.stdin: list[str | None] = []
-
-    def expect(self, *argv: str, stdout: str = "", stderr: str = "", returncode: int = 0) -> None:
-        self.expected.append((argv, Completed(returncode, stdout, stderr)))
-
-    def fail(self, *argv: str, error: CommandError) -> None:
-        self.expected.append((argv, error))
-
-    def __call__(
-        self,
-        *argv: str,
-        timeout: float = 0,
-        check: bool = True,
-        user: str | None = None,
-        stdin: str | None = None,
-        cwd: str = "/",
-        env: dict[str, str] | None = None,
-    ) -> Completed:
-        assert timeout > 0
-        tells_times = argv[0] in ("/usr/bin/squeue", "/usr/bin/sacct")
-        assert env == ({"TZ": "UTC"} if tells_times else None), "a job must not inherit it"
-        assert cwd == "/", "a job must not inherit a hook's folder"
-        assert self.expected, f"nobody expected {argv}"
-        wanted, answer = self.expected.pop(0)
-        assert argv == wanted
-        self.users.append(user)
-        self.stdin.append(stdin)
-        if isinstance(answer, CommandError):
-            raise answer
-        if check and answer.returncode:
-            said = f"{argv[0]} exited {answer.returncode}"
-            raise CommandError(said, returncode=answer.returncode, stdout=answer.stdout, stderr=answer.stderr)
-        return answer
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Commands]:
-    double = Commands()
-    monkeypatch.setattr(jobs, "run", double)
-    monkeypatch.setattr(nodes, "run", double)
-    yield double
-    assert not double.expected, f"never asked: {double.expected}"
 
 
 def partitions(commands: Commands, partition_text: str, node_text: str) -> tuple[jobs.Partition, ...]:
@@ -220,18 +130,17 @@ def test_squeue_of_22_05_prints_the_status_as_one_number(commands: Commands, sta
     assert found.exit_code == code
 
 
-def test_somebody_elses_job_is_none_of_ours(commands: Commands):
+def test_another_users_job_is_none_of_ours(commands: Commands):
     ask_for(commands, 13, stdout=QUEUE.splitlines(keepends=True)[1])
     assert jobs.job(13, user="eve") is None
 
 
 SACCT = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "9", "-o")
-SACCT_FIELDS = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
 
 
-@pytest.mark.parametrize("said", ["slurm_load_jobs error: Invalid job id specified\n", ""])
-def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, said: str):
-    ask_for(commands, 9, returncode=1 if said else 0, stderr=said)
+@pytest.mark.parametrize("message", ["slurm_load_jobs error: Invalid job id specified\n", ""])
+def test_a_forgotten_job_is_looked_up_in_the_accounting(commands: Commands, message: str):
+    ask_for(commands, 9, returncode=1 if message else 0, stderr=message)
     text = "9|ddp|CANCELLED by 1000|0:15|2|slurmd|00:01:00|UNLIMITED|2026-11-20T18:48:22|slurmd-[0-1]|x|y\n"
     commands.expect(*SACCT, SACCT_FIELDS, stdout=text)
     found = jobs.job(9, user="ddp")
@@ -253,7 +162,7 @@ def test_another_error_is_not_taken_for_a_forgotten_job(commands: Commands):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n",
         "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
@@ -262,8 +171,8 @@ def test_another_error_is_not_taken_for_a_forgotten_job(commands: Commands):
         "slurm_load_jobs error: Zero Bytes were transmitted or received\n",
     ],
 )
-def test_a_controller_that_is_away_may_come_back(commands: Commands, said: str):
-    ask_for(commands, 9, returncode=1, stderr=said)
+def test_a_controller_that_is_away_may_come_back(commands: Commands, message: str):
+    ask_for(commands, 9, returncode=1, stderr=message)
     with pytest.raises(jobs.NotAnsweringError):
         jobs.job(9, user="ddp")
 
@@ -280,7 +189,7 @@ def test_a_command_that_hangs_or_is_missing_may_come_back(commands: Commands):
         jobs.job(9, user="ddp")
 
 
-def test_nodes_that_are_silent_are_told(commands: Commands):
+def test_nodes_that_are_silent_are_reported(commands: Commands):
     commands.expect("/usr/bin/scontrol", "show", "partition", "-o", stdout=partition())
     commands.expect(
         "/usr/bin/scontrol",
@@ -309,16 +218,16 @@ def test_an_answer_that_is_no_id_is_an_error(commands: Commands):
 
 
 def test_the_verdict_on_a_script(commands: Commands):
-    said = (
+    message = (
         "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd\n"
     )
-    commands.expect("/usr/bin/sbatch", "--test-only", stderr=said)
-    assert jobs.judge("#!/bin/bash\n", user="ddp") == said.removeprefix("sbatch: ").strip()
+    commands.expect("/usr/bin/sbatch", "--test-only", stderr=message)
+    assert jobs.judge("#!/bin/bash\n", user="ddp") == message.removeprefix("sbatch: ").strip()
     assert commands.stdin == ["#!/bin/bash\n"]
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("message", "words"),
     [
         (
             "allocation failure: Requested node configuration is not available\n",
@@ -332,8 +241,8 @@ def test_the_verdict_on_a_script(commands: Commands):
         ("", "/usr/bin/sbatch exited 1"),
     ],
 )
-def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, said: str, words: str):
-    commands.expect("/usr/bin/sbatch", "--test-only", stderr=said, returncode=1)
+def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, message: str, words: str):
+    commands.expect("/usr/bin/sbatch", "--test-only", stderr=message, returncode=1)
     with pytest.raises(jobs.SlurmError) as caught:
         jobs.judge("#!/bin/bash\n", user="ddp")
     assert str(caught.value) == words

@@ -186,7 +186,7 @@ def test_a_name_cannot_be_made_to_look_like_another_s():
 
 
 def expand(text: str, env: dict[str, str]) -> str:
-    """Return what the kubelet makes of a text: third_party/forked/golang/expansion/expand.go of Kubernetes."""
+    """Expand a text as the kubelet does: third_party/forked/golang/expansion/expand.go of Kubernetes."""
     return re.sub(
         r"\$(?:\$|\(([^)]*)\))",
         lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]),
@@ -234,7 +234,7 @@ def values(node: yaml.Node) -> list[yaml.ScalarNode]:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "problem"),
     [
         ("image", "/images/torch.sqsh", "an image in a registry"),
         ("image", "Ubuntu 24", "an image's name"),
@@ -257,8 +257,8 @@ def values(node: yaml.Node) -> list[yaml.ScalarNode]:
         ("memry", 1, "Extra inputs"),
     ],
 )
-def test_what_cannot_be_is_refused(field: str, value: object, said: str):
-    with pytest.raises(pydantic.ValidationError, match=re.escape(said)):
+def test_what_cannot_be_is_refused(field: str, value: object, problem: str):
+    with pytest.raises(pydantic.ValidationError, match=re.escape(problem)):
         run(**{field: value})
 
 

@@ -53,11 +53,11 @@ def test_a_file_that_nobody_else_can_replace_is_opened(place: pathlib.Path):
 def test_a_folder_that_others_can_write_is_named_with_what_to_type(place: pathlib.Path, mode: int):
     folder = place.parent.parent
     folder.chmod(mode)
-    said = refusal(place)
-    assert said.startswith(f"{folder} has mode {mode:04o} without the sticky bit") and said.endswith(
+    message = refusal(place)
+    assert message.startswith(f"{folder} has mode {mode:04o} without the sticky bit") and message.endswith(
         f"chmod +t {folder}"
     )
-    assert ("any account" in said) == bool(mode & stat.S_IWOTH)
+    assert ("any account" in message) == bool(mode & stat.S_IWOTH)
     with pytest.raises(ownership.UntrustedError, match=f"mode {mode:04o}"):
         ownership.check_folder(str(folder), TRUSTED)
     folder.chmod(mode | stat.S_ISVTX)
@@ -75,8 +75,8 @@ def test_a_file_that_others_can_write_is_refused_even_in_a_good_folder(place: pa
 def test_whoever_owns_a_component_is_trusted(place: pathlib.Path, depth: int):
     stolen = [place, *place.parents][depth]
     os.chown(stolen, STRANGER, -1)
-    said = refusal(place)
-    assert said.startswith(f"{stolen} belongs to uid {STRANGER} (mode ")
+    message = refusal(place)
+    assert message.startswith(f"{stolen} belongs to uid {STRANGER} (mode ")
     assert read(place, TRUSTED | {STRANGER}) == "good"
 
 

@@ -181,7 +181,7 @@ def ends(pods: list[subprocess.Popen[str]], limit_s: float = 60) -> list[int]:
 
 
 def ranks(kubelet: Kubelet) -> list[typing.Any]:
-    """Return what each rank found, in order."""
+    """Read each rank's record, in order."""
     found = {
         path.name: yaml.safe_load(path.read_text()) for path in (kubelet.folder / "work/runs/night").glob("here-*")
     }
@@ -191,7 +191,7 @@ def ranks(kubelet: Kubelet) -> list[typing.Any]:
 def until(condition: collections.abc.Callable[[], object], limit_s: float = 30) -> None:
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < limit_s, "it does not come"
+        assert time.monotonic() - began < limit_s, "it never appeared"
         time.sleep(0.05)
 
 
@@ -262,7 +262,7 @@ def test_a_lost_pod_0_ends_the_attempt(kubelet: Kubelet):
     assert ends(pods[1:]) == [75, 75]
 
 
-def test_pods_that_do_not_come_are_named(kubelet: Kubelet):
+def test_pods_that_never_join_are_named(kubelet: Kubelet):
     plan = run(kubelet, "plain", nodes=3)
     pods = [kubelet.start(plan, index, DDP_JOIN_S=limit) for index, limit in ((0, "4"), (2, "12"))]
     texts = [pod.communicate(timeout=30)[0] for pod in pods]

@@ -118,10 +118,10 @@ def test_an_environment_on_a_node_gets_the_same_program(build: pathlib.Path):
         done = subprocess.run(
             [build / "env" / "bin" / "python", "-"], stdin=program, capture_output=True, text=True, check=True, cwd="/"
         )
-    told: dict[str, typing.Any] = json.loads(done.stdout)
-    assert told.pop("seconds") >= 0
+    printed: dict[str, typing.Any] = json.loads(done.stdout)
+    assert printed.pop("seconds") >= 0
     version = ".".join(map(str, sys.version_info[:3]))
-    assert told == {
+    assert printed == {
         "torch": "2.13.0+cpu",
         "numpy": "2.3.1",
         "python": version,

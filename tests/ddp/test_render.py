@@ -8,7 +8,7 @@ import typing
 import pytest
 import yaml
 from cluster import Cluster
-from test_cli import typed
+from command_line import typed
 
 from ddp import cli
 from ddp.base import Settings
@@ -82,18 +82,18 @@ def test_without_a_snapshot_the_script_lies_in_the_workspace(settings: Settings,
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("exp/nope.py",), "give the path of a script"),
         (("--env", "MASTER_ADDR=x", "exp/train.py"), "is set by the job itself"),
         (("--claim", "My_Claim", "exp/train.py"), "as Kubernetes names its objects"),
     ],
 )
-def test_what_cannot_be_leaves_nothing(settings: Settings, project: pathlib.Path, words: tuple[str, ...], said: str):
+def test_what_cannot_be_leaves_nothing(settings: Settings, project: pathlib.Path, words: tuple[str, ...], message: str):
     code, out, err = typed("render", "--kubernetes", *IMAGE, *words)
     assert code != 0
     assert out == ""
-    assert said in err
+    assert message in err
     assert list(settings.runs.iterdir()) == []
 
 

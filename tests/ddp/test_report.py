@@ -252,7 +252,7 @@ def test_nothing_comes_from_elsewhere(recorded: pathlib.Path):
     assert "default-src 'none'" in html
 
 
-def test_the_recorded_run_is_told_whole(recorded: pathlib.Path):
+def test_the_recorded_run_is_shown_whole(recorded: pathlib.Path):
     run = facts.read_run(recorded)
     assert (run.name, run.kind, run.job_id, run.state, run.why) == ("gpt-20261123", "gpt", "8", "COMPLETED", "")
     assert run.notes == ()
@@ -318,7 +318,7 @@ def test_damaged_files_are_named(make_run: MakeRun):
     assert "config.json cannot be read: not a JSON object" in page.page([run], made=MADE)
 
 
-def test_not_a_number_is_told_and_breaks_nothing(tab: browser.Browser, make_run: MakeRun, tmp_path: pathlib.Path):
+def test_not_a_number_is_shown_and_breaks_nothing(tab: browser.Browser, make_run: MakeRun, tmp_path: pathlib.Path):
     losses = ("5.0", "4.0", "NaN", "3.0", "NaN", "-Infinity")
     lines = [
         f'{{"kind": "step", "step": {step}, "loss": {loss}, "lr": Infinity}}\n' for step, loss in enumerate(losses, 1)
@@ -435,7 +435,7 @@ def test_axes_have_readable_ticks():
             assert all(-0.1 <= tick.at <= 100.1 for tick in ticks)
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: pathlib.Path):
+def test_runs_of_one_name_are_distinct(tmp_path: pathlib.Path):
     runs = [facts.RunFacts(name="same", folder=f"/runs/{number}/same") for number in (1, 2)]
     html = page.page(runs, made=MADE)
     assert "/runs/1/same, /runs/2/same" in html

@@ -20,9 +20,9 @@ import time
 import typing
 
 import click
+import command_line
 import pytest
 import rich.cells
-import test_cli
 from cluster import Cluster
 from pip_double import Pip
 
@@ -46,7 +46,7 @@ RESULTS: Results = {
         [("JOB-ID", "RUN", "STATE", "LOSS"), ("40", "night", "COMPLETED", "1.25 *"), ("41", "[bold]x", "FAILED", "-")]
     ),
     "findings": "ERROR slurmd-2: /mnt/shared is not mounted\n    -> mount /mnt/shared\nnote",
-    "run-dir": "/mnt/shared/users/somebody/runs/" + "a-very-long-name-" * 8,
+    "run-dir": "/mnt/shared/users/example1/runs/" + "a-very-long-name-" * 8,
     "advice": "words " * 30,
     "empty": tables.Table([["NAME", "HASH"]]),
 }
@@ -164,7 +164,7 @@ def test_every_verb_has_tables_on_a_terminal(answers: None, verb: verbs.Verb):
 @EVERY
 def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.MonkeyPatch, verb: verbs.Verb):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    code, out, err = test_cli.typed(*verb.words, *GIVEN.get(verb.action, ()))
+    code, out, err = command_line.typed(*verb.words, *GIVEN.get(verb.action, ()))
     assert (code, err) == (0, "working: 3 of 4\n")
     assert "\x1b" not in out
     assert not BOXES.search(out)
@@ -179,21 +179,21 @@ def test_every_verb_is_plain_in_a_pipe(answers: None, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("is_before", [True, False])
 def test_every_verb_has_json(answers: None, verb: verbs.Verb, is_before: bool):
     words = (*verb.words, *GIVEN.get(verb.action, ()))
-    code, out, _ = test_cli.typed(*(("--json", *words) if is_before else (*words, "--json")))
+    code, out, _ = command_line.typed(*(("--json", *words) if is_before else (*words, "--json")))
     assert code == 0
     assert json.loads(out) == RESULTS
 
 
 @EVERY
 def test_every_verb_has_json_on_a_terminal(answers: None, verb: verbs.Verb):
-    """Where somebody looks at what a program would get."""
+    """A terminal where a program's output would go."""
     made, code = type_on(60, *verb.words, *GIVEN.get(verb.action, ()), "--json")
     assert code == 0
     assert json.loads(made.plain()[made.plain().index("{") :]) == RESULTS
 
 
 def test_every_command_takes_json():
-    for words, command in test_cli.COMMANDS.items():
+    for words, command in command_line.COMMANDS.items():
         flags = [flag for parameter in command.params if isinstance(parameter, click.Option) for flag in parameter.opts]
         assert "--json" in flags, words
 
@@ -204,10 +204,10 @@ def test_a_live_view_for_programs_is_a_line_for_each_change(
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
-    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     for words in (("watch", "night", "--json"), ("--json", "watch", "40")):
         cluster.job(40).states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
-        code, out, err = test_cli.typed(*words)
+        code, out, err = command_line.typed(*words)
         assert (code, err) == (0, "")
         frames = [json.loads(line) for line in out.splitlines()]
         assert [(one["run"], one["state"], one["has-ended"]) for one in frames] == [
@@ -220,9 +220,9 @@ def test_a_live_view_is_drawn_on_a_terminal_only(
 ):
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
+    assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
     cluster.job(40).states = [("COMPLETED", 0)]
-    _, out, _ = test_cli.typed("watch", "night")
+    _, out, _ = command_line.typed("watch", "night")
     assert re.fullmatch(r"\d\d:\d\d:\d\d night, COMPLETED\n", out)
     assert BOXES.search(type_on(80, "watch", "night")[0].text)
 
@@ -232,8 +232,8 @@ def test_a_report_for_programs(
     settings: Settings, cluster: Cluster, pip: Pip, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ):
     monkeypatch.setattr(cli, "settings_of", lambda _: settings)
-    assert test_cli.typed("submit", "--run", "night", "smoke")[0] == 0
-    code, out, err = test_cli.typed(*words)
+    assert command_line.typed("submit", "--run", "night", "smoke")[0] == 0
+    code, out, err = command_line.typed(*words)
     assert (code, err) == (0, "")
     assert json.loads(out) == {"report": f"{settings.runs}/night/report.html", "runs": "night"}
 

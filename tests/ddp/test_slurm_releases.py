@@ -2,13 +2,14 @@
 
 24.11.5 and 26.05.5 were captured from running clusters, those of accounting from the last (the sizes of its partition
 and node are those of the other). The rest is made from 24.11.5 after the releases' own words: RELEASE_NOTES and
-CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/partition_info.c and node_info.c: what a release adds stands where it prints it, what it dropped is gone.
+CHANGELOG, scontrol(1), squeue(1), sacct(1), and the print functions in src/api/partition_info.c and node_info.c: what a release adds
+stands where it prints it, what it dropped is left out.
 """
 
 import dataclasses
 
 import pytest
-from test_jobs import ASKED, SACCT_FIELDS, Commands
+from slurm_commands import ASKED, SACCT_FIELDS, Commands
 
 from ddp.slurm import jobs
 from slurm_ddp.slurm import nodes
@@ -83,14 +84,6 @@ RELEASES = (
     Release("26.05.5", "26.05.5"),
 )
 each = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    double = Commands()
-    monkeypatch.setattr(jobs, "run", double)
-    monkeypatch.setattr(nodes, "run", double)
-    return double
 
 
 @each
@@ -174,16 +167,18 @@ def test_a_node_of_24_11_with_a_job_and_a_drain(commands: Commands):
     (node,) = nodes.parse(busy)
     assert (node.state, node.reason, node.reason_by) == ("MIXED", "slurm-gpu: x", "root")
     assert (node.is_busy, node.is_drained, node.is_dynamic, node.gres) == (True, True, True, "gpu:mock_gpu:1")
-    said = "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", returncode=1, stderr=said)
+    message = (
+        "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
+    )
+    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", returncode=1, stderr=message)
     with pytest.raises(nodes.NodeBusy, match=r"^delete node slurmd-0: delete_node .* Requested nodes are busy$"):
         nodes.delete("slurmd-0")
 
 
 def forgotten(commands: Commands, **answer: object) -> jobs.Job | None:
     """Ask for a job that the controller forgot, in the words of 24.11."""
-    said = "slurm_load_jobs error: Invalid job id specified\n"
-    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=said)
+    message = "slurm_load_jobs error: Invalid job id specified\n"
+    commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=message)
     argv = ("/usr/bin/sacct", "-X", "-n", "-P", "-j", "12", "-o", SACCT_FIELDS)
     commands.expect(*argv, **answer)  # type: ignore[arg-type]
     return jobs.job(12, user="ubuntu")
@@ -247,10 +242,10 @@ def test_a_hostlist_that_means_nothing_is_refused(commands: Commands, asked: str
 
 
 def test_a_controller_whose_name_is_not_resolved_may_come_back(commands: Commands):
-    said = (
+    message = (
         "squeue: error: _xgetaddrinfo: getaddrinfo() failed: Name or service not known: No error, attempt number {}\n"
     )
-    text = "".join(said.format(number) for number in range(-4, 6))  # 26.05.5
+    text = "".join(message.format(number) for number in range(-4, 6))  # 26.05.5
     text += "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
     commands.expect("/usr/bin/squeue", "-h", "-a", "-t", "all", "-j", "12", "-O", ASKED, returncode=1, stderr=text)
     with pytest.raises(jobs.NotAnsweringError, match="Name or service not known"):
@@ -258,15 +253,15 @@ def test_a_controller_whose_name_is_not_resolved_may_come_back(commands: Command
 
 
 def test_a_refused_release_names_no_function_of_slurm(commands: Commands):
-    said = "Invalid user id for job 18\nslurm_suspend error:Invalid user id\n"
-    commands.expect("/usr/bin/scontrol", "release", "18", returncode=1, stderr=said)
+    message = "Invalid user id for job 18\nslurm_suspend error:Invalid user id\n"
+    commands.expect("/usr/bin/scontrol", "release", "18", returncode=1, stderr=message)
     with pytest.raises(jobs.SlurmError, match=r"^Invalid user id for job 18; Invalid user id$"):
         jobs.release(18, user="ubuntu")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["Slurm accounting storage is disabled\n", "sacct: error: Problem talking to the database: Connection refused\n"],
 )
-def test_without_slurmdbd_the_answer_is_that_nobody_knows(commands: Commands, said: str):
-    assert forgotten(commands, returncode=1, stderr=said) is None
+def test_without_slurmdbd_the_answer_is_that_nobody_knows(commands: Commands, message: str):
+    assert forgotten(commands, returncode=1, stderr=message) is None

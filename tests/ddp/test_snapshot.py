@@ -427,7 +427,7 @@ def test_a_file_that_grows_beyond_the_limit_meanwhile(
 
 
 def as_user(work: collections.abc.Callable[[], str]) -> str:
-    """Return what `work` returns under an account without privileges."""
+    """Run `work` under an account without privileges: its result."""
     if os.geteuid() != 0:
         return work()
     reading, writing = os.pipe()
@@ -499,14 +499,14 @@ def test_a_destination_that_cannot_be_written(project: pathlib.Path, tmp_path: p
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("absent.py", "absent.py: No such file"), ("", "project is not a file"), ("loop", "loop")],
 )
-def test_what_is_no_script(project: pathlib.Path, code: pathlib.Path, name: str, said: str):
+def test_what_is_no_script(project: pathlib.Path, code: pathlib.Path, name: str, message: str):
     project.mkdir()
     (project / "loop").symlink_to("loop")
     text = refused(project / name, code)
-    assert said in text
+    assert message in text
     assert text.endswith("give the path of a script")
 
 

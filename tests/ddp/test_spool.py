@@ -31,20 +31,20 @@ def add(path: pathlib.Path, text: str) -> None:
         file.write(text)
 
 
-def wait_for(words: str, said: list[str]) -> None:
+def wait_for(words: str, logged: list[str]) -> None:
     for _ in range(200):
-        if any(words in line for line in said):
+        if any(words in line for line in logged):
             return
         time.sleep(0.05)
-    raise AssertionError(said)
+    raise AssertionError(logged)
 
 
 def test_lines_that_come_while_the_filesystem_is_away_are_all_there_afterwards(
     shared: pathlib.Path, source: pathlib.Path
 ):
-    said: list[str] = []
+    logged: list[str] = []
     log = shared / "logs" / "12.out"
-    forwarder = spool.Forwarder(said.append)
+    forwarder = spool.Forwarder(logged.append)
     forwarder.add(str(source), str(log))
     forwarder.start()
     lines = [f"line {number}\n" for number in range(300)]
@@ -55,7 +55,7 @@ def test_lines_that_come_while_the_filesystem_is_away_are_all_there_afterwards(
     gone = shared.rename(shared.with_name("gone"))
     for line in lines[100:200]:
         add(source, line)
-    wait_for("output cannot be written (No such file or directory)", said)
+    wait_for("output cannot be written (No such file or directory)", logged)
     assert not forwarder.flush(0.5)
     assert not shared.exists(), "nothing is made where nothing is mounted"
     gone.rename(shared)
@@ -63,7 +63,7 @@ def test_lines_that_come_while_the_filesystem_is_away_are_all_there_afterwards(
         add(source, line)
     assert forwarder.close(20)
     assert log.read_text() == "".join(lines)
-    assert said[-1].startswith("output is written again after ")
+    assert logged[-1].startswith("output is written again after ")
     assert forwarder.faults == 1
 
 
@@ -160,19 +160,19 @@ def test_a_call_that_hangs_is_abandoned_and_the_filesystem_waited_for(tmp_path: 
 
 
 def test_an_error_of_a_filesystem_that_works_is_the_callers(shared: pathlib.Path):
-    said: list[str] = []
-    place = storage.Storage(str(shared / "logs"), said.append)
+    logged: list[str] = []
+    place = storage.Storage(str(shared / "logs"), logged.append)
     with pytest.raises(FileNotFoundError):
         place.do((shared / "logs" / "none").read_text)
-    assert said == []
+    assert logged == []
     assert list((shared / "logs").iterdir()) == []
 
 
 def test_a_filesystem_that_stays_away_is_not_waited_for_for_ever(shared: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(storage, "PATIENCE_S", 0.5)
-    said: list[str] = []
-    place = storage.Storage(str(shared / "none"), said.append)
+    logged: list[str] = []
+    place = storage.Storage(str(shared / "none"), logged.append)
     words = f"{shared}/none has not responded for . s: No such file or directory"
     with pytest.raises(storage.GoneError, match=words):
         place.await_ready()
-    assert said == [f"{shared}/none does not respond (No such file or directory); waiting for it, 0 s"]
+    assert logged == [f"{shared}/none does not respond (No such file or directory); waiting for it, 0 s"]

@@ -11,7 +11,7 @@ import time
 import typing
 
 import pytest
-from test_spec import make
+from job_specs import make
 
 from batch_host import Node
 from ddp.node import spec, supervisor
@@ -154,7 +154,7 @@ def test_a_cancellation_while_the_filesystem_is_awaited_ends_the_job(node: Node)
     assert not node.requeued()
 
 
-def test_what_the_rank_raised_is_told_before_what_logs_say(node: Node):
+def test_what_the_rank_raised_is_reported_before_what_logs_say(node: Node):
     noise = (
         "d=$RUN_DIR/logs/$RUN_ATTEMPT_ID/node-0/x/attempt_0/0; mkdir -p $d; "
         "printf 'Traceback (most recent call last):\\nKeyError: lived on with\\n' > $d/stderr.log; "
@@ -208,9 +208,9 @@ def test_connections_that_all_nodes_lost_are_the_networks_fault(node: Node):
     node.add("srun", COUNTS + f"if [ $n = 1 ]; then {both} exit 1; fi")
     code, output = node.run(files(node, fabrics=LOOPBACK, fabric="own"), SLURM_JOB_NUM_NODES="2")
     assert code == 0, output
-    ((_, kind, host, said),) = failures(node)
+    ((_, kind, host, reason),) = failures(node)
     assert (kind, host) == ("network", "-")
-    assert said.startswith("the nodes lost their connections, and no rank failed by itself: ")
+    assert reason.startswith("the nodes lost their connections, and no rank failed by itself: ")
 
 
 def test_a_mistake_of_the_programs_own_reaches_the_log(node: Node):

@@ -218,7 +218,7 @@ def test_without_a_terminal_each_change_is_a_line(recorded: pathlib.Path):
     assert "COMPLETED" in lines[2] and "1 failed: the loss is nan" in lines[2]
 
 
-def test_ctrl_c_ends_it_without_a_word():
+def test_ctrl_c_ends_it_with_no_output():
     def read() -> watch.Frame:
         raise KeyboardInterrupt
 

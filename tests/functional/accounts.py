@@ -20,4 +20,4 @@ def account(
         yield
     finally:
         for host in hosts:
-            cluster.ctl("exec", host, "--", "userdel", "--force", "--remove", name)
+            cluster.exec(host, "userdel", "--force", "--remove", name)

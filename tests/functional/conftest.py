@@ -8,11 +8,15 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import time
 import typing
 
 import pytest
+
+from sandbox.hosts import Hosts
+from sandbox.store import Store
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("SLURM_DDP_TEST_MODEL", "test")
@@ -23,7 +27,7 @@ T = typing.TypeVar("T")
 
 
 def eventually(check: collections.abc.Callable[[], T]) -> T:
-    """Return what `check` returns once all of its asserts hold; what it raises after a long time counts."""
+    """Repeat `check` until its asserts hold and return its result; raise its last failure after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -77,9 +81,19 @@ class Cluster:
         assert answer.code == 0, f"{arguments}: {answer.err[-3000:]}"
         return answer.out
 
+    def exec(self, unit: str, *command: str, timeout: float = 120) -> Answer:
+        """Run a command on a unit's host as `./sandboxctl exec` does, without the start of another Python."""
+        host = Hosts(self.model).get(Store(self.model).load().host_of(unit))
+        done = host.run(command, timeout=timeout, check=False)
+        # Lines of a run begin with its task, and may hold a traceback of torch's own when its store ends before an agent.
+        assert not re.search(r"^Traceback", done.stderr, re.MULTILINE), done.stderr
+        return Answer(done.returncode, done.stdout, done.stderr)
+
     def on(self, unit: str, *command: str) -> str:
         """Run a command on a unit's host; return its standard output."""
-        return self.ok("exec", unit, "--", *command, timeout=120).strip()
+        answer = self.exec(unit, *command)
+        assert answer.code == 0, f"{unit}: {command}: {answer.code} {answer.err[-3000:]}"
+        return answer.out.strip()
 
     def action(self, *arguments: str, timeout: float = 600) -> Json:
         """Run an action of trainer/0 that succeeds; return its results."""
@@ -120,7 +134,7 @@ def _root() -> None:
 
 
 def footprint(bridge: str, subnet: str) -> dict[str, set[str]]:
-    """Return what a model leaves on this machine while it runs, by kind; `subnet` is like 10.77.3."""
+    """Return the traces of a running model on this machine, by kind; `subnet` is like 10.77.3."""
 
     def lines(*argv: str, check: bool = True) -> set[str]:
         return set(subprocess.run(argv, capture_output=True, text=True, check=check).stdout.splitlines())

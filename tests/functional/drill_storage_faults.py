@@ -24,9 +24,9 @@ from functional.storage_faults import (
     client_of,
     health,
     mounted,
-    told,
     until,
     until_right,
+    workload_status,
     writable_again,
 )
 
@@ -46,8 +46,8 @@ def healthy(cluster: Cluster) -> typing.Iterator[Cluster]:
 def hook_s(cluster: Cluster, unit: str) -> float:
     """Deliver update-status to a unit; return how long its hook took, in seconds."""
     cluster.ok("update-status", "--once", unit)
-    said = cluster.ok("debug-log", unit, "-n", "50")
-    return float(re.findall(r"ran update-status in ([0-9.]+) s", said)[-1])
+    output = cluster.ok("debug-log", unit, "-n", "50")
+    return float(re.findall(r"ran update-status in ([0-9.]+) s", output)[-1])
 
 
 @pytest.mark.parametrize(("name", "process"), [("client", CLIENT), ("server", SERVER)])
@@ -67,8 +67,8 @@ def test_a_client_that_hangs_while_its_server_answers_is_replaced(healthy: Clust
     healthy.on(NODE, "bash", "-c", f"kill -STOP $({SERVER})")
     until(healthy, NODE, lambda found: found["state"] == "right" and found["heals"] > heals)
     print(f"SIGSTOP of the client: right again after {time.time() - begin:.0f} s")
-    said = healthy.on(NODE, "journalctl", "-u", f"mount-keeper-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
-    assert f"{MP}: abort: " in said  # it could not be asked to go
+    output = healthy.on(NODE, "journalctl", "-u", f"mount-keeper-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
+    assert f"{MP}: abort: " in output  # it could not be asked to go
     healthy.on(NODE, "touch", f"{MP}/.after-stop")
 
 
@@ -88,7 +88,7 @@ def test_a_client_whose_store_hangs_is_left_to_finish(healthy: Cluster):
         assert (found["state"], found["heals"]) == ("slow", heals)
         unit = client_of(healthy, NODE)
         healthy.ok("update-status", "--once", unit)
-        assert told(healthy, unit)["message"].endswith("; writes are slow now")
+        assert workload_status(healthy, unit)["message"].endswith("; writes are slow now")
     finally:
         healthy.on(proxy, "systemctl", "kill", "--signal=CONT", OBJECTS)
     until_right(healthy, NODE)
@@ -148,7 +148,7 @@ def test_hooks_while_the_engine_is_dead_in_one_way_or_another(healthy: Cluster):
             try:
                 time.sleep(pause)
                 times.append(hook_s(healthy, unit))
-                message = told(healthy, unit)
+                message = workload_status(healthy, unit)
             finally:
                 end()
             until_right(healthy, NODE, since=time.time())
@@ -186,11 +186,11 @@ def test_an_emptied_engine_is_never_formatted_again(healthy: Cluster):
     healthy.on(proxy, "sh", "-c", f"{aside}; systemctl start {ENGINE}")
     try:
         healthy.ok("update-status", "--once", proxy, client_of(healthy, NODE))
-        message = told(healthy, proxy)
+        message = workload_status(healthy, proxy)
         assert message["current"] == "blocked"
         assert message["message"].startswith("the metadata engine lost volume "), message
         assert message["message"].endswith("it is not formatted again"), message
-        client = told(healthy, client_of(healthy, NODE))
+        client = workload_status(healthy, client_of(healthy, NODE))
         assert client["message"] == (
             "JuiceFS:shared does not mount: the metadata engine holds no volume: look at the charm that offers it"
         )
@@ -199,7 +199,7 @@ def test_an_emptied_engine_is_never_formatted_again(healthy: Cluster):
     until_right(healthy, since=time.time())
     healthy.ok("update-status")
     assert healthy.on(NODE, "cat", f"{MP}/.kept") == "kept"
-    assert told(healthy, proxy)["current"] == "active"
+    assert workload_status(healthy, proxy)["current"] == "active"
 
 
 def test_the_actions(healthy: Cluster):

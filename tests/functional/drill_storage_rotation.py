@@ -143,8 +143,8 @@ def test_rotation_under_load_loses_no_write_and_reaches_the_mounts(site: Site):
     for host in HOSTS:
         assert access_key in cluster.on(host, "cat", f"/etc/slurm-ddp/{APP}/environment")
         assert site.bucket.access_key in site.environment(host)  # it is in use, so it runs on
-    told = [unit["workload-status"]["message"] for name, unit in cluster.units().items() if name.startswith(APP)]
-    assert sum("restart pending" in message for message in told) == len(HOSTS), told
+    statuses = [unit["workload-status"]["message"] for name, unit in cluster.units().items() if name.startswith(APP)]
+    assert sum("restart pending" in message for message in statuses) == len(HOSTS), statuses
     site.writes_on()
     for host in HOSTS:
         cluster.on(host, "touch", "/tmp/enough")
@@ -155,7 +155,7 @@ def test_rotation_under_load_loses_no_write_and_reaches_the_mounts(site: Site):
     site.revoke_the_first_keys()
     cluster.ok("update-status")
     for host, other in zip(HOSTS, reversed(HOSTS), strict=True):
-        assert cluster.ctl("exec", host, "--", "test", "-e", "/tmp/failed").code == 1, "a write failed"
+        assert cluster.exec(host, "test", "-e", "/tmp/failed").code == 1, "a write failed"
         sums = cluster.on(host, "cat", "/tmp/written")
         cluster.on(other, "bash", "-c", f"cat >/tmp/sums <<<'{sums}'; cd {MP} && sha256sum -c --quiet /tmp/sums")
         print(f"{host}: {len(sums.splitlines())} files written, all right as {other} reads them")

@@ -103,7 +103,7 @@ cat /proc/loadavg >&2
 
 def test_throughput(cluster: Cluster):
     until_right(cluster, HOST)
-    answer = cluster.ctl("exec", HOST, "--", "bash", "-c", SCRIPT, PROGRAM)
+    answer = cluster.exec(HOST, "bash", "-c", SCRIPT, PROGRAM, timeout=600)
     assert answer.code == 0, answer.err
     print(f"\nload averages before and after: {answer.err.split(chr(10))}")
     found = json.loads(answer.out)

@@ -132,7 +132,7 @@ class PlainSlurm:
 
 
 def lacks() -> str | None:
-    """Return what this machine lacks, or None."""
+    """Name the programs that this machine lacks, or return None."""
     programs = ("munged", "slurmctld", "slurmd", *COMMANDS, "ip", "unshare", "nsenter", "setpriv")
     missing = [name for name in programs if shutil.which(name) is None]
     return f"{', '.join(missing)} not installed; run scripts/setup.sh test demo" if missing else None
@@ -169,7 +169,7 @@ def running() -> collections.abc.Generator[PlainSlurm]:
 
 
 def _pip_variables() -> dict[str, str]:
-    """Return what this machine's configuration says of package indexes as pip's variables."""
+    """Return this machine's package indexes as pip's variables."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True, timeout=60
     ).stdout
@@ -256,13 +256,13 @@ def _run(*argv: str) -> None:
 
 def _await_idle(cluster: PlainSlurm) -> None:
     deadline = time.monotonic() + READY_S
-    said = ""
+    output = ""
     while time.monotonic() < deadline:
         argv = [*_enter(cluster.login), f"{BIN}/sinfo", "-h", "-N", "-o", "%N %T"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
         if sorted(done.stdout.splitlines()) == [f"{name} idle" for name in NODES]:
             return
-        said = (done.stdout + done.stderr).strip()
+        output = (done.stdout + done.stderr).strip()
         time.sleep(0.2)
     logs = [path.read_text()[-800:] for path in (*cluster.folder.glob("*.log"), *cluster.folder.glob("n?/*.log"))]
-    raise RuntimeError(f"Slurm did not start: {said}; {logs}")
+    raise RuntimeError(f"Slurm did not start: {output}; {logs}")

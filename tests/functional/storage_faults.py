@@ -25,18 +25,18 @@ def client_of(cluster: Cluster, host: str) -> str:
     return next(name for name in units[host]["subordinates"] if name.startswith(f"{APP}/"))
 
 
-def told(cluster: Cluster, unit: str) -> dict[str, str]:
+def workload_status(cluster: Cluster, unit: str) -> dict[str, str]:
     """Return a unit's workload status."""
     return cluster.units()[unit]["workload-status"]
 
 
 def health(cluster: Cluster, host: str) -> dict[str, typing.Any]:
-    """Return what the keeper on a host found last; wait for its first look where it has not taken one yet."""
+    """Return the last findings of the keeper on a host; wait for its first look where it has not taken one yet."""
     path, end = f"{STATE}/health.json", time.monotonic() + PATIENCE_S
-    while not (said := cluster.on(host, "sh", "-c", f"[ ! -e {path} ] || cat {path}")):
+    while not (output := cluster.on(host, "sh", "-c", f"[ ! -e {path} ] || cat {path}")):
         assert time.monotonic() < end, f"{host}: the keeper took no look"
         time.sleep(1)
-    return json.loads(said)
+    return json.loads(output)
 
 
 def until(

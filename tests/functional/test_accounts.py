@@ -7,7 +7,7 @@ import pytest
 
 from functional.accounts import account
 from functional.conftest import Cluster, eventually
-from functional.storage_faults import APP, HOSTS, MP, PROXY, client_of, told
+from functional.storage_faults import APP, HOSTS, MP, PROXY, client_of, workload_status
 
 pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
 
@@ -76,7 +76,11 @@ def test_a_name_that_was_taken_first_is_neither_used_nor_handed_over(mallory: Cl
             f"{fresh}/environments belongs to uid {UID} (mode 0777), which is none of the trusted 0, 1000: "
             f"chown root {fresh}/environments, or remove it"
         )
-        assert told(mallory, "trainer/0") | {"since": ""} == {"current": "blocked", "message": taken, "since": ""}
+        assert workload_status(mallory, "trainer/0") | {"since": ""} == {
+            "current": "blocked",
+            "message": taken,
+            "since": "",
+        }
         assert mallory.ctl("run", "trainer/0", "submit-ddp", "workload=smoke").error == f"submit-ddp: {taken}"
         mallory.on("sackd/0", "rm", "-rf", f"{fresh}/environments")
         as_mallory(mallory, "slurmd/0", f"ln -s {fresh}/theirs {fresh}/environments")
@@ -88,7 +92,7 @@ def test_a_name_that_was_taken_first_is_neither_used_nor_handed_over(mallory: Cl
     finally:
         mallory.ok("config", "trainer", f"workspace={MP}")
         mallory.on("sackd/0", "rm", "-rf", fresh)
-    assert told(mallory, "trainer/0")["current"] == "active"
+    assert workload_status(mallory, "trainer/0")["current"] == "active"
 
 
 def test_nothing_is_submitted_while_a_folder_of_the_workspace_is_open(cluster: Cluster):
@@ -106,7 +110,7 @@ def test_nothing_is_submitted_while_a_folder_of_the_workspace_is_open(cluster: C
 
 
 def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(cluster: Cluster):
-    said = "the root had mode 0777, so others could replace what is in it: it has 1777 now"
+    output = "the root had mode 0777, so others could replace what is in it: it has 1777 now"
     since = time.strftime("@%s")
     cluster.on("sackd/0", "chmod", "777", MP)
 
@@ -116,12 +120,12 @@ def test_a_root_that_was_opened_by_hand_is_repaired_and_a_stricter_one_stays(clu
     eventually(repaired)  # by whichever host's keeper writes next
     keepers = f"mount-keeper-{APP}*"
     logs = [cluster.on(host, "journalctl", "--since", since, "-o", "cat", "-u", keepers) for host in HOSTS]
-    assert 1 <= sum(text.count(f"{MP}: {said}") for text in logs) <= len(HOSTS)
+    assert 1 <= sum(text.count(f"{MP}: {output}") for text in logs) <= len(HOSTS)
     cluster.on("sackd/0", "chmod", "755", MP)
     try:
         for unit in (client_of(cluster, "slurmd/0"), f"{PROXY}/0", "trainer/0"):
             cluster.ok("update-status", "--once", unit)
-            assert told(cluster, unit)["current"] == "active"
+            assert workload_status(cluster, unit)["current"] == "active"
         assert mode(cluster) == "755 0"
     finally:
         cluster.on("sackd/0", "chmod", "1777", MP)

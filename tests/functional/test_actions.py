@@ -13,7 +13,10 @@ import yaml
 
 from functional.conftest import REPOSITORY, Cluster, Json
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 TRAINER, PROXY, CLIENT, GPU = "ddp-trainer", "juicefs-server-proxy", "shared-filesystem-client", "slurm-gpu"
 UNITS = {TRAINER: "trainer/0", PROXY: "juicefs-server-proxy/0"}  # of the others, the one beside slurmd/0
@@ -48,7 +51,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
             "verdict": "a run can start.*",
             "errors": "0",
             # both nodes have unpacked the environment for the runs before: what that took, torch from disk, from memory;
-            # nothing is said of the disk where a job still has the environment's files mapped
+            # no figure for the disk where a job still has the environment's files mapped
             "nodes": r"(?s)NODE .*\nslurmd-0 .* \d\S*\+cpu +\d+s +(\d+\.\ds|-) +\d+\.\ds +\w+\nslurmd-1 .*"
             r" \d+s +(\d+\.\ds|-) +\d+\.\ds +\w+",
             "compute": r"(?s)NODE .*\nslurmd-0 +\d+ +\d+ +\d+/\d .* \d+\.\d+\.\d+ +\d+\.\S+\nslurmd-1 .* \d+\.\d+\.\d+ +\d+\.\S+",
@@ -92,7 +95,7 @@ TABLE: dict[tuple[str, str], Good | Refused | str] = {
     (GPU, "show-gres"): Good(results={"registered": "gpu:mock_gpu:1", "lines-live": "true"}),
     (GPU, "accept-gpus"): Good(results={"registered": "gpu:mock_gpu:1"}),
     (GPU, "health-check"): Refused((), NO_NVML),
-    (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep says none; .*"),
+    (GPU, "upgrade-driver"): Refused(("wait=0",), r"branch: driver=keep names none; .*"),
     (GPU, "reset-gpu"): Refused(("gpu=0000:99:00.0",), r"gpu: no card at 0000:99:00\.0; there is 0000:81:00\.0"),
     (GPU, "set-mig"): Refused(("gpu=all", "profiles=3g.20gb", "wait=5"), NO_SMI),
 }  # fmt: skip

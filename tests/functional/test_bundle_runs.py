@@ -12,7 +12,10 @@ import pytest
 
 from functional.conftest import Cluster, eventually, footprint
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 HOSTS = ("sackd/0", "slurmd/0", "slurmd/1")
 NODES = ("slurmd-0", "slurmd-1")
@@ -23,8 +26,8 @@ def test_everything_settles_active(cluster: Cluster):
     def check() -> None:
         units = cluster.units()
         assert len(units) == 15
-        told = {name: unit["workload-status"] for name, unit in units.items()}
-        waiting = {name: status for name, status in told.items() if status["current"] != "active"}
+        statuses = {name: unit["workload-status"] for name, unit in units.items()}
+        waiting = {name: status for name, status in statuses.items() if status["current"] != "active"}
         if waiting:  # let five minutes pass for them
             cluster.ok("update-status", "--once", *waiting)
         assert waiting == {}

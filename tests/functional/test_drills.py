@@ -15,7 +15,7 @@ from sandbox.store import Store
 
 __all__ = ["drills"]  # a fixture
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.trains, pytest.mark.timeout(1500)]
 STEPS = 60
 
 
@@ -42,11 +42,11 @@ def test_a_run_outlives_both_processes_of_its_filesystem_client(drills: Cluster)
     both = f"kill -9 $({storage_faults.CLIENT}) $({storage_faults.SERVER})"
     drills.on(host, "bash", "-c", both)
     until_state(drills, job, "COMPLETED", "FAILED")
-    said = log_of(drills, job)
-    assert record(drills, job["job-id"])["JobState"] == "COMPLETED", said
+    output = log_of(drills, job)
+    assert record(drills, job["job-id"])["JobState"] == "COMPLETED", output
     assert_whole(drills, job)
-    assert re.findall(r"^\[RESTART\] \d of 3$", said, re.MULTILINE) == [], "no restart of the program's was used"
-    faults = re.findall(r"^\[FAILED\] attempt=\S+ fault=(\S+) node=(\S+): (.*)", said, re.MULTILINE)
+    assert re.findall(r"^\[RESTART\] \d of 3$", output, re.MULTILINE) == [], "no restart of the program's was used"
+    faults = re.findall(r"^\[FAILED\] attempt=\S+ fault=(\S+) node=(\S+): (.*)", output, re.MULTILINE)
     assert all(kind == "filesystem" for kind, _, _ in faults), faults
     assert all("[CKPT]" not in words for _, _, words in faults)
     print(*faults, sep="\n")
@@ -58,8 +58,8 @@ def test_a_log_goes_on_when_the_clients_child_alone_is_killed(drills: Cluster):
     until(drills, job, "step=5 ")
     drills.on(batch_host(drills, job), "bash", "-c", f"kill -9 $({storage_faults.SERVER})")
     until_state(drills, job, "COMPLETED", "FAILED")
-    said = log_of(drills, job)
-    assert record(drills, job["job-id"])["JobState"] == "COMPLETED", said
+    output = log_of(drills, job)
+    assert record(drills, job["job-id"])["JobState"] == "COMPLETED", output
     assert_whole(drills, job)
 
 

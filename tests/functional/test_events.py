@@ -6,7 +6,7 @@ import pytest
 
 from functional.conftest import MODEL, REPOSITORY, Cluster, eventually
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.trains, pytest.mark.timeout(1800)]
 
 CODE = "/mnt/shared/waits.py"
 
@@ -54,11 +54,11 @@ def test_while_an_action_waits_other_units_of_its_machine_run_hooks_and_its_own_
             listing.wait(15)
     finally:
         cluster.on("sackd/0", "scancel", "--user", "ubuntu")
-    _, said = waiting.communicate(timeout=300)
-    assert (waiting.returncode, f"job {job} CANCELLED" in said) == (1, True), said[-2000:]
-    out, said = listing.communicate(timeout=300)
-    assert listing.returncode == 0, said
-    assert "list-jobs waits for the unit: trainer/0 runs action submit-ddp" in said
+    _, output = waiting.communicate(timeout=300)
+    assert (waiting.returncode, f"job {job} CANCELLED" in output) == (1, True), output[-2000:]
+    out, output = listing.communicate(timeout=300)
+    assert listing.returncode == 0, output
+    assert "list-jobs waits for the unit: trainer/0 runs action submit-ddp" in output
     assert job in out
 
 

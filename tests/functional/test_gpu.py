@@ -25,13 +25,13 @@ NPS = "Mock GPU @ 0, Mock GPU @ 1"  # each beside a part of a socket, so that bo
 
 
 def show(cluster: Cluster, node: str = NODE) -> dict[str, str]:
-    """Return what the controller has: all fields, Gres without socket hints, and Reason without its author.
+    """Return the controller's record: all fields, Gres without socket hints, and Reason without its author.
 
     Waits for a controller that is just being started.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        answer = cluster.ctl("exec", "slurmctld/0", "--", "scontrol", "show", "node", node, "-o", timeout=120)
+        answer = cluster.exec("slurmctld/0", "scontrol", "show", "node", node, "-o")
         if answer.code == 0 and "State=" in answer.out:
             break
         assert time.monotonic() < deadline, answer
@@ -85,14 +85,14 @@ def until_held(cluster: Cluster, loss: str) -> None:
     wanted = {"IDLE", "DRAIN", "DYNAMIC_NORM", "INVALID_REG"}
     passing = {"MAINTENANCE", "RESERVED"}  # the hold's reservation, which shows some seconds later
     while True:
-        said, found = notice(cluster), show(cluster)
-        running = cluster.ctl("exec", HOST, "--", "systemctl", "is-active", "slurmd").out.strip()
+        output, found = notice(cluster), show(cluster)
+        running = cluster.exec(HOST, "systemctl", "is-active", "slurmd").out.strip()
         is_drained = set(found["State"].split("+")) - passing in (wanted, wanted - {"INVALID_REG"})
         if (found["Reason"], running, is_drained) == (f"slurm-gpu: {loss}", "active", True):
             break
-        assert time.monotonic() < deadline, (found, running, said)
+        assert time.monotonic() < deadline, (found, running, output)
         time.sleep(1)
-    assert said == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
+    assert output == f"blocked: {loss}: bring back what is missing, or run accept-gpus"
 
 
 def restart_slurmd(cluster: Cluster) -> None:
@@ -104,7 +104,7 @@ def restart_slurmd(cluster: Cluster) -> None:
 
 
 def until_registered_anew(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
-    """Wait until the node's slurmd, started anew, has told the controller so; return what that has then."""
+    """Wait until the node's slurmd has registered after a new start; return the controller's record of the node."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = show(cluster)
@@ -134,10 +134,10 @@ def notice(cluster: Cluster, host: str = HOST) -> str:
 def until(cluster: Cluster, words: str) -> str:
     """Let five minutes pass, again and again, until the unit's status begins so, which a moment of Slurm's may delay."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (said := notice(cluster)).startswith(words):
-        assert time.monotonic() < deadline, f"{said!r} does not become {words!r}: {show(cluster)}"
+    while not (output := notice(cluster)).startswith(words):
+        assert time.monotonic() < deadline, f"{output!r} does not become {words!r}: {show(cluster)}"
         time.sleep(1)
-    return said
+    return output
 
 
 def submit(cluster: Cluster, script: str, *options: str) -> str:
@@ -173,7 +173,7 @@ WATCH, SEEN = "watch-for-refusals", "/run/refusals"
 
 
 def refusals(cluster: Cluster) -> str:
-    """Return what the watch has seen."""
+    """Return the lines that the watch wrote."""
     return cluster.on("slurmctld/0", "sh", "-c", f"cat {SEEN} 2>/dev/null || true")
 
 
@@ -387,9 +387,9 @@ def test_a_restart_of_the_controller_changes_nothing(cluster: Cluster):
 
 def test_cards_are_shared_by_option(cluster: Cluster):
     cluster.ok("config", "slurm-gpu", "shards-per-gpu=4")
-    said = until(cluster, "blocked: shards-per-gpu: ")
-    assert "juju config slurmctld slurm-conf-parameters=" in said
-    assert "GresTypes=gpu,shard" in said
+    output = until(cluster, "blocked: shards-per-gpu: ")
+    assert "juju config slurmctld slurm-conf-parameters=" in output
+    assert "GresTypes=gpu,shard" in output
     assert is_fit(cluster, "gpu:mock_gpu:1"), "nothing is touched before Slurm knows shards"
     cluster.ok("config", "slurmctld", "slurm-conf-parameters=GresTypes=gpu,shard")
     cluster.ok("update-status")
@@ -516,7 +516,7 @@ def nvidia_smi(cluster: Cluster, script: str) -> None:
 
 def check_health(cluster: Cluster) -> None:
     """Let the timer's check run now."""
-    cluster.ctl("exec", HOST, "--", "systemctl", "start", "gpu-health.service")
+    cluster.exec(HOST, "systemctl", "start", "gpu-health.service")
 
 
 def service_log(cluster: Cluster) -> str:

@@ -13,7 +13,10 @@ from functional.accounts import HOSTS, LOGIN, account
 from functional.conftest import Answer, Cluster, Json
 from functional.storage_faults import MP
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 SMALL = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --memory 1G"
 ONE = "--nodes 1 --gpus-per-node 0 --cpus-per-task 1 --memory 1G --launcher srun"  # seconds, without torch's agents
@@ -59,7 +62,7 @@ USES_A_PACKAGE = "import iniconfig, os; print('package', iniconfig.__name__, 'ui
 
 @dataclasses.dataclass(frozen=True)
 class Person:
-    """Somebody with an account on every host, at the login host."""
+    """A user with an account on every host, at the login host."""
 
     cluster: Cluster
     name: str
@@ -72,7 +75,7 @@ class Person:
 
     def tries(self, script: str, timeout: float = 600) -> Answer:
         """Run a shell script as this person, in the home folder, with the environment of a login."""
-        return self.cluster.ctl("exec", LOGIN, "--", "runuser", "-l", self.name, "-c", script, timeout=timeout)
+        return self.cluster.exec(LOGIN, "runuser", "-l", self.name, "-c", script, timeout=timeout)
 
     def does(self, script: str, timeout: float = 600) -> str:
         answer = self.tries(script, timeout)
@@ -101,10 +104,10 @@ def person(cluster: Cluster, name: str, uid: str) -> collections.abc.Generator[P
         try:
             yield Person(cluster, name, uid)
         finally:
-            cluster.ctl("exec", LOGIN, "--", "scancel", "--user", name)
-            cluster.ctl("exec", LOGIN, "--", "rm", "-rf", f"{MP}/users/{name}")
+            cluster.exec(LOGIN, "scancel", "--user", name)
+            cluster.exec(LOGIN, "rm", "-rf", f"{MP}/users/{name}")
             for host in HOSTS:
-                cluster.ctl("exec", host, "--", "rm", "-rf", f"/var/tmp/slurm-ddp-{uid}")
+                cluster.exec(host, "rm", "-rf", f"/var/tmp/slurm-ddp-{uid}")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +125,7 @@ def bob(alice: Person) -> typing.Iterator[Person]:
 
 @pytest.fixture(scope="module")
 def trained(alice: Person) -> Json:
-    """What `ddp submit --wait` said of a run whose code was edited while it waited."""
+    """The result of `ddp submit --wait` for a run whose code was edited while it waited."""
     alice.writes("train.py", TRAIN)
     alice.writes("beside.py", 'WORD = "kept"')
     return alice.json(EDITED_WHILE_IT_WAITS)
@@ -130,11 +133,11 @@ def trained(alice: Person) -> Json:
 
 def test_a_person_trains_under_her_own_account(alice: Person, trained: Json):
     assert (trained["state"], trained["run-dir"]) == ("COMPLETED", f"{alice.folder}/runs/{RUN}")
-    said = alice.does(f"cat {trained['log']}")
-    assert sorted(re.findall(r"rank=.*", said)) == [
+    output = alice.does(f"cat {trained['log']}")
+    assert sorted(re.findall(r"rank=.*", output)) == [
         f"rank={rank} of=2 uid=2001 sum=3 same=True kept argv=['a', 'b c', '--flag=1']" for rank in (0, 1)
     ]
-    assert set(re.findall(r"\[ENV\] node=(\S+)", said)) == {"slurmd-0", "slurmd-1"}
+    assert set(re.findall(r"\[ENV\] node=(\S+)", output)) == {"slurmd-0", "slurmd-1"}
     others = alice.cluster.on(LOGIN, "find", alice.folder, "-not", "-user", "alice")
     assert others == ""
 
@@ -233,10 +236,10 @@ def test_nobody_replaces_anothers_folders(alice: Person, bob: Person):
 )
 def test_a_folder_that_another_made_first_is_refused(alice: Person, bob: Person, made: str, what: str):
     alice.does(made.format(at=bob.folder, own=alice.folder))
-    told = f"{bob.folder} is not a folder that only this account can write: it {what}; as root: remove it"
+    refusal = f"{bob.folder} is not a folder that only this account can write: it {what}; as root: remove it"
     bob.writes("uses.py", USES_A_PACKAGE)
     for asked in (f"submit {ONE} uses.py", "runs"):
-        assert bob.refused(f"ddp {asked}") == told
+        assert bob.refused(f"ddp {asked}") == refusal
     alice.cluster.on(LOGIN, "rm", "-rf", bob.folder)
     assert bob.json("ddp runs --json")["count"] == "0"
 
@@ -245,8 +248,8 @@ def test_a_cache_that_another_made_first_is_refused(alice: Person, bob: Person):
     cache = "/var/tmp/slurm-ddp-2002"
     alice.does(f"mkdir -m 777 {cache} {cache}/locks")
     bob.writes("uses.py", USES_A_PACKAGE)
-    said = bob.refused(f"ddp submit {ONE} uses.py")
-    assert said == f"{cache} is not a folder of this account (uid 2002); as root: remove it"
+    output = bob.refused(f"ddp submit {ONE} uses.py")
+    assert output == f"{cache} is not a folder of this account (uid 2002); as root: remove it"
 
 
 def test_an_archive_that_another_put_there_is_not_used(alice: Person, bob: Person):

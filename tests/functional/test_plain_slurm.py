@@ -81,12 +81,12 @@ def test_the_smoke_test_trains_on_both_nodes(plain: PlainSlurm, smoke: Json):
 def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smoke: Json):
     plain.writes("code/train.py", TRAIN)
     plain.does("cd code && ddp submit -N 2 --run first train.py a 'b c'")
-    said = plain.does("ddp log -f first")
-    assert sorted(re.findall(r"rank=\d host.*", said.partition("text:")[2])) == [
+    output = plain.does("ddp log -f first")
+    assert sorted(re.findall(r"rank=\d host.*", output.partition("text:")[2])) == [
         f"rank={rank} host=n{rank + 1} uid={plain_slurm.UID} sum=3 argv=['a', 'b c']" for rank in (0, 1)
     ]
     done = results(plain, "ddp --json job first")
-    assert done["state"] == "COMPLETED", (done, said)
+    assert done["state"] == "COMPLETED", (done, output)
     shown = plain.does("ddp show first")
     assert re.search(rf"^run-dir +{WORKSPACE}/runs/first$", shown, re.MULTILINE)
     assert "num_nodes: 2" in shown

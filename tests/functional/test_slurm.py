@@ -15,12 +15,12 @@ OOM = "x = bytearray(600 << 20)"  # six times what the job asks for
 def as_user(cluster: Cluster, *command: str) -> tuple[int, str, str]:
     """Run a command as the login host's ubuntu, in a folder that every node has; return status, output and errors."""
     words = ("env", "--chdir=/tmp", "sudo", "-u", "ubuntu", "--", *command)
-    answer = cluster.ctl("exec", "sackd/0", "--", *words, timeout=120)
+    answer = cluster.exec("sackd/0", *words)
     return answer.code, answer.out.strip(), answer.err
 
 
 def accounted(cluster: Cluster, name: str) -> dict[str, str]:
-    """Return what sacct knows of the last job of that name; it hears of an end a little later."""
+    """Return sacct's record of the last job of that name, which follows its end by some seconds."""
     fields = ["JobID", "State", "ExitCode", "AllocTRES", "Account", "User"]
     rows = cluster.on(
         "sackd/0", "sacct", "-X", "-n", "-P", f"--name={name}", f"--format={','.join(fields)}"
@@ -52,7 +52,7 @@ def test_accounts_associations_and_qos_are_kept(cluster: Cluster):
         assert eventually(lambda: accounted(cluster, "lab"))["Account"] == "lab"
     finally:
         for kind, name, *_ in reversed(things):
-            cluster.ctl("exec", "slurmctld/0", "--", "sacctmgr", "-i", "delete", kind, name)
+            cluster.exec("slurmctld/0", "sacctmgr", "-i", "delete", kind, name)
 
 
 def test_a_job_over_its_memory_is_killed(cluster: Cluster):

@@ -22,9 +22,9 @@ from functional.storage_faults import (
     client_of,
     health,
     mounted,
-    told,
     until,
     until_right,
+    workload_status,
     writable_again,
 )
 from storage import leaks
@@ -64,7 +64,7 @@ def test_an_engine_that_stops_is_waited_for_and_missed_by_name(healthy: Cluster)
     try:
         until(healthy, host, lambda found: found["down"])
         healthy.ok("update-status", "--once", unit)
-        client = told(healthy, unit)
+        client = workload_status(healthy, unit)
         assert client["current"] == "waiting"
         assert ":6379 does not answer (connection refused) since 20" in client["message"]
         assert mounted(healthy, host) == ["fuse.juicefs"]  # those who wait for it lose nothing
@@ -74,7 +74,7 @@ def test_an_engine_that_stops_is_waited_for_and_missed_by_name(healthy: Cluster)
     until_right(healthy, since=begin)
     print(f"engine started again: all clients right after {time.time() - begin:.1f} s")
     healthy.ok("update-status", "--once", unit)
-    assert told(healthy, unit)["current"] == "active"
+    assert workload_status(healthy, unit)["current"] == "active"
 
 
 def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_mends_it(healthy: Cluster):
@@ -85,11 +85,11 @@ def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_mends_
     try:
         until(healthy, host, lambda found: found["state"] not in ("", "right") and found["checked"] > begin)
         until_right(healthy, *HOSTS[:2], since=time.time())
-        said = healthy.on(host, "journalctl", "-u", f"juicefs-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
-        assert "WRONGPASS" in said
+        output = healthy.on(host, "journalctl", "-u", f"juicefs-{APP}", "--since", f"@{int(begin)}", "-o", "cat")
+        assert "WRONGPASS" in output
     finally:
         healthy.ok("update-status", unit)
-    assert told(healthy, unit)["current"] == "active"
+    assert workload_status(healthy, unit)["current"] == "active"
     assert "wrong" not in healthy.on(host, "cat", path)
     assert mounted(healthy, host) == ["fuse.juicefs"]
 

@@ -13,7 +13,10 @@ import pytest
 
 from functional.conftest import REPOSITORY, Cluster, Json
 
-pytestmark = pytest.mark.timeout(1500)  # the first test of a run deploys; each command has a limit of its own
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.timeout(1500),
+]  # the first test of a run deploys; each command has a limit of its own
 
 CODE = "/mnt/shared/drills"
 # Counts steps, keeps its count in the run's folder, and leaves when it is asked to, as a script of a user's should.
@@ -103,8 +106,8 @@ PATIENCE_S = 300  # a deadline for what takes seconds on a machine with nothing 
 def until(cluster: Cluster, job: Json, words: str, limit_s: float = PATIENCE_S) -> float:
     """Wait until a job's log has these words; return how long it took."""
     began = time.monotonic()
-    while words not in (said := log_of(cluster, job)):
-        assert time.monotonic() - began < limit_s, f"no {words!r} in:\n{said}"
+    while words not in (output := log_of(cluster, job)):
+        assert time.monotonic() - began < limit_s, f"no {words!r} in:\n{output}"
         time.sleep(0.3)
     return time.monotonic() - began
 
@@ -133,12 +136,12 @@ def steps_done(cluster: Cluster, job: Json) -> list[tuple[int, str]]:
 
 def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
     for unit, other in (("slurmd/0", "slurmd-1"), ("slurmd/1", "slurmd-0"), ("sackd/0", "slurmd-0")):
-        assert drills.ctl("exec", unit, "--", "getent", "hosts", other).code != 0, "nodes' names resolve nowhere"
+        assert drills.exec(unit, "getent", "hosts", other).code != 0, "nodes' names resolve nowhere"
     job = submit(drills, "options.py", "args=a b", "wait=true", nodes=2)
     assert job["state"] == "COMPLETED"
-    said = log_of(drills, job)
-    assert said.count("options a b") == 2
-    assert set(re.findall(r"\[ENV\] node=(\S+)", said)) == {"slurmd-0", "slurmd-1"}
+    output = log_of(drills, job)
+    assert output.count("options a b") == 2
+    assert set(re.findall(r"\[ENV\] node=(\S+)", output)) == {"slurmd-0", "slurmd-1"}
     assert drills.on("sackd/0", "find", job["run-dir"], "-not", "-user", "ubuntu") == ""
 
 
@@ -176,7 +179,7 @@ def test_an_account_that_slurmctld_lacks_is_named_with_the_command_that_adds_it(
     finally:
         drills.ok("config", "trainer", "workspace=/mnt/shared", "submit-user=ubuntu")
         for unit in (*hosts, "slurmctld/0"):
-            drills.ctl("exec", unit, "--", "userdel", "--force", "drill")
+            drills.exec(unit, "userdel", "--force", "drill")
 
 
 def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
@@ -192,9 +195,9 @@ def test_a_crash_ends_the_job_in_seconds_and_names_the_rank(drills: Cluster):
 def test_a_crashed_program_is_started_again(drills: Cluster):
     job = submit(drills, "fails.py", "args=t1", "max-restarts=1", "wait=true", nodes=2)
     assert job["state"] == "COMPLETED"
-    said = log_of(drills, job)
-    assert said.count("[FAILED] ") == 1
-    assert "fault=program" in said
+    output = log_of(drills, job)
+    assert output.count("[FAILED] ") == 1
+    assert "fault=program" in output
 
 
 def test_a_node_at_fault_is_left_out_and_the_job_goes_on_elsewhere(drills: Cluster):
@@ -244,7 +247,7 @@ def test_the_time_limit_saves_and_requeues(drills: Cluster):
 
 
 def test_slurmctld_is_restarted_in_the_middle(drills: Cluster):
-    """The action that waits, and a warning that comes while nobody can be told of it."""
+    """The action that waits, and a warning that comes while slurmctld is stopped."""
     job = submit(drills, "steps.py", "args=1000 0.3")
     until(drills, job, "step=1 ")
     command = ["run", "trainer/0", "submit-ddp", f"workload={CODE}/steps.py", "args=20 0.5", "wait=true"]

@@ -10,7 +10,7 @@ import pytest
 
 from functional.conftest import Cluster
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.trains, pytest.mark.timeout(1800)]
 
 HOME = "/mnt/shared/tuning"
 # Without an argument: a model of random weights with a tokenizer of bytes, and JSON lines in three shapes.
@@ -24,10 +24,10 @@ if len(sys.argv) > 1:
     words = transformers.AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
     before = transformers.AutoModelForCausalLM.from_pretrained(home / "tiny", local_files_only=True)
     asked = words("repeat red: ", return_tensors="pt").input_ids
-    said = core.generate(asked, max_new_tokens=3, do_sample=False)
+    output = core.generate(asked, max_new_tokens=3, do_sample=False)
     name = "transformer.h.0.attn.c_attn.weight"
     same = torch.equal(core.state_dict()[name], before.state_dict()[name])
-    print("loaded", type(core).__name__, said.shape[1] - asked.shape[1], "same" if same else "tuned", flush=True)
+    print("loaded", type(core).__name__, output.shape[1] - asked.shape[1], "same" if same else "tuned", flush=True)
     raise SystemExit
 alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 core = tokenizers.Tokenizer(tokenizers.models.BPE({c: n for n, c in enumerate(["<end>", *sorted(alphabet)])}, []))
@@ -43,9 +43,9 @@ for name, count in (("train", 240), ("val", 40)):
     lines = []
     for n in range(count):
         word = ("red", "green", "blue", "white")[n % 4]
-        asked, told = f"repeat {word}: ", f"{word} {word} {word}"
-        said = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
-        lines.append(({"text": asked + told}, {"prompt": asked, "completion": told}, {"messages": said})[n % 3])
+        asked, answer = f"repeat {word}: ", f"{word} {word} {word}"
+        output = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        lines.append(({"text": asked + answer}, {"prompt": asked, "completion": answer}, {"messages": output})[n % 3])
     (home / "chat" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
 """
 SMALL = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "wait=true")

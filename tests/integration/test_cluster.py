@@ -70,10 +70,10 @@ def test_a_job_is_listed_read_and_cancelled(cluster: Cluster):
         cluster.run(TRAINER, "job-log", job_id=job)
         cluster.run(TRAINER, "cancel-job", job_id=job)
 
-        def is_gone() -> bool:
+        def has_ended() -> bool:
             return cluster.exec(LOGIN, f"squeue --noheader --job {job} --format %T 2>/dev/null || true") == ""
 
-        cluster.wait_until(is_gone, f"job {job} is gone", timeout_s=300)
+        cluster.wait_until(has_ended, f"job {job} has ended", timeout_s=300)
         states = cluster.exec(LOGIN, f"sacct --noheader --allocations --parsable2 --job {job} --format State")
         assert states.startswith("CANCELLED")
     finally:
@@ -135,7 +135,7 @@ def test_a_node_that_joins_takes_part(cluster: Cluster):
     def is_two() -> bool:
         return len({unit for unit in cluster.units() if unit.startswith("slurmd/")}) == 2
 
-    cluster.wait_until(is_two, "the third node is gone", timeout_s=900)
+    cluster.wait_until(is_two, "the third node has ended", timeout_s=900)
     cluster.wait_until_active(timeout_s=900)
 
 

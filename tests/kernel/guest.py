@@ -66,8 +66,8 @@ def talk(program, line):
         running = programs[program]
         running.stdin.write(line + "\\n")
         running.stdin.flush()
-        said = running.stdout.readline()
-        return {"code": 0 if said else 1, "out": said, "err": ""}
+        line = running.stdout.readline()
+        return {"code": 0 if line else 1, "out": line, "err": ""}
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -121,7 +121,7 @@ class GuestError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a command in the guest said."""
+    """The result of a command in the guest."""
 
     code: int
     out: str
@@ -138,18 +138,18 @@ class Guest:
 
     def run(self, *argv: str, timeout: float = 60, stdin: str = "", check: bool = True) -> Answer:
         """Run a command in the guest, for `timeout` of the guest's seconds at most."""
-        said = self._ask({"argv": argv, "timeout": timeout, "stdin": stdin})
-        answer = Answer(said["code"], said["out"], said["err"])
+        reply = self._ask({"argv": argv, "timeout": timeout, "stdin": stdin})
+        answer = Answer(reply["code"], reply["out"], reply["err"])
         if check and answer.code != 0:
             raise GuestError(f"{' '.join(argv)[:200]} exited {answer.code}: {answer.err[-2000:]}{answer.out[-500:]}")
         return answer
 
     def talk(self, program: str, line: str) -> str:
         """Say a line to a Python program of the guest's, which keeps running; return the line that it answers."""
-        said = self._ask({"talk": program, "line": line})
-        if said["code"] != 0:
+        reply = self._ask({"talk": program, "line": line})
+        if reply["code"] != 0:
             raise GuestError(f"{program} ended: {self._last_words()}")
-        return said["out"]
+        return reply["out"]
 
     def sh(self, script: str, *, timeout: float = 60, check: bool = True) -> str:
         """Run a shell script in the guest; return what it printed."""
@@ -179,9 +179,9 @@ class Guest:
     def until(self, script: str) -> None:
         """Wait until a shell script in the guest succeeds."""
         end = time.monotonic() + PATIENCE_S
-        while (said := self.run("/bin/sh", "-c", script, check=False)).code != 0:
+        while (reply := self.run("/bin/sh", "-c", script, check=False)).code != 0:
             if time.monotonic() > end:
-                raise GuestError(f"never came true: {script}: {said.err[-500:]}{said.out[-500:]}")
+                raise GuestError(f"never came true: {script}: {reply.err[-500:]}{reply.out[-500:]}")
             time.sleep(0.3)
 
     def _ask(self, request: dict[str, object], patience: float = PATIENCE_S) -> dict[str, typing.Any]:
@@ -198,7 +198,7 @@ class Guest:
 
     def _last_words(self) -> str:
         if not self.console.exists():
-            return "it has said nothing"
+            return "it has printed nothing"
         return " | ".join(self.console.read_text(errors="replace").splitlines()[-5:])
 
 
@@ -335,8 +335,8 @@ def _await(guest: Guest) -> None:
             return
         except GuestError:
             if guest.process.poll() is not None:
-                said = guest.process.stderr.read().decode(errors="replace") if guest.process.stderr else ""
-                raise GuestError(f"QEMU ended: {said[-500:]}") from None
+                reply = guest.process.stderr.read().decode(errors="replace") if guest.process.stderr else ""
+                raise GuestError(f"QEMU ended: {reply[-500:]}") from None
             if time.monotonic() > end:
                 raise
             time.sleep(0.3)

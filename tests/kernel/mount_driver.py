@@ -57,6 +57,6 @@ def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:
 for line in sys.stdin:
     try:
         answer = hook(json.loads(line))
-    except (OSError, ValueError, LookupError, TypeError, mounts.MountError):  # the test must hear of it
+    except (OSError, ValueError, LookupError, TypeError, mounts.MountError):  # the test must see it
         answer = {"level": "error", "text": traceback.format_exc()}
     print(json.dumps(answer), flush=True)

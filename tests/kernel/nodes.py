@@ -45,18 +45,18 @@ class Node:
         assert self.ask(do="remove", app=app) == {"kept": ""}
 
     def health(self, app: str) -> Health:
-        """Return what the keeper's last pass found; nothing before the first."""
-        said = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)
-        return json.loads(said.out) if said.code == 0 else {}
+        """Read the result of the keeper's last pass; empty before the first."""
+        shown = self.guest.run("/bin/cat", f"/var/lib/slurm-ddp/{app}/health.json", check=False)
+        return json.loads(shown.out) if shown.code == 0 else {}
 
     def now(self) -> float:
         """Return the guest's clock, in seconds since 1970."""
         return float(self.guest.run("/bin/date", "+%s.%N").out)
 
     def until(self, app: str, wanted: collections.abc.Callable[[Health], bool], since: float) -> tuple[Health, float]:
-        """Wait for a pass of the keeper's, begun after `since`, which found what is wanted.
+        """Wait for a pass of the keeper's, started after `since`, which found what is wanted.
 
-        Returns what it found, and how many of the guest's seconds after `since` that was told.
+        Returns what it found, and how many of the guest's seconds after `since` that was recorded.
         """
         end = time.monotonic() + machines.PATIENCE_S
         while True:

@@ -21,7 +21,7 @@ KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 SECRET = base64.b64decode(KEY)[12:]  # after type, time and length
 FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 GREETINGS = {6789: b"ceph v027", 3300: b"ceph v2\n"}  # doc/dev/msgr2 of Ceph
-HEARD = "/run/monitors"
+RECEIVED = "/run/monitors"
 # Of the table in kinds/presets.py those that stand beside each other
 OPTIONS = (
     "rsize=1048576,wsize=1048576,rasize=1048576,caps_max=1000,caps_wanted_delay_min=5,caps_wanted_delay_max=60,"
@@ -35,9 +35,9 @@ import socketserver, threading
 
 class Monitor(socketserver.BaseRequestHandler):
     def handle(self):
-        said = self.request.recv(64)
-        with open("{HEARD}", "a") as file:
-            print(self.request.getsockname()[1], said.hex(), file=file, flush=True)
+        data = self.request.recv(64)
+        with open("{RECEIVED}", "a") as file:
+            print(self.request.getsockname()[1], data.hex(), file=file, flush=True)
         while self.request.recv(4096):
             pass
 
@@ -99,9 +99,11 @@ class Client:
         """Call mount(8) as systemd does; return what happened."""
         trace = "strace -f -qq -xx -s 4096 -e trace=mount,add_key -e signal=none -o /run/trace"
         mount = f"mount -t ceph {shlex.quote(what)} {MP} -o {shlex.quote(options)}"
-        said = self.node.guest.sh(f"rm -f {HEARD}; mkdir -p {MP}; {trace} {mount} 2>&1 || true; touch {HEARD}")
-        assert KEY not in said
-        calls = self.node.guest.sh(f"cat /run/trace; echo; cat {HEARD}")
+        received = self.node.guest.sh(
+            f"rm -f {RECEIVED}; mkdir -p {MP}; {trace} {mount} 2>&1 || true; touch {RECEIVED}"
+        )
+        assert KEY not in received
+        calls = self.node.guest.sh(f"cat /run/trace; echo; cat {RECEIVED}")
         # The newer helper tries the older way when the kernel refuses the newer one
         attempts = re.findall(r"mount\((.*), \"(.*?)\"\) = -?\d+(?: (\w+))?", calls)
         mounts = attempts[0]
@@ -119,8 +121,8 @@ class Client:
             errors=[error for _, _, error in attempts],
             keyed=(keys[0][1].decode(), keys[0][2]) if keys else None,
             greetings={
-                (int(port), bytes.fromhex(said)[: len(GREETINGS[int(port)])])
-                for port, said in re.findall(r"^(\d+) ([0-9a-f]+)$", calls, re.MULTILINE)
+                (int(port), bytes.fromhex(received)[: len(GREETINGS[int(port)])])
+                for port, received in re.findall(r"^(\d+) ([0-9a-f]+)$", calls, re.MULTILINE)
             },
         )
 

@@ -1,7 +1,7 @@
 """NFS with a real kernel's client, against a real kernel's server, in a machine of QEMU's.
 
 The machine that runs the tests may have neither in its kernel, so all of it happens in a guest: the charm's code draws up
-units, systemd there runs them, the keeper's timer mends what the tests break. No test has a deadline of its own: what
+units, systemd there runs them, the keeper's timer repairs what the tests break. No test has a deadline of its own: what
 comes true is waited for, and how long it took in the guest's seconds is shown at the end.
 """
 
@@ -66,7 +66,7 @@ class Rig:
         return self.node.mounts(MP)
 
     def passed(self, wanted: collections.abc.Callable[[nodes.Health], bool] = lambda _: True) -> nodes.Health:
-        """Return what the keeper found in a pass that begins from now on, and that found what is wanted."""
+        """Wait for a pass of the keeper that begins from now on and that is as wanted: its result."""
         return self.node.until(APP, wanted, self.node.now())[0]
 
     def healed(self, what: str, script: str) -> nodes.Health:
@@ -79,7 +79,7 @@ class Rig:
         begin = self.node.now()
         self.guest.sh(script)
         found, took = self.node.until(APP, lambda found: nodes.is_right(found) and found["healed_at"] >= begin, begin)
-        self.figures.append(f"NFS: {what}: {took:.1f} s until mended ({found['healed']})")
+        self.figures.append(f"NFS: {what}: {took:.1f} s until repaired ({found['healed']})")
         return found
 
 
@@ -115,7 +115,7 @@ def test_the_export_is_mounted_by_our_unit_with_our_options(bare: Rig):
     bare.figures.append(f"NFS: the first hook took {status['seconds']:.1f} s, the next {again['seconds']:.1f} s")
 
 
-def test_an_export_that_is_not_there_is_said_in_the_servers_words(rig: Rig):
+def test_an_export_that_is_not_there_is_reported_in_the_servers_words(rig: Rig):
     status = rig.node.hook("other", f"nfs://({SERVER})/srv/none", {"mountpoint": "/mnt/other"})
     rig.node.remove("other")
     assert status["level"] == "blocked", status
@@ -129,13 +129,13 @@ def test_a_setuid_program_on_the_server_is_just_a_program(rig: Rig):
     assert rig.guest.sh(f"setpriv --reuid=1000 --regid=1000 --clear-groups {MP}/id -u") == "1000"
 
 
-def test_an_export_in_which_others_can_replace_folders_is_told_and_left_as_it_is(rig: Rig):
+def test_an_export_in_which_others_can_replace_folders_is_reported_and_left_as_it_is(rig: Rig):
     mounted = f"{SERVER}:/srv/data is mounted at {MP}"
     rig.guest.sh(f"chmod 777 {MP}")  # over NFS, so that the client knows it at once
     try:
         status = rig.hook()
-        told = f"others can replace folders in it (mode 0777, no sticky bit): chmod +t /srv/data, on {SERVER}"
-        assert (status["level"], status["text"]) == ("active", f"{mounted}; {told}")
+        advice = f"others can replace folders in it (mode 0777, no sticky bit): chmod +t /srv/data, on {SERVER}"
+        assert (status["level"], status["text"]) == ("active", f"{mounted}; {advice}")
         assert rig.passed()["state"] == "right"
         assert rig.guest.sh("stat -c %a /srv/data") == "777"
     finally:
@@ -143,7 +143,7 @@ def test_an_export_in_which_others_can_replace_folders_is_told_and_left_as_it_is
     assert rig.hook()["text"] == mounted
 
 
-def test_a_change_waits_for_users_and_follows_by_itself_when_they_are_gone(rig: Rig):
+def test_a_change_waits_for_users_and_follows_by_itself_when_they_have_ended(rig: Rig):
     rig.guest.sh(f"systemd-run --quiet --unit=holder -p WorkingDirectory={MP} sleep 86400")
     heals = rig.node.health(APP).get("heals", 0)
     status = rig.hook(profile="dataset")
@@ -161,19 +161,19 @@ def test_nobody_not_even_root_fills_the_folder_while_nothing_is_mounted(rig: Rig
     services = "mount-keeper-client.service mount-keeper-client-up.service"
     rig.guest.sh(f"systemctl stop mount-keeper-client.timer {services}; systemctl stop mnt-shared.mount")
     assert not rig.mounts()
-    said = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
-    assert said.code != 0
-    assert "Operation not permitted" in said.err
-    rig.repaired("a mount unit that somebody stopped", "systemctl start mount-keeper-client.timer")
+    touched = rig.guest.run("/bin/touch", f"{MP}/lost", check=False)
+    assert touched.code != 0
+    assert "Operation not permitted" in touched.err
+    rig.repaired("a mount unit that was stopped by hand", "systemctl start mount-keeper-client.timer")
 
 
-def test_what_somebody_unmounted_comes_back(rig: Rig):
+def test_what_was_unmounted_by_hand_comes_back(rig: Rig):
     found = rig.healed("an unmount by hand", f"umount {MP}")
     assert found["healed"] == f"start: nothing is mounted at {MP}"
     assert len(rig.mounts()) == 1
 
 
-def test_a_second_mount_of_the_same_is_taken_away(rig: Rig):
+def test_a_second_mount_of_the_same_is_removed(rig: Rig):
     found = rig.healed("a second mount on top", f"mount -t nfs4 -o nosharecache {SERVER}:/srv/data {MP}")
     assert found["healed"] == f"restart: 2 mounts lie at {MP}"
     assert len(rig.mounts()) == 1
@@ -192,7 +192,7 @@ def test_who_uses_the_first_mount_keeps_it_when_the_second_goes(rig: Rig):
     assert rig.guest.sh("systemctl is-active holder; systemctl stop holder") == "active"
 
 
-def test_what_somebody_else_mounted_over_it_is_said_and_left_alone(rig: Rig):
+def test_what_another_mounted_over_it_is_reported_and_left_alone(rig: Rig):
     begin = rig.node.now()
     rig.guest.sh(f"mount -t tmpfs theirs {MP}")
     status = rig.hook()
@@ -200,11 +200,11 @@ def test_what_somebody_else_mounted_over_it_is_said_and_left_alone(rig: Rig):
     assert status["text"].startswith(f"{MP} holds theirs (tmpfs)")
     _, took = rig.node.until(APP, lambda found: found["detail"] == f"{MP} holds theirs (tmpfs)", begin)
     assert len(rig.mounts()) == 2
-    rig.figures.append(f"NFS: another's mount on top: {took:.1f} s until said")
+    rig.figures.append(f"NFS: another's mount on top: {took:.1f} s until reported")
     begin = rig.node.now()
     rig.guest.sh(f"umount {MP}")
     _, took = rig.node.until(APP, nodes.is_right, begin)
-    rig.figures.append(f"NFS: it was taken away: {took:.1f} s until right")
+    rig.figures.append(f"NFS: it was removed: {took:.1f} s until right")
 
 
 def test_a_stale_handle_is_healed(rig: Rig):
@@ -226,7 +226,7 @@ def test_a_dead_server_is_waited_for_and_nothing_is_lost(rig: Rig):
     writer = threading.Thread(target=write)
     writer.start()
     found, took = rig.node.until(APP, lambda found: found["state"] == "hung", begin)
-    rig.figures.append(f"NFS: a dead server: {took:.1f} s until said")
+    rig.figures.append(f"NFS: a dead server: {took:.1f} s until reported")
     assert found["down"] == f"{SERVER}:2049 does not answer (connection refused)"
     status = rig.hook()
     assert status["level"] == "waiting", status
@@ -252,7 +252,7 @@ def test_a_server_that_is_cut_off_hangs_no_hook(rig: Rig):
     assert status["level"] == "waiting", status
     rig.figures.append(f"NFS: a hook with a server that was cut off took {status['seconds']:.1f} s")
     found, took = rig.node.until(APP, lambda found: found["state"] == "hung", begin)
-    rig.figures.append(f"NFS: a server that was cut off: {took:.1f} s until said ({found['down']})")
+    rig.figures.append(f"NFS: a server that was cut off: {took:.1f} s until reported ({found['down']})")
     begin = rig.node.now()
     rig.guest.sh("ip -n srv link set veth1 up")
     _, took = rig.node.until(APP, nodes.is_right, begin)

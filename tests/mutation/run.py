@@ -215,7 +215,7 @@ class Covering:
 
     @classmethod
     def read(cls, tree: pathlib.Path) -> "Covering":
-        """Return what was measured."""
+        """Load the measurements."""
         made = cls.__new__(cls)
         found = json.loads((tree / _COVERING).read_text())
         made.lines = {int(line): tests for line, tests in found["lines"].items()}
@@ -275,8 +275,8 @@ def await_end(tree: pathlib.Path, module: Module, pid: int) -> None:
     """Wait for what `start` began; end this program where it failed."""
     _, status = os.waitpid(pid, 0)
     if os.waitstatus_to_exitcode(status):
-        said = (tree / "tmp" / "output").read_text(errors="replace")
-        sys.exit(f"{module.path}: its tests fail without a mutant, too:\n{said[-3000:]}")
+        output = (tree / "tmp" / "output").read_text(errors="replace")
+        sys.exit(f"{module.path}: its tests fail without a mutant, too:\n{output[-3000:]}")
 
 
 def judge(module: Module, trees: list[pathlib.Path], todo: list[mutants.Mutant]) -> list[mutants.Mutant]:

@@ -36,7 +36,7 @@ def save(run_dir: pathlib.Path, *steps: int, keep: int = 5, best: tuple[int, ...
     saver.close()
 
 
-def newest(run_dir: pathlib.Path) -> checkpoint.Found:
+def newest(run_dir: pathlib.Path) -> checkpoint.Checkpoint:
     found = checkpoint.choose(run_dir, "auto")
     assert found is not None
     return found
@@ -70,10 +70,10 @@ def test_sigkill_at_200_random_moments_loses_at_most_the_last_save(tmp_path: pat
         process.kill()
         process.join()
     assert process.exitcode == 0
-    told = json.loads(report.read_text())
-    assert told["kills"] == 200
-    assert told["saved"] > 100
-    assert told["amid"] >= 40, "too few kills came in the middle of a save: the test is too tame"
+    result = json.loads(report.read_text())
+    assert result["kills"] == 200
+    assert result["saved"] > 100
+    assert result["amid"] >= 40, "too few kills came in the middle of a save: the test is too tame"
 
 
 def _kill_200_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
@@ -92,19 +92,19 @@ def _kill_200_times(run_dir: pathlib.Path, report: pathlib.Path) -> None:
             savers.save_forever(run_dir, known + 1, write)
         os.close(write)
         assert os.read(read, 2) == b"0\n"  # it is ready
-        told, saves = b"", chance.choice((0, 1, 1, 2))  # however long they take on a machine with much else to do
-        while told.count(b"\n") < saves:
+        printed, saves = b"", chance.choice((0, 1, 1, 2))  # however long they take on a machine with much else to do
+        while printed.count(b"\n") < saves:
             more = os.read(read, 4096)
             assert more, "it ended by itself"
-            told += more
+            printed += more
         time.sleep(chance.uniform(0.0, a_save_s))
         os.kill(victim, signal.SIGKILL)
         _, status = os.waitpid(victim, 0)
         kills += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         while more := os.read(read, 65536):
-            told += more
+            printed += more
         os.close(read)
-        known = max([known, *(int(line) for line in told.split())])
+        known = max([known, *(int(line) for line in printed.split())])
         amid += any(checkpoint._TMP in name or checkpoint._TRASH in name for name in names(run_dir))
 
         found = checkpoint.choose(run_dir, "auto")

@@ -231,7 +231,7 @@ def test_another_seed_is_another_order(dataset: shards.Dataset):
     assert read_all(dataset, small_plan(), 1, 0, 3) != read_all(dataset, sampler.Plan(4, 16, 12, 4, 40), 1, 0, 3)
 
 
-def test_too_little_text_for_a_step_is_said(tmp_path: pathlib.Path):
+def test_too_little_text_for_a_step_is_reported(tmp_path: pathlib.Path):
     dataset = make_dataset(tmp_path, [100])
     with pytest.raises(errors.UserError, match="has 6 sequences of 16 tokens, one step takes 12: lower --batch"):
         sampler.Sampler(small_plan(), dataset.splits["train"])

@@ -15,11 +15,11 @@ def test_a_mistake_and_a_bug_are_left_for_the_launcher(
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     assert cli.main(["train", "--data", str(tmp_path / "none"), "--run-dir", str(tmp_path / "run")]) == 2
-    told = json.loads(path.read_text())["message"]
+    error = json.loads(path.read_text())["message"]
     fatal = next(line for line in capsys.readouterr().out.splitlines() if "[FATAL] " in line)
-    assert fatal.endswith(f"[FATAL] {told['message']}")
-    assert told["extraInfo"]["py_callstack"] == f"[FATAL] {told['message']}\n", "a mistake needs no stack"
-    assert int(told["extraInfo"]["timestamp"]) > 0
+    assert fatal.endswith(f"[FATAL] {error['message']}")
+    assert error["extraInfo"]["py_callstack"] == f"[FATAL] {error['message']}\n", "a mistake needs no stack"
+    assert int(error["extraInfo"]["timestamp"]) > 0
     monkeypatch.setattr(cli, "_parser", lambda argv: {}["bug"])
     assert cli.main(["train"]) == 1
     stack = json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]

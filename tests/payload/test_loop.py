@@ -171,22 +171,22 @@ def test_each_step_takes_its_own_rate_and_says_it(
 def test_gradients_are_exchanged_in_the_last_pass_only(build: collections.abc.Callable[..., train.Training]):
     training = build(accumulate=4)
     training.world = dataclasses.replace(training.world, place=distributed.Place(0, 2, 0, 2, "torchrun"))
-    told: list[str] = []
+    calls: list[str] = []
 
     class Ddp(torch.nn.Module):
         def forward(self, *args: torch.Tensor) -> torch.Tensor:
-            told.append(f"pass of {len(args[0])}")
+            calls.append(f"pass of {len(args[0])}")
             return training.core(*args)
 
         @contextlib.contextmanager
         def no_sync(self) -> collections.abc.Iterator[None]:
-            told.append("quiet")
+            calls.append("quiet")
             yield
-            told.append("end")
+            calls.append("end")
 
     training.ddp = Ddp()
     training._step(rows(training), lr=0.01)
-    assert told == ["quiet", "pass of 1", "end"] * 3 + ["pass of 1"]
+    assert calls == ["quiet", "pass of 1", "end"] * 3 + ["pass of 1"]
 
 
 def test_an_evaluation_changes_nothing(build: collections.abc.Callable[..., train.Training]):
@@ -275,7 +275,7 @@ def test_a_schedules_gaps_are_filled_from_the_data(given: dict[str, int], device
 
 
 def test_a_resumed_runs_metrics_are_complete_and_say_nothing_twice(dataset: pathlib.Path, tmp_path: pathlib.Path):
-    """Killed at step 13, its line cut short; it goes on behind step 10, and what it had said of 11 and 12 is gone."""
+    """Killed at step 13, its line cut short; it goes on behind step 10, and its lines of 11 and 12 are removed."""
     run = (
         "train",
         "--data",

@@ -162,15 +162,15 @@ def as_nobody(folder: str, report: str) -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-    told = [str(files.may_write(pathlib.Path(folder) / "run"))]
+    messages = [str(files.may_write(pathlib.Path(folder) / "run"))]
     try:
         files.need_folder(pathlib.Path(folder) / "run", "--run-dir")
     except errors.UserError as e:
-        told.append(str(e))
-    os.write(out, json.dumps([os.geteuid(), *told]).encode())
+        messages.append(str(e))
+    os.write(out, json.dumps([os.geteuid(), *messages]).encode())
 
 
-def test_a_folder_of_another_user_is_told(tmp_path: pathlib.Path):
+def test_a_folder_of_another_user_is_reported(tmp_path: pathlib.Path):
     report = tmp_path / "report"
     report.touch()
     (tmp_path / "theirs").mkdir(mode=0o500)

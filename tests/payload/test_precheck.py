@@ -34,9 +34,9 @@ def test_neither_torch_nor_numpy_is_needed():
 )
 def test_it_says_what_the_command_itself_would(tmp_path: pathlib.Path, words: list[str]):
     command, *rest = [word.format(tmp=tmp_path) for word in words]
-    told = precheck.check(command, rest)
-    assert told is not None
+    problem = precheck.check(command, rest)
+    assert problem is not None
     argv = [sys.executable, "-m", "ddptrain", command, *rest]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
-    assert f"[FATAL] {told.partition('; see')[0]}" in done.stdout + done.stderr
+    assert f"[FATAL] {problem.partition('; see')[0]}" in done.stdout + done.stderr

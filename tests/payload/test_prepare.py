@@ -131,7 +131,7 @@ def test_killed_at_many_moments_and_resumed_it_gives_the_bytes_of_an_undisturbed
             until(lambda kept=kept, process=process: process.poll() is not None or notes(output) > kept)
             process.kill()
             assert process.stdout is not None
-            process.stdout.read()  # to the end: the workers hold the other end, so they are gone, too
+            process.stdout.read()  # to the end: the workers hold the other end, so they have ended, too
         amid.append(notes(output))
         if amid[-1] < parts:
             with pytest.raises(shards.ShardError):
@@ -172,7 +172,7 @@ def test_while_parts_are_redone_the_folder_is_no_dataset(
 
 
 @pytest.mark.parametrize(("tokenizer", "share"), [("byte", 2.1), ("gpt2", 1.5)])
-def test_want_of_room_is_told_before_anything_is_touched(
+def test_want_of_room_is_reported_before_anything_is_touched(
     tokenizer: str, share: float, tmp_path: pathlib.Path, text_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     run(text_dir, output=tmp_path / "d", val_share=0.5)
@@ -191,7 +191,7 @@ def test_workers_begin_with_the_biggest_parts(tmp_path: pathlib.Path, monkeypatc
     """One that came last would keep all others waiting."""
     for name, lines in (("a", 10), ("b", 400), ("c", 100)):
         (tmp_path / f"{name}.txt").write_text(conftest.prose(lines))
-    begun: list[int] = []
+    started: list[int] = []
 
     class Pool(futures.ThreadPoolExecutor):
         def __init__(self, workers: int, *, initializer: object, initargs: tuple[object, ...], mp_context: object):
@@ -201,12 +201,12 @@ def test_workers_begin_with_the_biggest_parts(tmp_path: pathlib.Path, monkeypatc
     real = prepare.tokenize_part
     monkeypatch.setattr(futures, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(
-        prepare, "tokenize_part", lambda o, p, part, t: begun.append(part.number) or real(o, p, part, t)
+        prepare, "tokenize_part", lambda o, p, part, t: started.append(part.number) or real(o, p, part, t)
     )
     texts = [tmp_path / f"{name}.txt" for name in "abc"]
     assert len(decoded(run(*texts, output=tmp_path / "d", part_mib=0.06, workers=2, val_share=0.0))) == 3
     sizes = {part.stem[-5:]: part.stat().st_size for part in (tmp_path / "d" / "train").iterdir()}
-    assert [sizes[f"{number:05d}"] for number in begun] == sorted(sizes.values(), reverse=True)
+    assert [sizes[f"{number:05d}"] for number in started] == sorted(sizes.values(), reverse=True)
 
 
 def test_fewer_sources_leave_no_stray_shards(tmp_path: pathlib.Path, text_dir: pathlib.Path):

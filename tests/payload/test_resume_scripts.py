@@ -93,15 +93,15 @@ def test_asked_to_stop_it_saves_and_the_rest_is_the_same_bit_for_bit(
     job = Job(kind, tmp_path)
     stopped = job.start("7.r0", DO=do, AT="5", AT_RANK=rank)
     assert stopped.returncode == 0, stopped.output
-    told = job.outcome("7.r0")
-    assert told["outcome"] == "preempted"
-    assert 5 <= told["step"] < STEPS[kind]
-    assert checkpoint.verify(pathlib.Path(told["checkpoint"])).step == told["step"]
+    record = job.outcome("7.r0")
+    assert record["outcome"] == "preempted"
+    assert 5 <= record["step"] < STEPS[kind]
+    assert checkpoint.verify(pathlib.Path(record["checkpoint"])).step == record["step"]
 
     result = job.finish("7.r1")
 
     (resumed,) = [line for line in result.marked("CKPT") if "resumed" in line]
-    assert int(resumed["step"]) == told["step"]
+    assert int(resumed["step"]) == record["step"]
     assert job.losses() == whole(kind).losses()
     assert job.ending() == whole(kind).ending()
 

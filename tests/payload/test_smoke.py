@@ -51,7 +51,7 @@ def test_it_learns_and_says_so(smoke: tuple[pathlib.Path, ranks.Result]):
     assert json.loads((smoke[0] / "control" / "1.r0.outcome").read_text())["outcome"] == "done"
 
 
-def test_two_ranks_are_told_what_one_alone_is_told_by_torchrun_too():
+def test_two_ranks_get_the_message_that_one_alone_gets_by_torchrun_too():
     result = conftest.torchrun(2, "smoke", "--classes", 1)
     assert result.returncode != 0
     assert result.fatal() == ["--classes 1: must be at least 2"]

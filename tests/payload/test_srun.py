@@ -123,12 +123,12 @@ def test_a_job_under_a_real_slurm_tells_why_it_failed_and_starts_again(cluster: 
         check=False,
     )
     number = done.stdout.split()[0]
-    said = (run_dir / "logs" / f"{number}.out").read_text()
-    assert done.returncode == 0, said
-    (failed,) = [line for line in said.splitlines() if line.startswith("[FAILED] ")]
+    log = (run_dir / "logs" / f"{number}.out").read_text()
+    assert done.returncode == 0, log
+    (failed,) = [line for line in log.splitlines() if line.startswith("[FAILED] ")]
     assert failed == f"[FAILED] attempt={number}.r0 fault=program node=m1: ValueError: boom"
-    assert "[RESTART] 1 of 1" in said
-    assert said.count("rank 1 of 2") == 2
+    assert "[RESTART] 1 of 1" in log
+    assert log.count("rank 1 of 2") == 2
     assert json.loads((run_dir / "control" / f"{number}.r0t1.outcome").read_text()) == {
         "outcome": "done",
         "exit_code": 0,

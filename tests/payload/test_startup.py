@@ -25,9 +25,9 @@ def package(folder: pathlib.Path, code: str) -> pathlib.Path:
 
 
 def test_torch_is_imported_without_the_search_for_garbage():
-    code = f"{BEGIN}searches = []; gc.callbacks.append(lambda *told: searches.append(told))\nimport torch\nbefore = len(searches)"
-    told = python(f"{code}{TELL}import inspect; print(before, inspect.getsource(torch).startswith(chr(34) * 3))")
-    *state, last = told.split("\n")[:-1]
+    code = f"{BEGIN}searches = []; gc.callbacks.append(lambda *search: searches.append(search))\nimport torch\nbefore = len(searches)"
+    printed = python(f"{code}{TELL}import inspect; print(before, inspect.getsource(torch).startswith(chr(34) * 3))")
+    *state, last = printed.split("\n")[:-1]
     assert state == ["True True True 1"]
     assert last.split()[1] == "True", "its loader gives the source as ever"
     assert int(last.split()[0]) < 40, "a usual import makes hundreds of searches"
@@ -39,8 +39,8 @@ def test_torch_is_imported_without_the_search_for_garbage():
 )
 def test_the_search_goes_on_as_it_was(tmp_path: pathlib.Path, before: str, expected: str):
     place = package(tmp_path, "import gc\nstate = gc.isenabled()\n")
-    told = python(f"{BEGIN}{before}\nimport torch\nassert not torch.state{TELL}", place)
-    assert told == f"{expected} True 1\n"
+    printed = python(f"{BEGIN}{before}\nimport torch\nassert not torch.state{TELL}", place)
+    assert printed == f"{expected} True 1\n"
 
 
 def test_an_import_that_fails_does_so_as_ever_and_can_be_tried_again(tmp_path: pathlib.Path):
@@ -53,6 +53,6 @@ import torch{TELL}"""
     assert python(code, place) == "libcudart True\nTrue True True 1\n"
 
 
-def test_without_torch_it_is_told_as_ever():
+def test_without_torch_the_error_is_pythons():
     code = f"{BEGIN}sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\ntry: import torch\nexcept ImportError as e: print(e)"
     assert python(code) == "No module named 'torch'\n"

@@ -53,7 +53,7 @@ def test_everything_arrives_in_order():
 
 
 @pytest.mark.parametrize("trouble", ["refusing", "failing"])
-def test_a_dead_tracker_costs_nothing_and_is_told_once(trouble: str, caplog: pytest.LogCaptureFixture):
+def test_a_dead_tracker_costs_nothing_and_is_reported_once(trouble: str, caplog: pytest.LogCaptureFixture):
     tracker = Tracker()
     setattr(tracker, trouble, True)
     with caplog.at_level("INFO"):
@@ -65,9 +65,9 @@ def test_a_dead_tracker_costs_nothing_and_is_told_once(trouble: str, caplog: pyt
         sink.close({})
     assert sink.dropped == 1000
     assert tracker.taken == []
-    told = [record.getMessage() for record in caplog.records if "[TRACK]" in record.getMessage()]
-    assert len(told) == 2, told
-    assert "1000 records were not sent; metrics.jsonl has them all" in told[1]
+    logged = [record.getMessage() for record in caplog.records if "[TRACK]" in record.getMessage()]
+    assert len(logged) == 2, logged
+    assert "1000 records were not sent; metrics.jsonl has them all" in logged[1]
 
 
 def test_a_tracker_that_hangs_is_left_behind_at_the_end():
@@ -99,7 +99,7 @@ def test_the_environment_decides_what_is_tracked(tmp_path: pathlib.Path):
     assert [type(target).__name__ for target in found] == ["MLflow", "TensorBoard"]
 
 
-def test_a_path_becomes_an_sqlite_store_with_the_reason_said(caplog: pytest.LogCaptureFixture):
+def test_a_path_becomes_an_sqlite_store_with_the_reason_logged(caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
         assert tracking.store_uri("/mnt/x/mlruns") == "sqlite:////mnt/x/mlruns/mlflow.db"
         assert tracking.store_uri("file:///mnt/x") == "sqlite:////mnt/x/mlflow.db"

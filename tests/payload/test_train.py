@@ -1,4 +1,4 @@
-"""The training: it learns, ranks agree with one rank, and what cannot be done is said on every rank at once."""
+"""The training: it learns, ranks agree with one rank, and what cannot be done is refused on every rank at once."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import argparse
@@ -561,7 +561,7 @@ def test_a_rank_takes_its_gpu_also_where_it_sees_no_other(
 
 
 @pytest.mark.parametrize(("gpus", "shared"), [((None, None), False), (("a", "b"), False), (("a", "a"), True)])
-def test_two_ranks_on_one_gpu_are_told_so(gpus: tuple[str | None, ...], shared: bool):
+def test_two_ranks_on_one_gpu_get_an_error(gpus: tuple[str | None, ...], shared: bool):
     store = torch.distributed.HashStore()
     for rank, gpu in enumerate(gpus):
         own = {"rank": rank, "host": "n1", "device": "H200", "problem": None, "gpu": gpu}

@@ -1,4 +1,4 @@
-"""Reading, merging and checking bundles: each mistake is told with its line."""
+"""Reading, merging and checking bundles: each mistake is reported with its line."""
 
 import pathlib
 import typing

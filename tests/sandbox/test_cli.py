@@ -7,7 +7,7 @@ import typing
 import click.testing
 import pytest
 import yaml
-from test_model import AGENT, CLIENT, SERVER, World
+from world import AGENT, CLIENT, SERVER, World
 
 from sandbox import cli
 from sandbox import model as rules

@@ -534,9 +534,20 @@ def test_addresses_are_given_again_when_they_are_free():
         net.address([str(address) for address in net.subnet])
 
 
-def test_forwarding_stands_as_before_when_the_last_bridge_goes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    switch, interfaces = tmp_path / "ip_forward", tmp_path / "net"
-    switch.write_text("0\n")
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("net/ipv4/ip_forward", "0 1 1"), ("fs/inotify/max_user_instances", "128 1024 8192")],
+)
+def test_the_kernels_settings_are_as_before_when_the_last_bridge_goes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, values: str
+):
+    small, raised, large = (f"{value}\n" for value in values.split())
+    settings, interfaces = tmp_path / "sys", tmp_path / "net"
+    for other in ("net/ipv4/ip_forward", "fs/inotify/max_user_instances"):
+        (settings / other).parent.mkdir(parents=True)
+        (settings / other).write_text(large)
+    setting = settings / name
+    setting.write_text(small)
     interfaces.mkdir()
 
     def ip(*argv: str, **_: object) -> Completed:
@@ -550,23 +561,23 @@ def test_forwarding_stands_as_before_when_the_last_bridge_goes(tmp_path: pathlib
         return Completed(1 if "-D" in argv else 0, "[]", "")
 
     monkeypatch.setattr(network, "run", ip)
-    for name, path in (("_FORWARDING", switch), ("_INTERFACES", interfaces), ("RUN", tmp_path / "run")):
-        monkeypatch.setattr(network, name, path)
+    for what, path in (("_SETTINGS", settings), ("_INTERFACES", interfaces), ("RUN", tmp_path / "run")):
+        monkeypatch.setattr(network, what, path)
     one, two = (
-        network.Network(network.bridge_name(tmp_path / name), f"10.77.{number}.0/24")
-        for number, name in enumerate(("one", "two"))
+        network.Network(network.bridge_name(tmp_path / model), f"10.77.{number}.0/24")
+        for number, model in enumerate(("one", "two"))
     )
     for net in (one, two, one):
         net.ensure()
-    assert switch.read_text() == "1\n"
+    assert setting.read_text() == raised
     one.remove()
-    assert switch.read_text() == "1\n"  # the other still needs it
+    assert setting.read_text() == raised  # the other still needs it
     two.remove()
-    assert switch.read_text() == "0\n"
-    switch.write_text("1\n")
+    assert setting.read_text() == small
+    setting.write_text(large)
     one.ensure()
     one.remove()
-    assert switch.read_text() == "1\n"  # it was so before us
+    assert setting.read_text() == large  # it was so before us
 
 
 def test_name_servers_on_loopback_are_of_no_use_to_guests(tmp_path: pathlib.Path):

@@ -8,7 +8,7 @@ import time
 
 import click.testing
 import pytest
-from test_engine import Bench
+from folder_hosts import Bench
 
 from sandbox import cli, juju_exec
 from sandbox import model as rules
@@ -24,11 +24,6 @@ juju_exec.AGENTS, juju_exec.REQUESTS = map(pathlib.Path, sys.argv[1:3])
 sys.argv[1:3] = []
 sys.exit(juju_exec.main())
 """
-
-
-@pytest.fixture
-def bench(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
 
 
 def start(root: pathlib.Path, *words: str) -> subprocess.Popen[str]:

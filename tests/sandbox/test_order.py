@@ -4,7 +4,7 @@ import collections.abc
 import typing
 
 import pytest
-from test_model import AGENT, CLIENT, SERVER, World, app
+from world import AGENT, CLIENT, SERVER, World, app
 
 from sandbox import model as rules
 from sandbox import order

@@ -678,7 +678,7 @@ def test_a_removed_partition_leaves_slurm_conf(slurmctld: Slurmctld, host: FakeH
     assert host.done == RESTARTED
 
 
-def test_login_hosts_hear_of_a_controller_that_runs(slurmctld: Slurmctld, host: FakeHost):
+def test_login_hosts_get_a_controller_that_runs(slurmctld: Slurmctld, host: FakeHost):
     relation = testing.Relation("sackd", remote_app_name="sackd")
     out = slurmctld.run(slurmctld.ctx.on.relation_created(relation), slurmctld.state(relation))
     assert out.unit_status == testing.WaitingStatus("waiting for slurmctld to start")

@@ -102,7 +102,7 @@ def test_the_words_that_the_table_of_the_stand_ins_quotes_stand_at_their_lines()
 
 
 def wrong_source(source: str, words: str) -> str | None:
-    """Return what is wrong with a `file:line` of the table; one of hpc-libs/ is in the library that is installed here."""
+    """Find the problem of a `file:line` of the table, if any; one of hpc-libs/ is in the library that is installed here."""
     name, _, line = source.partition(":")
     if name.startswith("hpc-libs/"):
         library: Any = importlib.import_module("charmed_hpc_libs")

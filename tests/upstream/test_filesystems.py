@@ -30,7 +30,7 @@ def published(name: str, charm: str, config: dict[str, Any]) -> tuple[str, testi
 
 
 def info(uri: str) -> Any:
-    """Return what upstream's library reads in a URI without a secret."""
+    """Parse a URI without a secret by upstream's library."""
     library: Any = importlib.import_module("charms.filesystem_client.v0.filesystem_info")
     return library._uri_to_fs_info(uri, types.SimpleNamespace())
 
@@ -157,8 +157,8 @@ def test_upstream_s_client_mounts_what_we_publish(client: testing.Context[Any], 
 def test_upstream_s_client_fails_on_juicefs_and_on_lustre(client: testing.Context[Any], tmp_path: pathlib.Path):
     """Hook errors, which the README's limits name: juicefs-server-proxy is for shared-filesystem-client only."""
     volume = filesystem_info.Juicefs("shared", ("10.0.0.5:6379",), "redis", "1", "0e5d2f4e-0000-4000-8000-000000000001")
-    for uri, said in ((volume.uri(), "juicefs"), (filesystem_info.Lustre(("10.0.0.2@tcp",), "exafs").uri(), "lustre")):
-        with pytest.raises(testing.errors.UncaughtCharmError, match=f"unsupported filesystem type `{said}`"):
+    for uri, kind in ((volume.uri(), "juicefs"), (filesystem_info.Lustre(("10.0.0.2@tcp",), "exafs").uri(), "lustre")):
+        with pytest.raises(testing.errors.UncaughtCharmError, match=f"unsupported filesystem type `{kind}`"):
             mount(client, tmp_path, uri)
 
 
@@ -189,7 +189,7 @@ def test_upstream_s_client_reads_what_we_ask_for(client: testing.Context[Any], t
 
 
 @pytest.mark.parametrize(("mounted", "event"), [(True, "MountedFilesystemEvent"), (False, "UnmountedFilesystemEvent")])
-def test_upstream_s_slurmctld_hears_our_answer(slurmctld: testing.Context[Any], host: Host, mounted: bool, event: str):
+def test_upstream_s_slurmctld_gets_our_answer(slurmctld: testing.Context[Any], host: Host, mounted: bool, event: str):
     relation = testing.SubordinateRelation(
         "mount", interface="mount_info", remote_app_name="client", remote_unit_data=mount_info.answer(mounted=mounted)
     )

@@ -7,34 +7,12 @@ from typing import Any
 
 import pytest
 from ops import testing
+from slurmctld_state import PEER, SACKD, SLURMD, SLURMDBD, SLURMRESTD, STATE
 
 from gpu import gres_conf
 from host import Host
 from slurm_ddp.interfaces import slurm_gres
 
-PEER = testing.PeerRelation(
-    "slurmctld-peer", interface="slurmctld-peer", local_app_data={"cluster_name": '"ddp"', "restart_signal": '""'}
-)
-SLURMD = testing.Relation(
-    "slurmd",
-    interface="slurmd",
-    remote_app_name="slurmd",
-    remote_app_data={"partition": '{"partitionname": "slurmd", "nodes": ["slurmd"]}'},
-)
-SACKD = testing.Relation("sackd", interface="sackd", remote_app_name="sackd")
-SLURMDBD = testing.Relation(
-    "slurmdbd", interface="slurmdbd", remote_app_name="slurmdbd", remote_app_data={"hostname": '"juju-2586ad-1"'}
-)
-SLURMRESTD = testing.Relation("slurmrestd", interface="slurmrestd", remote_app_name="slurmrestd")
-AUTH = testing.Secret({"key": "a2V5", "keyid": "1"}, label="slurm-auth-key", owner="app")
-JWT = testing.Secret({"key": "pem"}, label="slurm-jwt-key", owner="app")
-STATE = testing.State(
-    leader=True,
-    planned_units=1,
-    config={"cluster-name": "ddp", "default-partition": "slurmd"},
-    relations={PEER, SLURMD, SACKD, SLURMDBD, SLURMRESTD},
-    secrets={AUTH, JWT},
-)
 LINES = ("Name=gpu Type=nvidia_a100 File=/dev/nvidia0 Cores=0-3", "Name=gpu Type=nvidia_a100 File=/dev/nvidia1")
 
 Make = collections.abc.Callable[[Any], Any]
@@ -79,8 +57,8 @@ def with_block() -> str:
     """Write the lines of a node as slurm-gpu's controller does; return the file."""
     book = gres_conf.read()
     assert book is not None
-    said = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
-    entry = gres_conf.Entry.of("slurm-gpu/0", said)
+    published = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:nvidia_a100:2", lines=LINES, awaits=True)
+    entry = gres_conf.Entry.of("slurm-gpu/0", published)
     assert gres_conf.write(book.with_entries({entry.unit: entry}))
     return gres_conf.PATH.read_text()
 

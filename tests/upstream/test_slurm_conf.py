@@ -8,9 +8,9 @@ from typing import Any
 import checkout
 import pytest
 import rules
+from documents import ANYWHERE, SOURCES, named, settings
 from ops import testing
-from test_docs import ANYWHERE, SOURCES, named, settings
-from test_gres_conf import PEER, STATE
+from slurmctld_state import PEER, STATE
 
 from host import Host
 

@@ -34,7 +34,7 @@ def account(name: str) -> pwd.struct_passwd:
 
 
 def settings(config: fields.Config, unit: str) -> dict[str, str | bool]:
-    """Return what the program's configuration file says."""
+    """Give the program's configuration file its values."""
     return {
         "workspace": config.workspace.rstrip("/"),
         "account": config.submit_user,
@@ -78,7 +78,7 @@ def ensure(config: fields.Config, unit: str, charm_dir: pathlib.Path, token: str
 
 
 def refused(config: fields.Config, name: str, why: str) -> str:
-    """Return what to type where the submit user cannot write a folder of the workspace."""
+    """Name the command that makes a folder of the workspace writable for the submit user."""
     folder = f"{config.workspace}/{name}"
     hint = f"as root, on the filesystem's server or here: chown {config.submit_user} {folder}"
     return f"{config.submit_user} cannot write {folder}{why}; {hint}"

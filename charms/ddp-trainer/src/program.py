@@ -77,7 +77,7 @@ def install(charm_dir: pathlib.Path) -> bool:
         path.chmod(0o755)
     for path in (LIBRARY.parent, LIBRARY):
         path.chmod(0o755)
-    run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # nobody else can write what it compiles to
+    run.run(PYTHON, "-I", "-m", "compileall", "-q", partial, timeout=300)  # only root can write the source
     if not home.is_dir():
         partial.rename(home)
     files.ensure_file(COMMAND, launcher, mode=0o755)
@@ -93,7 +93,7 @@ def configure(text: str) -> None:
 
 
 def remove() -> None:
-    """Take the program away; runs stay."""
+    """Remove the program; runs stay."""
     for path in (COMMAND, CONFIG):
         path.unlink(missing_ok=True)
     shutil.rmtree(LIBRARY, ignore_errors=True)
@@ -140,13 +140,13 @@ def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -
             process.stdin.flush()
         for line in process.stdout:
             try:
-                said: Json = json.loads(line)
+                reply: Json = json.loads(line)
             except ValueError:
                 raise ProgramError(f"ddp printed {line[:200]!a}, which is not JSON") from None
-            if "log" in said:
-                log(str(said["log"]))
+            if "log" in reply:
+                log(str(reply["log"]))
             else:
-                return Answer(said["results"], str(said.get("error", "")))
+                return Answer(reply["results"], str(reply.get("error", "")))
         words = run.last_line(process.stderr.read()) or f"exit status {process.wait()}"
     raise ProgramError(f"ddp ended without an answer: {words}")
 

@@ -77,6 +77,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         is_new = leads and ledger.settle(embedded=is_embedded)
         if ledger.pinned.mode == "external":
             embedded.store.ensure_none(self.app.name)
+            ledger.withdraw()
         self.unit.set_workload_version(install(self.app.name, sources.program()))
         if is_embedded and leads:
             known = None if is_new else ledger.credentials()

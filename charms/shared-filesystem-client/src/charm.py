@@ -68,7 +68,9 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         # What keeps a new plan from being drawn keeps no job from a mount that works
         proven = watching.proven(self.app.name) if mountpoint is None else None
         if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
-            readiness.withdraw(self.unit.name)  # this may be the last hook: what is left would keep jobs away for good
+            readiness.withdraw(
+                self.unit.name
+            )  # this may be the last hook: a file left behind would keep the node drained
         else:
             ready, where = mounted or bool(proven), mountpoint or proven
             readiness.tell(self.unit.name, ready=ready, mountpoint=where, detail=self._status.text)

@@ -149,13 +149,13 @@ class SlurmGpuCharm(ops.CharmBase):
         return compute.status(self.machine, self._offer(), self.answer(), related=related, progress=self.progress)
 
     def answer(self) -> slurm_gres.ControllerGres | None:
-        """Return what the controller role published, None without one."""
+        """Read what the controller role published, None without one."""
         for relation in self._relations(NODE_GRES):
             return endpoints.answer(relation, relation.app)
         return None
 
     def published(self) -> slurm_gres.NodeGres | None:
-        """Return what this unit published for the controller, None for nothing that can be read."""
+        """Read what this unit published for the controller, None for nothing that can be read."""
         for relation in self._relations(NODE_GRES):
             try:
                 return endpoints.published(relation, self.unit)

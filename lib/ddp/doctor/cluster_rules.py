@@ -42,7 +42,7 @@ SLURM: Table = (
          "SelectType is select/linear: every job takes whole nodes, whatever it asks for",
          remedies.slurm_conf(remedies.SELECT)),
     Rule("note", lambda c: c.requeues == "0",
-         "JobRequeue is 0: a job lost with its node does not come back; the trainer's own jobs ask for it",
+         "JobRequeue is 0: a job lost with its node is not queued again; the trainer's own jobs ask for it",
          remedies.slurm_conf(remedies.JOB_REQUEUE)),
     (
         Rule("note", lambda c: "CANCEL" in c.preemption,

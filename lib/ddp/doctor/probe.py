@@ -46,7 +46,7 @@ _SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921  # linux/sockios.h
 
 
 def versions() -> Json:
-    """Return what must be the same everywhere."""
+    """Collect the versions that must be the same on every node."""
     release = pathlib.Path("/etc/os-release")
     system = re.search(r'^PRETTY_NAME="?([^"\n]*)', release.read_text(), re.MULTILINE) if release.exists() else None
     return {
@@ -55,12 +55,12 @@ def versions() -> Json:
         "machine": platform.machine(),
         "system": system[1] if system else platform.system(),
         "libc": " ".join(platform.libc_ver()),
-        "slurm": (re.findall(r"\d+\.\d+[0-9.a-z-]*", _said("srun", "--version")) or [""])[0],
+        "slurm": (re.findall(r"\d+\.\d+[0-9.a-z-]*", _output("srun", "--version")) or [""])[0],
     }
 
 
 def limits() -> Json:
-    """Return what this process may use: limits (bytes or counts; None: unlimited), shared memory, outgoing ports."""
+    """Read this process's limits (bytes or counts; None: unlimited), shared memory and outgoing ports."""
     names = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     found: Json = {}
     for name, number in names.items():
@@ -95,7 +95,7 @@ def _counted(variable: str) -> int | None:
 
 
 def disk(cache: str) -> Json:
-    """Return what is free where the environment is unpacked."""
+    """Measure the free space where the environment is unpacked."""
     folder = pathlib.Path(cache)
     there = folder if folder.is_dir() else folder.parent
     try:
@@ -136,10 +136,10 @@ def environments(cache: str, wanted: list[Json], program: str) -> list[Json]:
 
 
 def _imported(home: pathlib.Path, program: str, deadline: float) -> Json:
-    """Return how many seconds importing torch takes, and what is in it; one that has no end is told as an error."""
+    """Import torch in a process of its own: the seconds it takes, and its versions; a timeout becomes an error."""
     limit_s = min(IMPORT_S, deadline - time.monotonic())
     if limit_s <= 0:
-        return {}  # those before took all the time; they are told as slow
+        return {}  # those before took all the time; they are reported as slow
     try:
         argv = [str(home / "bin" / "python"), "-"]
         done = subprocess.run(argv, input=program, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -194,16 +194,16 @@ def _in_memory(path: str) -> float | None:
 
 
 def _within(work: typing.Callable[[], float | None], limit_s: float) -> float | None:
-    """Return what the work returns, None where it takes longer; it is left behind then."""
-    told: list[float | None] = []
-    thread = threading.Thread(target=lambda: told.append(work()), daemon=True)
+    """Run the work in a thread: its result, or None after the limit; the thread is then left running."""
+    results: list[float | None] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
     thread.join(limit_s)
-    return told[0] if told else None
+    return results[0] if results else None
 
 
 def gpus() -> Json:
-    """Return what the driver says of the GPUs that this step may use."""
+    """Ask the driver for the GPUs that this step may use."""
     found: Json = {
         "devices": len(list(pathlib.Path("/dev").glob("nvidia[0-9]*"))),
         "driver": None,
@@ -226,14 +226,14 @@ def gpus() -> Json:
                         lonely.append([one, other])
             found["no_peer"] = lonely
     fields = "name,driver_version,ecc.errors.uncorrected.volatile.total,persistence_mode,memory.total"
-    text = _said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout=30)
+    text = _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", timeout=30)
     cards: list[Json] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 5:
             cards.append({"name": cells[0], "ecc": int(cells[2]) if cells[2].isdecimal() else 0, "mib": cells[4]})
             found["driver"] = cells[1]
-    for card, links in zip(cards, nvlinks(_said("nvidia-smi", "nvlink", "--status", timeout=30)), strict=False):
+    for card, links in zip(cards, nvlinks(_output("nvidia-smi", "nvlink", "--status", timeout=30)), strict=False):
         card["links"] = links
     found["cards"] = cards
     return found
@@ -359,7 +359,7 @@ def _mount(workspace: str) -> Json:
 
 
 def _written(folder: pathlib.Path, node: str, nonce: str) -> Json:
-    """Return what writing takes: MB/s of one file with fsync, the milliseconds of making and renaming small ones."""
+    """Measure writing: MB/s of one file with fsync, the milliseconds of making and renaming small ones."""
     path = folder / f"big-{node}"
     block = os.urandom(1 << 20)
     began = time.perf_counter()
@@ -441,7 +441,7 @@ class Meeting:
         with self._changed:
             self._changed.wait_for(lambda: self._farewells >= set(others), max(0.0, began + LEAVE_S - time.monotonic()))
 
-    def told(self) -> Json:
+    def results(self) -> Json:
         """Return the facts; a thread that still waits for a peer may add to them meanwhile."""
         for _ in range(10):
             with contextlib.suppress(RuntimeError):  # changed while it was read
@@ -577,7 +577,7 @@ def _route(address: str) -> Json:
     return {"mine": mine, "iface": "", "mtu": None}
 
 
-def _said(*argv: str, timeout: float = 10) -> str:
+def _output(*argv: str, timeout: float = 10) -> str:
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -598,7 +598,7 @@ def examine(spec: Json) -> Json:
     answer: Json = {
         "node": node, "uid": os.getuid(), "time": began, "versions": versions(), "limits": limits(),
         "processors": processors(), "gpus": gpus(), "infiniband": infiniband(), "disk": disk(spec["cache"]),
-        "filesystem": dict(filesystem.facts), "network": meeting.told(), "scratch": tempfile.gettempdir(),
+        "filesystem": dict(filesystem.facts), "network": meeting.results(), "scratch": tempfile.gettempdir(),
         "environments": environments(spec["cache"], spec["environments"], spec["imports"]),
         "tracking": reach(spec.get("tracking")),
     }  # fmt: skip

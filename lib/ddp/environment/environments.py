@@ -266,7 +266,7 @@ def choose_build(
             unknown, add = remedies.unknown_account(settings)
             raise TrainerError(f"{unknown}, so none of its jobs starts: {add}") from e
         raise TrainerError(
-            f"no GPU node told its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
+            f"no GPU node reported its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
         ) from e
     version = int(answer.split()[-1]) if answer.startswith("driver ") and answer.split()[-1].isdecimal() else 0
     if version:
@@ -526,7 +526,7 @@ def _run(*argv: str | pathlib.Path, timeout: float = _PIP_TIMEOUT_S) -> str:
 
 
 def _pip_variables() -> dict[str, str]:
-    """Return what the user's shell says of package indexes; what else pip can be told, such as a target, is ours."""
+    """Take only the package indexes from the user's environment: pip's other settings, such as a target, are ours."""
     return {name: os.environ[name] for name in _PIP_VARIABLES if name in os.environ}
 
 

@@ -13,7 +13,7 @@ import typing
 
 
 def look(names: typing.Sequence[str]) -> dict[str, typing.Any]:
-    """Return what is there. Raises what the imports raise."""
+    """Import torch, numpy and the named modules: their versions and devices. Raises what the imports raise."""
     began = time.perf_counter()
     torch: typing.Any = importlib.import_module("torch")
     seconds = time.perf_counter() - began

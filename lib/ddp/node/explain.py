@@ -62,7 +62,7 @@ _LEFT_EARLY = re.compile(r"(\d+): .*Error waiting on exit barrier")  # an agent 
 _OF_LAUNCHER = (
     b"[ENV] job=", b"[ENV] node=", b"[FATAL] ", b"srun: error: ", b"failed (exitcode: ", b"Error waiting on exit ",
 )  # fmt: skip
-_NEVER_JOINED = re.compile(r"\d+ of \d+ ranks did not come within \d+ s: ([\d, ]*\d)")  # distributed.py
+_NEVER_JOINED = re.compile(r"\d+ of \d+ ranks never joined within \d+ s: ([\d, ]*\d)")  # distributed.py
 _TIMED_OUT = re.compile(
     r"[Tt]imed out after .* waiting for clients|wait timeout after|DistStoreError|the rendezvous at "
 )  # torch's TCPStore (2.0 to 2.13), and the payload around it

@@ -67,7 +67,7 @@ class Stop(Exception):
 
 
 def settings(env: typing.Mapping[str, str]) -> Settings:
-    """Return what the environment says. Raises KeyError and ValueError for what the manifest would have to set."""
+    """Read the settings from the environment. Raises KeyError or ValueError where the manifest lacks one."""
     nodes = int(env["NNODES"])
     return Settings(
         index=int(env["JOB_COMPLETION_INDEX"]),
@@ -116,7 +116,7 @@ class _Stopping:
     def __init__(self) -> None:
         self.is_wanted = False
         self.file: pathlib.Path | None = None
-        self._is_told = False
+        self._is_reported = False
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
@@ -125,14 +125,14 @@ class _Stopping:
 
     def tell(self) -> None:
         """Make the file, once it is known and wanted; where the volume fails, try again at the next call."""
-        if not self.is_wanted or self.file is None or self._is_told:
+        if not self.is_wanted or self.file is None or self._is_reported:
             return
         try:
             self.file.touch()
         except OSError as e:
             say("PREEMPT", f"{self.file} cannot be made ({e.strerror}); trying again")
             return
-        self._is_told = True
+        self._is_reported = True
         say("PREEMPT", "asking the ranks to save and leave")
 
 
@@ -350,7 +350,7 @@ class _Member:
 
 
 def _meet(pod: Settings, done: pathlib.Path, stopping: _Stopping) -> _Group:
-    """Return once all pods are there. Raises Stop when they do not come, or this one is to leave."""
+    """Wait for all pods. Raises Stop when some never join, or when this one is to leave."""
     return _Member(pod, done, stopping) if pod.index else _Head(pod, stopping)
 
 

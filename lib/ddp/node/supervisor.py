@@ -338,7 +338,7 @@ class Supervisor:
 
     def _explain(self) -> tuple[str, str, str]:
         def blame() -> tuple[str, str, str]:
-            importlib.invalidate_caches()  # the file may have been away when it was looked for
+            importlib.invalidate_caches()  # the file may have been missing when it was looked for
             from ddp.node import explain
 
             return explain.blame(self.run_dir, self.job_id, self.attempt_id, self.hosts)

@@ -54,7 +54,7 @@ def directives(params: fields.Parsed, *, is_judged: bool = False) -> list[tuple[
 
 
 def shared(params: fields.Parsed, model: type[fields.Parsed]) -> dict[str, object]:
-    """Return what is given of the options that ask Slurm for a place and that `model` has, too, by their names."""
+    """Select the given options that set a directive of sbatch and that `model` has, too, by their names."""
     names = fields.directives(type(params)).keys() & fields.directives(model).keys()
     given = {str(model.model_fields[name].alias): getattr(params, name) for name in sorted(names)}
     return {name: value for name, value in given.items() if value is not None}

@@ -30,7 +30,7 @@ STRICT = pydantic.Strict()
 
 
 def matches(pattern: str, limit: int, allowed: str) -> pydantic.AfterValidator:
-    """Hold a text to at most `limit` characters and to a pattern; `allowed` says to a person what that is."""
+    """Hold a text to at most `limit` characters and to a pattern; `allowed` is the error's text."""
 
     def check(value: str) -> str:
         if len(value) > limit:
@@ -238,7 +238,7 @@ class Parsed(pydantic.BaseModel):
 
 
 def directives(model: type[Parsed]) -> dict[str, Directive]:
-    """Return what the options of a model set of sbatch, by attribute, in the order in which it declares them."""
+    """Map a model's attributes to the directives of sbatch that they set, in the order of declaration."""
     marks = ((name, mark) for name, field in model.model_fields.items() for mark in field.metadata)
     return {name: mark for name, mark in marks if isinstance(mark, Directive)}
 
@@ -456,7 +456,7 @@ class Training(Resources):
         0,
         description=(
             "How often ranks that failed may be started again from their last checkpoint. Where a node is at "
-            "fault (a broken GPU, a lost filesystem, a node that fell silent) the job is queued again without "
+            "fault (a broken GPU, a lost filesystem, a node that stopped responding) the job is queued again without "
             "that node; a mistake in the parameters is never tried again."
         ),
     )

@@ -287,7 +287,7 @@ def _newest_two(settings: Settings) -> list[str]:
 
 
 def _settings(read: Json) -> dict[str, str]:
-    """Return what was asked for and what the payload made of it, as texts under one name each."""
+    """Merge the options of the job and of the payload, as texts under one name each."""
     job, config = files.as_object(read["job"]), files.as_object(read["config"])
     found = facts.settings(job, config, {"data"})
     return {control.printable(name)[:80]: _cell(value) for name, value in found.items()}

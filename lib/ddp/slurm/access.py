@@ -1,6 +1,6 @@
 """Who may run where: accounts and QOS of the accounting, reservations, and what a partition lets in.
 
-Names are told as Slurm prints them; the accounting keeps accounts and QOS in small letters (sacctmgr(1)).
+Names are those that Slurm prints; the accounting keeps accounts and QOS in small letters (sacctmgr(1)).
 """
 
 import collections.abc
@@ -47,20 +47,20 @@ class Accounting:
 
 @dataclasses.dataclass(frozen=True)
 class Reservation:
-    """Nodes that are kept for somebody."""
+    """A reservation: nodes that Slurm keeps for some accounts or jobs."""
 
     name: str
     is_active: bool
-    users: tuple[str, ...]  # who may use it; empty: not told by user
+    users: tuple[str, ...]  # who may use it; empty: not restricted by user
     accounts: tuple[str, ...]
     partition: str  # empty: any
     start: str
-    nodes: str = ""  # a hostlist; empty: not told by node
+    nodes: str = ""  # a hostlist; empty: not given by node
     flags: frozenset[str] = frozenset()
 
 
 def accounting(*, user: str, configuration: collections.abc.Mapping[str, str]) -> Accounting | None:
-    """Return what the accounting says about `user`; None where there is none, or it gives no answer.
+    """Ask the accounting for the accounts and QOS of `user`; None without accounting, or without an answer.
 
     `configuration` is what `jobs.configuration` returns: which cluster of the accounting this is, and what is enforced.
     """
@@ -109,7 +109,7 @@ def reservations() -> tuple[Reservation, ...]:
 def inside(partitions: collections.abc.Iterable[jobs.Partition], reservation: str) -> tuple[jobs.Partition, ...]:
     """Return the partitions as a job in this reservation meets them: with its nodes, kept ones (MAINT) included.
 
-    Those outside are told as such and as unusable. Raises SlurmError.
+    Nodes outside the reservation are marked as such and as unusable. Raises SlurmError.
     """
     found = tuple(partitions)
     one = next((one for one in reservations() if one.name == reservation), None)
@@ -132,7 +132,7 @@ def _sacctmgr(*words: str) -> list[str]:
 
 
 def _enforced(text: str) -> frozenset[str]:
-    """Return what is enforced; `qos`, `limits` and `safe` each bring `associations` with them, and so does `all`."""
+    """Parse AccountingStorageEnforce; `qos`, `limits`, `safe` and `all` each imply `associations`."""
     words = frozenset(word.strip().lower() for word in text.split(",")) - {"", "none", "(null)", "0"}
     if "all" in words:
         words |= {"qos", "limits", "wckeys"}

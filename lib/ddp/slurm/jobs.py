@@ -169,7 +169,7 @@ def partitions() -> tuple[Partition, ...]:
 
 
 def judge(script: str, *, user: str | None = None) -> str:
-    """Return what `sbatch --test-only` says of a script's text; nothing is submitted or written. Raises SlurmError."""
+    """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError."""
     return _words(ask(_SBATCH, "--test-only", user=user, stdin=script, answer="stderr"))
 
 
@@ -434,7 +434,7 @@ def _utc(stamp: str) -> str:
 
 
 def _accounted(wanted: str, user: str) -> tuple[Job, ...]:
-    """Return what the accounting knows of jobs and elements of `user`."""
+    """Look up jobs and elements of `user` in the accounting."""
     fields = "JobIDRaw,User,State,ExitCode,NNodes,Partition,Elapsed,Timelimit,Submit,NodeList,JobName"
     try:
         text = ask(_SACCT, "-X", "-n", "-P", "-j", wanted, "-o", fields)

@@ -73,7 +73,7 @@ def admission(settings: Settings, place: Place, partition: jobs.Partition) -> li
 
 
 def accounting(settings: Settings) -> access.Accounting | None:
-    """Return what the accounting says about the submit user; None where there is none or it gives no answer."""
+    """Ask the accounting for the submit user's accounts and QOS; None without accounting, or without an answer."""
     try:
         return access.accounting(user=settings.user, configuration=jobs.configuration())
     except jobs.SlurmError as e:
@@ -88,8 +88,8 @@ def _account(settings: Settings, place: Place, known: access.Accounting, partiti
     if known.accounts and wanted not in known.accounts:
         raise ParameterError("account", f"no account {place.account!r}; there are: {_some(known.accounts)}")
     if "associations" in known.enforces:
-        mend = f"an administrator adds one with: sacctmgr add user {settings.user} account={wanted}"
-        text = f"{settings.user} may not charge {wanted} in {partition.name}, but: {_some(mine)}; {mend}"
+        remedy = f"an administrator adds one with: sacctmgr add user {settings.user} account={wanted}"
+        text = f"{settings.user} may not charge {wanted} in {partition.name}, but: {_some(mine)}; {remedy}"
         raise ParameterError("account", text)
 
 
@@ -100,8 +100,8 @@ def _qos(settings: Settings, place: Place, known: access.Accounting, _: jobs.Par
         raise ParameterError("qos", f"no QOS {place.qos!r}; there are: {_some(known.qos)}")
     if "qos" in known.enforces and wanted not in mine:
         with_account = f" with account {place.account}" if place.account else ""
-        mend = f"an administrator adds it with: sacctmgr modify user {settings.user} set qos+={wanted}"
-        raise ParameterError("qos", f"{settings.user} may not use {wanted}{with_account}, but: {_some(mine)}; {mend}")
+        remedy = f"an administrator adds it with: sacctmgr modify user {settings.user} set qos+={wanted}"
+        raise ParameterError("qos", f"{settings.user} may not use {wanted}{with_account}, but: {_some(mine)}; {remedy}")
 
 
 def _check_gate(name: str, value: str, partition: jobs.Partition) -> None:
@@ -132,8 +132,8 @@ def _check_reservation(settings: Settings, name: str, partition: jobs.Partition)
     if barred or (allowed and not one.accounts and settings.user not in allowed):
         text = f"{name} is not for {settings.user}" + (f", but for: {_some(allowed)}" if allowed else "")
         change = f"users{'-' if barred else '+'}={settings.user}"
-        mend = f"an administrator changes that with: scontrol update reservation={name} {change}"
-        raise ParameterError("reservation", f"{text}; {mend}")
+        remedy = f"an administrator changes that with: scontrol update reservation={name} {change}"
+        raise ParameterError("reservation", f"{text}; {remedy}")
     return f"reservation: {name} is there" + ("" if one.is_active else f" and begins at {one.start}")
 
 
@@ -158,10 +158,10 @@ def dependency(settings: Settings, text: str | None) -> list[str]:
             except jobs.SlurmError as e:
                 raise TrainerError(f"Slurm: {e}") from e
             if known is None:
-                hint = f"see: {settings.typed('list-jobs')}; for one that ended long ago leave dependency away"
+                hint = f"see: {settings.typed('list-jobs')}; for one that ended long ago omit dependency"
                 raise ParameterError("dependency", f"Slurm knows no job {number}; {hint}")
             if known.array_id is None and known.state in _NEVER.get(kind, ()):
-                text = f"job {number} is {known.state}, so {condition} can never come true; leave it away"
+                text = f"job {number} is {known.state}, so {condition} can never come true; omit it"
                 raise ParameterError("dependency", text)
     return [f"dependency: Slurm knows the jobs of {text}"] if text else []
 
@@ -211,7 +211,7 @@ def workspace(settings: Settings, contents: folders.Contents) -> list[str]:
 
 
 def judge(script: str) -> str:
-    """Return what `sbatch --test-only` says of a script. Raises TrainerError where Slurm refuses it."""
+    """Check a script with `sbatch --test-only`: its output. Raises TrainerError where Slurm refuses it."""
     try:
         return jobs.judge(script)
     except jobs.NotAnsweringError as e:
@@ -220,16 +220,16 @@ def judge(script: str) -> str:
         raise refused(str(e)) from e
 
 
-def refused(said: str) -> TrainerError:
-    """Return the error for what sbatch said, with the parameter's name where Slurm's words tell which it is."""
+def refused(stderr: str) -> TrainerError:
+    """Turn sbatch's error into ours, with the parameter's name where Slurm's words identify it."""
     culprits = {
         "ccount": "account", "artition": "partition", "QOS": "qos", "qos": "qos", "eservation": "reservation",
         "eature": "constraint", "ime limit": "time-limit", "emory": "memory",
     }  # fmt: skip
     for word, name in culprits.items():
-        if word in said:
-            return ParameterError(name, f"Slurm refuses the job: {said}")
-    return TrainerError(f"Slurm refuses the job: {said}")
+        if word in stderr:
+            return ParameterError(name, f"Slurm refuses the job: {stderr}")
+    return TrainerError(f"Slurm refuses the job: {stderr}")
 
 
 def check_inside(settings: Settings, name: str, path: str, *, kinds: tuple[str, ...]) -> None:

@@ -39,7 +39,7 @@ class Kept:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def facts(self) -> dict[str, object]:
-        """Return what job.json says of it."""
+        """Describe the copy for job.json."""
         found = self.snapshot
         return {
             "folder": self.folder.name, "script": found.script, "origin": str(found.origin), "files": found.num_files,
@@ -61,7 +61,7 @@ def kept(settings: Settings, params: fields.Training, run: str, log: Log) -> col
     def take() -> folders.Json:
         script = pathlib.Path(params.workload)
         others = [settings.runs, settings.datasets, settings.environments, *_beside(settings, script)]
-        return {"taken": snapshot.take(script, partial, leave_out=others, copied=_told(script, log))}
+        return {"taken": snapshot.take(script, partial, leave_out=others, copied=_progress(script, log))}
 
     try:
         taken: snapshot.Snapshot = folders.call(settings, take, timeout_s=_COPY_S)["taken"]
@@ -73,14 +73,14 @@ def kept(settings: Settings, params: fields.Training, run: str, log: Log) -> col
         shutil.rmtree(partial, ignore_errors=True)  # not there any more once it was placed
 
 
-def _told(script: pathlib.Path, log: Log) -> collections.abc.Callable[[int, int], None]:
-    """Return what reports how far the copy is, where that takes longer than a moment."""
-    told = time.monotonic()
+def _progress(script: pathlib.Path, log: Log) -> collections.abc.Callable[[int, int], None]:
+    """Make a function that logs how far the copy is, every few seconds."""
+    logged = time.monotonic()
 
     def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _TELL_S:
-            told = time.monotonic()
+        nonlocal logged
+        if time.monotonic() - logged >= _TELL_S:
+            logged = time.monotonic()
             text, words = f"keeping the folder of {script.name}", f"{done} of {total} files"
             log(tables.Step(f"{text}: {words}", text, words, done=done, total=total))
 
@@ -88,7 +88,7 @@ def _told(script: pathlib.Path, log: Log) -> collections.abc.Callable[[int, int]
 
 
 def _beside(settings: Settings, script: pathlib.Path) -> list[pathlib.Path]:
-    """Return what lies beside a script in the workspace itself, which is no project's folder: it alone is kept."""
+    """List a script's neighbours in the workspace's own folders, which are no project: the script alone is kept."""
     try:
         script = script.resolve(strict=True)
         if script.parent in [folder.resolve() for folder in settings.folders] or os.path.ismount(script.parent):

@@ -1,4 +1,4 @@
-"""The networks between GPU nodes, as data: what NCCL and gloo must be told on each, and where that is written.
+"""The networks between GPU nodes, as data: what NCCL and gloo need on each, and where that is written.
 
 `auto` takes the first one whose `found_by` is all there on a node, and otherwise only names the interface: NCCL finds
 InfiniBand and RoCE adapters by itself. What a user sets with `env` goes before everything here.
@@ -110,7 +110,7 @@ NAMES = ("auto", *sorted(fabric.name for fabric in FABRICS))
 
 
 def root_scripts(name: str) -> dict[str, str]:
-    """Return what root must run on the nodes around a job for this fabric: Slurm's Prolog and Epilog, or nothing."""
+    """List Slurm's Prolog and Epilog that this fabric needs root to run on the nodes; empty for most."""
     return {"prolog": _TCPXO_PROLOG, "epilog": _TCPXO_EPILOG} if name == "tcpxo" else {}
 
 

@@ -17,20 +17,20 @@ _MOST_PADDING = 2  # a model's embedding may be rounded up, but no model doubles
 def check_model(settings: Settings, dataset: str, trained: collections.abc.Iterable[str]) -> None:
     """Raise ParameterError where a dataset is not whole, or its tokens cannot be those of a model that it tunes."""
     try:
-        told = folders.call(settings, operations.read_dataset, folder=dataset)
+        read = folders.call(settings, operations.read_dataset, folder=dataset)
     except folders.HangingError:
         raise
     except folders.MissingError:
         return  # it is made first, or is the text itself
     except folders.WorkspaceError as e:
         raise ParameterError("dataset", f"{e}; {_again(settings, dataset)}") from e
-    if misfit := told["misfit"]:
+    if misfit := read["misfit"]:
         held = (
             "is not there" if misfit["bytes"] is None else f"has {misfit['bytes']} bytes instead of {misfit['wanted']}"
         )
         path = control.printable(misfit["path"])
         raise ParameterError("dataset", f"{path} {held}; {_again(settings, dataset)}")
-    made = _tokenizer(told["manifest"])
+    made = _tokenizer(read["manifest"])
     if made is None:
         return
     kind, ids = made
@@ -44,7 +44,7 @@ def check_model(settings: Settings, dataset: str, trained: collections.abc.Itera
 
 
 def check_origin(settings: Settings, dataset: str, run: str, *, is_same_run: bool) -> None:
-    """Raise ParameterError where the checkpoint that is gone on from was made of another dataset."""
+    """Raise ParameterError where the checkpoint to resume from was made of another dataset."""
     learned = _dict(_dict(_read(settings, f"{settings.runs / run}/latest/manifest.json").get("meta")).get("data"))
     manifest = _read(settings, f"{dataset}/dataset.json")
     theirs, ours = _tokenizer(learned), _tokenizer(manifest)
@@ -60,7 +60,7 @@ def check_origin(settings: Settings, dataset: str, run: str, *, is_same_run: boo
         return
     before = str(control.about(settings, run).get("dataset") or "")
     same = f"give dataset={control.printable(before).removeprefix(f'{settings.datasets}/')[:200]}" if before else ""
-    anew = "another name for run" if is_same_run else "leave resume away"
+    anew = "another name for run" if is_same_run else "omit resume"
     raise ParameterError("dataset", f"{what}; {f'{same}, or' if same else 'to begin anew'} {anew}")
 
 
@@ -77,7 +77,7 @@ def _tokenizer(record: folders.Json) -> tuple[str, int] | None:
 
 
 def _fingerprint(manifest: folders.Json) -> str | None:
-    """Return what the payload's shards.open_dataset knows a dataset by; it is in each checkpoint's manifest."""
+    """Compute a dataset's fingerprint as the payload's shards.open_dataset does; each checkpoint's manifest has it."""
     try:
         parts = [str(manifest["tokenizer"]["sha256"])]
         parts += [f"{split} {shard['crc32']}" for split in ("train", "val") for shard in manifest["splits"][split]]

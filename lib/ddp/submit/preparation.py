@@ -142,7 +142,7 @@ def _follow(
 ) -> Results:
     """Wait for the end, and describe the dataset. Raises TrainerError that names the input at fault."""
 
-    def told(text: str) -> None:
+    def report(text: str) -> None:
         try:
             done = folders.call(settings, operations.count_parts, timeout_s=3, output=work.output)["parts"]
         except folders.WorkspaceError:
@@ -154,7 +154,7 @@ def _follow(
             log(text.adding(words) if isinstance(text, tables.Step) else f"{text}, {words}")
 
     try:
-        results = control.follow(settings, submitted, told, timeout_s=timeout_s)
+        results = control.follow(settings, submitted, report, timeout_s=timeout_s)
     except TrainerError as e:
         if array is None:
             raise
@@ -166,13 +166,13 @@ def _follow(
         lines = [f"element {one['element']}: {control.printable(one['line'])}" for one in failed]
         e.results["failed-elements"] = "\n".join(lines)
         raise TrainerError(
-            f"job {submitted.job_id}: {lines[0]}; mend it and run the same again", results=e.results
+            f"job {submitted.job_id}: {lines[0]}; repair it and run the same again", results=e.results
         ) from e
     return results | _describe(settings, submitted)
 
 
 def _describe(settings: Settings, submitted: control.Submitted) -> Results:
-    """Return what the dataset is, as the check of every byte found it."""
+    """Describe the dataset from the check of all its bytes."""
     try:
         found = folders.call(settings, operations.read_json, path=f"{submitted.run_dir}/inspection.json")
     except folders.WorkspaceError:
@@ -197,7 +197,7 @@ def _elements(settings: Settings, source: str) -> int:
 
 
 def _scripts(texts: dict[str, str]) -> list[str]:
-    """Return what sbatch is to judge; it cannot judge what waits for others of its name."""
+    """Select the scripts that sbatch can check: none that waits for others of its name."""
     return [texts[name] for name in ("parts.sbatch", "job.sbatch") if name in texts]
 
 

@@ -34,7 +34,7 @@ class Request:
 
 
 def training(params: fields.Training, partitions: tuple[jobs.Partition, ...]) -> Request:
-    """Return what a training job asks for. Without parameters: all usable nodes of the default partition, whole.
+    """Compute a training job's request. Without parameters: all usable nodes of the default partition, whole.
 
     Where some of the nodes have GPUs, only those count, with as many GPUs as each of them has.
     Raises ParameterError where the cluster cannot give what was asked for.
@@ -44,7 +44,7 @@ def training(params: fields.Training, partitions: tuple[jobs.Partition, ...]) ->
         partition = _with_features(params.constraint, partition)
     named, unwanted = _named(params, partition, partitions)
     if params.nodes is not None and params.nodes < len(named):
-        raise ParameterError("nodes", f"{params.nodes} asked for, but nodelist names {len(named)}; leave nodes away")
+        raise ParameterError("nodes", f"{params.nodes} asked for, but nodelist names {len(named)}; omit nodes")
     if unwanted:
         partition = _without(unwanted, partition)
     if named and params.nodes in (None, len(named)):
@@ -75,7 +75,7 @@ def training(params: fields.Training, partitions: tuple[jobs.Partition, ...]) ->
 
 
 def preparation(params: fields.Resources, partitions: tuple[jobs.Partition, ...]) -> Request:
-    """Return what a job that prepares a dataset asks for: half a node, at least one core and 2 GiB where there are."""
+    """Compute the request to prepare a dataset: half a node, at least one core and 2 GiB where it has them."""
     partition = choose_partition(params.partition, partitions)
     node = max(partition.usable, key=lambda node: (node.cpus, node.memory_mb))
     cpus = max(1, node.cpus // 2)

@@ -198,7 +198,7 @@ def _directives(
     dependency: str | None = None,
     signal: str | None = None,
 ) -> list[tuple[str, str]]:
-    """Return what a job asks of sbatch: what is worked out for it, what options have `given`, what it relies on.
+    """List a job's directives: the computed ones, those that options have `given`, and the fixed ones.
 
     Memory is named, or the job would take the whole node's. GPUs are asked for by node: Slurm would bind those asked
     for by task, and cut the ranks' paths to each other. The log is appended to, so that a requeued attempt keeps the

@@ -26,7 +26,7 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
     """Submit the runs of a sweep; with `wait` follow them to their end."""
     choices = _choices(settings, params)
     if params.workload in ("gpt", "smoke") and any("run-dir" in choice for choice in choices):
-        text = "run-dir is the folder of each run, which the sweep itself gives; leave it away"
+        text = "run-dir is the folder of each run, which the sweep itself gives; omit it"
         raise ParameterError("grid" if params.file is None else "file", text)
     sweep = scripts.Sweep(len(choices) - 1, min(params.parallel or len(choices), len(choices)))
     name = params.name or control.new_name(settings, "sweep")
@@ -81,7 +81,7 @@ def submit_sweep(settings: Settings, params: fields.SubmitSweep, log: Log) -> Re
 
 
 def show_job(settings: Settings, params: fields.ShowJob, log: Log) -> Results:
-    """Return what is known of a job, or of all runs of a sweep."""
+    """Show a job, or all runs of a sweep."""
     if params.run is not None and params.job_id is None and params.element is None and is_sweep(settings, params.run):
         return show(settings, params.run)[0]
     return control.show_job(settings, params, log)
@@ -89,25 +89,25 @@ def show_job(settings: Settings, params: fields.ShowJob, log: Log) -> Results:
 
 def is_sweep(settings: Settings, run: str) -> bool:
     """Return whether this name is a sweep's."""
-    told = folders.call(settings, run_files.read_run, workspace=str(settings.folder), run=run, job_id=None)
-    job: folders.Json = told["job"] or {}
+    read = folders.call(settings, run_files.read_run, workspace=str(settings.folder), run=run, job_id=None)
+    job: folders.Json = read["job"] or {}
     return job.get("kind") == "sweep"
 
 
 def show(settings: Settings, name: str) -> tuple[Results, list[dict[str, typing.Any]]]:
     """Return how a sweep stands, as a table, and the same as rows with a `state` each."""
-    told = folders.call(settings, run_files.read_sweep, workspace=str(settings.folder), run=name)
+    read = folders.call(settings, run_files.read_sweep, workspace=str(settings.folder), run=name)
     try:
         known = {job.job_id: job for job in jobs.jobs(user=settings.user, name=name)}
     except jobs.SlurmError as e:
         raise TrainerError(f"Slurm: {e}") from e
-    waiting = known.get(told["job_id"])
-    silent = [row["job_id"] for row in told["rows"] if row["job_id"] not in known and row["outcome"] is None]
+    waiting = known.get(read["job_id"])
+    silent = [row["job_id"] for row in read["rows"] if row["job_id"] not in known and row["outcome"] is None]
     accounted = (
         jobs.accounted([number for number in silent if number is not None], user=settings.user) if silent else {}
     )
     rows: list[dict[str, typing.Any]] = []
-    for row in told["rows"]:
+    for row in read["rows"]:
         if row["job_id"] is None:
             state = waiting.state if waiting and waiting.is_active else "CANCELLED"
         elif job := known.get(row["job_id"]) or accounted.get(row["job_id"]):
@@ -153,21 +153,21 @@ def _best(rows: list[dict[str, typing.Any]]) -> dict[str, typing.Any] | None:
 
 def _follow(settings: Settings, name: str, results: Results, log: Log, *, timeout_s: float) -> Results:
     """Wait for all runs of a sweep and return their table. Raises TrainerError unless all ended well."""
-    began = told_last = time.monotonic()
-    told = ""
+    began = reported_at = time.monotonic()
+    states = ""
     waits = control.Waits(settings, log)
     while True:
         shown_now, rows = show(settings, name)
         if not any(row["state"] in jobs.ACTIVE for row in rows):
             break
         waits.note()
-        if shown_now["states"] != told or time.monotonic() - told_last > REPORT_S:
-            told, told_last = shown_now["states"], time.monotonic()
+        if shown_now["states"] != states or time.monotonic() - reported_at > REPORT_S:
+            states, reported_at = shown_now["states"], time.monotonic()
             ended = sum(row["state"] not in jobs.ACTIVE for row in rows)
-            log(tables.Step(f"sweep {name}: {told}", f"sweep {name}", told, done=ended, total=len(rows)))
+            log(tables.Step(f"sweep {name}: {states}", f"sweep {name}", states, done=ended, total=len(rows)))
         if time.monotonic() - began > timeout_s:
             raise TrainerError(
-                f"no end after {timeout_s:g} s: {told}; it goes on, see: {settings.typed('show-job', run=name)}",
+                f"no end after {timeout_s:g} s: {states}; it goes on, see: {settings.typed('show-job', run=name)}",
                 results=results | shown_now,
             )
         control.pause(2.0)

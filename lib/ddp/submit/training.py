@@ -27,7 +27,7 @@ class Workload:
     script: str = ""  # the path of what a job of the kind script starts
 
     def program(self, settings: Settings, params: fields.Training, resume: str) -> scripts.Program:
-        """Return what the ranks run. `resume` is auto, never or a run's name."""
+        """Build the command of the ranks. `resume` is auto, never or a run's name."""
         args = params.words
         payload = environments.payload_folder(settings) if params.container_image else ""
         if self.kind == "script":
@@ -161,7 +161,7 @@ def texts_of(
 
 
 def with_code(checked: Checked, kept: code.Kept | None) -> Checked:
-    """Return what is submitted where the code was kept: the copy is what starts."""
+    """Replace the script by its copy where the code was kept."""
     if kept is None:
         return checked
     return dataclasses.replace(checked, workload=dataclasses.replace(checked.workload, script=kept.script))
@@ -173,7 +173,7 @@ def facts_of(
     environment: environments.Environment,
     kept: code.Kept | None,
 ) -> dict[str, object]:
-    """Return what job.json says of a run beside its job."""
+    """Describe a run for job.json."""
     return {
         **({"code": kept.facts()} if kept is not None else {}),
         "kind": checked.workload.kind,
@@ -199,7 +199,7 @@ def _workload(
     resume: str,
     tunes: bool,
 ) -> Workload:
-    """Return what is to run. Raises ParameterError where parameters contradict each other or name what is not there."""
+    """Resolve the workload. Raises ParameterError where parameters contradict each other or name what is not there."""
     kind = params.workload if params.workload in ("gpt", "smoke") else "script"
     if kind == "script":
         if params.snapshot and not settings.is_action:
@@ -266,7 +266,7 @@ def _check_kind(settings: Settings, run: str, kind: str) -> None:
 
 
 def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
-    """Raise ParameterError unless this run can be begun from; one whose job is waited for need not have saved yet."""
+    """Raise ParameterError unless this run can be resumed from; one whose job is waited for need not have saved yet."""
     if resume in ("auto", "never"):
         return
     if folders.locate(settings, str(settings.runs / resume)).kind != "folder":
@@ -275,7 +275,7 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
         )
     if (kind := control.about(settings, resume).get("kind")) != "gpt":
         what = control.printable(str(kind or "unknown"))[:40]
-        text = f"{resume} is of the kind {what}; only a run of the workload gpt can be begun from"
+        text = f"{resume} is of the kind {what}; only a run of the workload gpt can be resumed from"
         raise ParameterError("resume", text)
     if not is_awaited and folders.locate(settings, str(settings.runs / resume / "latest")).kind != "folder":
         raise ParameterError(
@@ -284,7 +284,7 @@ def _check_resume(settings: Settings, resume: str, *, is_awaited: bool) -> None:
 
 
 def _profile_flags(params: fields.Training) -> tuple[str, ...]:
-    """Return what the payload must know to record some ranks and steps."""
+    """Build the payload's flags for recording some ranks and steps."""
     if params.profile is None or (params.profile == "nsys" and params.profile_steps is None):
         return ()
     steps = params.profile_steps or DEFAULT_PROFILED_STEPS
@@ -314,7 +314,7 @@ def dry(
     resume: str = "auto",
     sweep: scripts.Sweep | None = None,
 ) -> Results:
-    """Return what would be submitted, and every check that it passed."""
+    """Show the script that would be submitted, and every check that it passed."""
     contents = checked.contents
     installed = (
         environments.named(settings, contents, params.environment)
@@ -323,7 +323,7 @@ def dry(
     )
     environment = installed or environments.NOT_INSTALLED
     workload = checked.workload
-    told = installed.archive if installed else "not installed yet: submit-ddp installs it"
+    described = installed.archive if installed else "not installed yet: submit-ddp installs it"
     texts = texts_of(settings, params, checked, environment, resume=resume, sweep=sweep)
     return {
         "script": texts["job.sbatch"],
@@ -333,7 +333,7 @@ def dry(
         "run": workload.run,
         "run-dir": str(settings.runs / workload.run),
         "resources": describe(checked.request),
-        "environment": f"the container {params.container_image}" if params.container_image else told,
+        "environment": f"the container {params.container_image}" if params.container_image else described,
         "dataset": f"{workload.dataset}{' (to be prepared)' if workload.prepare else ''}"
         if workload.dataset
         else "none",

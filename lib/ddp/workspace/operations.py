@@ -155,8 +155,8 @@ def sync_tokens(secrets: str, owner: str, token: str, active: list[str] | None) 
             continue  # not written by ddp
         run = path.name.removesuffix(HF_SUFFIX)
         is_ours = path.name.endswith(HF_SUFFIX) and not path.name.startswith(".")
-        is_gone = not is_ours or (active is not None and run not in active)
-        if not token or (is_gone and time.time() - about.st_mtime > 120):
+        is_unused = not is_ours or (active is not None and run not in active)
+        if not token or (is_unused and time.time() - about.st_mtime > 120):
             path.unlink()
             counts["removed"] += 1
         elif is_ours and tail(path, 65536) != [token]:

@@ -50,7 +50,7 @@ class Daemon(charm.Standin):
         return charm.Stop(ops.BlockedStatus(text[:200]))
 
     def check(self) -> ops.StatusBase:
-        """Return what keeps the daemon from running."""
+        """Return the reason why the daemon cannot run."""
         if not self.daemon.is_installed():
             return ops.BlockedStatus(f"{self.daemon.name} is not installed")
         lack = self.lacks_relations()
@@ -61,7 +61,7 @@ class Daemon(charm.Standin):
         return ops.ActiveStatus()
 
     def lacks_relations(self) -> str:
-        """Return what the status says where a relation is missing; empty where none is."""
+        """Return the status for a missing relation; empty where none is missing."""
         if self.model.relations["slurmctld"]:
             return ""
         return f"add a controller: juju integrate {self.app.name}:slurmctld slurmctld"

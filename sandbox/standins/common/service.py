@@ -1,7 +1,7 @@
 """One of Slurm's daemons under systemd: its package, its options in /etc/default, its keys in /etc/slurm.
 
 An error of systemctl is a `CommandError`, one of `scontrol` a `SlurmError`. Upstream's handlers catch only the second,
-so the first is a hook error wherever it does not come out of `Service.reconfigure`.
+so the first is a hook error, except out of `Service.reconfigure`.
 """
 
 import base64

@@ -49,7 +49,7 @@ def controller_ready(model: ops.Model, endpoint: str, *keys: str) -> bool:
 
 
 def read_controller(charm: ops.CharmBase, relation: ops.Relation) -> ControllerData:
-    """Return what slurmctld published, with the keys of the secret revisions that this unit tracks.
+    """Return the data that slurmctld published, with the keys of the secret revisions that this unit tracks.
 
     The secrets get their labels here, by which secret-changed recognises them.
     """

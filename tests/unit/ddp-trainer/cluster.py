@@ -58,7 +58,7 @@ class Job:
     array_id: int | None = None
 
     def asked(self) -> spec.JobSpec | spec.PrepareSpec:
-        """Return what the job is to do, from the file that its script names."""
+        """Read the job's specification from the file that its script names."""
         found = re.search(
             r"^exec /usr/bin/python3 -I -S -B (\S+/program) (job|prepare) (\S+)$", self.text, re.MULTILINE
         )
@@ -72,7 +72,7 @@ class Job:
         return job
 
     def commands(self) -> list[str]:
-        """Return what is run, as a person would type it."""
+        """List the commands of the job as a user would type them."""
         job = self.asked()
         if isinstance(job, spec.PrepareSpec):
             return [" ".join(command) for command in job.commands]
@@ -171,9 +171,9 @@ class Cluster:
             is_denied = self.denial and changes(call) and call[0] != "sbatch"
             answer = Completed(1, "", self.denial) if is_denied else getattr(self, f"_{call[0]}")(call[1:], stdin)
         if check and answer.returncode:
-            said = (answer.stderr or answer.stdout).splitlines()[-1]
+            last_line = (answer.stderr or answer.stdout).splitlines()[-1]
             raise CommandError(
-                f"{call[0]} exited {answer.returncode}: {said}",
+                f"{call[0]} exited {answer.returncode}: {last_line}",
                 returncode=answer.returncode,
                 stdout=answer.stdout,
                 stderr=answer.stderr,
@@ -284,7 +284,7 @@ class Cluster:
         return number in (str(job.array_id), str(job.job_id)) if job.array_id else number == str(job.job_id)
 
     def examination(self, arguments: tuple[str, ...]) -> Completed:
-        """Return what the doctor's step prints; its tests replace it."""
+        """Answer the doctor's step; its tests replace this."""
         assert arguments
         return Completed(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy")
 

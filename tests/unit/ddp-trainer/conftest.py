@@ -10,12 +10,16 @@ import typing
 
 import pytest
 from cluster import Cluster
+from harness import Trainer, add_dataset
+from node_reports import NAMES, healthy
 from pip_double import ZSTD, Pip
 
 import host as host_module
 import program
+from batch_host import Node
 from ddp import config, service
 from ddp.base import Log, Settings
+from ddp.doctor import node_facts
 from ddp.environment import environments
 from ddp.runs import control
 from ddp.slurm import access, jobs
@@ -84,8 +88,8 @@ def nearby(monkeypatch: pytest.MonkeyPatch, charm_dir: pathlib.Path) -> None:
 
     def ask(user: str, request: Json, log: Log, *, timeout_s: float | None = None) -> program.Answer:
         assert user == USER
-        said = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
-        return program.Answer(said["results"], said.get("error", ""))
+        reply = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), log)))
+        return program.Answer(reply["results"], reply.get("error", ""))
 
     monkeypatch.setattr(program, "ask", ask)
     monkeypatch.setattr(program, "install", lambda _: False)
@@ -138,3 +142,54 @@ def host(monkeypatch: pytest.MonkeyPatch, workspace: pathlib.Path, nearby: None)
     monkeypatch.setattr(host_module.mounts, "find", find)
     monkeypatch.setattr(host_module.mounts, "probe", lambda *_, **__: about["probe"])
     return about
+
+
+@pytest.fixture
+def trainer(
+    workspace: pathlib.Path,
+    charm_dir: pathlib.Path,
+    cluster: Cluster,
+    pip: Pip,
+    host: dict[str, object],
+) -> Trainer:
+    (charm_dir / "wheelhouse").touch()  # as a placeholder is
+    return Trainer(workspace, charm_dir, {"workspace": str(workspace), "submit-user": USER})
+
+
+@pytest.fixture
+def ready(trainer: Trainer) -> Trainer:
+    """A trainer with its environment and the default dataset."""
+    trainer.run("install-environment")
+    add_dataset(trainer, "python-stdlib")
+    return trainer
+
+
+@pytest.fixture
+def model(trainer: Trainer) -> pathlib.Path:
+    """A model's folder and JSON lines in the workspace, and the option set."""
+    trainer.config["transformers"] = True
+    folder = trainer.workspace / "models" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (trainer.workspace / "chat.jsonl").write_text('{"text": "hello"}\n')
+    (trainer.workspace / "chat").mkdir()
+    (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
+    (trainer.workspace / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture
+def facts(settings: Settings) -> node_facts.Facts:
+    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
+    return node_facts.Facts(
+        partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
+        reports={name: healthy(name) for name in NAMES}, trouble="",
+        config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
+        manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
+        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path, settings: Settings) -> Node:
+    return Node(tmp_path, settings.runs / "first")

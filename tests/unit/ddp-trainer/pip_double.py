@@ -61,8 +61,8 @@ class Pip:
                 raise CommandError("python exited 1", returncode=1, stderr=self.failure)
             elsewhere = self.pytorch_answers and any(word.startswith("--index-url=") for word in call)
             if not self.cpu_wheel and not elsewhere and call[-1].endswith("+cpu"):
-                said = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
-                raise CommandError("python exited 1", returncode=1, stderr=said)
+                output = f"ERROR: Could not find a version that satisfies the requirement {call[-1]}\nERROR: No matching distribution found"
+                raise CommandError("python exited 1", returncode=1, stderr=output)
             return Completed(0, "", "")
         if call[1] == "-I" and call[3:5] == ("ddptrain", "torch.distributed.run"):
             assert pathlib.Path(call[2]).is_file()

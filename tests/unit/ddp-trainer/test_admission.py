@@ -4,18 +4,16 @@ import dataclasses
 import typing
 
 import pytest
-import test_charm
 from cluster import Cluster, Job
 from conftest import Pip
-from test_charm import Trainer
-from test_doctor import answering, facts, healthy  # noqa: F401 # pyright: ignore[reportUnusedImport] - a fixture
-from test_plan import node, partition, refusal, training
+from harness import Trainer
+from node_reports import answering, healthy
+from resource_requests import node, partition, refusal, training
 
 from ddp.base import Settings
 from ddp.doctor import examine, node_facts
 from ddp.slurm import access
 
-ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
 RESERVATION = (
     "ReservationName={name} StartTime=2026-11-23T08:00:00 EndTime=2026-11-24T08:00:00 Duration=1-00:00:00 Nodes={nodes} "
     "NodeCnt=1 CoreCnt=2 Features=(null) PartitionName={partition} Flags={flags} TRES=cpu=2 Users={users} Groups=(null) "
@@ -68,7 +66,7 @@ def test_what_is_not_there_is_refused_and_what_there_is_is_listed(
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "doctor"])
-def test_what_somebody_else_may_use_is_refused_where_slurm_enforces_it(ready: Trainer, cluster: Cluster, action: str):
+def test_what_another_user_may_use_is_refused_where_slurm_enforces_it(ready: Trainer, cluster: Cluster, action: str):
     cluster.enforces, user = "associations,limits,qos", cluster.user
     add = f"an administrator adds one with: sacctmgr add user {user} account=root"
     line = f"account: {user} may not charge root in slurmd, but: physics; {add}"
@@ -146,8 +144,8 @@ def test_a_partitions_own_rules_count_with_and_without_slurmdbd(
     ],
 )
 def test_a_reservation_of_others_is_refused(ready: Trainer, cluster: Cluster, about: dict[str, str], line: str):
-    told = {name: value.replace("{user}", cluster.user) for name, value in about.items()}
-    cluster.reservations = reservation(**told)
+    values = {name: value.replace("{user}", cluster.user) for name, value in about.items()}
+    cluster.reservations = reservation(**values)
     assert ready.fails("submit-ddp", reservation="spring") == line.replace("{user}", cluster.user)
 
 
@@ -212,18 +210,18 @@ def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, clus
     assert pip.calls
 
 
-def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):  # noqa: F811
-    def told(known: access.Accounting | None) -> list[node_facts.Finding]:
+def test_the_doctor_tells_of_a_user_without_an_account(settings: Settings, facts: node_facts.Facts):
+    def findings_of(known: access.Accounting | None) -> list[node_facts.Finding]:
         found = examine.judge(settings, dataclasses.replace(facts, accounting=known))
         return [finding for finding in found if finding.where == "slurm"]
 
     mine = (access.Association("physics", "", frozenset({"normal"})),)
     enforced = frozenset({"associations"})
-    assert told(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
-    (finding,) = told(access.Accounting(("physics",), ("normal",), (), enforced))
+    assert findings_of(access.Accounting(("physics",), ("normal",), mine, enforced)) == []
+    (finding,) = findings_of(access.Accounting(("physics",), ("normal",), (), enforced))
     assert finding.level == "error"
     assert finding.remedy == f"sacctmgr add user {settings.user} account=physics"
-    (finding,) = told(None)
+    (finding,) = findings_of(None)
     assert (finding.level, "slurmdbd does not respond" in finding.text) == ("warning", True)
 
 
@@ -276,13 +274,13 @@ def test_a_job_can_wait_for_others(ready: Trainer, cluster: Cluster, text: str):
     [
         (
             "afterok:40:99",
-            "dependency: Slurm knows no job 99; see: juju run trainer/0 list-jobs; for one that ended long ago leave "
-            "dependency away",
+            "dependency: Slurm knows no job 99; see: juju run trainer/0 list-jobs; for one that ended long ago omit "
+            "dependency",
         ),
-        ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; leave it away"),
+        ("afterok:41", "dependency: job 41 is FAILED, so afterok:41 can never come true; omit it"),
         (
             "after:40?afternotok:42",
-            "dependency: job 42 is COMPLETED, so afternotok:42 can never come true; leave it away",
+            "dependency: job 42 is COMPLETED, so afternotok:42 can never come true; omit it",
         ),
     ],
 )
@@ -316,19 +314,19 @@ def test_what_is_no_dependency_is_refused(ready: Trainer, text: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"mail_type": "END,FAIL", "mail_user": "me@example.com"}, "END,FAIL to me@example.com"),
         ({"mail_type": "ALL"}, "ALL to {user}"),
     ],
 )
-def test_slurm_writes_a_mail(ready: Trainer, cluster: Cluster, given: dict[str, str], told: str):
+def test_slurm_writes_a_mail(ready: Trainer, cluster: Cluster, given: dict[str, str], expected: str):
     cluster.config += "MailProg                = /usr/bin/mail\n"
     for action, more in (("submit-ddp", {}), ("submit-sweep", {"grid": "lr=1"})):
         results = ready.run(action, dry_run=True, **given, **more)
         for name, value in given.items():
             assert f"#SBATCH --{name.replace('_', '-')}={value}\n" in results["script"]
-        line = f"mail: {told.replace('{user}', cluster.user)}; slurmctld sends it with /usr/bin/mail"
+        line = f"mail: {expected.replace('{user}', cluster.user)}; slurmctld sends it with /usr/bin/mail"
         assert line in results["checks"].splitlines()
     assert "--mail" not in ready.run("submit-ddp", dry_run=True)["script"]
 

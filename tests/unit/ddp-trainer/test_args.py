@@ -29,7 +29,7 @@ def refused(settings: Settings, args: str, *choices: collections.abc.Mapping[str
         ("--steps 3 --epochs 2", "--steps and --epochs exclude each other; give one"),
         ("--profile-steps 9", "--profile-steps 9: first and last step, such as 10-12"),
         ("--config /mnt/none.toml", "--config /mnt/none.toml: No such file or directory"),
-        ("--help", "--help only tells, and nothing would be trained; leave it away"),
+        ("--help", "--help only tells, and nothing would be trained; omit it"),
         ("--run-dir=/x", "--run-dir is given by the parameter run; write run=..."),
     ],
 )
@@ -46,12 +46,12 @@ def test_the_smoke_test_has_options_of_its_own(settings: Settings):
 
 def test_each_run_of_a_sweep_is_looked_at(settings: Settings):
     good, bad = {"lr": 0.1, "compile": False}, {"lr": -1}
-    told = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
-    assert told == ["args: the payload takes them, with the options of each of 2 runs"]
+    problems = precheck.check(settings, "gpt", "night", "--steps 3".split(), (good, good))
+    assert problems == ["args: the payload takes them, with the options of each of 2 runs"]
     assert refused(settings, "", good, bad) == "options of run 1: --lr -1.0: must be above 0.0"
     assert refused(settings, "--bogus", good).startswith("args: unrecognized"), "not the fault of the run's options"
-    told = precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"local-files-only": True},))
-    assert told, "an option may stand in either"
+    problems = precheck.check(settings, "gpt", "night", "--epochs 3".split(), ({"local-files-only": True},))
+    assert problems, "an option may stand in either"
 
 
 def test_nothing_is_asked_where_nothing_is_given(settings: Settings, monkeypatch: pytest.MonkeyPatch):
@@ -67,7 +67,7 @@ def test_a_settings_file_is_read_where_the_ranks_would(settings: Settings):
     assert "No such file" in refused(settings, "--config other.toml")
 
 
-def test_a_file_that_hangs_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_hangs_is_reported(settings: Settings, monkeypatch: pytest.MonkeyPatch):
     def hang(*_: object, **__: object) -> None:
         raise CommandTimeout("python3: no answer within 30 s")
 
@@ -76,7 +76,7 @@ def test_a_file_that_hangs_is_told(settings: Settings, monkeypatch: pytest.Monke
         precheck.check(settings, "gpt", "night", "--config /mnt/shared/x.toml".split(), ())
 
 
-def test_a_payload_that_cannot_look_is_told(settings: Settings):
+def test_a_payload_that_cannot_look_is_reported(settings: Settings):
     (settings.payload / "ddptrain" / "precheck.py").write_text("raise SystemExit('broken')\n")
     with pytest.raises(TrainerError, match=r"^args: the payload could not look at them: python3 exited 1: broken$"):
         precheck.check(settings, "gpt", "night", "--steps 3".split(), ())

@@ -9,11 +9,11 @@ import threading
 import typing
 
 import pytest
-import yaml
 from cluster import Cluster, Job
-from conftest import USER, Pip
+from conftest import USER
+from harness import ACCOUNT, META, Trainer, add_dataset, write_result
+from hostile_values import NASTY, ROAMING, TEXTS
 from ops import testing
-from test_params import NASTY, ROAMING, TEXTS
 
 import charm
 import host as host_module
@@ -27,105 +27,10 @@ from slurm_ddp import mounts
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
-SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
-META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
 EVENTS = ["install", "start", "config_changed", "upgrade_charm", "update_status", "relation_joined", "relation_changed"]
 
 
-@dataclasses.dataclass
-class Trainer:
-    """The charm on a host."""
-
-    workspace: pathlib.Path
-    root: pathlib.Path
-    config: dict[str, typing.Any]
-    context: testing.Context[charm.DdpTrainerCharm] = dataclasses.field(init=False)
-
-    def state(self) -> testing.State:
-        relation = testing.SubordinateRelation("juju-info", remote_app_name="sackd")
-        wheelhouse = testing.Resource(name="wheelhouse", path=self.root / "wheelhouse")
-        return testing.State(config=self.config, relations=[relation], resources=[wheelhouse])
-
-    def event(self, name: str) -> testing.State:
-        self.context = self._context()
-        state = self.state()
-        relation = next(iter(state.relations))
-        event = getattr(self.context.on, name)
-        return self.context.run(event(relation) if name.startswith("relation") else event(), state)
-
-    def run(self, action: str, **params: typing.Any) -> dict[str, str]:
-        """Return an action's results; a failed one raises testing.ActionFailed."""
-        self.context = self._context()
-        given = {name.replace("_", "-"): value for name, value in params.items()}
-        self.context.run(self.context.on.action(action, params=given), self.state())
-        return typing.cast(dict[str, str], self.context.action_results or {})
-
-    def fails(self, action: str, **params: typing.Any) -> str:
-        """Return the one line with which an action fails."""
-        with pytest.raises(testing.ActionFailed) as caught:
-            self.run(action, **params)
-        assert caught.value.message.isprintable()
-        return caught.value.message
-
-    @property
-    def results(self) -> dict[str, str]:
-        return typing.cast(dict[str, str], self.context.action_results or {})
-
-    @property
-    def log(self) -> list[str]:
-        return list(self.context.action_logs)
-
-    def _context(self) -> testing.Context[charm.DdpTrainerCharm]:
-        return testing.Context(charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0)
-
-    def files(self) -> dict[str, int]:
-        """Return what is in the workspace, with the time of each change."""
-        return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
-
-
-@pytest.fixture
-def trainer(
-    workspace: pathlib.Path,
-    charm_dir: pathlib.Path,
-    cluster: Cluster,
-    pip: Pip,
-    host: dict[str, object],
-) -> Trainer:
-    (charm_dir / "wheelhouse").touch()  # as a placeholder is
-    return Trainer(workspace, charm_dir, {"workspace": str(workspace), "submit-user": USER})
-
-
-@pytest.fixture
-def ready(trainer: Trainer) -> Trainer:
-    """A trainer with its environment and the default dataset."""
-    trainer.run("install-environment")
-    add_dataset(trainer, "python-stdlib")
-    return trainer
-
-
-def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
-    folder = trainer.workspace / "datasets" / name
-    folder.mkdir(parents=True)
-    (folder / "dataset.json").write_text("{}")
-    return folder
-
-
-ACCOUNT = host_module.account  # the fixture `host` lets the tests run as root
 CURVE = drawing.draw([(16, 0.5)])  # of what write_result leaves
-
-
-def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
-    """Leave in a run's folder what a job of the payload leaves."""
-    folder = job.script.parent
-    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(json.dumps({"outcome": outcome, "step": 16}))
-    (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
-    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
-    record = {
-        "workload": "smoke", "state": outcome, "nodes": 2, "world_size": 2, "steps": 16, "first_loss": 1.391486, "last_loss": 0.586587,
-        "best_loss": 0.5, "tokens_per_second": None, "samples_per_second": 56118.5, "checkpoint": None,
-        "loss_png": str(folder / "loss.png"), "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}], **summary,
-    }  # fmt: skip
-    (folder / "summary.json").write_text(json.dumps(record))
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
@@ -169,22 +74,22 @@ def test_a_second_time_nothing_changes(trainer: Trainer, event: str):
     assert trainer.files() == before
 
 
-def test_an_installed_environment_is_told(ready: Trainer):
+def test_an_installed_environment_is_reported(ready: Trainer):
     out = ready.event("update_status")
     assert out.unit_status == testing.ActiveStatus("ready; environment installed: torch 2.13.0+cpu")
 
 
-def test_an_environment_that_jobs_would_not_use_is_told(ready: Trainer):
+def test_an_environment_that_jobs_would_not_use_is_reported(ready: Trainer):
     """As after a refresh, or with another build of torch asked for: the next job would wait for a new one."""
     how = "juju run trainer/0 install-environment, or submit-ddp does it"
-    told = testing.ActiveStatus(f"no environment of this release: {how}")
+    expected = testing.ActiveStatus(f"no environment of this release: {how}")
     ready.config["torch-build"] = "cuda"
-    assert ready.event("config_changed").unit_status == told
+    assert ready.event("config_changed").unit_status == expected
     ready.config["torch-build"] = "cpu"
     assert ready.event("config_changed").unit_status.message.startswith("ready; ")
     package = ready.root / "payload" / "ddptrain" / "__init__.py"
     package.write_text("__version__ = '1'\n")
-    assert ready.event("upgrade_charm").unit_status == told
+    assert ready.event("upgrade_charm").unit_status == expected
     ready.run("install-environment")
     assert ready.event("update_status").unit_status.message.startswith("ready; ")
     shutil.rmtree(package.parent)
@@ -253,17 +158,17 @@ def test_a_filesystem_that_does_not_answer_is_waited_for(trainer: Trainer, host:
 def test_nothing_is_submitted_where_others_could_replace_what_runs(ready: Trainer, cluster: Cluster):
     ready.event("install")
     ready.workspace.chmod(0o777)
-    said = (
+    problem = (
         f"{ready.workspace} has mode 0777 without the sticky bit, so any account can replace what is in it: "
         f"chmod +t {ready.workspace}"
     )
     before, asked = ready.files(), len(cluster.changes)
-    assert ready.event("update_status").unit_status == testing.BlockedStatus(said)
+    assert ready.event("update_status").unit_status == testing.BlockedStatus(problem)
     for action, params in (
         ("submit-ddp", {}), ("submit-ddp", {"dry_run": True}), ("prepare-dataset", {"name": "x"}),
         ("install-environment", {"force": True}), ("benchmark-collectives", {}),
     ):  # fmt: skip
-        assert ready.fails(action, **params) == said
+        assert ready.fails(action, **params) == problem
     assert (ready.files(), len(cluster.changes)) == (before, asked)
     assert ready.run("list-runs")  # what only looks goes on
     ready.workspace.chmod(0o1777)
@@ -328,7 +233,7 @@ def test_an_account_that_cannot_run_jobs_blocks(
     assert trainer.event("config_changed").unit_status == testing.BlockedStatus(line)
 
 
-def test_a_folder_of_somebody_else_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_of_another_account_blocks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch):
     def denied(*_: object) -> None:
         raise PermissionError(1, "/mnt/shared/runs belongs to uid 33")
 
@@ -411,9 +316,9 @@ def test_nodes_are_listed_while_the_mount_is_looked_at(
     monkeypatch.setattr(readiness.mounts, "probe", probe)
     wanted = {"name": "web", "source": "python-stdlib", "job-id": 5, "runs": "a,b", "run": "a", "grid": "seed=1,2"}
     known = META["actions"][action].get("params", {})
-    told = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
+    message = trainer.fails(action, **{name: value for name, value in wanted.items() if name in known})
     words = "" if action in ASKS_NODES else "not "
-    assert told == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
+    assert message == f"the nodes are {words}being listed; is the filesystem's server up? see: juju status"
 
 
 def test_a_submission_asks_slurm_no_more_than_it_must(ready: Trainer, cluster: Cluster):
@@ -636,7 +541,7 @@ def test_ranks_that_never_came_are_named_in_the_answer(ready: Trainer, cluster: 
         (folder / "control" / "40.hosts").write_text("slurmd-0 slurmd-1\n")
         log = folder / "logs" / "40.r0" / "node-0" / "40.r0_x" / "attempt_0" / "0" / "stderr.log"
         log.parent.mkdir(parents=True)
-        log.write_text("ERROR:ddptrain:[FATAL] 1 of 2 ranks did not come within 120 s: 1; look at their logs\n")
+        log.write_text("ERROR:ddptrain:[FATAL] 1 of 2 ranks never joined within 120 s: 1; look at their logs\n")
 
     cluster.submitted, cluster.states = wait_in_vain, [("RUNNING", 0), ("FAILED", 2 << 8)]
     line = ready.fails("submit-ddp", workload="smoke", wait=True)
@@ -705,7 +610,7 @@ def refusals(trainer: Trainer) -> list[tuple[dict[str, typing.Any], str]]:
         ({"run": "old"}, f"run: {place}/runs/old holds no job.json, so it is no run; choose another name"),
         (
             {"resume": "old"},
-            "resume: old is of the kind unknown; only a run of the workload gpt can be begun from",
+            "resume: old is of the kind unknown; only a run of the workload gpt can be resumed from",
         ),
         ({"profile_ranks": "1"}, "profile-ranks: is for profile=nsys or profile=torch"),
         ({"profile_steps": "1-2"}, "profile-steps: is for profile=nsys or profile=torch"),
@@ -741,7 +646,9 @@ def test_what_cannot_be_is_refused_by_name_and_leaves_no_trace(ready: Trainer, c
     assert ready.files() == before
 
 
-def test_what_the_submit_user_cannot_read_is_told(ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+def test_what_the_submit_user_cannot_read_is_reported(
+    ready: Trainer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
     path = f"{ready.workspace}/train.py"
     sealed = folders.Place("file", path, is_inside=True, is_readable=False)
     monkeypatch.setattr(folders, "locate", lambda *_: sealed)
@@ -763,7 +670,7 @@ def test_an_unknown_parameter_is_refused_by_the_charm_too(
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("stderr", "line"),
     [
         (
             "allocation failure: Invalid account or account/partition combination specified",
@@ -779,10 +686,10 @@ def test_an_unknown_parameter_is_refused_by_the_charm_too(
         ("allocation failure: Requested node configuration is not available", "Slurm refuses the job: "),
     ],
 )
-def test_what_slurm_refuses_is_told_in_its_words(ready: Trainer, cluster: Cluster, said: str, line: str):
-    cluster.refusal = f"sbatch: error: Batch job submission failed\n{said}"
+def test_what_slurm_refuses_is_quoted(ready: Trainer, cluster: Cluster, stderr: str, line: str):
+    cluster.refusal = f"sbatch: error: Batch job submission failed\n{stderr}"
     before = ready.files()
-    words = f"Batch job submission failed; {said}"
+    words = f"Batch job submission failed; {stderr}"
     assert ready.fails("submit-ddp", workload="smoke") == f"{line}{words}"
     assert ready.files() == before
 
@@ -948,14 +855,14 @@ def test_a_jobs_name_is_shown_harmlessly(ready: Trainer, cluster: Cluster):
 def test_a_job_is_shown_from_its_submission_to_its_result(ready: Trainer, cluster: Cluster):
     folder = ready.workspace / "runs" / "a"
     paths = {"run-dir": str(folder), "log": str(folder / "logs" / "40.out"), "script": str(folder / "job.sbatch")}
-    told = {"job-id": "40", "run": "a", **paths}
+    expected = {"job-id": "40", "run": "a", **paths}
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", workload="smoke", run="a")
-    assert ready.run("show-job") == {**told, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
+    assert ready.run("show-job") == {**expected, "state": "PENDING", "elapsed": "0:07", "reason": "Resources"}
     cluster.jobs[0].states = [("RUNNING", 0)]
     (folder / "metrics.jsonl").write_text('{"step": 7, "loss": 1.23456789}\n')
     running = {"state": "RUNNING", "elapsed": "0:07", "nodes": "slurmd-[0-1]", "step": "7", "loss": "1.23457"}
-    assert ready.run("show-job", job_id=40) == {**told, **running}
+    assert ready.run("show-job", job_id=40) == {**expected, **running}
     cluster.jobs[0].states = [("COMPLETED", 0)]
     write_result(cluster.jobs[0])
     shown = ready.run("show-job", run="a")
@@ -1102,7 +1009,7 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("reason", ["JobHeldAdmin", "slurm_cred_create failure, holding job."])
-def test_a_job_that_slurmctld_could_not_start_is_told_with_the_account_that_it_lacks(
+def test_a_job_that_slurmctld_could_not_start_is_reported_with_the_account_that_it_lacks(
     ready: Trainer, cluster: Cluster, reason: str
 ):
     """Slurm takes the job, and holds it when it is to start (24.11.5); its owner cannot release it."""
@@ -1167,7 +1074,7 @@ def test_a_job_is_let_go_only_when_its_end_is_over_on_the_nodes(
     paused: list[tuple[float, int]] = []
     monkeypatch.setattr(control, "pause", lambda seconds: paused.append((seconds, len(cluster.changes))))
     ready.run("resume-now")
-    assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm is told"
+    assert paused == [(2.0, len(cluster.changes) - 1)], "before Slurm gets the change"
     cluster.jobs[0].restarts = 0
     ready.run("resume-now")
     assert len(paused) == 1, "a job that never ran has no end"
@@ -1187,7 +1094,7 @@ def test_a_job_that_does_not_wait_cannot_be_let_go(ready: Trainer, cluster: Clus
     assert [call[0] for call in cluster.changes] == ["sbatch"]
 
 
-def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cluster):
+def test_what_slurm_denies_is_reported_with_what_to_type(ready: Trainer, cluster: Cluster):
     cluster.states = [("PENDING", 0)]
     ready.run("submit-ddp", run="first")
     cluster.denial = "slurm_update error: Access/permission denied"
@@ -1202,7 +1109,7 @@ def test_what_slurm_denies_is_told_with_what_to_type(ready: Trainer, cluster: Cl
     )
 
 
-def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
+def test_another_users_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", workload="smoke", run="a")
     cluster.jobs[0].user = "eve"
     line = f"job-id: Slurm knows no job 40 of {USER}; see: juju run trainer/0 list-jobs"
@@ -1212,7 +1119,7 @@ def test_somebody_elses_job_is_not_cancelled(ready: Trainer, cluster: Cluster):
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "prepare-dataset", "list-jobs", "install-environment"])
-def test_slurm_that_does_not_answer_is_told(ready: Trainer, cluster: Cluster, action: str):
+def test_slurm_that_does_not_answer_is_reported(ready: Trainer, cluster: Cluster, action: str):
     cluster.hung = True
     line = "is slurmctld up (juju status)? else: juju integrate sackd slurmctld"
     assert ready.fails(action) == f"Slurm: scontrol: no answer within 10 s; {line}"

@@ -9,8 +9,8 @@ import time
 import pytest
 from cluster import Cluster
 from conftest import Pip
+from harness import META, Trainer
 from ops import testing
-from test_charm import META, Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
 from ddp.runs import control
 from ddp.workspace.locks import Claims
@@ -29,7 +29,7 @@ def test_no_action_keeps_the_machine_for_itself():
 
 
 def test_two_of_one_second_have_names_of_their_own(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     other: Claims,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -50,7 +50,7 @@ def test_two_of_one_second_have_names_of_their_own(
     ],
 )
 def test_a_run_that_another_action_is_about_to_submit_is_refused(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     other: Claims,
     case: tuple[str, str, dict[str, str]],
@@ -66,7 +66,7 @@ def test_a_run_that_another_action_is_about_to_submit_is_refused(
 
 
 def test_a_run_is_free_while_its_submitter_waits(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     other: Claims,
     monkeypatch: pytest.MonkeyPatch,
@@ -84,13 +84,13 @@ def test_a_run_is_free_while_its_submitter_waits(
     assert all(free)
 
 
-def test_a_failed_action_holds_nothing(ready: Trainer, cluster: Cluster, other: Claims):  # noqa: F811
+def test_a_failed_action_holds_nothing(ready: Trainer, cluster: Cluster, other: Claims):
     cluster.refusal = "sbatch: error: invalid partition specified: x"
     ready.fails("submit-ddp", run="first")
     assert other.take("first")
 
 
-def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):
     """A second submission waits for the first one's preparation, and does not fail on it."""
     trainer.run("install-environment")
     cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
@@ -101,7 +101,7 @@ def test_the_default_dataset_is_made_once(trainer: Trainer, cluster: Cluster):  
 
 
 def test_the_second_of_two_that_install_uses_what_the_first_made(
-    trainer: Trainer,  # noqa: F811
+    trainer: Trainer,
     pip: Pip,
     other: Claims,
 ):
@@ -127,7 +127,7 @@ def test_the_second_of_two_that_install_uses_what_the_first_made(
     ],
 )
 def test_an_action_that_waits_says_at_once_how_to_end_the_waiting(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     action: str,
     params: dict[str, object],
@@ -144,7 +144,7 @@ def test_an_action_that_waits_says_at_once_how_to_end_the_waiting(
     assert ready.log.index(line) < ready.log.index(progress[0])
 
 
-def test_an_action_that_does_not_wait_says_nothing_of_it(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_an_action_that_does_not_wait_says_nothing_of_it(ready: Trainer, cluster: Cluster):
     ready.run("submit-ddp", workload="smoke", run="before")
     cluster.jobs[0].states = [("COMPLETED", 0)]
     assert "there is no output" in ready.fails("job-log", follow=True, run="before")

@@ -5,52 +5,18 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+from collective_results import TABLE, leave, measured
+from harness import Trainer
 
 from ddp.measure import forecast
 
-Json = dict[str, typing.Any]
-TABLE = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 2 iters: 10 agg iters: 1 validation: 1 graph: 0
-#
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
-        1024           256     float     sum      -1     10.0    0.10    0.10       0     10.0    0.10    0.10       0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 1.5
-#
-# Collective test concluded: all_reduce_perf"""
 
-
-def measured(busbw: float = 1.5, **more: object) -> Json:
-    """Return what the payload writes as collectives.json."""
-    rows = [
-        {"size": size, "count": size // 4, "out_of_place": None,
-         "in_place": {"time": size / busbw / 1e3, "alg_bw": busbw, "bus_bw": busbw, "nwrong": 0}}
-        for size in (1 << 20, 64 << 20)
-    ]  # fmt: skip
-    one = {"collective": "all_reduce", "results": rows, "average_bus_bandwidth": {"bandwidth": busbw}}
-    return {
-        "world_size": 2, "nodes": 2, "ranks": [{"rank": n, "host": f"slurmd-{n}", "device": "cpu"} for n in (0, 1)],
-        "torch": "2.13.0+cpu", "backend": "gloo", "iface": "eth0", "created": "2026-11-20T18:00:00Z", "collectives": [one], **more,
-    }  # fmt: skip
-
-
-def leave(job: Job, what: Json) -> None:
-    """Leave what a measurement leaves in its run's folder."""
-    write_result(job)
-    folder = job.script.parent
-    (folder / "collectives.json").write_text(json.dumps(what))
-    (folder / "summary.json").unlink()
-    logs = folder / "logs" / f"{job.job_id}.r0" / "node-0" / "x" / "attempt_0" / "0"
-    logs.mkdir(parents=True)
-    (logs / "stdout.log").write_text(f"[DDP] world_size=2\n{TABLE}\n[RESULT] collective=all_reduce\n[DONE] ok\n")
-
-
-def measure(ready: Trainer, cluster: Cluster, busbw: float = 1.5, **params: object) -> dict[str, str]:  # noqa: F811
+def measure(ready: Trainer, cluster: Cluster, busbw: float = 1.5, **params: object) -> dict[str, str]:
     cluster.submitted = lambda job: leave(job, measured(busbw))
     return ready.run("benchmark-collectives", **params)
 
 
-def test_the_table_is_shown_and_kept_as_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_the_table_is_shown_and_kept_as_the_baseline(ready: Trainer, cluster: Cluster):
     results = measure(ready, cluster, min_bytes="1K", max_bytes="64M", step_factor=4)
     assert results["table"] == TABLE
     assert results["average-busbw"] == "1.5"
@@ -63,7 +29,7 @@ def test_the_table_is_shown_and_kept_as_the_baseline(ready: Trainer, cluster: Cl
     assert results["plot"].endswith("/collectives.png")
 
 
-def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "baselines" / "collectives.json"
 
     def stored() -> list[float]:
@@ -82,14 +48,14 @@ def test_a_slower_measurement_does_not_replace_the_baseline(ready: Trainer, clus
     assert stored() == [0.5]
 
 
-def test_a_damaged_baseline_counts_as_none(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_damaged_baseline_counts_as_none(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "baselines" / "collectives.json"
     for text in ("", "[]", '{"entries": 1}', '{"entries": [1, {"collective": "all_reduce"}, {"points": []}]}'):
         path.write_text(text)
         assert measure(ready, cluster)["comparison"].endswith("the first of its kind; stored")
 
 
-def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: Cluster):
     def fail(job: Job) -> None:
         leave(job, measured())
         (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
@@ -114,7 +80,7 @@ def test_wrong_values_fail_with_the_first_ranks_words(ready: Trainer, cluster: C
         ({"iters": 0}, "iters: 0 is not allowed; a whole number from 1 to 100000"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
+def test_what_cannot_be_measured_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):
     assert ready.fails("benchmark-collectives", **params).startswith(line)
 
 
@@ -146,7 +112,7 @@ def test_communication_hides_behind_the_backward_pass_but_for_the_last_bucket():
     assert bare.efficiency == bare.worst_efficiency
 
 
-def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):  # noqa: F811
+def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):
     # 124 M with 50304 padded words, 1024 positions: as the payload's model counts them itself
     results = ready.run("plan", model="gpt2", seq_len=1024, nodes=1, dataset=add_vocabulary(ready, 50257))
     assert results["parameters"] == f"{50304 * 768 + 1024 * 768 + 12 * (12 * 768 * 768 + 2 * 768) + 768:,}"
@@ -154,14 +120,14 @@ def test_the_parameters_are_those_of_the_payloads_models(ready: Trainer):  # noq
     assert "estimated within a factor of three: 2 cores" in results["compute"]
 
 
-def add_vocabulary(ready: Trainer, vocab: int) -> str:  # noqa: F811
+def add_vocabulary(ready: Trainer, vocab: int) -> str:
     folder = ready.workspace / "datasets" / f"v{vocab}"
     folder.mkdir()
     (folder / "dataset.json").write_text(json.dumps({"tokenizer": {"vocab": vocab}}))
     return folder.name
 
 
-def test_without_a_baseline_it_says_what_to_type(ready: Trainer):  # noqa: F811
+def test_without_a_baseline_it_says_what_to_type(ready: Trainer):
     assert ready.fails("plan") == (
         "there is no baseline for all_reduce over several nodes on CPUs, so what communication costs is not known; "
         "measure it: juju run trainer/0 benchmark-collectives nodes=2"
@@ -169,7 +135,7 @@ def test_without_a_baseline_it_says_what_to_type(ready: Trainer):  # noqa: F811
     assert "compute" in ready.results
 
 
-def test_a_step_is_predicted_from_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_step_is_predicted_from_the_baseline(ready: Trainer, cluster: Cluster):
     measure(ready, cluster, 2.0)
     results = ready.run("plan", parameters=1_000_000_000, tokens_per_second=2048, batch=16, seq_len=128)
     assert results["gradient-bytes"] == "4,000,000,000"
@@ -182,7 +148,7 @@ def test_a_step_is_predicted_from_the_baseline(ready: Trainer, cluster: Cluster)
     assert better["efficiency"] == "90%"
 
 
-def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, cluster: Cluster):
     measure(ready, cluster)
     folder = ready.workspace / "runs" / "before"
     folder.mkdir()
@@ -194,7 +160,7 @@ def test_computation_is_taken_from_a_run_of_the_same_model(ready: Trainer, clust
     assert results["compute"] == "500.0 ms a step (measured by the run before, one rank)"
 
 
-def test_a_run_of_several_ranks_is_not_charged_twice_for_its_communication(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_run_of_several_ranks_is_not_charged_twice_for_its_communication(ready: Trainer, cluster: Cluster):
     measure(ready, cluster)
     folder = ready.workspace / "runs" / "before"
     folder.mkdir()
@@ -209,13 +175,13 @@ def test_a_run_of_several_ranks_is_not_charged_twice_for_its_communication(ready
     (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": 8192.0}))
     assert float(ready.run("plan")["tokens-per-second"]) == pytest.approx(2 * 16 * 128 / step_s, rel=0.01)
     (folder / "summary.json").write_text(json.dumps(summary | {"tokens_per_second": 8192.0, "nodes": 1}))
-    told = ready.run("plan")["compute"]
-    assert told == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)", (
+    compute = ready.run("plan")["compute"]
+    assert compute == "500.0 ms a step (measured by the run before, 2 ranks, so with their communication)", (
         "no baseline for it"
     )
 
 
-def measure_on_gpus(ready: Trainer, cluster: Cluster) -> None:  # noqa: F811
+def measure_on_gpus(ready: Trainer, cluster: Cluster) -> None:
     """Leave a baseline of two nodes with a GPU each, at 2 GB/s."""
     measure(ready, cluster, 2.0)
     path = ready.workspace / "baselines" / "collectives.json"
@@ -224,7 +190,7 @@ def measure_on_gpus(ready: Trainer, cluster: Cluster) -> None:  # noqa: F811
         machine.gres = "gpu:h200:1"
 
 
-def test_on_gpus_communication_overlaps_with_the_backward_pass(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_on_gpus_communication_overlaps_with_the_backward_pass(ready: Trainer, cluster: Cluster):
     measure_on_gpus(ready, cluster)
     results = ready.run("plan", parameters=1_000_000_000, tokens_per_second=2048, batch=16, seq_len=128)
     assert results["compute"] == "1.00 s a step (as given)"
@@ -237,7 +203,7 @@ def test_on_gpus_communication_overlaps_with_the_backward_pass(ready: Trainer, c
     assert halves["exposed"] == results["exposed"], "only the last of the passes has something to overlap with"
 
 
-def test_a_run_on_gpus_is_charged_only_for_what_its_computation_did_not_hide(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_run_on_gpus_is_charged_only_for_what_its_computation_did_not_hide(ready: Trainer, cluster: Cluster):
     measure_on_gpus(ready, cluster)
     folder = ready.workspace / "runs" / "before"
     folder.mkdir()
@@ -251,7 +217,7 @@ def test_a_run_on_gpus_is_charged_only_for_what_its_computation_did_not_hide(rea
     assert results["communication"].startswith("14.5 ms a step in 2 buckets")
 
 
-def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8(S:0-1)"
     cluster.driver = ""
@@ -272,14 +238,14 @@ def test_gpus_of_a_known_type_are_estimated(ready: Trainer, cluster: Cluster):  
         ({"partition": "x"}, "partition: no partition 'x'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
+def test_what_cannot_be_planned_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):
     assert ready.fails("plan", **params).startswith(line)
 
 
 @pytest.mark.parametrize(
     ("gres", "kind"), [("gpu:mi300x:8", "mi300x"), ("gpu:8", "unknown")]
 )  # fmt: skip
-def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluster, gres: str, kind: str):  # noqa: F811
+def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluster, gres: str, kind: str):
     for machine in cluster.machines:
         machine.gres = gres
     line = f"the peak of GPUs of the type {kind} is not known, and no run has measured this model; give tokens-per-second of"
@@ -287,8 +253,8 @@ def test_gpus_of_an_unknown_type_are_not_guessed(ready: Trainer, cluster: Cluste
     assert ready.run("plan", nodes=1, gpus_per_node=1, tokens_per_second=5000)["tokens-per-second"] == "5000"
 
 
-def test_a_controller_that_falls_silent_while_the_gpus_type_is_asked_is_told(
-    ready: Trainer,  # noqa: F811
+def test_a_controller_that_stops_responding_while_the_gpus_type_is_asked_is_reported(
+    ready: Trainer,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -296,9 +262,9 @@ def test_a_controller_that_falls_silent_while_the_gpus_type_is_asked_is_told(
         machine.gres = "gpu:h200:8"
     rate = forecast._rate  # pyright: ignore[reportPrivateUsage]
 
-    def falls_silent(*arguments: typing.Any) -> tuple[float, str]:
+    def stops_responding(*arguments: typing.Any) -> tuple[float, str]:
         cluster.silent = 1
         return rate(*arguments)
 
-    monkeypatch.setattr(forecast, "_rate", falls_silent)
+    monkeypatch.setattr(forecast, "_rate", stops_responding)
     assert ready.fails("plan", nodes=1, gpus_per_node=1).startswith("Slurm: ")

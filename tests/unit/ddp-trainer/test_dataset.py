@@ -5,18 +5,15 @@ import pathlib
 import typing
 
 import pytest
-import test_charm
-import test_tuning
 from cluster import Cluster
-from test_charm import Trainer, add_dataset
+from harness import Trainer, add_dataset
 
-ready, trainer, model = test_charm.ready, test_charm.trainer, test_tuning.model  # fixtures
 BYTE = {"kind": "byte", "vocab": 257, "eot_id": 256, "sha256": "aa", "eot": "prefix"}
 GPT2 = {"kind": "gpt2", "vocab": 50257, "eot_id": 50256, "sha256": "bb", "eot": "prefix"}
 
 
 def manifest(tokenizer: object, crc32: int = 7) -> dict[str, typing.Any]:
-    """Return what the payload's prepare writes, as far as it matters here."""
+    """Make the payload's manifest of a dataset, as far as it matters here."""
     return {"tokenizer": tokenizer, "splits": {"train": [{"crc32": crc32}], "val": [{"crc32": 8}, {"crc32": 9}]}}
 
 
@@ -65,7 +62,7 @@ def test_a_dataset_that_is_no_longer_whole_is_refused(ready: Trainer, cluster: C
     assert not cluster.changes
 
 
-GONE_ON = [({"run": "night"}, "another name for run"), ({"run": "new", "resume": "night"}, "leave resume away")]
+GONE_ON = [({"run": "night"}, "another name for run"), ({"run": "new", "resume": "night"}, "omit resume")]
 
 
 @pytest.mark.parametrize(("given", "anew"), GONE_ON)

@@ -16,60 +16,19 @@ import typing
 import pytest
 import slurmutils
 from cluster import Cluster, Job
+from collective_results import leave, measured
 from conftest import Pip
-from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
-from test_collectives import leave, measured
+from harness import Trainer
+from node_reports import NAMES, Json, answering, healthy
 
 from ddp import remedies
 from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
 from ddp.environment import environments
 from ddp.measure import sampling
-from ddp.slurm import access, jobs
+from ddp.slurm import jobs
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
-
-Json = dict[str, typing.Any]
-NAMES = ("slurmd-0", "slurmd-1")
-
-
-def healthy(name: str, others: collections.abc.Iterable[str] = NAMES) -> Json:
-    """Return the report of a node with nothing wrong."""
-    peers = {
-        other: {
-            "address": f"10.0.0.{other[-1]}", "mine": f"10.0.0.{name[-1]}", "iface": "eth0", "mtu": 1500, "port": 20000,
-            "trip_ms": 0.2, "clock_s": 0.001, "mb_s": 900.0, "seen_ms": 5.0,
-        }
-        for other in others
-        if other != name
-    }  # fmt: skip
-    return {
-        "node": name, "uid": os.getuid(), "time": 0.0,
-        "versions": {"python": "3.12", "kernel": "6.8", "machine": "x86_64", "system": "Ubuntu 24.04", "libc": "glibc 2.39",
-                     "slurm": "24.11.5"},
-        "limits": {"memlock": None, "nofile": 1048576, "nproc": 1000, "shm": 8 << 30, "shm_free": 8 << 30,
-                   "ports": [32768, 60999]},
-        "processors": {"cpus": 2, "wanted": 2, "affinity": 2, "omp": None, "bf16": ["amx_bf16", "avx512_bf16"]},
-        "disk": {"free": 100 << 30, "inodes": 10**6},
-        "filesystem": {"mount": {"mountpoint": "/mnt/shared", "type": "fuse.juicefs", "source": "JuiceFS:shared", "options": "rw"},
-                       "free": 1 << 40, "size": 2 << 40, "inodes": 10**6, "read_only": False, "write_mb_s": 200.0,
-                       "locks": True, "rename_ms": 10.0, "rename_max_ms": 12.0},
-        "network": {"peers": peers, "port": 20000, "taken": []},
-        "environments": [], "infiniband": [],
-        "gpus": {"devices": 0, "driver": None, "cuda": None, "seen": 0, "wanted": None, "cards": []},
-    }  # fmt: skip
-
-
-@pytest.fixture
-def facts(settings: Settings) -> node_facts.Facts:
-    nodes = tuple(jobs.Capacity(name, 2, 16000, 0, "IDLE", is_usable=True) for name in NAMES)
-    return node_facts.Facts(
-        partition=jobs.Partition("slurmd", True, True, None, None, nodes), asked=NAMES, left_out={},
-        reports={name: healthy(name) for name in NAMES}, trouble="",
-        config={"KillWait": "30 sec", "SLURM_VERSION": "24.11.5", "AccountingStorageType": "accounting_storage/slurmdbd"},
-        manifests=(), damaged=(), login=("fuse.juicefs", "JuiceFS:shared"),
-        accounting=access.Accounting(("physics",), ("normal",), (), frozenset()),
-    )  # fmt: skip
 
 
 def change(report: Json, path: str, value: object) -> None:
@@ -85,15 +44,15 @@ def test_healthy_nodes_have_nothing_but_the_missing_environment(settings: Settin
     assert finding.level == "warning"
     assert "no environment is installed yet" in finding.text
     assert finding.remedy == "juju run trainer/0 install-environment"
-    told = reporting.report(settings, facts, [])
-    assert told["verdict"] == "a run can start"
-    assert told["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
+    shown = reporting.report(settings, facts, [])
+    assert shown["verdict"] == "a run can start"
+    assert shown["nodes"].splitlines()[1].split()[:5] == ["slurmd-0", "24.11.5", "3.12", "+0ms", "fuse.juicefs"]
 
 
 def test_a_workspace_in_which_others_can_replace_folders_is_an_error(settings: Settings, facts: node_facts.Facts):
-    said = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
-    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{said}: chmod +t /mnt/shared"))
-    assert found[0] == node_facts.Finding("error", "workspace", said, "chmod +t /mnt/shared")
+    message = "/mnt/shared has mode 0777 without the sticky bit, so any account can replace what is in it"
+    found = examine.judge(settings, dataclasses.replace(facts, untrusted=f"{message}: chmod +t /mnt/shared"))
+    assert found[0] == node_facts.Finding("error", "workspace", message, "chmod +t /mnt/shared")
 
 
 CASES = [
@@ -144,7 +103,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[3])
-def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
+def test_what_is_wrong_is_reported_with_its_node_and_a_remedy(
     settings: Settings, facts: node_facts.Facts, case: tuple[str, str, object, str]
 ):
     level, path, value, words = case
@@ -163,7 +122,7 @@ def test_what_is_wrong_is_told_with_its_node_and_a_remedy(
 @pytest.mark.parametrize(
     ("offset", "level"), [(0.5, None), (5.0, "warning"), (-400.0, "error")]
 )  # fmt: skip
-def test_a_clock_that_is_off_is_told(settings: Settings, facts: node_facts.Facts, offset: float, level: str | None):
+def test_a_clock_that_is_off_is_reported(settings: Settings, facts: node_facts.Facts, offset: float, level: str | None):
     facts.reports["slurmd-0"]["network"]["peers"]["slurmd-1"]["clock_s"] = offset
     found = [finding for finding in examine.judge(settings, facts) if "clock" in finding.text]
     assert [finding.level for finding in found] == ([level] if level else [])
@@ -174,7 +133,7 @@ CONFIGS = [
     ("ProctrackType", "proctrack/pgid", "warning", "may outlive its job"),
     ("PreemptMode", "CANCEL", "note", "a preempted run ends"),
     ("PreemptMode", "GANG,SUSPEND", "warning", "keeps its GPUs' memory"),
-    ("JobRequeue", "0", "note", "does not come back"),
+    ("JobRequeue", "0", "note", "is not queued again"),
     ("AuthInfo", "use_client_ids,cred_expire=1200", "note", "waits 1200 s before it may start"),
     (
         "SchedulerParameters",
@@ -189,7 +148,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("case", CONFIGS, ids=lambda case: case[0])
-def test_what_slurms_configuration_means_is_told(
+def test_what_slurms_configuration_means_is_reported(
     settings: Settings, facts: node_facts.Facts, case: tuple[str, str, str, str]
 ):
     name, value, level, words = case
@@ -202,7 +161,7 @@ def test_what_slurms_configuration_means_is_told(
 PARTITION = jobs.Partition("slurmd", True, True, None, None, ())
 
 
-def test_slurms_settings_are_told_with_what_they_mean():
+def test_slurms_settings_are_reported_with_what_they_mean():
     config = {"KillWait": "30 sec", "JobRequeue": "1", "PreemptMode": "OFF", "ProctrackType": "proctrack/cgroup"}
     assert cluster_rules.settings_in_words(config, PARTITION) == [
         "KillWait=30 sec: between TERM and KILL; a run is warned before that, and saves",
@@ -344,7 +303,7 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
 
 
 @pytest.mark.parametrize(
-    ("uri", "told", "warns"),
+    ("uri", "shown", "warns"),
     [
         ("", "none: mlflow-tracking-uri is empty; each run's metrics.jsonl is its record", False),
         ("http://mlflow.example:5000", "the MLflow server http://mlflow.example:5000", False),
@@ -352,12 +311,12 @@ def test_preemption_is_that_of_the_partition_where_it_has_one_of_its_own(setting
         ("/srv/mlruns", "the SQLite file /srv/mlruns/mlflow.db", True),
     ],
 )  # fmt: skip
-def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: str, told: str, warns: bool):  # noqa: F811
+def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, uri: str, shown: str, warns: bool):
     place = str(trainer.workspace)
     trainer.config["mlflow-tracking-uri"] = uri.replace("{workspace}", place)
     answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor")
-    assert results["tracking"].startswith(told.replace("{workspace}", place))
+    assert results["tracking"].startswith(shown.replace("{workspace}", place))
     assert (
         "WARNING tracking: mlflow-tracking-uri=/srv/mlruns is outside the workspace" in results["findings"]
     ) is warns
@@ -375,8 +334,8 @@ def test_the_kind_of_tracking_is_told(trainer: Trainer, cluster: Cluster, uri: s
         ("", None),
     ],
 )
-def test_a_tracking_server_that_cannot_be_reached_is_told(
-    trainer: Trainer,  # noqa: F811
+def test_a_tracking_server_that_cannot_be_reached_is_reported(
+    trainer: Trainer,
     cluster: Cluster,
     uri: str,
     server: object,
@@ -390,9 +349,9 @@ def test_a_tracking_server_that_cannot_be_reached_is_told(
     assert f"{line}\n    -> {remedy}" in findings
 
 
-def test_an_account_that_slurmctld_lacks_is_told_once(settings: Settings, facts: node_facts.Facts):
-    said = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
-    facts = dataclasses.replace(facts, reports={}, trouble=said)
+def test_an_account_that_slurmctld_lacks_is_reported_once(settings: Settings, facts: node_facts.Facts):
+    message = "Unable to create step for job 4: Error generating job credential"  # 24.11.5
+    facts = dataclasses.replace(facts, reports={}, trouble=message)
     (found,) = [finding for finding in examine.judge(settings, facts) if finding.level == "error"]
     assert str(found) == (
         f"ERROR slurmctld: slurmctld does not know the account {settings.user} (uid {settings.uid}), so none of its jobs starts"
@@ -412,7 +371,7 @@ FITTING = [("processors/cpus", 4), ("processors/affinity", 64), ("processors/wan
 
 
 @pytest.mark.parametrize(("path", "value"), FITTING)
-def test_processors_that_fit_are_not_told(settings: Settings, facts: node_facts.Facts, path: str, value: object):
+def test_processors_that_fit_are_not_reported(settings: Settings, facts: node_facts.Facts, path: str, value: object):
     change(facts.reports["slurmd-1"], path, value)
     assert len(examine.judge(settings, facts)) == 1
 
@@ -431,7 +390,7 @@ def with_gpus(facts: node_facts.Facts, *links: tuple[int | None, ...]) -> node_f
 
 
 @pytest.mark.parametrize(
-    ("links", "told"),
+    ("links", "shown"),
     [
         (((18, 18), (18, 18)), []),
         (((18, 18), (None, None)), []),
@@ -445,10 +404,10 @@ def test_nvlinks_are_judged_by_what_others_of_the_kind_have(
     settings: Settings,
     facts: node_facts.Facts,
     links: tuple[tuple[int | None, ...], ...],
-    told: list[str],
+    shown: list[str],
 ):
     found = [str(f) for f in examine.judge(settings, with_gpus(facts, *links)) if "NVLink" in f.text]
-    assert [line[: len(words)] for line, words in zip(found, told, strict=True)] == told
+    assert [line[: len(words)] for line, words in zip(found, shown, strict=True)] == shown
     assert all("nvidia-smi nvlink --status" in line or "nvidia-smi topo -m" in line for line in found)
 
 
@@ -466,7 +425,7 @@ def test_cpus_that_differ_matter_and_their_bf16_only_where_they_compute(settings
     ]
 
 
-def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: node_facts.Facts):
+def test_a_rank_without_a_gpu_of_its_own_is_reported(settings: Settings, facts: node_facts.Facts):
     facts = with_gpus(facts, (18, 18), (18, 18))
     sees = {"hash": "ab", "torch": "2.13.0+cu128", "cuda": "12.8", "devices": 2}
     change(facts.reports["slurmd-0"], "environments", [sees])
@@ -484,7 +443,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_told(settings: Settings, facts: node
 @pytest.mark.parametrize(
     ("key", "level"), [("torch", "error"), ("nccl", "error"), ("numpy", "warning"), ("python", "note")]
 )
-def test_an_environment_that_is_not_the_same_everywhere_is_told(
+def test_an_environment_that_is_not_the_same_everywhere_is_reported(
     settings: Settings, facts: node_facts.Facts, key: str, level: str
 ):
     here: Json = {"hash": "ab", "torch": "2.13.0", "nccl": "2.27.3", "numpy": "2.3.1", "python": "3.12.3"}
@@ -516,7 +475,7 @@ def test_what_the_ranks_compute_with_is_shown(settings: Settings, facts: node_fa
     assert "slurmd-0" not in reporting.report(settings, facts, [])["compute"]
 
 
-def test_the_same_on_many_nodes_is_told_once(settings: Settings, facts: node_facts.Facts):
+def test_the_same_on_many_nodes_is_reported_once(settings: Settings, facts: node_facts.Facts):
     for name in NAMES:
         change(facts.reports[name], "limits/shm", 1 << 20)
     (found,) = [finding for finding in examine.judge(settings, facts) if "/dev/shm" in finding.text]
@@ -542,9 +501,9 @@ def run_probe(
             argv = [sys.executable, "-W", "error", "-I", "-", json.dumps(spec)]
             env = {**os.environ, "SLURMD_NODENAME": name}
             running.append(subprocess.Popen(argv, env=env, stdin=program, stdout=subprocess.PIPE, text=True))
-    told = "".join(process.communicate(timeout=200)[0] for process in running)
-    assert all(len(line) < 1000 for line in told.splitlines()), "srun mixes longer lines"
-    return examine.read_reports(told)
+    printed = "".join(process.communicate(timeout=200)[0] for process in running)
+    assert all(len(line) < 1000 for line in printed.splitlines()), "srun mixes longer lines"
+    return examine.read_reports(printed)
 
 
 def test_the_nodes_meet_measure_and_see_each_others_files(tmp_path: pathlib.Path):
@@ -584,7 +543,7 @@ def test_a_port_that_another_takes_at_the_same_moment_is_stepped_over(monkeypatc
     assert met.facts["port"] == first + 1
 
 
-def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_told(
+def test_a_node_that_is_not_there_and_a_folder_that_cannot_be_written_are_reported(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     text = pathlib.Path(probe.__file__).read_text()
@@ -670,7 +629,7 @@ echo '{{"seconds": '$((10 - n))'.5, "torch": "2.13.0+cpu"}}'
 
 @pytest.fixture
 def unpacked(tmp_path: pathlib.Path) -> collections.abc.Callable[..., list[Json]]:
-    """Return what the node says of two environments, of which `aa` is unpacked, with this said before its answer."""
+    """Probe two environments, of which `aa` is unpacked, with this printed before the answer."""
     cache = tmp_path / "cache"
     (cache / "aa" / "bin").mkdir(parents=True)
     (cache / "aa" / "lib").mkdir()
@@ -708,7 +667,7 @@ def test_an_environment_is_tried_where_it_is_unpacked(
     assert unpacked("echo 'ImportError: libgomp' >&2; exit 1")[0]["error"] == "ImportError: libgomp"
 
 
-def test_what_is_in_an_environment_is_told_by_its_own_python(
+def test_what_is_in_an_environment_is_reported_by_its_own_python(
     unpacked: collections.abc.Callable[..., list[Json]], tmp_path: pathlib.Path
 ):
     packages = tmp_path / "packages"
@@ -719,8 +678,8 @@ def test_what_is_in_an_environment_is_told_by_its_own_python(
         "cuda = types.SimpleNamespace(is_available=lambda: False)\n"
     )
     first, _ = unpacked(f'PYTHONPATH={packages} exec {sys.executable} "$@"')
-    told = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
-    assert told == {
+    shown = {key: first[key] for key in ("torch", "numpy", "python", "cuda", "nccl", "devices")}
+    assert shown == {
         "torch": "2.13.0+cpu", "numpy": "2.3.1", "python": platform.python_version(), "cuda": None, "nccl": None,
         "devices": 0,
     }  # fmt: skip
@@ -779,20 +738,7 @@ def test_a_server_is_tried_from_the_node(tmp_path: pathlib.Path):
 # -- the action -------------------------------------------------------------------------------------------------------
 
 
-def answering(cluster: Cluster, *reports: Json) -> list[tuple[str, ...]]:
-    """Let the doctor's step answer with these reports; return where what it was asked is noted."""
-    asked: list[tuple[str, ...]] = []
-
-    def examination(arguments: tuple[str, ...]) -> Completed:
-        asked.append(arguments)
-        text = "\n".join(line for report in reports for line in probe.lines(report))
-        return Completed(0, f"Welcome!\n{text}\n", "")
-
-    cluster.examination = examination
-    return asked
-
-
-def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, cluster: Cluster):
     asked = answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor")
     assert results["verdict"] == "a run can start; 1 warnings"
@@ -806,7 +752,7 @@ def test_it_says_that_a_run_can_start_without_any_environment(trainer: Trainer, 
     ("cpus", "used", "asked_for"), [((2, 2), (0, 0), 2), ((1, 8), (0, 0), 1), ((8, 8), (0, 0), 2), ((4, 4), (3, 2), 1)]
 )
 def test_two_cpus_are_asked_for_where_every_node_has_them_free(
-    trainer: Trainer,  # noqa: F811
+    trainer: Trainer,
     cluster: Cluster,
     cpus: tuple[int, ...],
     used: tuple[int, ...],
@@ -819,14 +765,14 @@ def test_two_cpus_are_asked_for_where_every_node_has_them_free(
     assert {f"--cpus-per-task={asked_for}", "--cpu-bind=none"} <= set(asked[0])
 
 
-def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_node_without_a_free_cpu_is_left_out(trainer: Trainer, cluster: Cluster):
     cluster.machines[1].used_cpus = 2
     asked = answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
     assert "NOTE slurmd-1: not examined: busy: all its cores are in use" in trainer.run("doctor")["findings"]
     assert "--nodelist=slurmd-0" in asked[0]
 
 
-def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):
     broken = copy.deepcopy(healthy("slurmd-1"))
     change(broken, "filesystem/mount/mountpoint", "/")
     answering(cluster, healthy("slurmd-0"), broken)
@@ -836,7 +782,7 @@ def test_it_fails_with_everything_it_found(ready: Trainer, cluster: Cluster):  #
     assert ready.results["nodes"].splitlines()[2].endswith("ERROR")
 
 
-def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):
     answering(cluster, *map(healthy, NAMES))
     assert "DAMAGED" not in ready.run("doctor")["findings"]
     (archive,) = (ready.workspace / "environments").glob("*.tar.zst")
@@ -844,7 +790,7 @@ def test_a_damaged_archive_is_found(ready: Trainer, cluster: Cluster):  # noqa: 
     assert "does not match its manifest" in ready.fails("doctor")
 
 
-def test_nodes_that_give_no_answer_are_told(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_nodes_that_give_no_answer_are_reported(trainer: Trainer, cluster: Cluster):
     cluster.examination = lambda arguments: Completed(
         1, "", "srun: error: Task launch failed on node slurmd-1: Communication failure"
     )
@@ -852,7 +798,7 @@ def test_nodes_that_give_no_answer_are_told(trainer: Trainer, cluster: Cluster):
     assert "Slurm could not examine it: Task launch failed on node slurmd-1" in line
 
 
-def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):
     assert "the nodes were not free in time" in trainer.run("doctor")["findings"]
     answering(cluster, healthy("slurmd-0", ("slurmd-0",)))
     cluster.machines[1].state = "IDLE+DRAIN"
@@ -864,7 +810,7 @@ def test_busy_nodes_are_no_failure(trainer: Trainer, cluster: Cluster):  # noqa:
     assert "not examined: DOWN" in trainer.fails("doctor")
 
 
-def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster: Cluster):
     for machine in cluster.machines:
         machine.gres = "gpu:h200:8(S:0-1)"
     asked = answering(cluster, *map(healthy, NAMES))
@@ -882,7 +828,7 @@ def test_gpus_are_asked_for_where_every_node_has_some(trainer: Trainer, cluster:
         ({"nodes": ",".join(f"n{i}" for i in range(65))}, "nodes: 65 named; at most 64 at once"),
     ],
 )
-def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str):  # noqa: F811
+def test_what_cannot_be_is_refused(trainer: Trainer, cluster: Cluster, params: dict[str, typing.Any], line: str):
     assert trainer.fails("doctor", **params) == line
 
 
@@ -896,20 +842,20 @@ def test_answers_that_are_not_ours_are_left_out(pip: Pip):
 # -- its second job ---------------------------------------------------------------------------------------------------
 
 
-def sampled(ready: Trainer, cluster: Cluster, busbw: float, said: str = "", *reports: Json) -> dict[str, str]:  # noqa: F811
+def sampled(ready: Trainer, cluster: Cluster, busbw: float, message: str = "", *reports: Json) -> dict[str, str]:
     """Run the doctor with a measurement that gives so many GB/s, whose rank 0 says this, too."""
 
     def submitted(job: Job) -> None:
         leave(job, measured(busbw))
         (log,) = job.script.parent.glob("logs/*/node-0/*/*/0/stdout.log")
-        log.write_text(f"{said}\n{log.read_text()}")
+        log.write_text(f"{message}\n{log.read_text()}")
 
     answering(cluster, *(reports or map(healthy, NAMES)))
     cluster.submitted = submitted
     return ready.run("doctor", collectives=True)
 
 
-def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: Cluster):
     results = sampled(ready, cluster, 1.5)
     assert results["collectives"].startswith(
         "all_reduce of 16 MiB over 2 ranks: 1.5 GB/s (gloo over eth0); the job took"
@@ -929,8 +875,8 @@ def test_it_measures_an_all_reduce_beside_the_baseline(ready: Trainer, cluster: 
 
 
 @pytest.mark.parametrize(("ready_s", "warns"), [(14.26, False), (200.0, True), (None, False)])
-def test_the_time_to_the_first_all_reduce_is_told(
-    ready: Trainer,  # noqa: F811
+def test_the_time_to_the_first_all_reduce_is_reported(
+    ready: Trainer,
     cluster: Cluster,
     ready_s: float | None,
     warns: bool,
@@ -946,8 +892,8 @@ def test_the_time_to_the_first_all_reduce_is_told(
 @pytest.mark.parametrize(
     ("network", "state", "warns"), [("Socket", "ACTIVE", True), ("Socket", "DOWN", False), ("IB", "ACTIVE", False)]
 )
-def test_nccl_over_tcp_beside_a_fabric_is_told(
-    ready: Trainer,  # noqa: F811
+def test_nccl_over_tcp_beside_a_fabric_is_reported(
+    ready: Trainer,
     cluster: Cluster,
     network: str,
     state: str,
@@ -955,12 +901,12 @@ def test_nccl_over_tcp_beside_a_fabric_is_told(
 ):
     one, other = map(healthy, NAMES)
     one["infiniband"] = [{"device": "mlx5_0:1", "state": state, "kind": "InfiniBand"}]
-    said = f"slurmd-0:12:12 [0] NCCL INFO Using network {network}"
-    findings = sampled(ready, cluster, 1.5, said, one, other)["findings"]
+    message = f"slurmd-0:12:12 [0] NCCL INFO Using network {network}"
+    findings = sampled(ready, cluster, 1.5, message, one, other)["findings"]
     assert ("NCCL sends over TCP although mlx5_0:1 on slurmd-0 is active" in findings) is warns
 
 
-def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster: Cluster):
     def fail(job: Job) -> None:
         (job.script.parent / "control" / f"{job.job_id}.r0.outcome").write_text('{"outcome": "failed"}')
         (job.script.parent / "logs" / f"{job.job_id}.out").write_text("[FATAL] slurmd-1 is absent\n")
@@ -973,7 +919,7 @@ def test_a_measurement_that_fails_would_break_a_run_too(ready: Trainer, cluster:
 
 
 def test_a_measurement_that_does_not_begin_is_cancelled(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -986,14 +932,14 @@ def test_a_measurement_that_does_not_begin_is_cancelled(
     assert any(call[0] == "scancel" for call in cluster.calls)
 
 
-def test_without_an_environment_nothing_is_measured(trainer: Trainer, cluster: Cluster):  # noqa: F811
+def test_without_an_environment_nothing_is_measured(trainer: Trainer, cluster: Cluster):
     answering(cluster, *map(healthy, NAMES))
     results = trainer.run("doctor", collectives=True)
     assert "nothing was measured: no environment is installed" in results["findings"]
     assert not cluster.jobs
 
 
-def test_a_measurement_without_figures_is_none(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_measurement_without_figures_is_none(ready: Trainer, cluster: Cluster):
     answering(cluster, *map(healthy, NAMES))
     cluster.submitted = lambda job: leave(job, {**measured(), "collectives": []})
     assert "collectives.json is not a measurement" in ready.fails("doctor", collectives=True)

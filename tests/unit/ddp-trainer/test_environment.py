@@ -48,7 +48,7 @@ def test_an_environment_is_made_stored_and_found(settings: Settings, pip: Pip, c
     assert not [name for name in members if "/test" in name], "no run reads the packages' own tests"
     assert made.manifest.torch == "2.13.0+cpu"
     assert lines[0] == "making the environment: torch 2.13.0 for CPU (Slurm knows no node with GPUs)"
-    assert not list(settings.node_cache.iterdir()), "the build's folder is gone"
+    assert not list(settings.node_cache.iterdir()), "the build's folder is removed"
     contents = folders.look(settings)
     assert environments.find(settings, contents, "cpu") == made
     assert environments.find(settings, contents, "cuda") is None
@@ -131,7 +131,7 @@ def test_the_users_variables_say_where_packages_are_and_no_more(
     assert "PIP_TARGET" not in pip.env
 
 
-def test_pips_own_reason_is_told_and_nothing_is_left(settings: Settings, pip: Pip, cluster: Cluster):
+def test_pips_own_reason_is_reported_and_nothing_is_left(settings: Settings, pip: Pip, cluster: Cluster):
     pip.failure = (
         "WARNING: x\nERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
     )
@@ -182,13 +182,13 @@ def test_when_no_gpu_node_answers_nothing_is_guessed(settings: Settings, pip: Pi
     with pytest.raises(TrainerError) as caught:
         install(settings, GPU)
     assert str(caught.value) == (
-        "no GPU node told its driver: Unable to allocate resources: busy; try again when one is free, "
+        "no GPU node reported its driver: Unable to allocate resources: busy; try again when one is free, "
         "or set torch-build to cpu or cuda"
     )
     assert not pip.calls
 
 
-def test_an_account_that_slurmctld_lacks_is_told_with_what_to_type(settings: Settings, cluster: Cluster):
+def test_an_account_that_slurmctld_lacks_is_reported_with_what_to_type(settings: Settings, cluster: Cluster):
     cluster.driver = ""
     cluster.srun_refusal = "srun: error: Unable to create step for job 4: Error generating job credential"
     with pytest.raises(TrainerError) as caught:
@@ -211,7 +211,7 @@ def test_a_charm_without_payload_says_how_to_get_one(settings: Settings, pip: Pi
     assert str(caught.value) == f"there is no payload in {settings.payload}; install ddp again"
 
 
-def test_a_full_disk_is_told_before_anything_is_downloaded(
+def test_a_full_disk_is_reported_before_anything_is_downloaded(
     settings: Settings, pip: Pip, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
     for table, folder in (("_BUILD_BYTES", settings.node_cache), ("_STORE_BYTES", settings.environments)):
@@ -225,7 +225,7 @@ def test_a_full_disk_is_told_before_anything_is_downloaded(
     install(settings)
 
 
-def test_progress_is_told_while_something_takes_long(monkeypatch: pytest.MonkeyPatch):
+def test_progress_is_reported_while_something_takes_long(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(base, "REPORT_S", 0.05)
     finished = threading.Event()
     lines: list[str] = []

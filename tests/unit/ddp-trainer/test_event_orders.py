@@ -8,9 +8,9 @@ import typing
 
 import pytest
 from cluster import Cluster
-from conftest import USER, Pip
+from conftest import USER
+from harness import ACCOUNT, Trainer
 from ops import testing
-from test_charm import ACCOUNT, Trainer, add_dataset, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
 
 import host as host_module
 import orders
@@ -87,10 +87,10 @@ class LoginHost(orders.Unit):
             "apt works": lambda: self.about.pop("apt", None),
             "the packages are removed": lambda: self.about.update(packages=set()),
             "the token changes": lambda: self.grant({"token": "hf_second"}),
-            "the token is nonsense": lambda: self.grant({"tokens": "hf_second"}),
+            "the token is malformed": lambda: self.grant({"tokens": "hf_second"}),
             "the token is withdrawn": lambda: self.replace(secrets=set()),
             "config without a token": lambda: self.replace(config=self.at.config),
-            "config nonsense": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
+            "config malformed": lambda: self.replace(config=self.config | {"torch-build": "fastest"}),
             "config nobody": lambda: self.replace(config=self.config | {"submit-user": "nobody-of-that-name"}),
             "config": lambda: self.replace(config=self.config),
         }
@@ -138,14 +138,6 @@ class LoginHost(orders.Unit):
     def files(self, folder: str) -> list[str]:
         top = self.workspace / folder
         return sorted(str(path.relative_to(top)) for path in top.rglob("*") if path.is_file())
-
-
-@pytest.fixture
-def ready(trainer: Trainer, pip: Pip) -> Trainer:  # noqa: F811
-    """A trainer with its environment and the default dataset."""
-    trainer.run("install-environment")
-    add_dataset(trainer, "python-stdlib")
-    return trainer
 
 
 @pytest.mark.timeout(7200)

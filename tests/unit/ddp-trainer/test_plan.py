@@ -3,31 +3,12 @@
 import dataclasses
 
 import pytest
+from resource_requests import node, partition, refusal, training
 
-from ddp.base import ParameterError, TrainerError
+from ddp.base import ParameterError
 from ddp.options import fields, models
-from ddp.slurm.jobs import Capacity, Partition
+from ddp.slurm.jobs import Capacity
 from ddp.submit import checks, resources
-
-
-def node(name: str = "n0", cpus: int = 8, memory_mb: int = 16000, gpus: int = 0, *, usable: bool = True) -> Capacity:
-    return Capacity(name, cpus, memory_mb, gpus, "IDLE" if usable else "DOWN+DRAIN", usable)
-
-
-def partition(*nodes: Capacity, name: str = "main", default: bool = True, **more: int | bool | None) -> Partition:
-    values = {"is_up": True, "max_time_s": None, "default_time_s": None, **more}
-    return Partition(name=name, is_default=default, nodes=nodes, **values)  # pyright: ignore[reportArgumentType]
-
-
-def training(*partitions: Partition, **given: object) -> resources.Request:
-    params = {name.replace("_", "-"): value for name, value in given.items()}
-    return resources.training(fields.parse(fields.SubmitDdp, params), partitions)
-
-
-def refusal(*partitions: Partition, **given: object) -> str:
-    with pytest.raises(TrainerError) as caught:
-        training(*partitions, **given)
-    return str(caught.value)
 
 
 def test_without_parameters_all_usable_nodes_are_taken_whole():
@@ -79,7 +60,7 @@ def test_nodes_by_name():
         ({"nodelist": "m0"}, "nodelist: m0 is no node of partition main"),
         ({"nodelist": "n3"}, "nodelist: n3 is down+drain; see: scontrol show node n3"),
         ({"nodelist": "n0,n1", "exclude": "n1"}, "nodelist: n1 is named in exclude, too; leave it out of one of them"),
-        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 asked for, but nodelist names 2; leave nodes away"),
+        ({"nodelist": "n0,n1", "nodes": 1}, "nodes: 1 asked for, but nodelist names 2; omit nodes"),
         ({"exclude": "n0,n1,n2"}, "exclude: leaves no usable node of partition main (n3 is down+drain)"),
         (
             {"nodelist": "n0", "nodes": 2, "gpus_per_node": 1},
@@ -114,8 +95,8 @@ def test_exclusive_takes_nodes_whole():
 def test_a_feature_that_no_node_has_is_named():
     cluster = partition(featured("n0", "a100", "ib"), featured("n1", "h100"))
     for constraint in ("typo", "a100|typo", "a100&typo", "ib&a100|typo"):
-        told = "constraint: no usable node of partition main has typo; its features are: a100, h100, ib"
-        assert refusal(cluster, constraint=constraint) == told
+        message = "constraint: no usable node of partition main has typo; its features are: a100, h100, ib"
+        assert refusal(cluster, constraint=constraint) == message
 
 
 def test_a_constraint_that_no_node_meets_names_the_features():

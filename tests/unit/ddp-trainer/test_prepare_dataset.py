@@ -7,14 +7,14 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+from harness import Trainer, write_result
 
 from ddp.node import spec
 from ddp.workspace import operations
 
 
 @pytest.fixture
-def raw(ready: Trainer) -> pathlib.Path:  # noqa: F811
+def raw(ready: Trainer) -> pathlib.Path:
     folder = ready.workspace / "raw"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "x"}\n')
@@ -36,7 +36,7 @@ def finish(job: Job) -> None:
         (job.script.parent / "inspection.json").write_text(json.dumps(found))
 
 
-def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     cluster.submitted = finish
     results = ready.run("prepare-dataset", source=str(raw))
     (job,) = cluster.jobs
@@ -49,7 +49,7 @@ def test_little_text_is_one_job(ready: Trainer, raw: pathlib.Path, cluster: Clus
     assert (results["shards"], results["verified"], results["vocabulary"]) == ("2", "every byte", "257")
 
 
-def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     for number in range(3):
         with (raw / f"big-{number}.txt").open("wb") as file:
             file.truncate(300 << 20)
@@ -70,7 +70,7 @@ def test_much_text_is_an_array_and_a_job_that_ends_it(ready: Trainer, raw: pathl
     assert json.loads((last.script.parent / "job.json").read_text())["array_job_id"] == 40
 
 
-def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     def fail(job: Job) -> None:
         logs = job.script.parent / "logs"
         if job.script.name == "parts.sbatch":
@@ -83,12 +83,12 @@ def test_the_element_that_failed_names_its_input(ready: Trainer, raw: pathlib.Pa
 
     cluster.submitted, cluster.states = fail, [("FAILED", 512)]
     line = ready.fails("prepare-dataset", source=str(raw), elements=3)
-    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; mend it and run the same again"
+    assert line == f"job 41: element 2: {raw}/a.jsonl line 7 is not JSON; repair it and run the same again"
     assert ready.results["failed-elements"] == f"element 2: {raw}/a.jsonl line 7 is not JSON"
     assert ready.results["failure"] == "[FATAL] 1 of 3 parts are not done"
 
 
-def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Path, cluster: Cluster):  # noqa: F811
+def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Path, cluster: Cluster):
     def refuse(_: Job) -> None:
         cluster.submit_refusal = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 
@@ -99,7 +99,7 @@ def test_an_array_does_not_outlive_a_refused_end(ready: Trainer, raw: pathlib.Pa
 
 @pytest.mark.parametrize("named", [{"job_id": 40}, {"job_id": 41}, {"run": "prepare-raw"}])
 def test_a_preparation_is_cancelled_with_all_its_jobs(
-    ready: Trainer,  # noqa: F811
+    ready: Trainer,
     raw: pathlib.Path,
     cluster: Cluster,
     named: dict[str, typing.Any],
@@ -133,5 +133,5 @@ def test_sources_are_measured(tmp_path: pathlib.Path):
         ({"source": "/etc/passwd"}, "source: /etc/passwd is outside the workspace"),
     ],
 )
-def test_what_cannot_be_prepared_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):  # noqa: F811
+def test_what_cannot_be_prepared_is_refused(ready: Trainer, params: dict[str, typing.Any], line: str):
     assert ready.fails("prepare-dataset", **params).startswith(line)

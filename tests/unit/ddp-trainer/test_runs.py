@@ -8,7 +8,7 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from test_charm import Trainer, ready, trainer, write_result  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+from harness import Trainer, write_result
 
 from ddp.runs import drawing, run_files
 from ddp.submit import sweeps
@@ -54,7 +54,7 @@ def leave(
     return folder
 
 
-def test_runs_are_listed_the_newest_first(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_runs_are_listed_the_newest_first(ready: Trainer, cluster: Cluster):
     os.utime(leave(ready, "old") / "job.json", (1, 1))
     leave(ready, "new")
     results = ready.run("list-runs")
@@ -66,7 +66,7 @@ def test_runs_are_listed_the_newest_first(ready: Trainer, cluster: Cluster):  # 
     assert ready.run("list-runs", lines=1)["runs"].count("\n") == 1
 
 
-def test_an_empty_workspace_has_no_runs(ready: Trainer):  # noqa: F811
+def test_an_empty_workspace_has_no_runs(ready: Trainer):
     assert ready.run("list-runs")["count"] == "0"
     assert "there is no run in" in ready.fails("show-run")
     assert "0 runs with results; two are needed to compare; start one: juju run trainer/0 submit-ddp" in ready.fails(
@@ -74,7 +74,7 @@ def test_an_empty_workspace_has_no_runs(ready: Trainer):  # noqa: F811
     )
 
 
-def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):  # noqa: F811
+def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):
     runs = ready.workspace / "runs"
     folder = leave(ready, "torn")
     (folder / "summary.json").write_text('{"last_loss": 1')
@@ -99,7 +99,7 @@ def test_half_written_and_foreign_folders_do_no_harm(ready: Trainer):  # noqa: F
     assert ready.run("show-run", run="sum")["metrics"] == "none yet"
 
 
-def test_a_run_is_shown_with_settings_figures_and_curve(ready: Trainer):  # noqa: F811
+def test_a_run_is_shown_with_settings_figures_and_curve(ready: Trainer):
     folder = leave(ready, "night")
     shown = ready.run("show-run")
     assert shown["run"] == "night"
@@ -121,7 +121,7 @@ def test_a_run_is_shown_with_settings_figures_and_curve(ready: Trainer):  # noqa
     assert lines[-1].split() == ["1", "40", "step"]
 
 
-def test_two_runs_are_compared(ready: Trainer):  # noqa: F811
+def test_two_runs_are_compared(ready: Trainer):
     leave(ready, "night", rate=100.0, lr=0.003)
     leave(ready, "dawn", rate=150.0, lr=0.001, warmup=5)
     results = ready.run("compare-runs", runs="night, dawn")
@@ -136,7 +136,7 @@ def test_two_runs_are_compared(ready: Trainer):  # noqa: F811
     assert set(ready.run("compare-runs")["runs"].split(", ")) == {"night", "dawn"}
 
 
-def test_a_job_at_work_decides_the_state(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_job_at_work_decides_the_state(ready: Trainer, cluster: Cluster):
     cluster.states = [("RUNNING", 0)]
     run = ready.run("submit-ddp", workload="smoke")["run"]
     write_result(cluster.jobs[0])  # of an attempt before
@@ -146,7 +146,7 @@ def test_a_job_at_work_decides_the_state(ready: Trainer, cluster: Cluster):  # n
     assert ready.run("show-run", run=run)["state"] == "COMPLETED"
 
 
-def test_what_slurm_has_forgotten_is_asked_of_the_accounting(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_what_slurm_has_forgotten_is_asked_of_the_accounting(ready: Trainer, cluster: Cluster):
     folder = leave(ready, "lost", job_id=99)
     (folder / "control" / "99.r0.outcome").unlink()
     assert ready.run("show-run")["state"].startswith("UNKNOWN")
@@ -157,7 +157,7 @@ def test_what_slurm_has_forgotten_is_asked_of_the_accounting(ready: Trainer, clu
     assert "NODE_FAIL" in ready.run("list-runs")["runs"]
 
 
-def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):  # noqa: F811
+def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):
     folder = leave(ready, "night")
     (folder / "control" / "7.r0.outcome").write_text('{"outcome": "preempted", "step": 17}')
     assert ready.run("show-run")["state"] == "PREEMPTED (saved at step 17)"
@@ -176,7 +176,7 @@ def test_a_preempted_run_says_from_where_it_goes_on(ready: Trainer):  # noqa: F8
         ("list-runs", {"lines": 0}, "lines: 0 is not allowed; a whole number from 1 to 1000"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(ready: Trainer, action: str, params: dict[str, typing.Any], line: str):  # noqa: F811
+def test_what_cannot_be_is_refused(ready: Trainer, action: str, params: dict[str, typing.Any], line: str):
     assert ready.fails(action, **params) == line.replace("{runs}", str(ready.workspace / "runs"))
 
 
@@ -204,7 +204,7 @@ def test_a_curve_of_one_point_and_of_none():
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
-def test_the_answer_to_a_finished_run_carries_its_curve(ready: Trainer, cluster: Cluster, state: str):  # noqa: F811
+def test_the_answer_to_a_finished_run_carries_its_curve(ready: Trainer, cluster: Cluster, state: str):
     def finish(job: Job) -> None:
         write_result(job)
         records = [{"kind": "step", "step": step, "loss": 4 - step / 10} for step in range(1, 31)]
@@ -226,7 +226,7 @@ def test_the_answer_to_a_finished_run_carries_its_curve(ready: Trainer, cluster:
     assert all(line.isprintable() and line.isascii() and len(line) <= 80 for line in lines)
 
 
-def test_a_run_without_metrics_has_no_curve(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_run_without_metrics_has_no_curve(ready: Trainer, cluster: Cluster):
     def finish(job: Job) -> None:
         write_result(job)
         (job.script.parent / "metrics.jsonl").unlink()
@@ -240,7 +240,7 @@ def test_a_run_without_metrics_has_no_curve(ready: Trainer, cluster: Cluster):  
 
 
 @pytest.fixture
-def motley(ready: Trainer) -> Trainer:  # noqa: F811
+def motley(ready: Trainer) -> Trainer:
     """A training, a benchmark, a preparation, a user's script, and a folder of notes."""
     leave(ready, "night")
     for name, kind in (("table", "collectives"), ("prepare-owt", "prepare"), ("mine", "script")):
@@ -254,16 +254,16 @@ def motley(ready: Trainer) -> Trainer:  # noqa: F811
 
 
 def test_what_is_no_training_is_shown_with_clear_words(motley: Trainer):
-    told = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
-    assert {name: shown["kind"] for name, shown in told.items()} == {
+    shown_runs = {name: motley.run("show-run", run=name) for name in ("table", "prepare-owt", "mine")}
+    assert {name: shown["kind"] for name, shown in shown_runs.items()} == {
         "table": "collectives", "prepare-owt": "prepare", "mine": "script",
     }  # fmt: skip
-    assert told["table"]["metrics"] == (
+    assert shown_runs["table"]["metrics"] == (
         "none, since it is a benchmark; its output: juju run trainer/0 job-log run=table"
     )
-    assert told["prepare-owt"]["metrics"].startswith("none, since it is the preparation of a dataset; ")
-    assert told["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
-    assert not [name for name in told if "curve-text" in told[name] or "best" in told[name]]
+    assert shown_runs["prepare-owt"]["metrics"].startswith("none, since it is the preparation of a dataset; ")
+    assert shown_runs["mine"]["metrics"] == "none: the script wrote no metrics.jsonl"
+    assert not [name for name in shown_runs if "curve-text" in shown_runs[name] or "best" in shown_runs[name]]
     rows = {line.split()[0]: line.split()[1:3] for line in motley.run("list-runs")["runs"].splitlines()[1:]}
     assert rows["table"] == ["collectives", "UNKNOWN"]
     assert "notes" not in rows
@@ -299,9 +299,9 @@ def test_what_has_no_loss_is_not_compared(motley: Trainer):
         ({"run": "notes"}, "run: {runs}/notes holds no job.json, so it is no run; choose another name"),
         (
             {"resume": "table"},
-            "resume: table is of the kind collectives; only a run of the workload gpt can be begun from",
+            "resume: table is of the kind collectives; only a run of the workload gpt can be resumed from",
         ),
-        ({"resume": "mine"}, "resume: mine is of the kind script; only a run of the workload gpt can be begun from"),
+        ({"resume": "mine"}, "resume: mine is of the kind script; only a run of the workload gpt can be resumed from"),
     ],
 )
 def test_a_run_of_another_kind_is_not_gone_on_with(
@@ -316,7 +316,7 @@ def test_a_run_of_another_kind_is_not_gone_on_with(
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"step": 1e999, "loss": 1}', '{"step": [], "loss": {}}', "null", '"x"', "\x00"]
 )
-def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):  # noqa: F811
+def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):
     folder = leave(ready, "odd")
     for name in ("summary.json", "config.json", "metrics.jsonl", "tracking.json", "control/7.r0.outcome"):
         (folder / name).write_text(text)
@@ -327,7 +327,7 @@ def test_no_file_of_a_run_makes_the_answer_fail(ready: Trainer, text: str):  # n
     assert ready.run("compare-runs", runs="odd,even")["runs"] == "odd, even"
 
 
-def test_a_loss_that_became_nan_is_told(ready: Trainer):  # noqa: F811
+def test_a_loss_that_became_nan_is_reported(ready: Trainer):
     folder = leave(ready, "burst")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 41, "loss": NaN}\n{"kind": "step", "step": 42, "loss": Infinity}\n')
@@ -348,7 +348,7 @@ def test_a_loss_that_became_nan_is_told(ready: Trainer):  # noqa: F811
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def sweep(ready: Trainer, cluster: Cluster) -> dict[str, Job]:  # noqa: F811
+def sweep(ready: Trainer, cluster: Cluster) -> dict[str, Job]:
     """A sweep of five: two ended well, one failed, one works, and one waits."""
     cluster.states = [("PENDING", 0)]
     ready.run("submit-sweep", grid="lr=1,2,3,4,5", args="--steps 16", name="s")
@@ -369,7 +369,7 @@ def sweep(ready: Trainer, cluster: Cluster) -> dict[str, Job]:  # noqa: F811
     return found
 
 
-def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: Cluster):
     found = sweep(ready, cluster)
     for shown in (ready.run("show-run", run="s"), ready.run("show-job", run="s")):
         assert shown["state"] == "RUNNING"
@@ -391,7 +391,7 @@ def test_a_sweep_is_counted_as_a_whole_and_by_its_runs(ready: Trainer, cluster: 
     assert ready.run("show-run", run="s")["state"] == "FAILED", "one of its runs did"
 
 
-def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_sweeps_run_is_known_by_what_it_wrote_once_slurm_has_forgotten_it(ready: Trainer, cluster: Cluster):
     sweep(ready, cluster)
     outcome = {"outcome": "failed", "error": "unrecognized arguments: --x"}
     (ready.workspace / "runs" / "s-2" / "control" / "43.r0.outcome").write_text(json.dumps(outcome))
@@ -419,7 +419,7 @@ def test_what_a_sweep_comes_to(states: dict[str, int], whole: str):
     assert sweeps.whole(collections.Counter(states)) == whole
 
 
-def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: Cluster):  # noqa: F811
+def test_a_sweeps_runs_are_compared_with_what_differs(ready: Trainer, cluster: Cluster):
     sweep(ready, cluster)
     results = ready.run("compare-runs", runs="s")
     head, *rows = [line.split() for line in results["results"].splitlines()]

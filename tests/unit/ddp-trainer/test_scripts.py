@@ -14,6 +14,7 @@ import time
 import typing
 
 import pytest
+from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts, wait_for
 
 from batch_host import Node
 from ddp.base import ParameterError, Settings
@@ -21,24 +22,6 @@ from ddp.environment.environments import Environment
 from ddp.node import network, spec
 from ddp.options import fields
 from ddp.submit import fabrics, resources, scripts
-from ddp.workspace import folders
-
-MANIFEST = folders.Manifest(
-    key="0" * 16, hash="ab" * 8, sha256="ab" * 32, size_bytes=10, unpacked_bytes=20,
-    python=f"3.{sys.version_info[1]}", torch="2.13.0+cpu", build="cpu", created="2026-11-20T00:00:00Z",
-)  # fmt: skip
-REQUEST = resources.Request("main", 2, 1, 4, 8000, "02:00:00", 180)
-
-
-def texts(
-    settings: Settings, request: resources.Request = REQUEST, *, outcome: bool = True, **given: typing.Any
-) -> dict[str, str]:
-    params = fields.parse(fields.SubmitDdp, {k.replace("_", "-"): v for k, v in given.items()})
-    archive = str(settings.environments / "abababababababab.tar.zst")
-    return scripts.training(
-        settings, request, params, Environment(MANIFEST, archive), run="first",
-        program=scripts.Program(("--module", "ddptrain", "smoke", "--lr", "3e-3"), leaves_outcome=outcome),
-    )  # fmt: skip
 
 
 def directives(script: str) -> list[str]:
@@ -122,15 +105,6 @@ def write(settings: Settings, files: dict[str, str]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def node(tmp_path: pathlib.Path, settings: Settings) -> Node:
-    return Node(tmp_path, settings.runs / "first")
-
-
-ENDS = 'echo "{\\"outcome\\": \\"%s\\", \\"step\\": 5}" > "$RUN_DIR/control/$RUN_ATTEMPT_ID.outcome"'
-WAITS = 'touch "$NOTES/started"; for i in $(seq 400); do [ -e "$STOP_FILE" ] && break; /bin/sleep 0.05; done; '
-
-
 def test_a_value_that_slipped_through_would_still_be_quoted(settings: Settings, node: Node, tmp_path: pathlib.Path):
     evil = f"$(touch {tmp_path}/pwned) `touch {tmp_path}/pwned`; touch {tmp_path}/pwned '\" {{{{ 7*7 }}}}"
     params = fields.SubmitDdp.model_construct()
@@ -164,7 +138,7 @@ def test_torchrun_gets_exactly_the_command(settings: Settings, node: Node):
         "/usr/bin/python3", str(node.run_dir / "program"), "node", "job.json", "--module", "ddptrain", "smoke", "--lr", "3e-3",
     ]  # fmt: skip
     lines = output.splitlines()
-    assert len(lines) == 2, "nothing else is said"
+    assert len(lines) == 2, "nothing else is printed"
     assert lines[1] == "[RESULT] rc=0 outcome=done"
     assert (
         lines[0] == "[ENV] job=12 attempt=12.r0 nodes=slurmd-0 head=127.0.0.1:20096 ranks_per_node=1 launcher=torchrun"
@@ -188,21 +162,6 @@ def test_the_exit_code_says_how_it_ended(settings: Settings, node: Node, srun: s
     node.add("srun", srun)
     assert node.run(texts(settings, outcome=outcome))[0] == code
     assert not node.requeued()
-
-
-def wait_for(path: pathlib.Path) -> None:
-    for _ in range(200):
-        if path.exists():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} did not come")
-
-
-def stop(node: Node, files: dict[str, str], number: signal.Signals, **more: typing.Any) -> tuple[int, str]:
-    process = node.start(files, **more)
-    wait_for(node.notes / "started")
-    process.send_signal(number)
-    return node.finish(process)
 
 
 def test_a_warning_saves_and_requeues(settings: Settings, node: Node):
@@ -244,7 +203,7 @@ def test_a_warning_at_the_very_end_does_not_requeue_a_finished_job(settings: Set
     assert not node.requeued()
 
 
-def test_an_earlier_attempts_stop_file_is_taken_away(settings: Settings, node: Node):
+def test_an_earlier_attempts_stop_file_is_removed(settings: Settings, node: Node):
     (node.run_dir / "control").mkdir(parents=True)
     (node.run_dir / "control" / "12.r0.stop").touch()
     node.add("srun", '[ -e "$STOP_FILE" ] && exit 5; ' + ENDS % "done")
@@ -399,7 +358,7 @@ def test_a_script_that_leaves_no_outcome_has_one_left_for_it(
     assert ("step" in left) == ("echo" in srun), "its own is kept"
 
 
-def test_a_cancelled_script_is_told_from_one_that_failed(settings: Settings, node: Node):
+def test_a_cancelled_script_is_distinguished_from_one_that_failed(settings: Settings, node: Node):
     node.add("srun", WAITS + "exit 143")
     assert stop(node, texts(settings, outcome=False), signal.SIGTERM)[0] == 143
     assert json.loads((node.run_dir / "control" / "12.r0.outcome").read_text())["outcome"] == "cancelled"
@@ -470,10 +429,10 @@ def test_a_faulty_node_is_tried_again_where_no_other_may_stand_in(
 def test_only_a_node_of_its_reservation_may_stand_in(settings: Settings, node: Node, reserved: str, requeues: bool):
     node.add("srun", COUNTS + FAILS)
     node.add("sinfo", "printf '%s\\n' slurmd-0 other third")
-    told = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
+    shown = f"ReservationName=team StartTime=2026-11-22T10:00:00 Nodes={reserved} NodeCnt=2 Flags=MAINT"
     node.add(
         "scontrol",
-        f'case "$*" in *"show reservation team") echo "{told}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
+        f'case "$*" in *"show reservation team") echo "{shown}" ;; "show hostnames {reserved}") echo {reserved} | tr , "\\n" ;;'
         f' show*) echo slurmd-0 ;; *) echo "$*" >> {node.notes}/scontrol ;; esac',
     )
     node.run(texts(settings, max_restarts=1, reservation="team"), FAULTY="slurmd-0")
@@ -613,7 +572,7 @@ def run_node(
     )
 
 
-def test_the_agent_is_told_its_place(settings: Settings, node: Node):
+def test_the_agent_gets_its_place(settings: Settings, node: Node):
     process = run_node(settings, node, 'printf "%s\n" "$OMP_NUM_THREADS $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME" "$@"')
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
@@ -636,7 +595,7 @@ def test_the_agent_is_told_its_place(settings: Settings, node: Node):
 def test_a_head_that_cannot_be_reached_is_named_with_both_nodes_and_its_port(
     settings: Settings, node: Node, error: str, words: str | None
 ):
-    """A head that refuses has not begun to listen yet; one that does not respond is behind a firewall."""
+    """A head that refuses does not listen yet; one that does not respond is behind a firewall."""
     process = run_node(settings, node, "echo started", SLURMD_NODENAME="slurmd-1", REFUSES=error)
     output, _ = process.communicate(timeout=60)
     if words is None:
@@ -759,12 +718,12 @@ def fabric(settings: Settings, wanted: str, *show: str, nodes: int = 2, **env: s
 
 @pytest.mark.parametrize("wanted", fabrics.NAMES)
 def test_every_fabric_says_which_it_is_or_what_is_missing(settings: Settings, wanted: str):
-    code, said = fabric(settings, wanted, "FABRIC")
+    code, printed = fabric(settings, wanted, "FABRIC")
     if code == 1:
-        assert said[0].startswith(f"[FATAL] gpu-0: fabric={wanted} needs /")
-        assert "; " in said[0], "and what to do about it"
+        assert printed[0].startswith(f"[FATAL] gpu-0: fabric={wanted} needs /")
+        assert "; " in printed[0], "and what to do about it"
     else:
-        assert (code, said) == (0, [wanted])
+        assert (code, printed) == (0, [wanted])
 
 
 def test_one_node_needs_no_fabric(settings: Settings):
@@ -806,10 +765,10 @@ def test_tcpxo_is_found_sourced_and_tamed(settings: Settings, monkeypatch: pytes
     show = "FABRIC NCCL_PROTO NCCL_BUFFSIZE NCCL_SOCKET_IFNAME NCCL_FASTRAK_CTRL_DEV CUDA_VISIBLE_DEVICES".split()
     lib = f"lib {found.library_path}"
     assert fabric(settings, "auto", *show) == (0, [lib, "tcpxo Simple 8388608 enp0s12 enp0s12 unset"])
-    code, said = fabric(
+    code, printed = fabric(
         settings, "tcpxo", *show, NCCL_BUFFSIZE="1", NCCL_SOCKET_IFNAME="eth9", CUDA_VISIBLE_DEVICES="3"
     )
-    assert (code, said) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
+    assert (code, printed) == (0, [lib, "tcpxo Simple 1 eth9 enp0s12 3"]), "the user's, and what Slurm gave the job"
 
 
 def test_roots_part_of_tcpxo_is_a_prolog_and_an_epilog():
@@ -876,12 +835,12 @@ def nsys(ranks: str) -> dict[str, typing.Any]:
 def test_nsight_records_the_chosen_ranks(settings: Settings, node: Node):
     node.add("nsys", 'echo "nsys $*"')
     given = nsys("0,3")
-    said = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
-    assert said.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
-    assert said.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
+    printed = run_node(settings, node, 'echo "bare $1"', given=given, **SLURM_RANK).communicate(timeout=30)[0]
+    assert printed.startswith(f"nsys profile --output={node.run_dir}/profile/12.r0.rank-3 ")
+    assert printed.rstrip().endswith(f"{node.cache}/{'ab' * 8}/bin/python script.py --flag")
     more = {**SLURM_RANK, "SLURM_PROCID": "2"}
-    said = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
-    assert said == "bare script.py\n"
+    printed = run_node(settings, node, 'echo "bare $1"', given=given, **more).communicate(timeout=30)[0]
+    assert printed == "bare script.py\n"
 
 
 def test_a_node_without_nsight_says_so(settings: Settings, node: Node):

@@ -5,12 +5,9 @@ import pathlib
 import typing
 
 import pytest
-import test_charm
 import yaml
 from cluster import Cluster, Job
-from test_charm import Trainer, write_result
-
-ready, trainer = test_charm.ready, test_charm.trainer  # fixtures
+from harness import Trainer, write_result
 
 
 def start(cluster: Cluster, sweep: Job, number: int, job_id: int, states: list[tuple[str, int]]) -> Job:
@@ -52,7 +49,7 @@ def test_a_file_names_each_runs_options(ready: Trainer, cluster: Cluster):
 def test_where_its_runs_write_is_no_option_of_a_sweep(ready: Trainer, cluster: Cluster):
     path = ready.workspace / "sweep.jsonl"
     path.write_text('{"lr": 1}\n{"run-dir": "/tmp/x"}\n')
-    why = "run-dir is the folder of each run, which the sweep itself gives; leave it away"
+    why = "run-dir is the folder of each run, which the sweep itself gives; omit it"
     assert ready.fails("submit-sweep", grid="run-dir=/tmp/x,/tmp/y") == f"grid: {why}"
     assert ready.fails("submit-sweep", file=str(path), workload="smoke") == f"file: {why}"
     assert not cluster.changes
@@ -87,9 +84,9 @@ def test_a_line_that_cannot_be_is_refused_and_nothing_is_written(
     path = ready.workspace / "sweep.jsonl"
     path.write_text(line)
     before = ready.files()
-    told = ready.fails("submit-sweep", file=str(path))
-    assert told.startswith("file: ")
-    assert words in told
+    message = ready.fails("submit-sweep", file=str(path))
+    assert message.startswith("file: ")
+    assert words in message
     assert ready.files() == before
     assert not cluster.changes
 
@@ -220,8 +217,8 @@ def test_the_id_that_a_sweep_shares_with_its_last_run_is_asked_about(ready: Trai
     """Slurm gives the array's own id to the task that is split off last."""
     last = shape(cluster, ready)["rest"]
     last.task, last.states = "3", [("RUNNING", 0)]
-    told = ready.fails("cancel-job", job_id=40)
-    assert told == "job-id: 40 is the sweep s, and its run s-3; run=s-3 for that run alone, run=s for all"
+    message = ready.fails("cancel-job", job_id=40)
+    assert message == "job-id: 40 is the sweep s, and its run s-3; run=s-3 for that run alone, run=s for all"
     assert cancelled(cluster) == []
     assert ready.run("cancel-job", run="s-3") == {"job-id": "40", "state": "CANCELLED", "run": "s-3"}
     assert cancelled(cluster) == [40]
@@ -285,11 +282,11 @@ def test_an_element_that_is_not_there_is_refused(
 
 
 def test_a_number_that_juju_made_of_an_element_is_not_taken_for_a_job(ready: Trainer, cluster: Cluster):
-    """Juju reads `job-id=40_3` as YAML, where that is the number 403: somebody else's job, or nobody's."""
+    """Juju reads `job-id=40_3` as YAML, where that is the number 403: another user's job, or none."""
     assert yaml.safe_load("40_3") == 403
     shape(cluster, ready)
-    told = ready.fails("show-job", job_id=403)
-    assert told.endswith("; see: juju run trainer/0 list-jobs; or do you mean job-id=40 element=3?")
+    message = ready.fails("show-job", job_id=403)
+    assert message.endswith("; see: juju run trainer/0 list-jobs; or do you mean job-id=40 element=3?")
     assert ready.fails("cancel-job", job_id=403).endswith("; or do you mean job-id=40 element=3?")
     assert "do you mean" not in ready.fails("show-job", job_id=409)
     other = Job(403, cluster.user, "night", ready.workspace / "x", "", [("RUNNING", 0)])

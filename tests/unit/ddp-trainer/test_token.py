@@ -13,19 +13,11 @@ import urllib.parse
 import pytest
 from cluster import Cluster, Job
 from conftest import USER
+from harness import Trainer
 from ops import testing
-from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
-from test_scripts import (  # noqa: F401
-    ENDS,
-    MANIFEST,
-    REQUEST,
-    WAITS,
-    Node,
-    node,  # pyright: ignore[reportUnusedImport]
-    stop,
-    texts,
-)
+from script_texts import ENDS, MANIFEST, REQUEST, WAITS, stop, texts
 
+from batch_host import Node
 from ddp.base import Settings, TrainerError
 from ddp.environment.environments import Environment
 from ddp.node import spec
@@ -45,7 +37,7 @@ FORMS = (
 class Cloud:
     """A trainer's model with a user's secret."""
 
-    def __init__(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def __init__(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trainer = trainer
         self.content = {"token": TOKEN}
         self.is_granted = True
@@ -80,19 +72,19 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(ready: Trainer, monkeypatch: pytest.MonkeyPatch) -> Cloud:  # noqa: F811
+def cloud(ready: Trainer, monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return Cloud(ready, monkeypatch)
 
 
-def everything(trainer: Trainer, cluster: Cluster) -> str:  # noqa: F811
-    """Return all text that a person or another account may come to see."""
-    told = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
-    told += [line.message for line in trainer.context.juju_log]
-    told += [str(path) for path in trainer.workspace.rglob("*")]
+def everything(trainer: Trainer, cluster: Cluster) -> str:
+    """Collect all text that an operator or another account may see."""
+    seen = [*trainer.results.values(), *trainer.log, *(" ".join(call) for call in cluster.calls)]
+    seen += [line.message for line in trainer.context.juju_log]
+    seen += [str(path) for path in trainer.workspace.rglob("*")]
     for path in trainer.workspace.rglob("*"):
         if path.is_file() and ".secrets" not in path.parts:
-            told.append(path.read_bytes().decode("latin-1"))
-    return "\n".join(told)
+            seen.append(path.read_bytes().decode("latin-1"))
+    return "\n".join(seen)
 
 
 @pytest.mark.parametrize("action", ["submit-ddp", "submit-sweep"])
@@ -152,8 +144,8 @@ def test_a_file_of_the_users_own_goes_before(cloud: Cloud, cluster: Cluster):
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_a_token_in_env_is_refused_without_being_shown(cloud: Cloud, name: str):
-    said = cloud.trainer.fails("submit-ddp", env=f"{name}=hf_mine")
-    assert said == f"env: {name} would be in the job's script for others to read; set the option hf-token"
+    error = cloud.trainer.fails("submit-ddp", env=f"{name}=hf_mine")
+    assert error == f"env: {name} would be in the job's script for others to read; set the option hf-token"
 
 
 @pytest.mark.parametrize(
@@ -202,11 +194,11 @@ def test_the_file_goes_with_its_job_and_not_before(cloud: Cloud, cluster: Cluste
     cloud.trainer.run("submit-ddp", workload="smoke", run="first")
     cloud.trainer.run("submit-ddp", workload="smoke", run="second")
     cloud.age()
-    cluster.jobs[0].states = [("CANCELLED", 15)]  # by scancel, which told nobody
+    cluster.jobs[0].states = [("CANCELLED", 15)]  # by scancel, without a notice
     cluster.jobs[1].states = [("REQUEUED", 0)]
     cluster.silent = 1000
     cloud.wake()
-    assert len(cloud.files) == 2, "while Slurm is away nothing is known to be over"
+    assert len(cloud.files) == 2, "while Slurm does not respond nothing is known to be over"
     cluster.silent = 0
     cloud.wake()
     assert list(cloud.files) == ["second.hf-token"]
@@ -322,7 +314,7 @@ def test_another_principals_relation_changes_nothing(
     assert {call[0] for call in cluster.calls[calls:]} <= {"scontrol", "squeue", "sinfo"}
 
 
-def test_a_folder_of_somebody_else_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
+def test_a_folder_of_another_account_or_a_link_is_not_used(settings: Settings, tmp_path: pathlib.Path):
     (tmp_path / "theirs").mkdir()
     secrets = settings.workspace / ".secrets"
     secrets.symlink_to(tmp_path / "theirs")
@@ -375,7 +367,7 @@ def queued(settings: Settings, *, sweep: bool = False) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("end", [ENDS % "done", ENDS % "failed" + "; exit 1", "exit 137"])
-def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathlib.Path], node: Node, end: str):  # noqa: F811
+def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathlib.Path], node: Node, end: str):
     settings, path = given
     node.add("srun", READS + end)
     _, output = node.run(queued(settings))
@@ -386,7 +378,7 @@ def test_a_job_that_ends_by_itself_removes_the_file(given: tuple[Settings, pathl
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_job_that_was_stopped_may_come_back_and_keeps_the_file(
     given: tuple[Settings, pathlib.Path],
-    node: Node,  # noqa: F811
+    node: Node,
     number: signal.Signals,
 ):
     settings, path = given
@@ -397,7 +389,7 @@ def test_a_job_that_was_stopped_may_come_back_and_keeps_the_file(
 
 def test_a_job_that_is_queued_again_without_a_bad_node_keeps_the_file(
     given: tuple[Settings, pathlib.Path],
-    node: Node,  # noqa: F811
+    node: Node,
 ):
     settings, path = given
     node.add("sinfo", "echo slurmd-2")
@@ -410,7 +402,7 @@ def test_a_job_that_is_queued_again_without_a_bad_node_keeps_the_file(
 @pytest.mark.parametrize(("left", "stays"), [("12_0", False), ("12_0 12_1", True), ("", True)])
 def test_the_last_run_of_a_sweep_removes_the_file(
     given: tuple[Settings, pathlib.Path],
-    node: Node,  # noqa: F811
+    node: Node,
     left: str,
     stays: bool,
 ):
@@ -423,7 +415,7 @@ def test_the_last_run_of_a_sweep_removes_the_file(
     assert path.exists() is stays
 
 
-def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], node: Node):  # noqa: F811
+def test_a_job_without_the_file_says_so(given: tuple[Settings, pathlib.Path], node: Node):
     settings, path = given
     path.unlink()
     node.add("srun", ENDS % "done")

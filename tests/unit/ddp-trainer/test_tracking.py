@@ -7,12 +7,12 @@ import pathlib
 import pytest
 from cluster import Cluster
 from conftest import Pip
-from test_charm import Trainer, ready, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixtures
+from harness import Trainer
 
 from ddp.environment import archives
 
 
-def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
+def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, cluster: Cluster, pip: Pip):
     def extras() -> int:
         return sum(call[-1].endswith("tracking/requirements.txt") and "--require-hashes" in call for call in pip.calls)
 
@@ -30,7 +30,7 @@ def test_the_option_brings_the_packages_and_tells_the_jobs(trainer: Trainer, clu
 
 
 @pytest.mark.parametrize("value", ["http://user:secret@host", "ftp://x", "relative/path", "http://a b", "$(id)"])
-def test_a_server_that_cannot_be_is_refused(trainer: Trainer, value: str):  # noqa: F811
+def test_a_server_that_cannot_be_is_refused(trainer: Trainer, value: str):
     trainer.config["mlflow-tracking-uri"] = value
     out = trainer.event("config_changed")
     assert out.unit_status.name == "blocked"
@@ -54,8 +54,8 @@ def test_old_environments_go_and_used_ones_stay(tmp_path: pathlib.Path):
     os.utime(folder / ".environment-x.tmp", (1, 1))
     (folder / ".environment-y.tmp").write_text("being written")
     (tmp_path / "runs" / "busy" / "job.json").write_text(json.dumps({"environment": names[1]}))
-    told = archives.prune_environments(str(tmp_path), keep=[names[0]], runs=[str(tmp_path / "runs" / "busy"), "/etc"])
-    assert told["removed"] == [names[2]]
+    pruned = archives.prune_environments(str(tmp_path), keep=[names[0]], runs=[str(tmp_path / "runs" / "busy"), "/etc"])
+    assert pruned["removed"] == [names[2]]
     left = {path.name for path in folder.iterdir()}
     assert f"{names[2]}.json" not in left
     assert f"{names[2]}.tar.zst" not in left

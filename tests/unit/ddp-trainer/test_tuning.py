@@ -3,32 +3,16 @@
 import pathlib
 
 import pytest
-import test_charm
 from cluster import Cluster
 from conftest import Pip
-from test_charm import Trainer
-from test_wheelhouse import make
+from harness import Trainer
+from wheelhouses import make
 
-trainer = test_charm.trainer  # fixture
 TUNING = "tuning/requirements.txt"
 
 
 def extras(pip: Pip) -> list[tuple[str, ...]]:
     return [call for call in pip.calls if call[-1].endswith(TUNING)]
-
-
-@pytest.fixture
-def model(trainer: Trainer) -> pathlib.Path:
-    """A model's folder and JSON lines in the workspace, and the option set."""
-    trainer.config["transformers"] = True
-    folder = trainer.workspace / "models" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (trainer.workspace / "chat.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "chat").mkdir()
-    (trainer.workspace / "chat" / "train.jsonl").write_text('{"text": "hello"}\n')
-    (trainer.workspace / "empty").mkdir()
-    return folder
 
 
 def test_the_option_makes_another_environment_with_the_locked_packages(trainer: Trainer, cluster: Cluster, pip: Pip):
@@ -58,8 +42,8 @@ def test_a_wheelhouse_brings_it_too(trainer: Trainer, cluster: Cluster, pip: Pip
 def test_a_wheel_that_the_wheelhouse_lacks_is_named(trainer: Trainer, cluster: Cluster, pip: Pip):
     trainer.config["transformers"] = True
     pip.failure = "ERROR: No matching distribution found for tokenizers==0.23.3"
-    said = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
-    assert said.startswith("wheelhouse: no wheel of tokenizers==0.23.3 for Python 3.12")
+    error = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
+    assert error.startswith("wheelhouse: no wheel of tokenizers==0.23.3 for Python 3.12")
 
 
 @pytest.mark.parametrize("data", ["chat.jsonl", "chat"])
@@ -84,8 +68,8 @@ def test_without_the_option_it_is_refused_with_what_to_type(trainer: Trainer, mo
         ("submit-sweep", {"args": f"--model-local-dir {model}", "grid": "lr=0.1,0.2"}),
         ("submit-sweep", {"grid": f"model-local-dir={model}"}),
     ):
-        said = trainer.fails(action, dataset=str(trainer.workspace / "chat"), **more)
-        assert said == (
+        error = trainer.fails(action, dataset=str(trainer.workspace / "chat"), **more)
+        assert error == (
             "args: --model-local-dir needs transformers in the jobs' environment; "
             "type: juju config trainer transformers=true"
         )
@@ -122,28 +106,28 @@ def test_a_container_brings_its_own(trainer: Trainer, model: pathlib.Path, clust
 def test_what_cannot_be_is_refused_before_anything_is_written(
     trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip, case: tuple[str, str | None, str]
 ):
-    args, dataset, said = case
+    args, dataset, error = case
     trainer.event("install")
     top, before = trainer.workspace, trainer.files()
     words = args.format(top=top, model=f"--model-local-dir {model}")
     given = {"dataset": f"{top}/{dataset}"} if dataset else {}
     message = trainer.fails("submit-ddp", args=words, **given)
-    assert message.startswith(said.format(top=top))
+    assert message.startswith(error.format(top=top))
     assert (cluster.changes, pip.calls) == ([], [])
     assert trainer.files() == before
 
 
 def test_each_run_of_a_sweep_is_checked(trainer: Trainer, model: pathlib.Path, cluster: Cluster, pip: Pip):
     data, absent = str(trainer.workspace / "chat"), trainer.workspace / "models" / "big"
-    said = trainer.fails("submit-sweep", grid=f"model-local-dir={model},{absent}", dataset=data)
-    assert said == f"options: --model-local-dir: {absent} is not there"
+    error = trainer.fails("submit-sweep", grid=f"model-local-dir={model},{absent}", dataset=data)
+    assert error == f"options: --model-local-dir: {absent} is not there"
     assert cluster.changes == []
     trainer.run("submit-sweep", grid=f"model-local-dir={model} lr=0.1,0.2", dataset=data, nodes=1)
     assert cluster.jobs
-    said = trainer.fails("submit-sweep", grid=f"tokenizer-local-dir={model}", dataset=data)
-    assert said == "options: --tokenizer-local-dir goes with --model-local-dir; give both"
+    error = trainer.fails("submit-sweep", grid=f"tokenizer-local-dir={model}", dataset=data)
+    assert error == "options: --tokenizer-local-dir goes with --model-local-dir; give both"
 
 
 def test_a_training_of_the_payloads_own_model_takes_no_json_lines(trainer: Trainer, model: pathlib.Path):
-    said = trainer.fails("submit-ddp", dataset=str(trainer.workspace / "chat"))
-    assert "holds no dataset.json" in said
+    error = trainer.fails("submit-ddp", dataset=str(trainer.workspace / "chat"))
+    assert "holds no dataset.json" in error

@@ -1,6 +1,5 @@
 """An environment from a folder or an archive of wheels, for clusters that reach no package index."""
 
-import io
 import pathlib
 import stat
 import subprocess
@@ -11,44 +10,16 @@ import zipfile
 import pytest
 from cluster import Cluster
 from conftest import Pip
-from test_charm import Trainer, trainer  # noqa: F401 # pyright: ignore[reportUnusedImport] - fixture
+from harness import Trainer
+from wheelhouses import WHEELS, add, make
 
 from ddp.environment import archives, environments
 from ddp.workspace.files import RefusedError
 from slurm_ddp.run import CommandTimeout
 
-WHEELS = {"numpy-2.0-py3-none-any.whl": b"numpy", "torch-2.13.0+cpu-py3-none-any.whl": b"torch" * 1000}
-
-
-def make(folder: pathlib.Path, form: str, wheels: dict[str, bytes] = WHEELS) -> str:
-    """Return the path of a wheelhouse of this form."""
-    path = folder / f"wheels{form}"
-    if not form:
-        path.mkdir()
-        for name, data in wheels.items():
-            (path / name).write_bytes(data)
-    elif form == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("wheels/README", "no wheel")
-            for name, data in wheels.items():
-                archive.writestr(f"wheels/{name}", data)
-    else:
-        with tarfile.open(path, "w") as archive:  # the double of zstd compresses nothing
-            for name, data in {"README": b"no wheel", **wheels}.items():
-                add(archive, f"./wheels/{name}", data)
-    return str(path)
-
-
-def add(archive: tarfile.TarFile, name: str, data: bytes = b"x", **more: typing.Any) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    for key, value in more.items():
-        setattr(member, key, value)
-    archive.addfile(member, io.BytesIO(data))
-
 
 @pytest.mark.parametrize("form", ["", ".tar", ".tar.zst", ".zip"])
-def test_no_index_is_asked(trainer: Trainer, cluster: Cluster, pip: Pip, form: str):  # noqa: F811
+def test_no_index_is_asked(trainer: Trainer, cluster: Cluster, pip: Pip, form: str):
     seen: list[dict[str, bytes]] = []
     install = pip.run
 
@@ -79,7 +50,7 @@ def test_no_index_is_asked(trainer: Trainer, cluster: Cluster, pip: Pip, form: s
     assert len(pip.calls) == made, "jobs use it"
 
 
-def test_an_attached_wheelhouse_is_used_by_itself(trainer: Trainer, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path):  # noqa: F811
+def test_an_attached_wheelhouse_is_used_by_itself(trainer: Trainer, cluster: Cluster, pip: Pip, tmp_path: pathlib.Path):
     resource = trainer.root / "wheelhouse"
     resource.write_bytes(pathlib.Path(make(trainer.workspace, ".zip")).read_bytes())
     resource.chmod(0o600)
@@ -99,32 +70,32 @@ def test_an_attached_wheelhouse_is_used_by_itself(trainer: Trainer, cluster: Clu
     assert trainer.fails("install-environment").startswith("wheelhouse: ")
 
 
-def test_other_wheels_make_another_environment(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
+def test_other_wheels_make_another_environment(trainer: Trainer, cluster: Cluster, pip: Pip):
     path = make(trainer.workspace, "")
     first = trainer.run("install-environment", wheelhouse=path)
     calls = len(pip.calls)
     assert trainer.run("install-environment", wheelhouse=path) == first
     assert len(pip.calls) == calls
-    (pathlib.Path(path) / "numpy-2.0-py3-none-any.whl").write_bytes(b"mended")
+    (pathlib.Path(path) / "numpy-2.0-py3-none-any.whl").write_bytes(b"repaired")
     second = trainer.run("install-environment", wheelhouse=path)
     assert second["wheelhouse"] != first["wheelhouse"]
     assert len(pip.calls) > calls
 
 
-def test_a_wheel_that_is_missing_is_named(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
+def test_a_wheel_that_is_missing_is_named(trainer: Trainer, cluster: Cluster, pip: Pip):
     pip.failure = (
         "ERROR: Could not find a version that satisfies the requirement sympy>=1.13.3 (from torch) (from versions: none)\n"
         "ERROR: No matching distribution found for sympy>=1.13.3"
     )
-    said = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
-    assert said.startswith("wheelhouse: no wheel of sympy>=1.13.3 for Python 3.12 on ")
+    message = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ".tar"))
+    assert message.startswith("wheelhouse: no wheel of sympy>=1.13.3 for Python 3.12 on ")
     assert not list((trainer.workspace / "environments").iterdir())
 
 
-def test_a_wheel_that_is_not_the_locked_one_is_refused(trainer: Trainer, cluster: Cluster, pip: Pip):  # noqa: F811
+def test_a_wheel_that_is_not_the_locked_one_is_refused(trainer: Trainer, cluster: Cluster, pip: Pip):
     pip.failure = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
-    said = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ""))
-    assert said == "pip: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
+    message = trainer.fails("install-environment", wheelhouse=make(trainer.workspace, ""))
+    assert message == "pip: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
 
 
 def bad(folder: pathlib.Path, kind: str) -> str:
@@ -154,15 +125,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_an_archive_that_leads_outside_is_refused(
-    trainer: Trainer,  # noqa: F811
+    trainer: Trainer,
     cluster: Cluster,
     pip: Pip,
     tmp_path: pathlib.Path,
     kind: str,
 ):
-    said = trainer.fails("install-environment", wheelhouse=bad(trainer.workspace, kind))
-    assert said.startswith("wheelhouse: ")
-    assert REFUSED[kind] in said
+    message = trainer.fails("install-environment", wheelhouse=bad(trainer.workspace, kind))
+    assert message.startswith("wheelhouse: ")
+    assert REFUSED[kind] in message
     assert not list(tmp_path.rglob("evil.whl"))
     assert not list((tmp_path / "cache").iterdir()), "nothing is left"
     assert not [call for call in pip.calls if "install" in call]
@@ -186,7 +157,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize("form", [".tar", ".tar.zst", ".zip"])
-def test_a_damaged_archive_is_refused(trainer: Trainer, cluster: Cluster, pip: Pip, form: str):  # noqa: F811
+def test_a_damaged_archive_is_refused(trainer: Trainer, cluster: Cluster, pip: Pip, form: str):
     path = pathlib.Path(make(trainer.workspace, form))
     path.write_bytes(path.read_bytes()[:3000])
     assert " is damaged: " in trainer.fails("install-environment", wheelhouse=str(path))
@@ -207,7 +178,7 @@ def test_a_real_zstd_archive_is_read(tmp_path: pathlib.Path, monkeypatch: pytest
         archives.open_wheelhouse(str(tmp_path / "cut.tar.zst"), str(tmp_path / "other"))
 
 
-def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_path: pathlib.Path):  # noqa: F811
+def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_path: pathlib.Path):
     top = trainer.workspace
     (top / "empty").mkdir()
     (top / "notes.txt").write_text("x")
@@ -223,14 +194,14 @@ def test_what_is_no_wheelhouse_says_why(trainer: Trainer, cluster: Cluster, tmp_
         f"{top}/absent": "is not there",
         "/etc": "is outside the workspace",
     }.items():
-        said = trainer.fails("install-environment", wheelhouse=path)
-        assert said.startswith("wheelhouse: "), said
-        assert why in said
+        message = trainer.fails("install-environment", wheelhouse=path)
+        assert message.startswith("wheelhouse: "), message
+        assert why in message
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
-def test_what_takes_too_long_is_told_with_where_to_look(
-    trainer: Trainer,  # noqa: F811
+def test_what_takes_too_long_is_reported_with_where_to_look(
+    trainer: Trainer,
     cluster: Cluster,
     pip: Pip,
     monkeypatch: pytest.MonkeyPatch,

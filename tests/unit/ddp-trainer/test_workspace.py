@@ -101,15 +101,15 @@ def test_a_mistake_of_ours_is_not_taken_for_the_filesystems(settings: Settings):
 
 @pytest.mark.parametrize("name", folders.FOLDERS)
 @pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_a_folder_that_somebody_made_first_is_named(settings: Settings, name: str, mode: int):
+def test_a_folder_that_another_account_made_first_is_named(settings: Settings, name: str, mode: int):
     """In a sticky root anybody can squat on a name; what lies there is never used."""
     settings.workspace.chmod(0o1777)
     squatted = settings.workspace / name
     squatted.chmod(mode)
     os.chown(squatted, 33, 33)
     owner = pwd.getpwuid(os.geteuid()).pw_name
-    said = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
-    assert folders.look(settings).untrusted == said
+    message = f"{squatted} belongs to uid 33 (mode {mode:04o}), which is none of the trusted 0: chown {owner} {squatted}, or remove it"
+    assert folders.look(settings).untrusted == message
     assert squatted.stat().st_uid == 33
 
 
@@ -130,8 +130,8 @@ def test_a_workspace_that_nobody_can_change_for_others_is_trusted(settings: Sett
 def test_a_folder_that_others_can_write_is_named(settings: Settings, name: str):
     folder = pathlib.Path(os.path.normpath(settings.workspace / name))
     folder.chmod(0o777)
-    said = "without the sticky bit, so any account can replace what is in it: chmod +t"
-    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {said} {folder}"
+    message = "without the sticky bit, so any account can replace what is in it: chmod +t"
+    assert folders.look(settings).untrusted == f"{folder} has mode 0777 {message} {folder}"
 
 
 def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings: Settings, tmp_path: pathlib.Path):
@@ -147,7 +147,7 @@ def test_each_python_of_an_environment_begins_with_the_payloads_startup(settings
 
 @pytest.fixture
 def slow(tmp_path: pathlib.Path) -> dict[str, str]:
-    """What finish_environment works on, with an interpreter that waits for somebody to write into a pipe."""
+    """What finish_environment works on, with an interpreter that waits until a pipe is written to."""
     build, pipe = tmp_path / "build", tmp_path / "pipe"
     (build / "env" / "lib" / "python3.12" / "site-packages" / "torch").mkdir(parents=True)
     (build / "env" / "bin").mkdir()
@@ -281,10 +281,10 @@ def test_a_run_tells_of_itself(settings: Settings):
     (folder / "control" / "12.r0.outcome").write_text('{"outcome": "preempted", "step": 3}')
     (folder / "control" / "12.r10.outcome").write_text('{"outcome": "done", "step": 5}')
     (folder / "metrics.jsonl").write_text('{"step": 4, "loss": 1.5}\n{"step": 5, "loss": 1.25}\n{"step": 6, "lo')
-    told = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
-    assert told["summary"] == {"steps": 5}
-    assert told["outcome"]["outcome"] == "done", "of the last attempt"
-    assert told["metric"] == {"step": 5, "loss": 1.25}, "of the last whole line"
+    answer = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
+    assert answer["summary"] == {"steps": 5}
+    assert answer["outcome"]["outcome"] == "done", "of the last attempt"
+    assert answer["metric"] == {"step": 5, "loss": 1.25}, "of the last whole line"
 
 
 def test_a_run_full_of_rubbish_tells_nothing(settings: Settings):
@@ -293,8 +293,8 @@ def test_a_run_full_of_rubbish_tells_nothing(settings: Settings):
     (folder / "summary.json").symlink_to("/etc/hostname")
     os.mkfifo(folder / "metrics.jsonl")
     (folder / "control" / "12.r0.outcome").write_bytes(b"\xff\x00")
-    told = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
-    assert told == {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
+    answer = ask(settings, "read_run", workspace=str(settings.workspace), run="first", job_id=12)
+    assert answer == {"job": None, "summary": None, "outcome": None, "metric": None, "summary_written": 0.0}
 
 
 def test_a_log_is_bounded(settings: Settings):
@@ -350,7 +350,7 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 @pytest.mark.parametrize(
     ("logs", "rank", "last"),
     [
-        # the rank with a reason of its own, though another fell silent before it
+        # the rank with a reason of its own, though another stopped responding before it
         (
             [
                 (0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"), 5),
@@ -477,7 +477,7 @@ srun: error: slurmd-1: task 1: Out Of Memory
 
 
 @pytest.mark.parametrize("cut", [0, 4], ids=["all", "srun's line alone"])
-def test_a_rank_that_took_more_memory_than_the_job_has_is_told_so(settings: Settings, cut: int):
+def test_a_rank_that_took_more_memory_than_the_job_has_gets_that_reason(settings: Settings, cut: int):
     folder = make_run(settings)
     rank_log(folder, 0, 0, TRACE.format("RuntimeError: [gloo] Connection closed by peer [10.0.0.2]:1234"))
     agents = [AGENT.format(1, -9, 1), AGENT.format(0, 1, 0)]
@@ -508,7 +508,7 @@ def test_an_exception_that_a_rank_lived_on_with_is_not_the_reason(settings: Sett
     assert found["lines"] == [*TRACE.splitlines()[:-1], "ValueError: sample 7 is skipped"]
 
 
-def test_a_message_longer_than_what_is_read_of_a_log_is_told(settings: Settings):
+def test_a_message_longer_than_what_is_read_of_a_log_is_reported(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, CUT)
     rank_log(folder, 1, 0, TRACE.format(f"ValueError: {'x' * 100_000}") + "[W1120 x.cpp:9] Warning: not destroyed\n")
@@ -556,7 +556,7 @@ def test_a_torchrun_that_was_killed_is_found(settings: Settings):
     assert str(failure(settings)["lines"]).endswith("Connection closed by peer [10.0.0.2]:1234']")
 
 
-def test_srun_tells_which_rank_was_killed_or_left_without_a_word(settings: Settings):
+def test_srun_tells_which_rank_was_killed_or_left_with_no_output(settings: Settings):
     folder = make_run(settings, launcher="srun")
     begin = "[ENV] job=12 attempt=12.r0 nodes=n0 n1\n0: [ENV] node=n0 address=10.0.0.1\n"
     end = "srun: error: n{0}: task {1}: Exited with exit code {2}\n[RESULT] rc=1 outcome=none\n"
@@ -574,9 +574,9 @@ def test_a_rank_that_left_well_before_the_others_is_found(settings: Settings):
         rank_log(folder, 0, local, CUT)
     early = "1: E1123 03:40:34.271000 23 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.2"
     (folder / "logs" / "12.out").write_text("\n".join([AGENT.format(0, 1, 0), early]))
-    said = "exited with code 0 while others went on; do all ranks get the same number of batches?"
-    assert failure(settings) == {"rank": 2, "node": 1, "lines": [said]}
-    assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", said), "not the node's"
+    message = "exited with code 0 while others went on; do all ranks get the same number of batches?"
+    assert failure(settings) == {"rank": 2, "node": 1, "lines": [message]}
+    assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"]) == ("program", "n1", message), "not the node's"
     shutil.rmtree(folder / "logs" / "12.r0")
     rank_log(folder, 0, 0, TRACE.format("ValueError: boom"))
     assert failure(settings)["rank"] == 0, "one that failed by itself goes before"
@@ -603,7 +603,7 @@ def test_much_output_of_the_others_does_not_hide_who_left(settings: Settings):
     assert explain.blame(str(folder), "12", "12.r0", ["n0", "n1"])[:2] == ("program", "n1")
 
 
-def test_a_rank_that_left_without_a_word_is_named_with_its_exit_code(settings: Settings):
+def test_a_rank_that_left_with_no_output_is_named_with_its_exit_code(settings: Settings):
     folder = make_run(settings)
     rank_log(folder, 0, 0, CUT)
     earlier = f"[ENV] job=12 attempt=12.r0 \n{AGENT.format(0, -9, 1)}\n"  # what ended an attempt before is over
@@ -628,7 +628,7 @@ Thread 0x00007f2 (most recent call first):
 """
 
 
-def test_what_nccls_watchdog_said_before_it_ended_the_ranks_is_told(settings: Settings):
+def test_what_nccls_watchdog_printed_before_it_ended_the_ranks_is_shown(settings: Settings):
     folder = make_run(settings)
     for node, local in [(0, 0), (0, 1), (1, 0)]:
         rank_log(folder, node, local, WATCHDOG.format(2 * node + local), age_s=9 if node else 1)
@@ -659,16 +659,18 @@ def test_a_failure_before_any_rank_is_found_in_the_jobs_log(settings: Settings):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "slurmstepd: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
         "slurmstepd-n0: error: *** STEP 20.0 ON n0 CANCELLED AT 2026-11-22T19:48:01 ***",
         "[2026-11-22T19:46:28.227] error: *** STEP 44.0 ON n0 CANCELLED AT 2026-11-22T19:46:28 DUE TO TASK FAILURE ***",
     ],
 )  # 24.11, and where a node's name is not its host's; 26.05
-def test_what_slurm_says_of_the_end_is_not_why_it_came(settings: Settings, said: str):
+def test_what_slurm_says_of_the_end_is_not_why_it_came(settings: Settings, message: str):
     folder = make_run(settings)
-    text = f"[ENV] job=12\n1: sh: 1: nope: not found\nsrun: error: n1: task 1: Exited with exit code 127\n0: {said}\n"
+    text = (
+        f"[ENV] job=12\n1: sh: 1: nope: not found\nsrun: error: n1: task 1: Exited with exit code 127\n0: {message}\n"
+    )
     (folder / "logs" / "12.out").write_text(text)
     assert failure(settings)["lines"] == ["sh: 1: nope: not found"]
 
@@ -692,7 +694,7 @@ def test_a_build_happens_in_a_private_folder(settings: Settings, tmp_path: pathl
     assert pathlib.Path(opened["folder"]).exists()
 
 
-def test_a_build_folder_that_somebody_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
+def test_a_build_folder_that_another_account_planted_is_refused(settings: Settings, tmp_path: pathlib.Path):
     base = tmp_path / "cache"
     base.symlink_to(tmp_path)
     with pytest.raises(folders.WorkspaceError, match="is not a folder of this account"):
@@ -719,9 +721,9 @@ def came(*hosts: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "merged", "ranks", "nodes"),
+    ("message", "merged", "ranks", "nodes"),
     [
-        ("[FATAL] 3 of 6 ranks did not come within 120 s: 2, 3, 5; look at their logs", CAME, [2, 3, 5], ["n1", "n2"]),
+        ("[FATAL] 3 of 6 ranks never joined within 120 s: 2, 3, 5; look at their logs", CAME, [2, 3, 5], ["n1", "n2"]),
         ("[FATAL] rank 0 published no address in /x within 120 s; is --run-dir shared?", CAME, [0], ["n0"]),
         (VAIN, came("n0", "n2"), [2, 3], ["n1"]),
         (VAIN, came("n0", "n1", "n2"), [], []),
@@ -731,17 +733,17 @@ def came(*hosts: str) -> str:
     ],
 )
 def test_ranks_that_never_came_are_named_with_their_nodes(
-    settings: Settings, said: str, merged: str, ranks: list[int], nodes: list[str]
+    settings: Settings, message: str, merged: str, ranks: list[int], nodes: list[str]
 ):
     folder = make_run(settings)
     (folder / "control" / "12.hosts").write_text("n0 n1 n2\n")
-    (folder / "logs" / "12.out").write_text(merged + f"0: {said}\n")
-    rank_log(folder, 0, 0, TRACE.format(said))
+    (folder / "logs" / "12.out").write_text(merged + f"0: {message}\n")
+    rank_log(folder, 0, 0, TRACE.format(message))
     found = ask(settings, "find_failure", workspace=str(settings.workspace), run="first", job_id=12, lines=5)
     assert (found["absent_ranks"], found["absent_nodes"]) == (ranks, nodes)
     kind, node, words = explain.blame(str(folder), "12", "12.r0", ["n0", "n1", "n2"])
     if len(nodes) == 1:
-        told = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
-        assert (kind, node, words) == ("node", nodes[0], told), "the next attempt is made without it"
+        answer = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} never joined the rendezvous"
+        assert (kind, node, words) == ("node", nodes[0], answer), "the next attempt is made without it"
     else:
         assert kind == "program"

@@ -85,7 +85,7 @@ class Volume(orders.Unit):
             "format works": lambda: vars(world).update(format_error=""),
             "another unit leads": lambda: self.replace(leader=False),
             "the secret is withdrawn": lambda: self.replace(secrets=self.state.secrets - {USERS_SECRET}),
-            "a secret with nonsense": lambda: self.grant({"meta-passwd": "one"}),
+            "a secret malformed": lambda: self.grant({"meta-passwd": "one"}),
             "the secret is granted": lambda: self.grant(USERS_SECRET.tracked_content),
             "s3 answers": lambda: self.write(
                 "s3", remote_app_data={"bucket": "train", "access-key": "k", "secret-key": "s"}
@@ -94,7 +94,7 @@ class Volume(orders.Unit):
             "config of the other kind": self.configure_otherwise,
             "config capacity": self.configure(**CONFIGS[self.kind], capacity=20),
             "config removal": self.configure(**CONFIGS[self.kind], **{"allow-removal": True}),
-            "config nonsense": self.configure(**{"metadata-url": "db.example.com", "bucket": "train"}),
+            "config malformed": self.configure(**{"metadata-url": "db.example.com", "bucket": "train"}),
         }
 
     def configure(self, **config: typing.Any) -> collections.abc.Callable[[], None]:

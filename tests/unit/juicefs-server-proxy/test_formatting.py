@@ -217,6 +217,7 @@ def test_the_journal_knows_one_volume_until_it_is_forgotten(rig: Rig):
     assert format_journal.credentials("other") is None
     kept, began = sorted((format_journal.STATE_DIR / APP).iterdir(), key=lambda path: path.name == "format-began")
     assert kept.stat().st_mode & 0o777 == 0o600
+    assert (kept.name, began.name) == ("format-credentials.json", "format-began"), "a charm before this one wrote them"
     began.write_bytes(b"\xff\xfe")
     assert not format_journal.has(APP, URL, "shared")
     format_journal.forget(APP)

@@ -26,6 +26,21 @@ def test_other_blocks_are_refused(size: str):
         spec.read_format(size, "none", 0, 0, 0)
 
 
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_the_compressions(compression: str):
+    assert spec.read_format("4M", compression, 0, 0, 0).compression == compression
+    with pytest.raises(ValueError, match=r"^compression: one of none, lz4, zstd$"):
+        spec.read_format("4M", f"{compression}2", 0, 0, 0)
+
+
+@pytest.mark.parametrize(("option", "at"), [("capacity", 0), ("inodes", 1), ("trash-days", 2)])
+def test_a_limit_is_not_negative(option: str, at: int):
+    limits = [0, 0, 0]
+    limits[at] = -1
+    with pytest.raises(ValueError, match=rf"^{option}: 0 or more$"):
+        spec.read_format("4M", "none", *limits)
+
+
 def test_nothing_is_no_limit():
     assert spec.read_format("4M", "none", 0, 0, 0) == spec.Format(trash_days=0)
 
@@ -111,6 +126,31 @@ def test_a_secret_that_is_not_possible(content: dict[str, str], message: str):
     with pytest.raises(ValueError) as caught:
         spec.read_credentials(content)
     assert str(caught.value).startswith(message)
+
+
+def test_a_user_is_named_once():
+    with pytest.raises(ValueError, match=r"^meta-user: metadata-url already names the user: remove one of the two$"):
+        spec.read_credentials({"meta-user": "me"}, "you")
+
+
+@pytest.mark.parametrize(
+    ("storage", "example"),
+    [
+        ("s3", "https://BUCKET.HOST or https://HOST/BUCKET"),
+        ("minio", "https://HOST/BUCKET"),
+        ("gs", "gs://BUCKET"),
+        ("file", "file:///FOLDER"),
+    ],
+)
+def test_how_a_bucket_is_written(storage: str, example: str):
+    with pytest.raises(ValueError) as caught:
+        spec.read_bucket(storage, "x")
+    assert str(caught.value) == f"write it as {example}"
+
+
+def test_no_key_is_shown():
+    volume = spec.Volume("v", juicefs_access.Engine("redis", ("h",), "1"), "s3", "b", keyless=True, encrypt_key=RSA)
+    assert "PRIVATE" not in repr(volume)
 
 
 def test_the_credentials_reach_engine_and_store():

@@ -30,14 +30,14 @@ FAULTS: dict[str, tuple[str, object]] = {
 OFFERS = {
     "a volume": volume(SECRET),
     "nothing": None,
-    "nonsense": "nonsense://?",
+    "malformed": "nonsense://?",
     "NFS": fs.Nfs(host="10.0.0.9", path="/srv"),
 }
 CONFIGS: dict[str, dict[str, str]] = {
     "config": {"mountpoint": "/mnt/shared"},
     "config without a mountpoint": {},
     "config of a system's folder": {"mountpoint": "/etc"},
-    "config nonsense": {"mountpoint": "/data", "cache-size": "lots"},
+    "config malformed": {"mountpoint": "/data", "cache-size": "lots"},
 }
 
 

@@ -104,7 +104,7 @@ def test_status_tells_what_the_keeper_saw(bench: Bench):
     results = bench.run("status")
     assert results["state"] == "right"
     assert results["since"] == "2027-01-15T08:00:00Z"
-    assert results["mended"] == "2 times; last restart: gone at 2027-01-15T07:43:20Z"
+    assert results["repaired"] == "2 times; last restart: gone at 2027-01-15T07:43:20Z"
     assert results["users"] == "python3 (12), bash (34)"
     assert results["restart-pending"] == "false"
     assert results["metrics"] == "http://127.0.0.1:9567/metrics"

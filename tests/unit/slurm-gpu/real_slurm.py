@@ -17,7 +17,7 @@ sys.path.append(str(ROOT))  # for the sandbox's image
 
 from sandbox import image  # noqa: E402
 
-_LEFT_OUT = ("mariadb", "openssh", "nfs-", "redis")  # of the packages that hosts install; all others are small
+_LEFT_OUT = ("mariadb", "openssh", "nfs-", "redis", "perl", "libperl")  # of the packages that hosts install
 
 SUITE = image.SLURM_SUITE  # of Debian
 

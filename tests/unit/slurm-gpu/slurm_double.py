@@ -93,6 +93,7 @@ class SlurmDouble:
         settings = {key: value for key, _, value in pairs}
         if self.record is None:
             self.record, self.made_with = Record(settings.get("gres", "")), ""
+            self.boot_time = "None"  # a new record knows of no earlier boot
             if settings.get("state") == "drain":
                 self.record.flags.add("DRAIN")
         made_with = self.made_with or self.record.gres

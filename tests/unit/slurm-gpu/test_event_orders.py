@@ -101,7 +101,9 @@ class Compute(orders.Unit):
             "the machine reboots": self.reboot,
             "the controller hands out the lines": self.hand_out,
             "the controller takes them back": lambda: self.answer(autodetect="nvidia", applied=[]),
-            "the controller publishes nonsense": lambda: self.write("node-gres", remote_app_data={"applied": "?"}),
+            "the controller publishes malformed data": lambda: self.write(
+                "node-gres", remote_app_data={"applied": "?"}
+            ),
             **{f"config {number}": self.configure(config) for number, config in enumerate(self.configs)},
         }
 
@@ -243,7 +245,7 @@ class Controller(orders.Unit):
                     "as at first": databag(number),
                     "with more": databag(number, "gpu:mock_gpu:1", "gpu:other:1"),
                     "without GPUs": databag(number) | {"lines": "[]", "gres": '""', "awaits": "false"},
-                    "with nonsense": {"node": "{"},
+                    "malformed": {"node": "{"},
                     "not yet": {},
                     "as another": databag(0),
                 }.items()

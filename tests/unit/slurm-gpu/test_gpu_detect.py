@@ -121,8 +121,8 @@ def test_a_driver_that_fails_is_a_problem_in_words(roots: gpu_detect.Roots, path
             "the driver does not answer (python3: no answer within 60 s)",
         ),
         (CommandError("python3 exited -11", returncode=-11), "the driver does not answer (python3 exited -11)"),
-        (Completed(0, "Segmentation", ""), "the driver answers nonsense"),
-        (Completed(0, '{"gpus": [{}]}', ""), "the driver answers nonsense"),
+        (Completed(0, "Segmentation", ""), "the driver's library returned unexpected values"),
+        (Completed(0, '{"gpus": [{}]}', ""), "the driver's library returned unexpected values"),
     ],
 )
 def test_a_probe_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answer: Completed | CommandError, error: str):

@@ -276,6 +276,9 @@ def test_lines_are_for_one_node_and_instead_of_detection():
     assert gres.node_lines("slurmd-0", ["Name=gpu File=/dev/nvidia0"]) == [
         "NodeName=slurmd-0 AutoDetect=off Name=gpu File=/dev/nvidia0"
     ]
+    assert gres.node_lines("slurmd-0", ["AutoDetect=nvidia Name=shard Count=4"]) == [
+        "NodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4"
+    ]
 
 
 def test_reading_the_topology(paths: pathlib.Path):

@@ -133,16 +133,10 @@ def free_ports(count: int) -> list[int]:
     return list(ports)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    missing = real_slurm.lacks()
-    if missing:
-        pytest.fail(missing, pytrace=False)
-    return real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
-
-
 @pytest.fixture(autouse=True)
-def slurm(paths: pathlib.Path, tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Mini]:
+def slurm(
+    paths: pathlib.Path, slurm_tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> collections.abc.Iterator[Mini]:
     """A node without GPUs in Slurm, on a machine whose gres.conf has one."""
     folder = paths / "mini"
     for name in ("state", NAME):
@@ -153,7 +147,7 @@ def slurm(paths: pathlib.Path, tree: pathlib.Path, monkeypatch: pytest.MonkeyPat
     slurmd_options.PATH.write_text(OPTIONS)
     node_state.STATE_DIR.mkdir(parents=True)
     (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
-    mini = Mini(folder, tree)
+    mini = Mini(folder, slurm_tree)
     monkeypatch.setattr(nodes, "run", mini.run)
     for name in ("_REGISTER_S", "_SETTLE_S"):
         monkeypatch.setattr(registration, name, float(LONG_S))

@@ -12,7 +12,7 @@ import pytest
 from conftest import OPTIONS, WITH_GPU
 from slurm_double import SHORT_OF_GPUS, Killed, Record, SlurmDouble
 
-from node import node_state, registration, slurmd_options, slurmd_unit
+from node import hold, node_state, registration, resume, slurmd_options, slurmd_unit
 from node.registration import Progress, Stage
 from slurm_ddp.slurm import nodes
 
@@ -481,6 +481,118 @@ def test_inspecting_changes_nothing(slurm: SlurmDouble):
     slurm.answering = False
     assert registration.inspect("slurmd-0", GRES).stage is Stage.SILENT
     assert slurm.log == []
+
+
+@pytest.mark.parametrize(
+    ("record", "progress"),
+    [
+        (Record(GRES, "DOWN", reason="bad fan"), Progress(Stage.KEPT_AWAY, "down (bad fan)")),
+        (Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}), Progress(Stage.KEPT_AWAY, "drained (no reason given)")),
+        (Record(GRES, flags={"FAIL"}, reason="bad disk"), Progress(Stage.KEPT_AWAY, "failing (bad disk)")),
+        (
+            Record(GRES, "DOWN", reason="Node unexpectedly rebooted"),
+            Progress(Stage.KEPT, "was rebooted and takes no jobs yet"),
+        ),
+        (Record(GRES, "DOWN", reason="'n/a'"), Progress(Stage.KEPT_AWAY, "down ('n/a')")),
+    ],
+)
+def test_inspecting_a_node_that_takes_no_jobs(slurm: SlurmDouble, record: Record, progress: Progress):
+    slurm.record = record
+    assert registration.inspect("slurmd-0", GRES, resume.Policy()) == progress
+    slurm.slurmd_active = False
+    assert registration.inspect("slurmd-0", GRES, resume.Policy()) == Progress(Stage.STOPPED)
+
+
+def test_inspecting_when_the_controller_fails(monkeypatch: pytest.MonkeyPatch):
+    def fail(name: str) -> None:
+        raise nodes.NodeError(f"show node {name}: Unspecified error")
+
+    monkeypatch.setattr(nodes, "show", fail)
+    failed = Progress(Stage.FAILED, "show node slurmd-0: Unspecified error")
+    assert registration.inspect("slurmd-0", GRES) == failed
+    assert registration.drain_for_loss("slurmd-0", "1 of 2 GPUs found") == failed
+    assert registration.resume_if_ready("slurmd-0", resume.Policy(), list) == failed
+
+
+LOSS = "1 of 2 GPUs found, 0000:9d:00.0 missing"
+
+
+def test_a_loss_drains_a_node_in_service_once(slurm: SlurmDouble):
+    """Also one whose last reason is still shown after its resume, as by 25.11."""
+    slurm.record = Record(GRES, reason="bad fan")
+    for _ in range(2):
+        assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
+    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
+    assert "DRAIN" in slurm.record.flags
+    assert [order for order in slurm.log if "state=drain" in order] == slurm.log[:1]
+    assert [one.reason for one in hold.held()] == [slurm.record.reason]
+
+
+@pytest.mark.parametrize("state", ["drain", "fail", "down"])
+def test_a_loss_leaves_what_an_administrator_ordered(slurm: SlurmDouble, state: str):
+    slurm.record = Record(GRES)
+    slurm.run("/usr/bin/scontrol", "update", "nodename=slurmd-0", f"state={state}", "reason=bad fan")
+    slurm.log.clear()
+    assert registration.drain_for_loss("slurmd-0", LOSS).stage is Stage.LOST
+    assert (slurm.record.reason, slurm.log, hold.held()) == ("bad fan", [], [])
+
+
+def test_a_loss_leaves_an_order_behind_slurms_own_reason(slurm: SlurmDouble):
+    """Slurm's reason replaced the administrator's, whose order is in the journal; another node's order counts not."""
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    registration.drain_for_loss("slurmd-0", LOSS)
+    slurm.record.reason = SHORT_OF_GPUS.format(found=1, wanted=2)
+    registration.drain_for_loss("slurmd-0", LOSS)
+    assert slurm.log == []
+    node_state.NodeSnapshot("slurmd-1", ("drain",), "bad fan").save(node_state.ORDER)
+    registration.drain_for_loss("slurmd-0", LOSS)
+    assert slurm.record.reason == f"slurm-gpu: {LOSS}"
+
+
+def test_a_loss_on_a_node_that_slurm_does_not_know(slurm: SlurmDouble):
+    assert registration.drain_for_loss("slurmd-0", LOSS) == Progress(Stage.LOST, LOSS)
+    assert slurm.log == []
+
+
+def test_an_order_that_has_ended_is_forgotten(slurm: SlurmDouble):
+    slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
+    advance()
+    assert node_state.NodeSnapshot.load(node_state.ORDER) is not None
+    nodes.resume("slurmd-0")
+    advance()
+    assert node_state.NodeSnapshot.load(node_state.ORDER) is None
+
+
+def test_a_node_that_came_back_from_a_reboot_without_its_gpus_waits_for_the_checks(slurm: SlurmDouble):
+    slurm.record = Record(GRES, "DOWN", {"DYNAMIC_NORM", "DRAIN"}, SHORT_OF_GPUS.format(found=0, wanted=1))
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, "DOWN", reason="Node unexpectedly rebooted")
+
+
+def test_a_node_with_another_gres_than_its_options_is_a_failure(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+    slurm.record = Record("")
+    monkeypatch.setattr(slurmd_options, "ensure_gres", lambda gres: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    assert advance() == Progress(Stage.FAILED, f"slurmd-0 registered with Gres=(none), not {GRES}")
+
+
+def test_this_charms_own_reservation_is_not_in_the_way(slurm: SlurmDouble):
+    slurm.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="gpu-mig: x")
+    hold.begin("gpu-mig", "slurmd-0", "gpu-mig: x")
+    assert registration.inspect("slurmd-0", GRES).stage is Stage.DIFFERS
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record.gres == GRES
+
+
+def test_a_start_with_the_node_drained_is_refreshed_only_where_one_is_due(slurm: SlurmDouble):
+    node_state.NodeSnapshot("slurmd-0", ("drain",), "bad fan").save()
+    registration.refresh_drained_start()
+    assert not slurmd_unit.DRAINED_ENV.exists()
+
+
+def test_a_down_and_drained_node_is_never_undrained_in_between(slurm: SlurmDouble):
+    slurm.record = Record("", "DOWN", {"DYNAMIC_NORM", "DRAIN"}, "bad fan")
+    advance()
+    assert not any("undrain" in order for order in slurm.log)
 
 
 def test_inspecting_while_jobs_are_waited_for(slurm: SlurmDouble):

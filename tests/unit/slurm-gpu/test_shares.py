@@ -60,7 +60,7 @@ def test_the_controller_counts_cards_and_not_their_shares(paths: pathlib.Path):
 
 def test_mig_instances_have_no_shares():
     card = gpu_detect.Gpu("A", "0000:01:00.0", 0, mig=True, instances=(gpu_detect.Instance("1g.5gb", (1, 2)),))
-    with pytest.raises(gres.GresError, match=r"^no shard can be had: GPU 0000:01:00.0 is cut into MIG instances"):
+    with pytest.raises(gres.GresError, match=r"^shard is not available: GPU 0000:01:00.0 is cut into MIG instances"):
         gres.plan(gpu_detect.Detection("nvml", (card,)), {}, None, shares=gres.Shares("shard", 4))
 
 

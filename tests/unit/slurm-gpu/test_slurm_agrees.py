@@ -102,20 +102,16 @@ MACHINES = {
 
 
 @pytest.fixture(scope="session")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Return the folder of Slurm's tree, with the nvml plugin and the built NVML in it."""
-    missing = real_slurm.lacks()
-    if missing:
-        pytest.fail(missing, pytrace=False)
-    folder = real_slurm.unpack(tmp_path_factory.mktemp("slurm"))
-    library = folder / "upper/opt/nvml/libnvidia-ml.so.1"
+def tree(slurm_tree: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Slurm's tree, with the nvml plugin and the built NVML in it."""
+    library = slurm_tree / "upper/opt/nvml/libnvidia-ml.so.1"
     library.parent.mkdir(parents=True)
     source = HERE / "fake_nvml.c"
     build = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", str(library), str(source)]
     subprocess.run(build, check=True, timeout=60)
     (library.parent / "libnvidia-ml.so").symlink_to(library.name)
-    download(tmp_path_factory.mktemp("plugin"), folder / "upper")
-    return folder
+    download(tmp_path_factory.mktemp("plugin"), slurm_tree / "upper")
+    return slurm_tree
 
 
 def download(folder: pathlib.Path, target: pathlib.Path) -> None:

@@ -97,6 +97,11 @@ class Ledger:
         if known is None or not known <= gib <= known + 1:
             self._relation.data[self._unit]["room-gib"] = str(gib)
 
+    def withdraw(self) -> None:
+        """Remove what this unit published of an embedded volume before the volume became external."""
+        for key in ("address", "room-gib"):
+            self._relation.data[self._unit].pop(key, None)
+
     def address(self) -> str | None:
         """Read where the server serves the volume; None before it does.
 

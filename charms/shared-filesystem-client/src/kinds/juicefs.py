@@ -61,6 +61,7 @@ def plan(
     access = juicefs_access.of(volume, secret, version, directory=etc)
     source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec.app, config), mount_plan.quoted
     command = [*_command(spec, _subdir(spec, volume), config, caches, version), access.url, spec.mountpoint]
+    staging = [quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if config.juicefs_writeback]
     text = mount_plan.render(
         "juicefs.service.j2",
         name=volume.name,
@@ -72,9 +73,7 @@ def plan(
         fstype=_FSTYPE,
         source=quoted(source),
         command=" ".join(map(quoted, command)),
-        staging=[quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches]
-        if config.juicefs_writeback
-        else [],
+        staging=staging,
         upload_s=_UPLOAD_S,
         reloads=version >= _SMOOTH,
     )

@@ -83,7 +83,7 @@ def _status(mount: Mount, _: Parameters, _log: Log) -> Results:
         "since": _moment(seen.since),
         "checked": _moment(seen.checked),
         "silent-server": f"{seen.down} since {_moment(seen.down_since)}" if seen.down else "",
-        "mended": f"{seen.heals} times; last {seen.healed} at {_moment(seen.healed_at)}" if seen.heals else "never",
+        "repaired": f"{seen.heals} times; last {seen.healed} at {_moment(seen.healed_at)}" if seen.heals else "never",
         "restart-pending": "true" if mounter.pending(plan) else "false",
         "drained": "true" if seen.drained else "",
         "users": _named(mounts.users(plan.spec.mountpoint)),

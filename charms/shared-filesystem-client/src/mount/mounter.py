@@ -34,7 +34,7 @@ _MOST_REASON = 300  # characters
 def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
     """Mount as planned, now and at every boot; return a probe of the mount.
 
-    A mount that works and is in use is not taken away from its users: see `pending`.
+    A mount that works and is in use stays with its users: see `pending`.
 
     Args:
         plan: the mount.

@@ -80,7 +80,7 @@ def _juicefs(offer: Offer, volume: fs.Juicefs, spec: mount_plan.Spec, config: mo
 
 
 def remove(app: str, *, unit: str) -> str:
-    """Take away the mount and all that came with it; return what had to stay, as one line."""
+    """Remove the mount and all that came with it; return what had to stay, as one line."""
     kept = mounter.remove(app, unit=unit)
     if kernel.LUSTRE.fstype not in states.fstypes():
         lustre_client.remove()

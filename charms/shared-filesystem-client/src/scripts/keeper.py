@@ -144,7 +144,7 @@ class Health:
 
     @property
     def problem(self) -> str:
-        """Return what is wrong, in one line."""
+        """Describe what is wrong, in one line."""
         return self.down or self.detail
 
 

@@ -153,7 +153,7 @@ def view() -> View:
 def answer(
     now: View, units: collections.abc.Collection[str], published: slurm_gres.ControllerGres
 ) -> slurm_gres.ControllerGres:
-    """Return what to publish to the nodes of one relation, given what is published so far.
+    """Compose what to publish to the nodes of one relation, given what is published so far.
 
     Only nodes that wait for their lines are named. What was live stays named until slurmctld has read something newer.
     """

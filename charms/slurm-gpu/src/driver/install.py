@@ -103,7 +103,7 @@ def ensure_utils(facts: Facts) -> None:
 
 
 def utils_advice() -> str:
-    """Return what to type for nvidia-smi."""
+    """Give the command that installs nvidia-smi."""
     name, number = _utils()
     if not name:
         return "install nvidia-smi of exactly the driver's version from where the driver came"

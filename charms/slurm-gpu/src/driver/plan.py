@@ -79,7 +79,7 @@ RELEASES = {
 _HEADERS, _NVLINK5, _CUDA = "linux-headers-{k}", "nvlsm", "nvidia-cuda-toolkit"
 _NVLINK5_HINT = "NVLink 5 switches need nvlsm, which only NVIDIA's repository has: add that, or use driver=keep"
 _PINNED = "*nvidia* libcuda1"  # what apt takes in the driver's version, dependencies too, wherever it has that version
-# Packages that a change of driver may take away: the other branch's. Anything else that apt wants to remove stops it.
+# Packages that a change of driver may remove: the other branch's. Anything else that apt wants to remove stops it.
 _MAY_GO = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "linux-objects-nvidia-", "linux-signatures-nvidia-",
            "xserver-xorg-video-nvidia", "cuda-drivers", "libcuda1", "libcudadebugger1", "firmware-nvidia-")  # fmt: skip
 
@@ -245,7 +245,7 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
 
 
 def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: str) -> Plan:
-    """Return what apt would install with this kernel module and this version, which is empty where there is none."""
+    """List what apt would install with this kernel module and this version; empty where it has none."""
     option, version, fabric = f"driver={wanted.branch}", apt.upstream(newest), wanted.wants_fabric(facts)
     patterns = (*release.driver, *((release.utils,) if wanted.utils else ()), *(release.fabric if fabric else ()))
     core = [_named(pattern, wanted, module) for pattern in patterns]  # of exactly the driver's version

@@ -241,7 +241,7 @@ def _library() -> str | None:
 
 
 def _ask(*argv: str | pathlib.Path) -> str:
-    """Return what a command prints, empty where it fails or hangs."""
+    """Read what a command prints, empty where it fails or hangs."""
     try:
         return run(*argv, timeout=_TIMEOUT_S, check=False).stdout.strip()
     except CommandError:

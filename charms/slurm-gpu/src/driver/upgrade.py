@@ -74,7 +74,7 @@ class Upgrade(pydantic.BaseModel, frozen=True, extra="forbid"):
         return None
 
     def save(self, **changes: typing.Any) -> "Upgrade":
-        """Write it with these changes, before what it describes is begun."""
+        """Write it with these changes, before what it describes begins."""
         after = self.model_copy(update=changes)
         node_state.write(node_state.UPGRADE, after.model_dump())
         return after
@@ -191,21 +191,21 @@ def ensure_wanted(node: str | None, wanted: Spec) -> bool:
         return False
     here = facts()
     key = f"{wanted} {here.kernel} {here.next_kernel}"
-    begun = None
+    started = None
     if here.cards and not here.version:
         if _was_refused(key):
             return False
         try:
-            begun = begin(node, wanted, rolling=False)
+            started = begin(node, wanted, rolling=False)
         except (DriverError, CommandError) as e:
             _refuse(key, e)
             return False
     node_state.clear(_REFUSED)
-    return begun is not None
+    return started is not None
 
 
 def note(wanted: Spec) -> str | None:
-    """Return what the operator should know of a driver, though it may work; None when there is nothing."""
+    """State what the operator should know of a driver, though it may work; None when there is nothing."""
     here = facts()
     if not here.cards:
         return None

@@ -62,7 +62,7 @@ class Gpu:
     memory_bytes: int | None = None
     vendor: str = "nvidia"
     mig: bool = False  # whether the card is cut into MIG instances
-    instances: tuple[Instance, ...] = ()  # those that NVML told
+    instances: tuple[Instance, ...] = ()  # those that NVML reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def detect(roots: Roots | None = None, probe: Probe | None = None) -> Detection:
 def _ask(roots: Roots, on_bus: tuple[Gpu, ...], listed: tuple[Gpu, ...], probe: Probe | None) -> Detection:
     answer = (probe or run_probe)()
     if answer.gpus is not None:
-        return _as_nvml_told(answer, answer.gpus, roots)
+        return _as_nvml_reported(answer, answer.gpus, roots)
     problem = f"NVML: {answer.error}; reboot this machine" if answer.broken else None
     if listed:
         return Detection("proc", listed, problem, answer.error, _driver_version(roots))
@@ -145,7 +145,7 @@ def run_probe() -> NvmlAnswer:
     except CommandError as e:
         return NvmlAnswer(error=f"the driver does not answer ({e})", broken=True)
     except pydantic.ValidationError:
-        return NvmlAnswer(error="the driver answers nonsense", broken=True)
+        return NvmlAnswer(error="the driver's library returned unexpected values", broken=True)
 
 
 def ensure_device_files(
@@ -167,12 +167,12 @@ def ensure_device_files(
                 words = ("-f", f"/proc/driver/nvidia/capabilities/{name}")
             try:
                 run(NVIDIA_MODPROBE, *words, check=False)
-            except CommandError:  # a driver that hangs: what is missing is told
+            except CommandError:  # a driver that hangs: what is missing is reported
                 break
     return [file for file in files if not file.exists()]
 
 
-def _as_nvml_told(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roots) -> Detection:
+def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roots) -> Detection:
     minors = _mig_minors(roots.proc)
     try:
         found = tuple(_from_nvml(gpu, roots, minors) for gpu in gpus)
@@ -188,10 +188,10 @@ def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
 
 
-def _instance(told: _NvmlInstance, minor: int, minors: collections.abc.Mapping[str, int]) -> Instance:
-    at = f"gpu{minor}/gi{told.gpu_instance}"
-    caps = (minors[f"{at}/access"], minors[f"{at}/ci{told.compute_instance}/access"])
-    return Instance(told.name.rpartition("MIG ")[2].strip(), caps, told.uuid)
+def _instance(found: _NvmlInstance, minor: int, minors: collections.abc.Mapping[str, int]) -> Instance:
+    at = f"gpu{minor}/gi{found.gpu_instance}"
+    caps = (minors[f"{at}/access"], minors[f"{at}/ci{found.compute_instance}/access"])
+    return Instance(found.name.rpartition("MIG ")[2].strip(), caps, found.uuid)
 
 
 def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
@@ -205,7 +205,7 @@ def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str,
         links=gpu.links,
         memory_bytes=gpu.memory_bytes,
         mig=gpu.mig,
-        instances=tuple(_instance(told, gpu.minor, minors) for told in gpu.instances),
+        instances=tuple(_instance(found, gpu.minor, minors) for found in gpu.instances),
     )
 
 

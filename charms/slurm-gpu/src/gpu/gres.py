@@ -26,7 +26,7 @@ _MIG_EMPTY = (
     "GPU {card} is in MIG mode without instances: make some (nvidia-smi mig -cgi ... -C) or run "
     "nvidia-smi -i {card} -mig 0"
 )
-_MIG_SHARED = "no {share} can be had: GPU {card} is cut into MIG instances, which have no {share}"
+_MIG_SHARED = "{share} is not available: GPU {card} is cut into MIG instances, which have none"
 _OTHER_SOCKETS = "no Cores: the node's --conf describes other sockets and cores than this machine has"
 _CUT_SOCKET = (
     "no Cores: {card} sits beside cores {cores}, which are no whole socket; slurmd --parameters numa_node_as_socket "

@@ -77,7 +77,7 @@ def is_ours(node: nodes.Node, kind: str) -> bool:
 
 
 def jobs_on(node: nodes.Node | None) -> str | None:
-    """Return what the node still runs, None when it is free: "2 jobs"."""
+    """Count what the node still runs, None when it is free: "2 jobs"."""
     if node is None or not node.is_busy:
         return None
     ids = nodes.job_ids(node.name)

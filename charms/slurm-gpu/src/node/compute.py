@@ -62,7 +62,7 @@ class MachineError(Exception):
 
 
 def offer(machine: Machine, published: slurm_gres.NodeGres | None) -> slurm_gres.NodeGres | None:
-    """Return what to publish, None for what is published already.
+    """Compose what to publish, None for what is published already.
 
     Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
     slurmd that reads them meanwhile must not report less. A line for a device file that is not there would keep slurmd
@@ -200,7 +200,7 @@ def detected(machine: Machine) -> dict[str, str]:
 def summary(
     machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None
 ) -> dict[str, str]:
-    """Return what is wanted, what is written down and what the controller has, for the `show-gres` action."""
+    """Compare what is wanted, what is written down and what the controller has, for the `show-gres` action."""
     results = {
         "node": machine.node or "",
         "wanted": machine.plan.gres if machine.plan else "",
@@ -291,7 +291,7 @@ def _with_files(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _key(line: str) -> tuple[object, ...]:
-    """Return what two lines for the same devices under the same type have in common."""
+    """Compute a key that two lines for the same devices under the same type share."""
     record = gres.fields(line)
     return (record["Name"], record.get("Type"), *gres.device_files(line))
 
@@ -354,7 +354,7 @@ def _resume_if_ready(machine: Machine, node: str) -> Progress:
 
 
 def _missing(machine: Machine) -> list[str]:
-    """Return what jobs on this machine would miss, besides its registration."""
+    """List what jobs on this machine would miss, besides its registration."""
     config = machine.config
     if not machine.detection.gpus or config.health_check == "off":
         return readiness.missing()

@@ -118,7 +118,7 @@ def is_slurms() -> bool:
 
 
 def problem(setting: str) -> str | None:
-    """Return what is wrong with the option health-check on this machine."""
+    """State what is wrong with the option health-check on this machine."""
     try:
         by_slurm = _is_slurms() if setting in {"on", "slurm"} else False
     except nodes.NodeError:

@@ -165,7 +165,7 @@ def _with_lines(machine: Machine) -> Machine:
 
 
 def _lines_beside_detection(machine: Machine, plan: gres.Plan) -> tuple[str, ...] | None:
-    """Return what gres.conf must hold beside slurmd's own detection, None where that does not find the GPUs."""
+    """List what gres.conf must hold beside slurmd's own detection, None where that does not find the GPUs."""
     by_nvml = machine.autodetect == "nvml" and machine.detection.source == "nvml"
     has_plugin = by_nvml and any((path / "gpu_nvml.so").exists() for path in PLUGIN_DIRS)
     if machine.local or plan.beside is None or not (machine.autodetect == "nvidia" or has_plugin):
@@ -195,7 +195,7 @@ def _registered_cards() -> set[str]:
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
-    """Return what the controller's gres.conf makes nodes do; while that is unknown, what upstream writes there."""
+    """Read what the controller's gres.conf makes nodes do; while that is unknown, what upstream writes there."""
     if answer and answer.autodetect:
         return answer.autodetect
     try:

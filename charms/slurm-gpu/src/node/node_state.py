@@ -30,7 +30,7 @@ class NodeSnapshot:
 
     @classmethod
     def load(cls, journal: str = "") -> typing.Self | None:
-        """Return what a journal holds, None without one."""
+        """Read what a journal holds, None without one."""
         record = read(journal or cls.JOURNAL) or {}
         try:
             fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}

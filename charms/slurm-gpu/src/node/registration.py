@@ -203,7 +203,7 @@ def put_back(node: nodes.Node, snapshot: NodeSnapshot) -> Progress:
 
 
 def as_found(node: nodes.Node) -> NodeSnapshot:
-    """Return what to restore later: what an administrator or upstream set, not what this charm or a missing GPU did.
+    """Record what to restore later: what an administrator or upstream set, not what this charm or a missing GPU did.
 
     Slurm's reason for a missing GPU replaces any other. A node that is DOWN with it, and was not before, came back from
     a reboot: jobs wait for the checks that follow one.
@@ -217,7 +217,7 @@ def as_found(node: nodes.Node) -> NodeSnapshot:
 
 
 def is_anothers(node: nodes.Node, known: str | None) -> bool:
-    """Whether somebody else keeps jobs away, for another reason than `known`.
+    """Whether another party keeps jobs away, for another reason than `known`.
 
     Neither this charm, which may have restored that half, nor Slurm, for a missing GPU or a slurmd that was away.
     """

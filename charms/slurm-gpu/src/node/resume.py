@@ -1,7 +1,7 @@
 """Resume a node that is down for no other reason than that it is new, or was rebooted.
 
 Slurm marks a node down that comes back from a reboot which Slurm did not order, and leaves it so (ReturnToService=0,
-which upstream keeps); upstream's slurmd charm registers a new node down. Both wait for somebody who knows that the
+which upstream keeps); upstream's slurmd charm registers a new node down. Both wait for an operator who knows that the
 machine is fit: that is this charm, once its checks have passed. A node that is down, drained or failing for any other
 reason is left alone.
 """

@@ -178,7 +178,7 @@ def _conf_index(words: list[tuple[tuple[int, int], str]]) -> int:
 
 
 def _argument(words: list[str], flag: str) -> str | None:
-    """Return what follows the flag, as upstream's parser takes it: nothing that starts with a dash."""
+    """Find what follows the flag, as upstream's parser takes it: nothing that starts with a dash."""
     if flag not in words:
         return None
     following = [*words[words.index(flag) + 1 :], "-"][0]

@@ -1,14 +1,14 @@
 #!/usr/bin/python3
 """What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
 
-- A node that is held is drained and reserved again when somebody but an administrator ended that (`node_hold`).
+- A node that is held is drained and reserved again when anyone but an administrator ended that (`node_hold`).
 - A node that is down only for a reboot, or for being new, takes jobs as soon as its mounts are there, its cards are
   those that it was registered with, and they are fit (`bring_up`).
 - A unit that waits for Slurm or for this machine is woken (juju-exec) when what it saw has changed.
 
 The service starts at boot, with each change of a readiness file (a path unit), with a hold, and after a hook that left
 something to wait for. It ends when nothing is left, so that an idle node costs the controller nothing. It runs from the
-charm's own folder, with Python's standard library only: when the charm's folder is gone, systemd does not start it.
+charm's own folder, with Python's standard library only: without the charm's folder systemd does not start it.
 """
 
 import dataclasses
@@ -134,7 +134,7 @@ def note(unit: str, *, waits: bool, node: str | None = None) -> None:
     Args:
         unit: the unit.
         waits: whether its status says that it waits for something.
-        node: the node of a compute seat, as soon as it has one.
+        node: the node of the compute role, as soon as it has one.
 
     Raises:
         CommandError: systemd refused.
@@ -155,7 +155,7 @@ def _ensure_units() -> None:
     text = _SERVICE.format(program=source, library=library, python=gpu_monitor.PYTHON)
     changed = systemd.ensure_unit(UNIT, text)
     changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
-    if changed or not systemd.is_active(PATH_UNIT):  # a hook may have ended in between
+    if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
         systemd.enable(UNIT)
         systemd.enable_now(PATH_UNIT)
 

@@ -32,7 +32,7 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Return what a compute unit published, None for nothing yet.
+    """Read what a compute unit published, None for nothing yet.
 
     Raises:
         UnreadableError: it is not what the interface allows.
@@ -46,7 +46,7 @@ def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | N
 
 
 def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
-    """Return what the controller published; nothing where that cannot be read."""
+    """Read what the controller published; nothing where that cannot be read."""
     try:
         return relation.load(slurm_gres.ControllerGres, app)
     except ValueError:

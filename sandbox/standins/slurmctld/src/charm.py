@@ -237,7 +237,7 @@ class SlurmctldCharm(daemons.Daemon):
     # --- what the handlers share --------------------------------------------------------------------------------------
 
     def check(self) -> ops.StatusBase:
-        """Return what keeps the controller from working, or what `scontrol ping` reports of it."""
+        """Return the reason why the controller does not work, or the report of `scontrol ping`."""
         if not self.unit.is_leader():
             return ops.BlockedStatus("the sandbox plays one slurmctld unit only: remove this one")
         for endpoint in _NOT_PLAYED:

@@ -196,7 +196,7 @@ def restart_and_reconfigure() -> None:
 
 
 def controller_status(host: str) -> str:
-    """Return what `scontrol ping` reports of the controller on `host`, such as `primary - UP`; empty on failure."""
+    """Return the report of `scontrol ping` on the controller on `host`, such as `primary - UP`; empty on failure."""
     try:
         pings = json.loads(service.scontrol("ping", "--json"))["pings"]
     except (service.SlurmError, ValueError, KeyError):

@@ -54,7 +54,7 @@ def parse(app: str, options: collections.abc.Mapping[str, object]) -> Settings:
 
 
 def describe(app: str, gpus: list[str]) -> slurmutils.Node:
-    """Return what `slurmd -C` reports of this machine, as a node of the partition `app`.
+    """Return the report of `slurmd -C` on this machine, as a node of the partition `app`.
 
     Where there is no GPU, gres stays in `--conf` as an empty word. Raises CommandError, slurmutils.ModelError.
     """

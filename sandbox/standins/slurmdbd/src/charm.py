@@ -105,7 +105,7 @@ class SlurmdbdCharm(daemons.Daemon):
         return f"waiting for relations: {', '.join(missing)}" if missing else ""
 
     def _reconfigure(self) -> None:
-        """Start slurmdbd with what is known and tell slurmctld where it is. Raises `Stop`."""
+        """Start slurmdbd with what is known and publish its address to slurmctld. Raises `Stop`."""
         has_database = any(self._credentials(relation) for relation in self.model.relations[_DATABASE])
         has_keys = _SERVICE.auth_key_path.exists() and _SERVICE.jwt_key_path.exists()
         if not (self._has_controller() and has_database and has_keys):

@@ -1,0 +1,20 @@
+output "application" {
+  description = "The deployed application."
+  value       = juju_application.juicefs_server_proxy
+}
+
+output "provides" {
+  description = "Endpoints that the charm provides."
+  value = {
+    filesystem = "filesystem"
+  }
+}
+
+output "requires" {
+  description = "Endpoints that the charm requires."
+  value = {
+    postgresql = "postgresql"
+    mysql      = "mysql"
+    s3         = "s3"
+  }
+}

@@ -1,0 +1,20 @@
+output "application" {
+  description = "The deployed application."
+  value       = juju_application.slurm_gpu
+}
+
+output "provides" {
+  description = "Endpoints that the charm provides."
+  value = {
+    node_gres = "node-gres"
+  }
+}
+
+output "requires" {
+  description = "Endpoints that the charm requires."
+  value = {
+    compute    = "compute"
+    controller = "controller"
+    gres       = "gres"
+  }
+}

@@ -1,0 +1,55 @@
+"""The documents, and what they set in Slurm through its charms' options."""
+
+import collections.abc
+import pathlib
+import re
+import shlex
+import textwrap
+
+import rules
+import slurmutils
+import yaml
+
+PAGES = sorted(
+    [*rules.ROOT.glob("*.md"), *(rules.ROOT / "docs").rglob("*.md"), *(rules.ROOT / "charms").glob("*/README.md")]
+)
+
+
+def named(path: pathlib.Path) -> str:
+    return str(path.relative_to(rules.ROOT))
+
+
+Texts = collections.abc.Iterator[tuple[str, str]]
+SOURCES = [*PAGES, *sorted((rules.ROOT / "charms").glob("*/charmcraft.yaml")), *rules.OVERLAYS, rules.BUNDLE]
+CHECKS: dict[str, collections.abc.Callable[[str], collections.abc.Iterator[str]]] = {
+    "slurm-conf-parameters": rules.slurm_conf_problems,
+    "cgroup-parameters": rules.cgroup_problems,
+    "partition-config": rules.partition_problems,
+}
+# What slurm.conf holds anyway may be named, if the form is right.
+ANYWHERE = CHECKS | {
+    "code": lambda text: (found for found in rules.slurm_conf_problems(text) if "itself says" not in found)
+}
+
+
+def settings(text: str) -> Texts:
+    """Yield (option, value) of each command, YAML mapping and piece of code that sets one of Slurm's options."""
+    options = "|".join(CHECKS)
+    for option, value in re.findall(rf"({options})=('[^']*'|\"[^\"]*\"|[^\s`]*)", text):  # what a shell reads
+        if added := re.fullmatch(r"""\"[$][(].*; printf '%s\\n' (.+)[)]\"""", value):  # beside what the option holds
+            yield option, "\n".join(shlex.split(added[1]))
+        elif not value.startswith(("...", "$")):
+            yield option, " ".join(shlex.split(value)) if "\n" not in value else value[1:-1]
+    for _, option, value in re.findall(rf"^( *)({options}): \|\n((?:\1 +\S.*\n)+)", text, re.MULTILINE):
+        yield option, textwrap.dedent(value)
+    for option, value in re.findall(rf"^ *({options}): ([^|\n]+)$", text, re.MULTILINE):
+        yield option, yaml.safe_load(value)
+    for code in re.findall(r"`([A-Z][A-Za-z]+=[^`]+)`", re.sub(r"\n\s*(#\s*)?", " ", text)):
+        key = code.partition("=")[0]
+        if key not in {"NodeName", "PartitionName", "NodeSet"} and hasattr(slurmutils.SlurmConfig(), field(key)):
+            yield "code", code
+
+
+def field(key: str) -> str:
+    """Return the attribute of slurmutils' model for a key of slurm.conf: AccountingStorageTRES is accounting_storage_tres."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", key).lower()

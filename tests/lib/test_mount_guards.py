@@ -1,0 +1,590 @@
+"""Each decision of slurm_ddp.mounts by itself, without a mount: the scenes in test_mounts.py show them together."""
+
+import errno
+import json
+import os
+import pathlib
+import socket
+import stat
+import subprocess
+import sys
+import time
+import types
+import typing
+
+import pytest
+
+from slurm_ddp import mounts
+from slurm_ddp.mounts import State
+
+OURS = mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "server:/x", ("rw",))
+THEIRS = mounts.Mount(8, "0:8", "/mnt/shared", "tmpfs", "tmpfs", ("rw",))
+
+
+class Clock:
+    """The time, as `mounts` sees it: it passes by sleeping."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        clock = {"monotonic": lambda: self.now, "sleep": self.sleep, "time": time.time}
+        monkeypatch.setattr(mounts, "time", types.SimpleNamespace(**clock, gmtime=time.gmtime, strftime=time.strftime))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[mounts.Mount]:
+    """Return what is mounted, the topmost last; a test changes it."""
+    found = [OURS]
+    monkeypatch.setattr(mounts, "at", lambda mountpoint: list(found))
+    return found
+
+
+def test_lines_that_are_not_of_mountinfo_are_skipped():
+    text = "1 2 0:1 / /x rw - tmpfs\n1 2 - a b c\n1 2 0:1 / /y rw,noatime shared:1 - tmpfs a rw,size=1k\n"
+    assert mounts.table(text) == [mounts.Mount(1, "0:1", "/y", "tmpfs", "a", ("rw", "noatime", "size=1k"))]
+
+
+def test_of_mounts_at_one_place_the_topmost_counts():
+    table = mounts.table("1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /m rw - nfs4 b rw\n3 1 0:3 / /m rw - nfs4 c rw\n")
+    assert [mount.id for mount in mounts.at("/m/", table)] == [2, 3]
+    found = mounts.find("/m/x", table)
+    assert found is not None
+    assert found.id == 3
+    assert mounts.find("/m/x", []) is None
+    assert mounts.find("/mm", table) == table[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected", "state"),
+    [
+        ([], {}, State.ABSENT),
+        ([OURS], {"fstype": "nfs4", "source": "server:/x"}, State.RIGHT),
+        ([OURS], {"fstype": ("nfs", "nfs4"), "source": ("other", "server:/x")}, State.RIGHT),
+        ([OURS], {"fstype": "nfs", "source": "server:/x"}, State.WRONG),
+        ([OURS], {"fstype": "nfs4", "source": ("server:/",)}, State.WRONG),
+        ([OURS, THEIRS], {"source": "server:/x"}, State.WRONG),
+        ([THEIRS, OURS], {"source": "server:/x"}, State.STACKED),
+        ([mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "s", ("ro",))], {"writable": True}, State.WRONG),
+        ([mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "s", ("ro",))], {}, State.RIGHT),
+    ],
+)
+def test_what_the_table_shows_decides_before_anything_is_asked(
+    here: list[mounts.Mount],
+    monkeypatch: pytest.MonkeyPatch,
+    table: list[mounts.Mount],
+    expected: dict[str, typing.Any],
+    state: State,
+):
+    here[:] = table
+    asked: list[str] = []
+    monkeypatch.setattr(mounts, "_ask", lambda mount, kind, deadline: asked.append(kind) or ({}, ""))
+    assert mounts.probe("/mnt/shared", **expected).state is state
+    assert asked == (["read"] if state is State.RIGHT else [])
+
+
+@pytest.mark.parametrize(
+    ("write_s", "write", "read", "state", "deadlines"),
+    [
+        (0, {}, None, State.RIGHT, [5.0]),
+        (0, {"step": "sync", "errno": errno.EIO}, None, State.FAILED, [5.0]),
+        (5, None, {}, State.SLOW, [5.0, 2.0]),  # the write has used up the deadline
+        (0, None, {}, State.SLOW, [5.0, 5.0]),  # an earlier child still hangs: nothing was waited for
+        (5, None, None, State.HUNG, [5.0, 2.0]),
+        (5, None, {"step": "open", "errno": errno.ENOTCONN}, State.STALE, [5.0, 2.0]),
+    ],
+)
+def test_a_write_that_does_not_end_is_followed_by_a_read(
+    here: list[mounts.Mount],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    write_s: float,
+    write: dict[str, typing.Any] | None,
+    read: dict[str, typing.Any] | None,
+    state: State,
+    deadlines: list[float],
+):
+    asked: list[tuple[str, float, bool]] = []
+
+    def ask(mount: mounts.Mount, kind: str, deadline: float, *, sticky: bool = False) -> tuple[typing.Any, str]:
+        asked.append((kind, deadline, sticky))
+        clock.now += write_s if kind == "write" else 0
+        answer = write if kind == "write" else read
+        return answer, "did not end" if answer is None else ""
+
+    monkeypatch.setattr(mounts, "_ask", ask)
+    assert mounts.probe("/mnt/shared", writable=True, sticky=True).state is state
+    assert asked == [(("write", "read")[at], deadline, at == 0) for at, deadline in enumerate(deadlines)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "detail"),
+    [
+        ({"step": "hidden"}, State.WRONG, "/m is hidden beneath another mount"),
+        ({"step": "read back"}, State.FAILED, "/m returned other bytes than were written"),
+        ({"step": "start"}, State.FAILED, "the probe of /m exited with no answer"),
+        ({"step": "open", "errno": errno.EIO}, State.STALE, "/m does not open: input/output error"),
+        ({"step": "open", "errno": errno.EACCES}, State.FAILED, "/m does not open: permission denied"),
+        ({"step": "sync", "errno": errno.EIO}, State.FAILED, "/m: sync: input/output error"),
+        ({"step": "sync", "errno": errno.ESTALE}, State.STALE, "/m: sync: stale file handle"),
+        ({"step": "write", "errno": errno.ENOTCONN}, State.STALE, "/m: write: transport endpoint is not connected"),
+    ],
+)
+def test_what_a_child_found_is_judged(answer: dict[str, typing.Any], state: State, detail: str):
+    assert mounts._judge("/m", answer) == mounts.Result(state, detail)
+
+
+def test_a_root_that_others_can_write_is_part_of_the_result():
+    assert mounts._judge("/m", {"open": 0o777, "was": 0o775}) == mounts.Result(State.RIGHT, "", 0o777, 0o775)
+
+
+def test_whoever_has_something_open_below_the_folder_uses_it(tmp_path: pathlib.Path):
+    (tmp_path / "ab").mkdir()
+    child = subprocess.Popen(["/bin/sleep", "60"], cwd=tmp_path / "ab")
+    try:
+        assert (child.pid, "sleep") in mounts.users(tmp_path / "ab")  # by its working directory
+        assert (child.pid, "sleep") in mounts.users(tmp_path)
+        assert mounts.users(tmp_path / "a") == []  # a name that only begins like it
+    finally:
+        child.kill()
+        child.wait()
+    with (tmp_path / "ab/file").open("w"):
+        assert [pid for pid, _ in mounts.users(f"{tmp_path}/ab/")] == [os.getpid()]
+
+
+def test_waiting_asks_again_until_it_is_right_or_late(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    deadlines: list[float] = []
+    found = [mounts.Result(State.ABSENT, "nothing")]
+
+    def probe(mountpoint: str, *, fstype: str, source: str, deadline: float) -> mounts.Result:
+        deadlines.append(deadline)
+        clock.now += 1
+        return found[0] if len(found) == 1 else found.pop(0)
+
+    monkeypatch.setattr(mounts, "probe", probe)
+    begin = clock.now
+    assert mounts.wait("/m", fstype="t", source="s", timeout=6.3) == found[0]
+    assert deadlines == pytest.approx([5.0, 5.0, 3.9, 2.7, 1.5, 0.5])
+    assert clock.now - begin == pytest.approx(7.0)
+    found.append(mounts.Result(State.RIGHT))
+    deadlines.clear()
+    assert mounts.wait("/m", fstype="t", source="s", timeout=6, pid=os.getpid())
+    assert len(deadlines) == 2
+    lone = mounts.wait("/m", fstype="t", source="s", timeout=6, pid=0x7FFFFFFF)
+    assert lone  # it is right, whoever mounted it
+
+
+def test_each_address_is_tried_again_and_again(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    tried: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        assert timeout == 2
+        tried.append(address)
+        raise OSError(errno.ECONNREFUSED, "refused") if address[0] == "a" else TimeoutError("timed out")
+
+    monkeypatch.setattr(mounts.socket, "create_connection", connect)
+    begin = clock.now
+    with pytest.raises(mounts.MountError, match=r"^b port 2 does not answer: timed out$"):
+        mounts.reach([("a", 1), ("b", 2)], timeout=1.2)
+    assert tried == [("a", 1), ("b", 2)] * 3
+    assert clock.now - begin == 1.0  # another half second would be too long
+    with pytest.raises(mounts.MountError, match=r"^no address$"):
+        mounts.reach([], timeout=0)
+
+
+class Kernel:
+    """The system call: it answers with the errors that were prepared, then takes the topmost mount away."""
+
+    def __init__(self, here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch, *errors: int) -> None:
+        self.errors, self.here, self.flags = list(errors), here, list[int]()
+        monkeypatch.setattr(mounts, "_umount", self.umount)
+
+    def umount(self, mountpoint: str, flags: int) -> None:
+        self.flags.append(flags)
+        if self.errors:
+            raise OSError(self.errors.pop(0), "refused")
+        self.here.pop()
+
+
+IDENTITY = {"fstype": "nfs4", "source": "server:/x"}
+
+
+def test_clearing_detaches_what_is_ours_and_counts_it(here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch):
+    kernel = Kernel(here, monkeypatch)
+    here[:] = [OURS, OURS]
+    assert mounts.clear("/mnt/shared", **IDENTITY) == 2
+    assert kernel.flags == [2, 2]
+    here[:] = [THEIRS, OURS]
+    with pytest.raises(mounts.MountError, match=r"^/mnt/shared holds tmpfs \(tmpfs\), which is not ours: unmount it$"):
+        mounts.clear("/mnt/shared", **IDENTITY)
+    assert here == [THEIRS]
+
+
+@pytest.mark.parametrize(
+    ("state", "errors", "flags", "seconds", "message"),
+    [
+        (State.RIGHT, [], [0], 0, ""),
+        (State.RIGHT, [errno.EBUSY] * 2, [0, 0, 2], 1.0, ""),
+        (State.STALE, [], [2], 0, ""),
+        (State.RIGHT, [errno.EINVAL], [0], 0, ""),  # another process was faster
+        (State.RIGHT, [errno.EPERM], [0], 0, "cannot unmount /mnt/shared: refused"),
+        (State.STALE, [errno.EBUSY], [2], 0, "cannot unmount /mnt/shared: refused"),
+    ],
+)
+def test_unmounting_is_patient_with_users_only(
+    here: list[mounts.Mount],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    state: State,
+    errors: list[int],
+    flags: list[int],
+    seconds: float,
+    message: str,
+):
+    monkeypatch.setattr(mounts, "probe", lambda mountpoint, deadline: mounts.Result(state))
+    kernel, begin, said = Kernel(here, monkeypatch, *errors), clock.now, ""
+    try:
+        mounts.unmount("/mnt/shared", **IDENTITY, patience=1.0)
+    except mounts.MountError as e:
+        said = str(e)
+    assert (kernel.flags, clock.now - begin, said) == (flags, seconds, message)
+
+
+def test_a_foreign_mount_is_not_unmounted(here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mounts, "probe", lambda mountpoint, deadline: mounts.Result(State.RIGHT))
+    kernel = Kernel(here, monkeypatch)
+    for other in ({"fstype": "nfs4", "source": "other"}, {"fstype": "tmpfs", "source": "server:/x"}):
+        with pytest.raises(mounts.MountError, match="is not ours"):
+            mounts.unmount("/mnt/shared", **other, patience=0)
+    assert kernel.flags == []
+
+
+def test_draining_shows_its_progress_every_ten_seconds(
+    clock: Clock, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "block").touch()
+    begin = clock.now
+    with pytest.raises(mounts.MountError, match=rf"^1 blocks are not uploaded yet: they lie in {tmp_path}$"):
+        mounts.drain([tmp_path], timeout=12)
+    assert clock.now - begin == 12
+    assert capsys.readouterr().out == "waiting for 1 blocks to be uploaded\n" * 2
+
+
+@pytest.fixture
+def notes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setattr(mounts, "_ABANDONED", tmp_path / "notes")
+    return tmp_path / "notes"
+
+
+class Stuck:
+    """A child that no signal ends."""
+
+    pid = os.getpid()
+    killed = 0
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def wait(self, timeout: float) -> None:
+        assert timeout == 0.5
+        raise subprocess.TimeoutExpired("child", timeout)
+
+
+def test_while_a_child_hangs_no_other_of_its_kind_is_started(notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    assert mounts._abandoned_since("/mnt/shared", "read") is None
+    stuck = Stuck()
+    mounts._abandon(typing.cast("subprocess.Popen[bytes]", stuck), "/mnt/shared", "read")
+    assert stuck.killed == 1
+    (note,) = notes.iterdir()
+    assert note.read_text() == f"{os.getpid()} {mounts._start_time(os.getpid())}"
+    os.utime(note, (0, 45296))
+    monkeypatch.setattr(mounts, "_ask_child", lambda mount, kind, deadline, sticky: {"kind": kind})
+    assert mounts._ask(OURS, "read", 5) == (None, "has not answered since 12:34:56 UTC")
+    assert mounts._ask(OURS, "write", 5) == ({"kind": "write"}, "")
+    note.rename(mounts._note("/mnt/shared", "write"))
+    assert mounts._ask(OURS, "write", 5) == (None, "has not ended since 12:34:56 UTC")
+    assert mounts._abandoned_since("/mnt/other", "write") is None
+
+
+def test_an_answer_that_does_not_come_is_reported_by_its_kind(notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mounts, "_ask_child", lambda mount, kind, deadline, sticky: None)
+    assert mounts._ask(OURS, "read", 2.5) == (None, "did not answer within 2.5 s")
+    assert mounts._ask(OURS, "write", 5) == (None, "did not end within 5 s")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"), [("1 2", False), ("{pid} None", False), ("x", True), ("2147483647 5", False)]
+)
+def test_a_note_of_a_child_that_ended_is_removed(notes: pathlib.Path, text: str, is_kept: bool):
+    notes.mkdir()
+    note = mounts._note("/m", "read")
+    note.write_text(text.format(pid=os.getpid()))
+    assert mounts._abandoned_since("/m", "read") is None
+    assert note.exists() == is_kept
+
+
+def test_without_a_place_for_notes_nothing_is_noted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mounts, "_ABANDONED", pathlib.Path("/proc/none"))
+    mounts._abandon(typing.cast("subprocess.Popen[bytes]", Stuck()), "/m", "read")
+
+
+def test_a_process_that_ended_and_was_not_waited_for_has_no_start(tmp_path: pathlib.Path):
+    child = subprocess.Popen(["/bin/true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert mounts._start_time(child.pid) is None
+    child.wait()
+    assert mounts._start_time(0x7FFFFFFF) is None
+    ticks = mounts._start_time(os.getpid())
+    assert ticks == int(pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def as_child(monkeypatch: pytest.MonkeyPatch, path: pathlib.Path, code: str) -> None:
+    """Have this code run as a probe's child."""
+    path.write_text(f"import json, os, sys, time\n{code}\n")
+    monkeypatch.setattr(mounts, "__file__", str(path))
+
+
+def test_a_child_gets_its_arguments_and_a_bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+    as_child(monkeypatch, tmp_path / "c.py", "print(flush=True)\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))")
+    arguments, environment = typing.cast("list[typing.Any]", mounts._ask_child(OURS, "write", 20, sticky=True))
+    assert arguments == ["_child", "/mnt/shared", "7", "write", "sticky"]
+    assert {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}.items() <= environment.items()
+    assert set(environment) <= {"LANG", "PATH", "LC_CTYPE"}
+    arguments, _ = typing.cast("list[typing.Any]", mounts._ask_child(OURS, "read", 20, sticky=False))
+    assert arguments == ["_child", "/mnt/shared", "7", "read"]
+
+
+@pytest.mark.parametrize(
+    ("code", "start_s", "deadline", "answer"),
+    [
+        ("time.sleep(60)", 0.2, 30, None),  # it never began
+        ("print(flush=True); time.sleep(60)", 30, 0.2, None),
+        ("print(flush=True); print('{', flush=True); time.sleep(0.2); print('}')", 30, 20, {}),
+        ("print(flush=True); print()", 30, 20, {"step": "start"}),
+    ],
+)
+def test_a_child_has_its_deadline_from_the_moment_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    *,
+    code: str,
+    start_s: float,
+    deadline: float,
+    answer: dict[str, typing.Any] | None,
+):
+    as_child(monkeypatch, tmp_path / "c.py", code)
+    monkeypatch.setattr(mounts, "_START_S", start_s)
+    begin = time.monotonic()
+    assert mounts._ask_child(OURS, "read", deadline, sticky=False) == answer
+    assert time.monotonic() - begin < 25
+
+
+def mount_id(folder: pathlib.Path) -> int:
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        lines = pathlib.Path(f"/proc/self/fdinfo/{directory}").read_text().splitlines()
+    finally:
+        os.close(directory)
+    return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
+
+
+def child(folder: pathlib.Path, *, write: bool = False, sticky: bool = False) -> dict[str, typing.Any]:
+    return mounts._child(str(folder), mount_id(folder), write=write, sticky=sticky)
+
+
+def test_a_probe_leaves_its_folder_and_nothing_in_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
+    assert child(tmp_path) == {}
+    assert capsys.readouterr().out == "\n"  # it has begun
+    assert list(tmp_path.iterdir()) == []
+    folder = tmp_path / mounts.PROBE_DIR
+    assert child(tmp_path, write=True) == {}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    host = socket.gethostname()
+    for name, age in ((f"{host}.1", 3700), (f"{host}.2", 3500), ("other.1", 9999)):
+        (folder / name).touch()
+        os.utime(folder / name, (0, time.time() - age))
+    assert child(tmp_path, write=True) == {}
+    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{host}.2", "other.1"])
+
+
+def test_a_mount_that_is_not_the_one_of_the_table_is_hidden(tmp_path: pathlib.Path):
+    number = mount_id(tmp_path)
+    assert mounts._child(str(tmp_path), number * 10, write=True, sticky=False) == {"step": "hidden"}
+    assert mounts._child(str(tmp_path / "x"), 1, write=True, sticky=False) == {"step": "open", "errno": errno.ENOENT}
+    (tmp_path / "file").touch()
+    found = mounts._child(str(tmp_path / "file"), number, write=False, sticky=False)
+    assert found == {"step": "open", "errno": errno.ENOTDIR}
+
+
+@pytest.mark.parametrize(
+    ("mode", "sticky", "found", "after"),
+    [
+        (0o777, False, {"open": 0o777}, 0o777),
+        (0o720, False, {"open": 0o720}, 0o720),
+        (0o702, True, {"was": 0o702}, 0o1702),
+        (0o755, True, {}, 0o755),
+        (0o1777, True, {}, 0o1777),
+    ],
+)
+def test_the_sticky_bit_is_set_where_that_is_asked_and_needed(
+    tmp_path: pathlib.Path, mode: int, sticky: bool, found: dict[str, int], after: int
+):
+    tmp_path.chmod(mode)
+    assert child(tmp_path, sticky=sticky) == found
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == after
+
+
+def test_a_sticky_bit_that_is_refused_leaves_the_root_open(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(os, "fchmod", failing)
+    assert child(tmp_path, sticky=True) == {"open": 0o777}
+
+
+def failing(*_: object, **__: object) -> typing.NoReturn:
+    raise OSError(errno.EIO, "no")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "step"),
+    [
+        (os, "stat", "look up a name"),
+        (pathlib.Path, "mkdir", "make a directory"),
+        (pathlib.Path, "open", "write"),
+        (os, "fsync", "sync"),
+        (pathlib.Path, "replace", "rename"),
+        (pathlib.Path, "read_bytes", "read"),
+        (pathlib.Path, "unlink", "remove"),
+    ],
+)
+def test_the_step_that_fails_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, place: object, name: str, step: str
+):
+    number = mount_id(tmp_path)
+    if name == "open":  # the path's own; that of the folder is os.open
+        monkeypatch.setattr(mounts.secrets, "token_bytes", lambda count: memoryview(b"x" * count))
+        monkeypatch.setattr(mounts.pathlib.Path, "open", failing_to_write)
+    else:
+        monkeypatch.setattr(place, name, failing)
+    assert mounts._child(str(tmp_path), number, write=True, sticky=False) == {"step": step, "errno": errno.EIO}
+
+
+def failing_to_write(path: pathlib.Path, mode: str = "r", *rest: typing.Any, **more: typing.Any) -> typing.Any:
+    return open(path, mode, **more) if mode.startswith("r") else failing()  # noqa: PTH123 - as Path.open does
+
+
+def test_other_bytes_than_were_written_are_seen(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    number = mount_id(tmp_path)
+    monkeypatch.setattr(mounts.pathlib.Path, "read_bytes", lambda path: b"other")
+    assert mounts._child(str(tmp_path), number, write=True, sticky=False) == {"step": "read back"}
+    assert list((tmp_path / mounts.PROBE_DIR).iterdir()) == []
+
+
+def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.Path):
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder/file"
+    path.touch()
+    hour = time.strftime("%Y-%m-%d-%H", time.gmtime())
+    kept = tmp_path / ".trash" / hour / f"{path.parent.stat().st_ino}-{path.stat().st_ino}-file"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    mounts._remove(path)
+    assert list(tmp_path.rglob("*file*")) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "options"),
+    [
+        (
+            ["reach", "h:1", "[::1]:22", "--timeout", "3"],
+            {"addresses": [("h", 1), ("::1", 22)], "timeout": 3.0},
+        ),
+        (["drain", "/a", "/b", "--timeout", "3"], {"folders": ["/a", "/b"], "timeout": 3.0}),
+        (
+            ["wait", "/m", "--fstype", "t", "--source", "s", "--timeout", "3", "--pid", "5"],
+            {"mountpoint": "/m", "fstype": "t", "source": "s", "timeout": 3.0, "pid": 5},
+        ),
+        (["clear", "/m", "--fstype", "t", "--source", "s"], {"mountpoint": "/m", "fstype": "t", "source": "s"}),
+        (
+            ["unmount", "/m", "--fstype", "t", "--source", "s", "--patience", "3"],
+            {"mountpoint": "/m", "fstype": "t", "source": "s", "patience": 3.0},
+        ),
+    ],
+)
+def test_a_units_command_line_reaches_the_function(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str], options: dict[str, typing.Any]
+):
+    passed: list[dict[str, typing.Any]] = []
+
+    def function(**given: typing.Any) -> None:
+        passed.append(given)
+
+    function.__name__ = argv[0]
+    monkeypatch.setattr(mounts, argv[0], function)
+    assert mounts.main(argv) == 0
+    assert passed == [options]
+    for flag in (word for word in argv if word.startswith("--") and word != "--pid"):
+        at = argv.index(flag)
+        with pytest.raises(SystemExit):
+            mounts.main([*argv[:at], *argv[at + 2 :]])
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "printed"),
+    [
+        (2, 0, ("cleared 2 leftover mounts of /m\n", "")),
+        (0, 0, ("nothing to clear\n", "")),
+        (mounts.MountError("no"), 1, ("", "no\n")),
+        (OSError("refused"), 1, ("", "refused\n")),
+        (mounts.Result(State.HUNG, "late"), 1, ("", "late\n")),
+        (mounts.Result(State.RIGHT), 0, ("", "")),
+    ],
+)
+def test_the_exit_status_tells_a_unit_what_happened(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    result: typing.Any,
+    code: int,
+    printed: tuple[str, str],
+):
+    def clear(**_: object) -> typing.Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(mounts, "clear", clear)
+    assert mounts.main(["clear", "/m", "--fstype", "t", "--source", "s"]) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == printed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["read"], {"write": False, "sticky": False}),
+        (["write"], {"write": True, "sticky": False}),
+        (["write", "sticky"], {"write": True, "sticky": True}),
+    ],
+)
+def test_the_childs_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    expected: dict[str, bool],
+):
+    monkeypatch.setattr(mounts, "_child", lambda mountpoint, number, **kinds: [mountpoint, number, kinds])
+    assert mounts.main(["_child", "/m", "7", *words]) == 0
+    assert json.loads(capsys.readouterr().out) == ["/m", 7, expected]
+
+
+def test_the_helper_needs_the_standard_library_only():
+    code = f"import runpy; runpy.run_path({mounts.__file__!r}, run_name='helper')"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,228 @@
+"""The engine on hosts that are folders: an agent runs as a process on this machine instead of in a container."""
+
+import collections.abc
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import typing
+
+import pytest
+
+from sandbox import engine as engines
+from sandbox import model as rules
+from sandbox.engine import Engine, Progress
+from sandbox.store import Application, Model, SandboxError, Store
+
+CHARM = """
+import pathlib
+import time
+
+import ops
+
+ROOM = pathlib.Path({room!r})
+
+
+def wait_for(name):
+    deadline = time.monotonic() + 30
+    while not (ROOM / name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.02)
+
+
+class TheCharm(ops.CharmBase):
+    def __init__(self, framework):
+        super().__init__(framework)
+        for event in (self.on.start, self.on.config_changed, self.on.update_status, self.on.stop, self.on.remove):
+            framework.observe(event, self._on_hook)
+        if "api" in self.meta.relations:
+            framework.observe(self.on.api_relation_departed, self._on_hook)
+            framework.observe(self.on.api_relation_broken, self._on_hook)
+        if self.meta.actions:
+            framework.observe(self.on.wait_action, self._on_action)
+            framework.observe(self.on.hold_action, self._on_action)
+        framework.observe(self.on.collect_unit_status, self._on_collect)
+
+    def _on_hook(self, event):
+        with (ROOM / "hooks").open("a") as file:
+            file.write(f"{{self.unit.name}} {{event.handle.kind}}\\n")
+        if self.config.get("slow") and event.handle.kind == "config_changed":
+            (ROOM / "began").write_text("")
+            wait_for("go")
+        if (ROOM / f"fail-{{self.unit.name.replace('/', '-')}}-{{event.handle.kind}}").exists():
+            raise RuntimeError("as asked")
+
+    def _on_collect(self, event):
+        event.add_status(ops.ActiveStatus())
+
+    def _on_action(self, event):
+        event.log("waits")
+        (ROOM / "began").write_text("")
+        wait_for("go")
+        event.set_results({{"done": "yes"}})
+
+
+if __name__ == "__main__":
+    ops.main(TheCharm)
+"""
+ACTIONS = {"wait": {"parallel": True}, "hold": {}}
+SERVER: dict[str, typing.Any] = {
+    "name": "server", "type": "charm", "actions": ACTIONS, "provides": {"api": {"interface": "http"}},
+    "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
+}  # fmt: skip
+AGENT: dict[str, typing.Any] = {
+    "name": "agent", "type": "charm", "subordinate": True, "actions": ACTIONS,
+    "config": {"options": {"slow": {"type": "boolean", "default": False}, "n": {"type": "int"}}},
+    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
+}  # fmt: skip
+
+
+class FolderHost:
+    """A host whose agent is a process here."""
+
+    def __init__(self, hosts: "FolderHosts", name: str) -> None:
+        self.name = name
+        self.address = f"10.0.0.{list(hosts.made).index(name) + 2 if name in hosts.made else len(hosts.made) + 2}"
+        self.root = hosts.folder / name
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def is_running(self) -> bool:
+        return True
+
+    def popen(self, argv: list[str], **options: typing.Any) -> subprocess.Popen[bytes]:
+        assert argv[1].endswith("agent.py")
+        agents = str(self.root / "var/lib/juju/agents")
+        code = f"import pathlib, sandbox.guest.agent as a; a.AGENTS = pathlib.Path({agents!r}); a.main()"
+        process = typing.cast("subprocess.Popen[bytes]", subprocess.Popen([sys.executable, "-c", code], **options))
+        self.agents.append(process)
+        return process
+
+    def reboot(self, timeout: float) -> None:
+        for process in self.agents:
+            subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+            process.wait(timeout)
+        self.agents.clear()
+        shutil.rmtree(self.root / "var/lib/sandbox", ignore_errors=True)  # as systemd-tmpfiles does
+
+
+class FolderHosts:
+    """The hosts of a model, shared by every engine of a test."""
+
+    cidr = "10.0.0.0/24"
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.made: dict[str, FolderHost] = {}
+
+    def up(self, _: object) -> None: ...
+
+    def recover(self, _: object) -> None: ...
+
+    def names(self) -> list[str]:
+        return sorted(self.made)
+
+    def get(self, name: str) -> FolderHost:
+        return self.made[name]
+
+    def create(self, name: str, **_: object) -> FolderHost:
+        self.made[name] = FolderHost(self, name)
+        return self.made[name]
+
+    def destroy_host(self, name: str) -> None:
+        del self.made[name]
+
+
+class Bench:
+    """A model with a small charm, and as many commands at work on it as a test starts."""
+
+    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = folder / "room"
+        self.room.mkdir()
+        self.store = Store("t", folder / "state")
+        self.lines: list[str] = []
+        hosts = FolderHosts(folder / "hosts")
+        self.hosts = hosts
+        monkeypatch.setattr(engines, "Hosts", lambda _: hosts)
+        monkeypatch.setattr(engines, "GUEST", self.store.directory)
+        monkeypatch.setattr(engines.order, "_RETRY_S", 0.1)
+        monkeypatch.setattr(engines, "_POLL_S", 0.05)
+        with self.engine(create=True) as engine:
+            with engine.change() as model:
+                model.uuid = "5a7d8c3e-52ab-4b1c-8f6e-9d0c772586ad"
+                model.seed = 3
+                self.add(model, SERVER)
+                rules.add_unit(model, model.applications["server"])
+                self.add(model, AGENT)
+                rules.relate(model, "agent:juju-info", "server:juju-info")
+            engine.settle()
+        self.clear()
+
+    def engine(self, *, create: bool = False) -> Engine:
+        store = Store("t", self.store.directory.parent)
+        return Engine(store, Progress(self.lines.append), (lambda: Model(name="t")) if create else None)
+
+    def add(self, model: Model, metadata: dict[str, typing.Any], name: str = "") -> None:
+        source = self.store.directory / "charms" / f"{name or metadata['name']}-0"
+        (source / "src").mkdir(parents=True)
+        (source / "src" / "charm.py").write_text(CHARM.format(room=str(self.room)))
+        (source / "charmcraft.yaml").write_text(engines.yaml.safe_dump(metadata | {"name": name or metadata["name"]}))
+        charm = Application(
+            name=name or metadata["name"], charm=metadata["name"], source=str(source), metadata=metadata
+        )
+        rules.add_application(model, charm)
+
+    def hooks(self) -> list[str]:
+        path = self.room / "hooks"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def clear(self) -> None:
+        (self.room / "hooks").unlink(missing_ok=True)
+        (self.room / "began").unlink(missing_ok=True)
+        self.lines.clear()
+
+    def begin(self, work: collections.abc.Callable[[Engine], object]) -> "Command":
+        return Command(self.engine(), work)
+
+    def act(self, unit: str, action: str) -> "Command":
+        """Begin an action in a command of its own, and wait until it runs."""
+        command = self.begin(lambda engine: engine.act(unit, action, {}))
+        self.wait("began")
+        return command
+
+    def wait(self, name: str) -> None:
+        deadline = time.monotonic() + 30
+        while not (self.room / name).exists():
+            assert time.monotonic() < deadline, name
+            time.sleep(0.02)
+
+    def config(self, app: str, **values: str) -> None:
+        """Set options as a command of its own does, from begin to end."""
+        with self.engine() as engine:
+            with engine.change() as model:
+                rules.set_options(model, model.applications[app], values)
+            engine.settle()
+
+
+class Command:
+    """A command in a thread of its own."""
+
+    def __init__(self, engine: Engine, work: collections.abc.Callable[[Engine], object]) -> None:
+        self.result: typing.Any = None
+        self.engine = engine
+
+        def run() -> None:
+            try:
+                with engine:
+                    self.result = work(engine)
+            except SandboxError as e:
+                self.result = e
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+    def end(self) -> typing.Any:
+        self.thread.join(40)
+        assert not self.thread.is_alive()
+        return self.result

@@ -1,0 +1,90 @@
+"""A model without hosts, whose charms answer as a test wants."""
+
+import copy
+import typing
+
+from sandbox import model as rules
+from sandbox.store import Application, Model, Unit
+
+SERVER: dict[str, typing.Any] = {
+    "name": "server",
+    "provides": {"api": {"interface": "http"}},
+    "peers": {"cluster": {"interface": "cluster"}},
+    "storage": {"data": {"type": "filesystem"}},
+    "config": {
+        "options": {
+            "port": {"type": "int", "default": 80},
+            "name": {"type": "string"},
+            "token": {"type": "secret"},
+            "fast": {"type": "boolean", "default": False},
+        }
+    },
+    "actions": {
+        "dump": {
+            "params": {"path": {"type": "string"}, "lines": {"type": "integer", "default": 5, "minimum": 1}},
+            "required": ["path"],
+            "additionalProperties": False,
+        }
+    },
+}
+CLIENT: dict[str, typing.Any] = {"name": "client", "requires": {"api": {"interface": "http", "limit": 1}}}
+AGENT: dict[str, typing.Any] = {
+    "name": "agent",
+    "subordinate": True,
+    "requires": {"juju-info": {"interface": "juju-info", "scope": "container"}, "api": {"interface": "http"}},
+}
+
+
+def app(name: str, metadata: dict[str, typing.Any]) -> Application:
+    return Application(name=name, charm=metadata["name"], source="/nowhere", metadata=metadata)
+
+
+class World:
+    """Runs queued events with a charm that answers what `answers` says, and records the order."""
+
+    def __init__(self) -> None:
+        self.model = Model(name="t")
+        self.ran: list[str] = []
+        self.requests: list[dict[str, typing.Any]] = []
+        self.answers: dict[str, typing.Any] = {}
+
+    def add(self, name: str, metadata: dict[str, typing.Any], units: int = 1) -> Application:
+        application = app(name, metadata)
+        rules.add_application(self.model, application)
+        for _ in range(units):
+            rules.add_unit(self.model, application).address = f"10.0.0.{len(self.model.units)}"
+        return application
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            waiting = [unit for unit in self.model.units.values() if unit.events]
+            if not waiting:
+                return
+            unit = min(waiting, key=lambda unit: unit.events[0].sequence)
+            self.step(unit)
+        raise AssertionError("the model does not settle")
+
+    def step(self, unit: Unit) -> None:
+        event = unit.events[0]
+        request = rules.describe(self.model, unit, event, source="/c", cidr="10.0.0.0/24", resources={})
+        self.ran.append(f"{unit.name} {event.label}")
+        self.requests.append(request)
+        state = request["state"]
+        given = copy.deepcopy(state)
+        result: dict[str, typing.Any] = {
+            "status": ["active", ""],
+            "app_status": ["unknown", ""],
+            "version": "",
+            "ports": [],
+            "deferred": [],
+            "stored": [],
+            "relations": {
+                str(relation["id"]): {"app": relation["local_app_data"], "unit": relation["local_unit_data"]}
+                for relation in state["relations"]
+            },
+            "secrets": [dict(secret) for secret in state["secrets"]],
+        }
+        hook = self.answers.get(unit.app)
+        if hook:
+            hook(event, state, result)
+        rules.apply(self.model, unit, event, given, result)

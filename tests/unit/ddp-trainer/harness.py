@@ -1,0 +1,90 @@
+"""The charm on a host, and what jobs leave in its workspace."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import pytest
+import yaml
+from cluster import Job
+from ops import testing
+
+import charm
+import host
+
+SOURCE = pathlib.Path(__file__).parents[3] / "charms" / "ddp-trainer"
+META = yaml.safe_load((SOURCE / "charmcraft.yaml").read_text())
+ACCOUNT = host.account  # which the fixture `host` replaces, so that the tests run as root
+
+
+@dataclasses.dataclass
+class Trainer:
+    """The charm on a host."""
+
+    workspace: pathlib.Path
+    root: pathlib.Path
+    config: dict[str, typing.Any]
+    context: testing.Context[charm.DdpTrainerCharm] = dataclasses.field(init=False)
+
+    def state(self) -> testing.State:
+        relation = testing.SubordinateRelation("juju-info", remote_app_name="sackd")
+        wheelhouse = testing.Resource(name="wheelhouse", path=self.root / "wheelhouse")
+        return testing.State(config=self.config, relations=[relation], resources=[wheelhouse])
+
+    def event(self, name: str) -> testing.State:
+        self.context = self._context()
+        state = self.state()
+        relation = next(iter(state.relations))
+        event = getattr(self.context.on, name)
+        return self.context.run(event(relation) if name.startswith("relation") else event(), state)
+
+    def run(self, action: str, **params: typing.Any) -> dict[str, str]:
+        """Return an action's results; a failed one raises testing.ActionFailed."""
+        self.context = self._context()
+        given = {name.replace("_", "-"): value for name, value in params.items()}
+        self.context.run(self.context.on.action(action, params=given), self.state())
+        return typing.cast(dict[str, str], self.context.action_results or {})
+
+    def fails(self, action: str, **params: typing.Any) -> str:
+        """Return the one line with which an action fails."""
+        with pytest.raises(testing.ActionFailed) as caught:
+            self.run(action, **params)
+        assert caught.value.message.isprintable()
+        return caught.value.message
+
+    @property
+    def results(self) -> dict[str, str]:
+        return typing.cast(dict[str, str], self.context.action_results or {})
+
+    @property
+    def log(self) -> list[str]:
+        return list(self.context.action_logs)
+
+    def _context(self) -> testing.Context[charm.DdpTrainerCharm]:
+        return testing.Context(charm.DdpTrainerCharm, meta=META, charm_root=self.root, app_name="trainer", unit_id=0)
+
+    def files(self) -> dict[str, int]:
+        """List the workspace's files, with the time of each change."""
+        return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
+
+
+def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
+    folder = trainer.workspace / "datasets" / name
+    folder.mkdir(parents=True)
+    (folder / "dataset.json").write_text("{}")
+    return folder
+
+
+def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
+    """Leave in a run's folder what a job of the payload leaves."""
+    folder = job.script.parent
+    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(json.dumps({"outcome": outcome, "step": 16}))
+    (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
+    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
+    record = {
+        "workload": "smoke", "state": outcome, "nodes": 2, "world_size": 2, "steps": 16, "first_loss": 1.391486, "last_loss": 0.586587,
+        "best_loss": 0.5, "tokens_per_second": None, "samples_per_second": 56118.5, "checkpoint": None,
+        "loss_png": str(folder / "loss.png"), "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}], **summary,
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(record))
