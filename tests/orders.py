@@ -172,7 +172,7 @@ class Place:
                 self._tree[name] = (_about(path), content)
 
     def files(self, *but: str) -> dict[str, str]:
-        """Return what the files hold, without those that match one of the patterns."""
+        """Return the files' contents, without those that match one of the patterns."""
         return {
             name: path.read_text(errors="replace")
             for name, path, _ in self._walk()
@@ -223,7 +223,7 @@ class Unit:
         ]
 
     def changes(self) -> dict[str, collections.abc.Callable[[], object]]:
-        """Return what else may happen between two hooks, by name."""
+        """Return the other things that may happen between two hooks, by name."""
         return {}
 
     def settle(self) -> object:
@@ -292,7 +292,7 @@ class Unit:
         return emit(relation, remote_unit=number, **({"departing_unit": number} if second == "departed" else {}))
 
     def _remote_unit(self, endpoint: str, relation: typing.Any, kind: str) -> int | None:
-        """Return the number of the unit that an event is about: it joins if it must, and is gone when it departs."""
+        """Return the number of the unit that an event is about: it joins if it must, and is removed when it departs."""
         field = {testing.Relation: "remote_units_data", testing.PeerRelation: "peers_data"}.get(type(relation))
         if field is None:
             return 0
@@ -402,7 +402,7 @@ def raising(error: collections.abc.Callable[[], Exception]) -> collections.abc.C
 
 
 def _difference(wanted: object, found: object) -> str:
-    """Return what differs, line by line."""
+    """Show what differs, line by line."""
     before, after = (pprint.pformat(one, width=150).splitlines() for one in (wanted, found))
     rows = difflib.unified_diff(before, after, "without an order", "after it", n=0, lineterm="")
     return "\n".join(["it settled otherwise:", *rows])

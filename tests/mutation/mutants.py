@@ -10,9 +10,9 @@ from libcst import metadata
 from mutmut.mutation.file_mutation import deep_replace
 from mutmut.mutation.mutators import mutation_operators, operator_string
 
-# How long something takes at most; and zip's assertion
-_UNMUTATED = re.compile(r"(.*_)?(timeout|deadline|poll|interval)|.*_s|strict")
-_LOGS = {"logger", "_log", "log", "logging"}
+# How long something takes at most; zip's assertion; what a program prints of itself, and when
+_UNMUTATED = re.compile(r"(.*_)?(timeout|deadline|poll|interval)|.*_s|strict|prog|description|help|flush")
+_LOGS = {"logger", "_log", "_log_error", "log", "logging"}
 Operator = collections.abc.Callable[[typing.Any], collections.abc.Iterable[cst.CSTNode]]
 
 
@@ -93,7 +93,7 @@ class _Visitor(cst.CSTVisitor):
         super().__init__()
         self.found: list[tuple[str, tuple[int, int], cst.CSTNode, cst.CSTNode]] = []
         self.defaults: dict[int, bool] = {}
-        self._functions: list[str] = []
+        self._functions: list[tuple[str, bool]] = []
         self._statements: list[tuple[int, int]] = []
         self._in_parameters = 0
 
@@ -101,7 +101,7 @@ class _Visitor(cst.CSTVisitor):
         if _is_left_out(node):
             return False
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
-            self._functions.append(node.name.value)
+            self._functions.append((node.name.value, isinstance(node, cst.FunctionDef)))
         if isinstance(node, cst.Parameters):
             self._in_parameters += 1
         if isinstance(node, cst.BaseSmallStatement | cst.BaseCompoundStatement):
@@ -115,7 +115,9 @@ class _Visitor(cst.CSTVisitor):
                 if isinstance(node, kind):
                     for mutated in operator(node):
                         if not _is_text(node, mutated):
-                            self.found.append((".".join(self._functions), self._statements[-1], node, mutated))
+                            self.found.append(
+                                (".".join(name for name, _ in self._functions), self._statements[-1], node, mutated)
+                            )
                             self.defaults[id(node)] = bool(self._in_parameters)
         return True
 
@@ -134,7 +136,7 @@ class _Visitor(cst.CSTVisitor):
 
     @property
     def _is_in_function(self) -> bool:
-        return bool(self._functions) and self._functions[-1][0].lower() == self._functions[-1][0]
+        return any(is_function for _, is_function in self._functions)
 
 
 def _is_left_out(node: cst.CSTNode) -> bool:
@@ -160,6 +162,8 @@ def _is_text(node: cst.CSTNode, mutated: cst.CSTNode) -> bool:
     if isinstance(node, cst.Assign | cst.AnnAssign) and node.value is not None:
         return _reads_as_text(node.value)
     if isinstance(node, cst.Call) and isinstance(mutated, cst.Call):
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value == "cast":
+            return True
         kept = {id(arg) for arg in mutated.args}
         return any(_reads_as_text(arg.value) or _is_left_out(arg) for arg in node.args if id(arg) not in kept)
     return False

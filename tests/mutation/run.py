@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -45,7 +46,7 @@ LEAST_S = 20.0
 END = "\r" if sys.stderr.isatty() else "\n"
 _NOT_REPLACED = 9  # exit status of a fork
 _INDEX = 8  # bytes of a mutant's number in the queue
-_COVERING = "tmp/covering.json"
+_COVERING, _LINES = "tmp/covering.json", "tmp/lines"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,16 +224,28 @@ class Covering:
         return made
 
     def pytest_runtestloop(self, session: typing.Any) -> bool:
-        """Run all tests, each with a name for the lines that it runs."""
+        """Run all tests, each with a name for the lines that it runs, here and in processes that it starts."""
+        original, lines = self._path.read_text(), self._tree / _LINES
+        module = f"RECORD, MODULE = {str(lines)!r}, {str(self._path)!r}\n" + (HERE / "recorder.py").read_text()
+        (self._tree / "tmp" / "recorder.py").write_text(module)
+        recorder = f"; exec(open({str(self._tree / 'tmp' / 'recorder.py')!r}).read(), {{}})"
+        self._path.write_text(
+            re.sub(r"^import \w+$", lambda found: found[0] + recorder, original, count=1, flags=re.MULTILINE)
+        )
         traced = coverage.Coverage(data_file=None, include=[str(self._path)], config_file=False)
         traced.start()
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
             traced.switch_context(item.nodeid)
+            (self._tree / f"{_LINES}.test").write_text(item.nodeid)
             began = time.perf_counter()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self.took[item.nodeid] = time.perf_counter() - began
         traced.stop()
+        self._path.write_text(original)
         self.lines = traced.get_data().contexts_by_lineno(str(self._path))
+        for row in lines.read_text().splitlines() if lines.exists() else []:
+            number, _, name = row.partition(" ")
+            self.lines.setdefault(int(number), []).append(name)
         (self._tree / _COVERING).write_text(json.dumps({"lines": self.lines, "took": self.took}))
         return True
 
@@ -339,7 +352,8 @@ def main() -> int:
     parser.add_argument("--survivors", action="store_true", help="only the mutants that survived the last run")
     arguments = parser.parse_args()
     chosen = [one for one in modules() if not arguments.names or any(name in one.path for name in arguments.names)]
-    os.environ.update(CI="1", SLURM_DDP_ORDERS="10")  # hypothesis finds the same every time
+    os.environ.update(CI="1")  # hypothesis finds the same every time
+    os.environ.update(PYTHONDONTWRITEBYTECODE="1")  # Python takes mutants of one size and second for the same
     for name in PRELOADED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
