@@ -327,14 +327,8 @@ class Unit:
             self.replace(relations={*self.state.relations, dataclasses.replace(relation, **fields)})
 
 
-def check(patch: typing.Any, make: collections.abc.Callable[[], Unit], *, parts: int = 1) -> None:
-    """Run the orders.
-
-    Args:
-        patch: pytest's monkeypatch.
-        make: returns the unit on its machine, as both begin.
-        parts: tests that share the charm's number of orders.
-    """
+def check(patch: typing.Any, make: collections.abc.Callable[[], Unit]) -> None:
+    """Run the orders. `make` returns the unit on its machine as both begin, `patch` is pytest's monkeypatch."""
     hasten(patch)
     first = make()
     wanted = first.settle()
@@ -348,7 +342,7 @@ def check(patch: typing.Any, make: collections.abc.Callable[[], Unit], *, parts:
     )
 
     @hypothesis.settings(
-        max_examples=max(1, ORDERS // parts),
+        max_examples=ORDERS,
         deadline=None,
         database=None,
         derandomize="SLURM_DDP_ORDERS" not in os.environ,

@@ -10,8 +10,8 @@ import threading
 import types
 import typing
 
-RECORD: str
-MODULE: str
+RECORD: str = globals()["RECORD"]  # set by run.py in front of this text
+MODULE: str = globals()["MODULE"]
 
 
 def record() -> None:

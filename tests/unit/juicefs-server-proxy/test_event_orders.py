@@ -222,4 +222,4 @@ def test_every_order_ends_in_the_same_state(
         place.restore()
         return Volume(rig, calls, place, kind)
 
-    orders.check(monkeypatch, make, parts=2)
+    orders.check(monkeypatch, make)

@@ -177,10 +177,8 @@ class Compute(orders.Unit):
             self.emit(name)
             slurm.end_jobs()
         self.hand_out()
-        self.emit("node-gres changed")
-        if slurm.record is not None and slurm.record.reason == ADMIN:  # which was put back
-            self.resume()
-        self.emit("update_status")
+        for name in ("node-gres changed", "update_status"):
+            self.emit(name)
         relation = self.relation("node-gres")
         return {
             "status": self.state.unit_status,
@@ -309,7 +307,7 @@ def test_every_order_of_a_compute_node_ends_in_the_same_state(
         unit.place = place
         return unit
 
-    orders.check(monkeypatch, make, parts=2)
+    orders.check(monkeypatch, make)
 
 
 @pytest.mark.timeout(7200)
@@ -328,4 +326,4 @@ def test_every_order_of_the_controller_ends_in_the_same_state(
         place.restore()
         return Controller(ctx, calls, slurm, place)
 
-    orders.check(monkeypatch, make, parts=2)
+    orders.check(monkeypatch, make)

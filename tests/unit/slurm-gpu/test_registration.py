@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import OPTIONS, WITH_GPU
@@ -764,6 +765,24 @@ def test_a_drain_that_somebody_orders_while_jobs_are_waited_for(slurm: SlurmDoub
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
     assert (slurm.ended, slurm.waiting) == ([], ["9"])
+
+
+@pytest.mark.parametrize(
+    ("slurmd_runs_s", "flags", "reason"), [(3600, {"DYNAMIC_NORM"}, ""), (5, {"DYNAMIC_NORM", "DRAIN"}, "bad memory")]
+)
+def test_a_drain_that_ends_while_jobs_are_waited_for_is_restored_unless_an_administrator_ended_it(
+    slurm: SlurmDouble, slurmd_runs_s: float, flags: set[str], reason: str
+):
+    """Upstream sets its node idle right after it restarted slurmd; later only an administrator resumes it."""
+    slurm.record = Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")
+    slurm.jobs = ["7"]
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    nodes.resume("slurmd-0")
+    slurm.slurmd_since = time.clock_gettime(time.CLOCK_MONOTONIC) - slurmd_runs_s
+    assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
+    slurm.end_jobs()
+    assert advance() == Progress(Stage.REGISTERED)
+    assert slurm.record == Record(GRES, flags=flags, reason=reason)
 
 
 def test_a_drain_that_somebody_orders_before_nothing_is_to_be_done_any_more(slurm: SlurmDouble):

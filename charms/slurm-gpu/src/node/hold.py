@@ -143,18 +143,22 @@ def lock() -> collections.abc.Generator[None]:
         yield
 
 
+def is_administrators() -> bool:
+    """Report whether a drain that has ended was ended by an administrator, and not by upstream's slurmd."""
+    running = systemd.active_for(SLURMD)
+    return running is not None and running > _UPSTREAM_S
+
+
 def _keep(hold: Hold) -> None:
     node = nodes.show(hold.node)
     if node is None:
         return  # it is being registered anew
-    if not node.is_drained and not node.is_down:
-        running = systemd.active_for(SLURMD)
-        if running is not None and running > _UPSTREAM_S:
-            logger.info("%s was resumed by an administrator: it is held no longer for: %s", hold.node, hold.reason)
-            for one in held():
-                files.ensure_absent(_record(one.kind))
-            _end_reservation()
-            return
+    if not node.is_drained and not node.is_down and is_administrators():
+        logger.info("%s was resumed by an administrator: it is held no longer for: %s", hold.node, hold.reason)
+        for one in held():
+            files.ensure_absent(_record(one.kind))
+        _end_reservation()
+        return
     if not node.is_drained or node.reason in {None, resume.NEW}:  # none: as slurmd registers a node that was held
         nodes.drain(hold.node, hold.reason)
         logger.info("%s is drained again: %s", hold.node, hold.reason)

@@ -283,9 +283,11 @@ def _snapshot(name: str, node: nodes.Node | None) -> NodeSnapshot | None:
     if snapshot is not None and snapshot.node != name:
         node_state.clear(node_state.REGISTRATION)
         return None
-    if snapshot is not None and node is not None and is_anothers(node, snapshot.reason):
-        snapshot = as_found(node)
-        snapshot.save()
+    if snapshot is not None and node is not None:
+        was_resumed = bool(snapshot.states) and not is_kept_away(node) and hold.is_administrators()
+        if was_resumed or is_anothers(node, snapshot.reason):
+            snapshot = as_found(node)
+            snapshot.save()
     return snapshot
 
 
