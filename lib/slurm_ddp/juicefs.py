@@ -4,28 +4,23 @@ Sources: the source of juicefs at the tags v1.1.0 to v1.3.1 and v1.4.1, and runs
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import datetime
 import gzip
 import hashlib
-import http.client
 import io
 import json
-import os
 import pathlib
 import platform
 import re
-import socket
 import tarfile
 import tempfile
 import time
 import typing
-import urllib.error
 import urllib.parse
-import urllib.request
 
-from slurm_ddp import juicefs_access
-from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp import download, juicefs_access, mounts
 from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, run
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
@@ -41,8 +36,7 @@ _DOWNLOAD_S = 600.0
 
 OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
 
-# The version that introduced each flag. A flag that a program does not know is fatal, so it is left out there; every
-# one below only tunes.
+# The version that introduced each flag. An older program exits on it, so it is omitted there: all of these only tune.
 _SINCE = dict.fromkeys(
     "atime-mode attr-cache backup-meta block-size bucket buffer-size cache-dir cache-eviction cache-partial-only "
     "cache-size capacity compress dir-entry-cache download-limit enable-xattr encrypt-rsa-key entry-cache "
@@ -91,7 +85,7 @@ JuicefsError = juicefs_access.JuicefsError
 
 
 class UnreachableError(JuicefsError):
-    """A server does not answer; it may come back by itself."""
+    """A server does not answer, which may end by itself."""
 
 
 class DownloadError(JuicefsError):
@@ -102,11 +96,27 @@ class OldProgramError(JuicefsError):
     """The program is older than `OLDEST`."""
 
 
-def advice(error: JuicefsError, app: str) -> str:
-    """State what failed and, where one command of the operator's resolves it, that command."""
+@contextlib.contextmanager
+def explained(
+    app: str,
+    make: collections.abc.Callable[[Exception, str, bool], Exception],
+    *,
+    passing: tuple[type[Exception], ...] = (),
+    lasting: tuple[type[Exception], ...] = (),
+) -> collections.abc.Generator[None]:
+    """Raise `make(error, text, passes)` for a failure inside, with a text for the status of the charm `app`.
+
+    `passing` failures may end by themselves, as that of a server that does not answer; the operator must resolve
+    `lasting` ones, and those of juicefs and other commands.
+    """
     attach = f"juju attach-resource {app} juicefs=FILE"
-    remedies: dict[type[JuicefsError], str] = {DownloadError: f": attach it: {attach}", OldProgramError: f": {attach}"}
-    return f"{error}{remedies.get(type(error), '')}"
+    remedies: dict[type[Exception], str] = {DownloadError: f": attach it: {attach}", OldProgramError: f": {attach}"}
+    try:
+        yield
+    except (UnreachableError, *passing) as e:
+        raise make(e, str(e), True) from e
+    except (JuicefsError, CommandError, *lasting) as e:
+        raise make(e, f"{e}{remedies.get(type(e), '')}", False) from e
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +139,7 @@ class Setting:
 
 
 def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
-    """Install the program of `resource` (as such, or in a release's tarball), else the pinned release, as `target`.
-
-    Returns whether it changed.
+    """Install `resource`, a program or a release's tarball, else the pinned release, as `target`: whether it changed.
 
     Raises:
         DownloadError: there is no resource, and the release could not be fetched or is not what it should be.
@@ -161,12 +169,7 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 
 
 def version(program: pathlib.Path) -> Version:
-    """Ask the program for its version.
-
-    Raises:
-        CommandError: it does not run.
-        OldProgramError: it is older than `OLDEST`.
-    """
+    """Ask the program for its version. Raises `CommandError` if it does not run, `OldProgramError` before `OLDEST`."""
     printed = _run(program, "--version", timeout=20).stdout
     found = re.search(r"version v?(\d+\.\d+\.\d+)", printed)
     parsed = parse_version(found[1]) if found else None
@@ -194,7 +197,7 @@ def parse_version(written: str) -> Version | None:
 
 
 def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
-    """Make arguments of those flags that this version knows; False leaves one out."""
+    """Write the flags that this version knows as arguments, without those that are False."""
     chosen = {name: value for name, value in wanted.items() if value is not False and knows(program, name)}
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
 
@@ -205,23 +208,17 @@ def knows(program: Version, flag: str) -> bool:
 
 
 def since(flag: str) -> str:
-    """Return the version that introduced the flag, as text."""
+    """Write the version that introduced the flag."""
     return text(_SINCE[flag])
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
     """Raise `UnreachableError` unless one of the addresses takes a TCP connection. `timeout` (s) is for each of them.
 
-    Without this look first, juicefs waits up to minutes for an engine that is down.
+    juicefs itself waits up to minutes for an engine that is down.
     """
-    problem = "no address"
-    for host, port in addresses:
-        try:
-            socket.create_connection((host, port), timeout=timeout).close()
-            return
-        except OSError as e:
-            problem = f"{fs.join_address(host, port)} does not answer ({e.strerror or e})"
-    raise UnreachableError(problem.lower())
+    if problem := mounts.unreachable(addresses, timeout=timeout):
+        raise UnreachableError(problem.lower())
 
 
 def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8) -> Setting | None:
@@ -229,7 +226,7 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
 
     Raises:
         UnreachableError: the engine does not answer (in time).
-        JuicefsError: anything else, a wrong password for one.
+        JuicefsError: anything else, such as a wrong password.
     """
     check_reachable(access.engine.addresses)
     try:
@@ -243,14 +240,11 @@ def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: fl
 
 
 def ensure_sticky(program: pathlib.Path, access: juicefs_access.Access, folder: str = "/") -> str:
-    """Set the sticky bit on a folder of a volume that others can write to; return what was done, "" for nothing.
+    """Set the sticky bit on a folder of a volume that others can write to, or make it: what was done, "" for nothing.
 
-    A volume's root has mode 0777 after format, as has what mount makes for --subdir (run with 1.3.1): there any account
-    can rename what is another's. What an administrator made stricter stays as it is. A folder that is absent is made.
-    It needs no mount: sync copies the mode and owner of the first thing it lists, the folder itself.
-
-    Raises:
-        JuicefsError: it failed.
+    After format a volume's root has mode 0777, as has what mount makes for --subdir (1.3.1): any account can rename
+    what is another's. It needs no mount: sync copies mode and owner of the first thing it lists, the folder itself.
+    Raises `JuicefsError`.
     """
     inside = f"jfs://VOLUME{folder.rstrip('/')}/"
     with tempfile.TemporaryDirectory(prefix="juicefs-mode-") as scratch:  # 0700
@@ -280,7 +274,7 @@ def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, tar
 
 
 def removal(program: pathlib.Path, mine: Version, folder: str) -> tuple[tuple[str, ...], ...]:
-    """List the commands that remove a folder of a mounted volume, past the trash where the program knows how."""
+    """Build the commands that remove a folder of a mounted volume, past the trash where the program can."""
     plain = ("/usr/bin/rm", "-rf", "--one-file-system", folder)
     past = (str(program), "--no-agent", "rmr", "--skip-trash", folder)
     return (past, plain) if knows(mine, "skip-trash") else (plain,)
@@ -299,10 +293,9 @@ def invoke(
 
 
 def _run(program: pathlib.Path, *arguments: str, **keywords: typing.Any) -> Completed:
-    """Run the program; again when it died before it began.
+    """Run the program, up to three times.
 
-    It lists the host's addresses when it is loaded, and panics when a network interface is removed at that moment (seen
-    with 0.14.2; minio's cmd/net.go, which does it, is part of later ones too).
+    It lists the host's addresses when it is loaded, and panics where an interface is removed then (minio's cmd/net.go).
     """
     for pause in (0.1, 1.0):
         try:
@@ -320,7 +313,7 @@ def explain(error: CommandError) -> str:
 
 
 def reason(log: str) -> str:
-    """State what the last fatal line of the program's log means, or else the last error; nothing if there is none."""
+    """State what the log's last fatal line means, or else its last error; "" where it has neither."""
     if any(words in log for words in _REFUSED):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
@@ -369,18 +362,14 @@ def _read_status(printed: str) -> Setting:
 
 
 def _live(sessions: list[dict[str, typing.Any]]) -> tuple[str, ...]:
-    """List the clients whose session has not expired, sorted.
-
-    A session ends when its client unmounts; that of a client that was killed is listed until another client removes it:
-    its time to live was renewed every 12 s, to a minute.
-    """
+    """List the clients whose session, renewed every 12 s to a minute, has not expired; a killed one's stays listed."""
     now = datetime.datetime.now(datetime.timezone.utc)  # noqa: UP017 - Python 3.10
     live = (session for session in sessions if datetime.datetime.fromisoformat(session["Expire"]) > now)
     return tuple(sorted(f"{session.get('HostName')} at {session.get('MountPoint')}" for session in live))
 
 
 def _unpack(content: bytes) -> bytes:
-    """Read the program out of a tarball; anything else is taken for the program itself."""
+    """Extract the program from a tarball; anything else is the program itself."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     try:
@@ -398,21 +387,12 @@ def _fetch_release() -> bytes:
     arch = _ARCHITECTURES.get(platform.machine())
     if arch is None:
         raise DownloadError(f"juicefs {RELEASE} is not released for {platform.machine()}")
-    configured = {scheme: os.environ.get(f"JUJU_CHARM_{scheme.upper()}_PROXY") for scheme in ("http", "https")}
-    proxies = {scheme: proxy for scheme, proxy in configured.items() if proxy}
-    handlers = [urllib.request.ProxyHandler(proxies)] if proxies else []
     url = _RELEASE_URL.format(version=RELEASE, arch=arch)
-    host = urllib.parse.urlsplit(url).hostname
-    content, end = bytearray(), time.monotonic() + _DOWNLOAD_S
     try:
-        with urllib.request.build_opener(*handlers).open(url, timeout=20) as answer:
-            while block := answer.read(1 << 20):
-                content += block
-                if len(content) > _LARGEST_BYTES or time.monotonic() > end:
-                    raise DownloadError(f"juicefs {RELEASE}: {host} sends too much, or too slowly")
-    except (OSError, http.client.HTTPException) as e:  # urllib's errors are among the first
-        reason = e.reason if isinstance(e, urllib.error.URLError) else e
-        raise DownloadError(f"juicefs {RELEASE}: no download from {host} ({last_line(str(reason))})") from e
+        content = download.fetch(url, most_bytes=_LARGEST_BYTES, timeout=_DOWNLOAD_S)
+    except download.DownloadError as e:
+        raise DownloadError(f"juicefs {RELEASE}: {e}") from e
     if hashlib.sha256(content).hexdigest() != _SHA256[arch]:
+        host = urllib.parse.urlsplit(url).hostname
         raise DownloadError(f"juicefs {RELEASE}: what {host} sent has another checksum than the release")
-    return bytes(content)
+    return content

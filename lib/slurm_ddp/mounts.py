@@ -52,7 +52,7 @@ class State(enum.Enum):
     """The state of a mountpoint."""
 
     RIGHT = "right"  # the expected filesystem, once, and it works
-    ABSENT = "absent"  # nothing is mounted there
+    ABSENT = "absent"
     WRONG = "wrong"  # something else is mounted there, or with other options
     STACKED = "stacked"  # more than one mount lies there
     STALE = "stale"  # the mount is a leftover: its daemon or server has forgotten it
@@ -99,10 +99,7 @@ class MountError(Exception):
 
 
 def table(text: str | None = None) -> list[Mount]:
-    """List all mounts, in mount order; those of `text` (in mountinfo's format) instead of this process's when given.
-
-    Mounts by autofs are left out: they stand for a mount that is made at the first access.
-    """
+    """Read the mounts, in mount order, from `text` (this process's mountinfo by default), without those by autofs."""
     if text is None:
         text = MOUNTINFO.read_bytes().decode("utf-8", "surrogateescape")
     mounts: list[Mount] = []
@@ -138,21 +135,19 @@ def probe(
     sticky: bool = False,
     deadline: float = 5.0,
 ) -> Result:
-    """Check whether the right filesystem is mounted at `mountpoint`, once, and works.
+    """Check whether the expected filesystem is mounted at an absolute path, once, and works.
 
     Args:
         mountpoint: an absolute path.
         fstype: the expected type.
         source: the expected source, as mountinfo shows it.
         writable: also write, sync, rename, read back and remove a small file.
-        sticky: where others can write the filesystem's root without the sticky bit, and so rename what is another's
-            there (rename(2)), set that bit; where that is refused, leave it. Applies with `writable`.
-        deadline: in seconds from the question on; without an answer until then the state is HUNG, or SLOW where the
-            mount answers and only a write does not end. Where the write has used up the deadline the answer has 2 s.
+        sticky: with `writable`, set the sticky bit on a root that others can write, where that is allowed: without it
+            they can rename what is another's there (rename(2)).
+        deadline: seconds until a mount that does not answer is HUNG, or SLOW where only a write does not end.
     """
     mountpoint = os.path.normpath(mountpoint)
-    here = at(mountpoint)
-    if not here:
+    if not (here := at(mountpoint)):
         return Result(State.ABSENT, f"nothing is mounted at {mountpoint}")
     mount = here[-1]
     if not _matches(mount.fstype, fstype) or not _matches(mount.source, source):
@@ -177,9 +172,9 @@ def probe(
 
 
 def users(mountpoint: PathLike) -> list[tuple[int, str]]:
-    """List id and name of each process that has something open on the mount; all of them only for root.
+    """List id and name of each process that has something open on the mount; for root of all accounts.
 
-    Reads only /proc, which knows paths without asking the filesystem.
+    Read /proc only, which knows paths without asking the filesystem.
     """
     prefix = os.path.normpath(mountpoint)
     found: list[tuple[int, str]] = []
@@ -191,10 +186,7 @@ def users(mountpoint: PathLike) -> list[tuple[int, str]]:
 
 
 def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, pid: int | None = None) -> Result:
-    """Wait until `mountpoint` is right, at most `timeout` seconds; return the last probe.
-
-    With `pid`, the process that should mount it, waiting ends when that process ends.
-    """
+    """Wait `timeout` seconds until `mountpoint` is right, or until process `pid` ends; return the last probe."""
     end = time.monotonic() + timeout
     while True:
         left = max(0.5, min(5.0, end - time.monotonic()))
@@ -206,31 +198,32 @@ def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, 
         time.sleep(0.2)
 
 
-def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: float) -> None:
-    """Wait until one of the addresses takes a TCP connection.
+def unreachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 2) -> str:
+    """Try a TCP connection to each address, for `timeout` seconds each; return the last problem, "" once one opens."""
+    problem = "no address"
+    for host, port in addresses:
+        try:
+            socket.create_connection((host, port), timeout=timeout).close()
+            return ""
+        except OSError as e:
+            problem = f"{f'[{host}]' if ':' in host else host}:{port} does not answer ({e.strerror or e})"
+    return problem
 
-    Raises:
-        MountError: none did within `timeout` seconds.
-    """
+
+def reach(addresses: collections.abc.Sequence[tuple[str, int]], *, timeout: float) -> None:
+    """Wait until an address takes a TCP connection. Raises `MountError` if none did within `timeout` seconds."""
     end = time.monotonic() + timeout
-    while True:
-        problem = "no address"
-        for host, port in addresses:
-            try:
-                socket.create_connection((host, port), timeout=2).close()
-                return
-            except OSError as e:
-                problem = f"{host} port {port} does not answer: {e.strerror or e}"
+    while problem := unreachable(addresses):
         if time.monotonic() + 0.5 >= end:
             raise MountError(problem)
         time.sleep(0.5)
 
 
 def clear(mountpoint: PathLike, *, fstype: str, source: str) -> int:
-    """Detach the mounts of `source` that lie at `mountpoint`, whatever their condition; count them.
+    """Detach the mounts of `source` at `mountpoint`, whatever their condition; count them.
 
     Raises:
-        MountError: something else is mounted there, which is left as it is; or the kernel refuses.
+        MountError: something else is mounted there, which is kept; or the kernel refuses.
     """
     count = 0
     while here := at(mountpoint):
@@ -241,11 +234,7 @@ def clear(mountpoint: PathLike, *, fstype: str, source: str) -> int:
 
 
 def detach(mountpoint: PathLike) -> None:
-    """Take the topmost mount at `mountpoint` out of the tree, whatever its condition and whoever uses it.
-
-    Raises:
-        MountError: the kernel refuses.
-    """
+    """Detach the topmost mount at `mountpoint`, even one in use. Raises `MountError` if the kernel refuses."""
     try:
         _umount(mountpoint, _MNT_DETACH)
     except OSError as e:
@@ -253,12 +242,10 @@ def detach(mountpoint: PathLike) -> None:
 
 
 def unmount(mountpoint: PathLike, *, fstype: str, source: str, patience: float) -> None:
-    """Unmount `source` from `mountpoint`: wait `patience` seconds for its users to leave, then detach it under them.
-
-    A stale mount is detached at once: it is of use to nobody.
+    """Unmount `source` from `mountpoint`; detach it where it is stale, or still in use after `patience` seconds.
 
     Raises:
-        MountError: something else is mounted there, which is left as it is; or the kernel refuses.
+        MountError: something else is mounted there, which is kept; or the kernel refuses.
     """
     if probe(mountpoint, deadline=2).state is State.STALE:
         patience = 0
@@ -277,12 +264,9 @@ def unmount(mountpoint: PathLike, *, fstype: str, source: str, patience: float) 
 
 
 def drain(folders: collections.abc.Sequence[PathLike], *, timeout: float) -> None:
-    """Wait until the folders, in which a JuiceFS client stages what it has yet to upload, hold no file.
+    """Wait until a JuiceFS client's staging folders hold no file. Raises `MountError` after `timeout` seconds.
 
     JuiceFS itself looks into one folder only, and waits for nothing when there are several (cmd/umount.go, 1.3.1).
-
-    Raises:
-        MountError: some are left after `timeout` seconds.
     """
     end, shown = time.monotonic() + timeout, 0.0
     while left := sum(len(names) for folder in folders for _, _, names in os.walk(folder)):
@@ -305,14 +289,13 @@ def _check_ours(mount: Mount, fstype: str, source: str) -> None:
 
 
 def _unescape(text: str) -> str:
-    """Undo mountinfo's octal escapes, which stand for bytes."""
+    """Decode mountinfo's octal escapes, each of a byte."""
     raw = text.encode("utf-8", "surrogateescape")
     decoded = re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), raw)
     return decoded.decode("utf-8", "surrogateescape")
 
 
 def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
-    """Turn a child's answer into a result."""
     step, number = answer.get("step"), answer.get("errno")
     if step == "hidden":
         return Result(State.WRONG, f"{mountpoint} is hidden beneath another mount")
@@ -328,21 +311,17 @@ def _judge(mountpoint: str, answer: dict[str, typing.Any]) -> Result:
 
 
 def _ask(mount: Mount, kind: str, deadline: float, *, sticky: bool = False) -> tuple[dict[str, typing.Any] | None, str]:
-    """Have a child read or write; return its answer, or None and why when it does not end in time.
-
-    While an earlier child of the kind still hangs there, none is started.
-    """
+    """Run a child that reads or writes, unless an earlier one still hangs: its answer, or None and what it did not."""
+    verb = "answer" if kind == "read" else "end"
     since = _abandoned_since(mount.mountpoint, kind)
     if since is not None:
-        verb = "answered" if kind == "read" else "ended"
-        return None, f"has not {verb} since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
+        return None, f"has not {verb}ed since {time.strftime('%H:%M:%S', time.gmtime(since))} UTC"
     answer = _ask_child(mount, kind, deadline, sticky=sticky)
-    verb = "answer" if kind == "read" else "end"
     return answer, f"did not {verb} within {deadline:g} s" if answer is None else ""
 
 
 def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dict[str, typing.Any] | None:
-    """Run the child's part of a probe; None when it does not answer in time."""
+    """Run a child; return its answer, None when it has none in time."""
     argv = [sys.executable, "-I", "-S", "-B", str(pathlib.Path(__file__).resolve()), "_child"]
     child = subprocess.Popen(
         [*argv, mount.mountpoint, str(mount.id), kind, *(["sticky"] if sticky else [])],
@@ -370,7 +349,7 @@ def _ask_child(mount: Mount, kind: str, deadline: float, *, sticky: bool) -> dic
 
 
 def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> None:
-    """Kill the child; leave it behind, with a note, where it hangs in the kernel."""
+    """Kill the child; where it hangs in the kernel, leave it behind with a note."""
     child.kill()
     try:
         child.wait(_REAP_S)
@@ -381,7 +360,7 @@ def _abandon(child: "subprocess.Popen[bytes]", mountpoint: str, kind: str) -> No
 
 
 def _abandoned_since(mountpoint: str, kind: str) -> float | None:
-    """Return when a child of the kind was left behind that still hangs in this mountpoint."""
+    """Read when a child of the kind that still hangs there was left behind."""
     note = _note(mountpoint, kind)
     try:
         pid, started = note.read_text().split()
@@ -399,7 +378,7 @@ def _note(mountpoint: str, kind: str) -> pathlib.Path:
 
 
 def _start_time(pid: int) -> int | None:
-    """Return when a live process started, in clock ticks since boot: with its id that is unique (proc(5))."""
+    """Read when a live process started, in clock ticks since boot: with its id that is unique (proc(5))."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -425,8 +404,8 @@ def _umount(mountpoint: PathLike, flags: int) -> None:
 
 
 def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict[str, typing.Any]:
-    """Do the part of a probe that touches the filesystem, and may hang."""
-    print(flush=True)  # it begins now
+    """Touch the filesystem, which may hang."""
+    print(flush=True)  # the deadline starts now
     step, found = "open", dict[str, typing.Any]()
     try:
         directory = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
@@ -472,10 +451,7 @@ def _child(mountpoint: str, mount_id: int, *, write: bool, sticky: bool) -> dict
 
 
 def _remove(path: pathlib.Path) -> None:
-    """Remove a probe's file for good: JuiceFS, from 1.0 on, would keep it for days, and a file a minute of every node.
-
-    What it keeps lies at .trash/HOUR/PARENT-INODE-NAME (pkg/meta/base.go, 1.3.1); other filesystems have no such file.
-    """
+    """Remove a probe's file for good, also .trash/HOUR/PARENT-INODE-NAME of JuiceFS (pkg/meta/base.go, 1.3.1)."""
     kept = f"{path.parent.stat().st_ino}-{path.stat().st_ino}-{path.name}"
     began = time.time()
     path.unlink()

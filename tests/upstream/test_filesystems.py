@@ -1,6 +1,7 @@
 """filesystem_info and mount_info between upstream's charms and libraries and ours, in both directions."""
 
 import importlib
+import json
 import pathlib
 import types
 from typing import Any
@@ -178,7 +179,8 @@ def test_what_upstream_asks_for_is_read():
 @pytest.mark.parametrize("read_only", [True, False])
 def test_upstream_s_client_reads_what_we_ask_for(client: testing.Context[Any], tmp_path: pathlib.Path, read_only: bool):
     request = mount_info.MountRequest(mountpoint=str(tmp_path / "state"), nodev=True, read_only=read_only)
-    asking = testing.SubordinateRelation("mount", interface="mount_info", remote_app_data=mount_info.dump(request))
+    databag = {name: json.dumps(value) for name, value in request.model_dump().items()}
+    asking = testing.SubordinateRelation("mount", interface="mount_info", remote_app_data=databag)
     uri = filesystem_info.Nfs("10.0.0.4", "/srv").uri()
     filesystem = testing.Relation("filesystem", interface="filesystem_info", remote_app_data={"endpoint": uri})
     out = client.run(client.on.config_changed(), testing.State(leader=True, relations={asking, filesystem}))

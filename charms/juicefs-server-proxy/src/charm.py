@@ -12,7 +12,7 @@ from relations import filesystem
 from relations.filesystem import ENDPOINT
 from relations.peers import PEERS, Ledger
 from relations.sources import ENGINES, STORE, Sources
-from slurm_ddp import juicefs, trouble, wake
+from slurm_ddp import juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.run import CommandError
 from volume import actions, formatting, messages
@@ -182,12 +182,12 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
 
-        def explain(_: Exception, text: str, *, passes: bool) -> StatusError:
+        def explain(_: Exception, text: str, passes: bool) -> StatusError:
             if passes:
                 return StatusError(Level.WAITING, messages.ENGINE.format(problem=text), retry=True)
             return StatusError(Level.BLOCKED, text)
 
-        return trouble.explained(self.app.name, explain, lasting=(formatting.VolumeError, embedded.store.StoreError))
+        return juicefs.explained(self.app.name, explain, lasting=(formatting.VolumeError, embedded.store.StoreError))
 
     def _show_progress(self, text: str) -> None:
         self.unit.status = ops.MaintenanceStatus(text)

@@ -4,16 +4,15 @@ The provider's application databag has one key, `endpoint`:
 
     SCHEME://[USER@](HOST[,HOST...])/PATH[?OPTION=VALUE[&...]]
 
-with everything between the punctuation percent-encoded, but for slashes, which upstream's library leaves as they are in
-users and hosts too (and then cannot read back). `nfs`, `cephfs` and `lustre` are on the wire exactly as the
-filesystem-charms of charmed-hpc write and read them (library filesystem_info, LIBAPI 0, LIBPATCH 3); `juicefs` is ours.
-Readers of that library lower-case the hosts, so nothing that needs its case may be a host. Credentials travel in a Juju
-secret whose id the option `auth` holds, and `auth-rev` changes with the secret's revision so that readers are woken.
+with all between the punctuation percent-encoded, but for slashes, which upstream's library keeps in users and hosts too
+(and then cannot read back). `nfs`, `cephfs` and `lustre` are on the wire exactly as charmed-hpc's filesystem-charms
+write and read them (library filesystem_info, LIBAPI 0, LIBPATCH 3); `juicefs` is ours. That library's readers
+lower-case the hosts. Credentials travel in a Juju secret, whose id the option `auth` holds; `auth-rev` changes with the
+secret's revision, to wake readers.
 
 A requirer of ours publishes in its unit databag, under `schemes`, what it can mount. Upstream's writes nothing there.
 
-A URI may hold a key (`auth=plain:...`, sent by charms that cannot make secrets): nothing here logs one or quotes one
-in an error, and no `repr` shows it.
+A URI may hold a key (`auth=plain:...`, from charms that cannot make secrets): no log, error or `repr` shows one.
 """
 
 import collections.abc
@@ -52,23 +51,6 @@ class UriError(ValueError):
     """The text is no URI of this interface. `str()` is one line that never quotes the URI."""
 
 
-class UnknownSchemeError(UriError):
-    """The URI is of an unknown filesystem, which `scheme` names."""
-
-    def __init__(self, scheme: str) -> None:
-        super().__init__(f"unknown filesystem {_short(scheme)}")
-        self.scheme = scheme
-
-
-class UnknownOptionError(UriError):
-    """The URI has an unknown option, which `option` names."""
-
-    def __init__(self, scheme: str, option: str) -> None:
-        super().__init__(f"unknown option {_short(option)} for {scheme}")
-        self.scheme = scheme
-        self.option = option
-
-
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """The decoded components of a URI."""
@@ -93,7 +75,7 @@ class _Parts:
         """Return the options; all that are required are there, and no unknown ones."""
         for option in self.options:
             if option not in (*required, *optional):
-                raise UnknownOptionError(self.scheme, option)
+                raise UriError(f"unknown option {_short(option)} for {self.scheme}")
         for option in required:
             if option not in self.options:
                 raise UriError(f"{self.scheme}: option {option} is missing")
@@ -185,7 +167,7 @@ class Lustre:
 
 @dataclasses.dataclass(frozen=True)
 class Juicefs:
-    """A JuiceFS volume; what a reader needs besides the content of its secret (`JuicefsSecret`)."""
+    """A JuiceFS volume, without the content of its secret (`JuicefsSecret`)."""
 
     name: str
     hosts: tuple[str, ...]  # of the metadata engine, each HOST:PORT
@@ -218,7 +200,7 @@ class Juicefs:
         return tuple((host, port or ENGINE_PORTS[self.engine]) for host, port in pairs)
 
     def uri(self) -> str:
-        """Write the URI that `parse` reads. Options with an empty value are left out: readers drop or refuse them."""
+        """Write the URI that `parse` reads, without options of an empty value, which readers drop or refuse."""
         fields = {option: getattr(self, _juicefs_field(option)) for option in _JUICEFS_OPTIONS}
         options = {option: "true" if value is True else str(value) for option, value in fields.items()
                    if value is not None and value is not False and value != ""}  # fmt: skip
@@ -229,9 +211,9 @@ Filesystem = Nfs | Cephfs | Lustre | Juicefs
 
 
 class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_generator=_hyphens):
-    """The content of the secret behind a `juicefs` URI. Any key may be absent: the engine or store then asks for none.
+    """The content of the secret behind a `juicefs` URI, and of juicefs-server-proxy's option `credentials`.
 
-    The same keys, all by the user's hand, are those of juicefs-server-proxy's option `credentials`.
+    A key is absent where the engine or store asks for none.
     """
 
     meta_user: str | None = None
@@ -267,7 +249,7 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_gener
         return cls.model_validate(known)
 
     def content(self) -> dict[str, str]:
-        """Make the content as a Juju secret takes it."""
+        """Write the content of a Juju secret."""
         return {key: reveal(value) for key, value in self.model_dump(by_alias=True, exclude_none=True).items()}
 
     def values(self) -> tuple[str, ...]:
@@ -276,27 +258,21 @@ class JuicefsSecret(pydantic.BaseModel, frozen=True, extra="ignore", alias_gener
 
 
 def reveal(value: pydantic.SecretStr | str | None) -> str:
-    """Return the text behind a value that hides it; nothing for None."""
+    """Read a secret value, "" for None."""
     return value.get_secret_value() if isinstance(value, pydantic.SecretStr) else value or ""
 
 
 def parse(uri: str) -> Filesystem:
-    """Read the filesystem that a provider offers.
-
-    Raises:
-        UnknownSchemeError: a filesystem that this code does not know.
-        UnknownOptionError: an option that this code does not know, hence cannot honour.
-        UriError: anything else that is wrong.
-    """
+    """Read the filesystem that a provider offers. Raises `UriError`, also for an option that is unknown here."""
     parts = _split(uri)
     readers = {"nfs": _nfs, "cephfs": _cephfs, "lustre": _lustre, "juicefs": _juicefs}
     if parts.scheme not in readers:
-        raise UnknownSchemeError(parts.scheme)
+        raise UriError(f"unknown filesystem {_short(parts.scheme)}")
     return readers[parts.scheme](parts)
 
 
 def mounts_juicefs(databag: collections.abc.Mapping[str, str]) -> bool:
-    """Whether a requirer's unit databag states that it can mount JuiceFS."""
+    """Report whether a requirer's unit databag lists JuiceFS."""
     return "juicefs" in databag.get(SCHEMES_KEY, "").split(",")
 
 
@@ -453,5 +429,5 @@ def _check_filled(**fields: str) -> None:
 
 
 def _short(text: str) -> str:
-    """Make a name from outside harmless in a status line."""
+    """Quote at most 40 characters of a text from outside, for a status."""
     return repr(text if len(text) <= 40 else text[:40] + "...")

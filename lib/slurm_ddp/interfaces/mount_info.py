@@ -24,17 +24,11 @@ class MountRequest(pydantic.BaseModel, frozen=True, extra="ignore"):
 
 
 def load(databag: collections.abc.Mapping[str, str]) -> MountRequest | None:
-    """Return the request in the asking application's databag; None when it has not asked (yet, or any more).
-
-    Raises:
-        ValueError: the databag holds something that is not a request; the message is one line.
-    """
+    """Read the request in the asking application's databag; None when it has none. Raises `ValueError` of one line."""
     values: dict[str, object] = {}
     for field in MountRequest.model_fields:
-        if field not in databag:
-            continue
         try:
-            values[field] = json.loads(databag[field])
+            values[field] = json.loads(databag.get(field, "null"))
         except ValueError as e:
             raise ValueError(f"{field} is not JSON") from e
     if not values.get("mountpoint"):
@@ -45,11 +39,6 @@ def load(databag: collections.abc.Mapping[str, str]) -> MountRequest | None:
         raise ValueError(f"{e.errors()[0]['loc'][0]}: {e.errors()[0]['msg'].lower()}") from e
 
 
-def dump(request: MountRequest) -> dict[str, str]:
-    """Return the databag that holds `request`."""
-    return {field: json.dumps(value) for field, value in request.model_dump().items()}
-
-
 def answer(*, mounted: bool) -> dict[str, str]:
-    """Return the client's unit databag."""
+    """Write the client's unit databag."""
     return {MOUNTED: "true" if mounted else "false"}

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import pathlib
 import typing
 
@@ -23,7 +24,8 @@ MOUNTED = testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
 
 def asked(app: str = "slurmctld", **request: typing.Any) -> testing.SubordinateRelation:
     """Return the relation with a charm that asks for a mount, as upstream's library writes it."""
-    data = mount_info.dump(mount_info.MountRequest(**request)) if request else {}
+    values = mount_info.MountRequest(**request).model_dump() if request else {}
+    data = {name: json.dumps(value) for name, value in values.items()}
     return testing.SubordinateRelation("mount", id=2, remote_app_name=app, remote_app_data=data)
 
 
@@ -612,7 +614,7 @@ def test_the_provider_is_told_what_this_charm_can_mount(site: Site):
     for scheme in fs.SCHEMES.split(","):
         with pytest.raises(fs.UriError) as caught:
             fs.parse(f"{scheme}://h/")
-        assert not isinstance(caught.value, fs.UnknownSchemeError)
+        assert "unknown filesystem" not in str(caught.value)
 
 
 def test_what_waits_or_reads_holds_up_no_hook():

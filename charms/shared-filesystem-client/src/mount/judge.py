@@ -8,7 +8,7 @@ import mount_plan
 from kinds import presets
 from mount import mounter, watching
 from scripts import keeper
-from slurm_ddp import juicefs, mounts, trouble
+from slurm_ddp import juicefs, mounts
 from slurm_ddp.charm import Level, Status, StatusError
 from slurm_ddp.mounts import State
 
@@ -63,13 +63,13 @@ def explained(app: str) -> contextlib.AbstractContextManager[None]:
         StatusError: instead of what was raised.
     """
 
-    def status(error: Exception, text: str, *, passes: bool) -> StatusError:
+    def status(error: Exception, text: str, passes: bool) -> StatusError:
         if isinstance(error, juicefs.UnreachableError):
             text = messages.SERVER_DOWN.format(problem=text, since=_since(watching.health(app).down_since))
         return StatusError(Level.WAITING if passes else Level.BLOCKED, text, retry=passes)
 
     lasting = (mount_plan.MountError, presets.OptionError)
-    return trouble.explained(app, status, passing=(mount_plan.NotYetError,), lasting=lasting)
+    return juicefs.explained(app, status, passing=(mount_plan.NotYetError,), lasting=lasting)
 
 
 def _since(moment: float) -> str:

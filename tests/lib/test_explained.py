@@ -1,6 +1,6 @@
 import pytest
 
-from slurm_ddp import juicefs, trouble
+from slurm_ddp import juicefs
 from slurm_ddp.run import CommandError, CommandTimeout
 
 
@@ -16,7 +16,7 @@ class Raised(Exception):
     pass
 
 
-def make(error: Exception, text: str, *, passes: bool) -> Exception:
+def make(error: Exception, text: str, passes: bool) -> Exception:
     return Raised(type(error).__name__, text, passes)
 
 
@@ -31,13 +31,18 @@ def make(error: Exception, text: str, *, passes: bool) -> Exception:
             "no download: attach it: juju attach-resource app juicefs=FILE",
             False,
         ),
+        (
+            juicefs.OldProgramError("juicefs 1.0.4 is too old: attach 1.1 or newer"),
+            "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource app juicefs=FILE",
+            False,
+        ),
         (CommandError("systemctl exited 1"), "systemctl exited 1", False),
         (CommandTimeout("mount: no answer within 60 s"), "mount: no answer within 60 s", False),
         (Mine("storage-type: lies in s3"), "storage-type: lies in s3", False),
     ],
 )
 def test_what_fails_is_explained(raised: Exception, text: str, passes: bool):
-    with pytest.raises(Raised) as caught, trouble.explained("app", make, passing=(Later,), lasting=(Mine,)):
+    with pytest.raises(Raised) as caught, juicefs.explained("app", make, passing=(Later,), lasting=(Mine,)):
         raise raised
     assert caught.value.args == (type(raised).__name__, text, passes)
     assert caught.value.__cause__ is raised
@@ -45,11 +50,11 @@ def test_what_fails_is_explained(raised: Exception, text: str, passes: bool):
 
 @pytest.mark.parametrize("raised", [Mine("x"), Later("x"), ValueError("x")])
 def test_what_nobody_named_is_a_mistake_of_ours(raised: Exception):
-    with pytest.raises(type(raised)) as caught, trouble.explained("app", make):
+    with pytest.raises(type(raised)) as caught, juicefs.explained("app", make):
         raise raised
     assert caught.value is raised
 
 
 def test_what_works_is_left_alone():
-    with trouble.explained("app", make):
+    with juicefs.explained("app", make):
         pass
