@@ -22,7 +22,7 @@ _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 
 
 class AptError(Exception):
-    """The packages cannot be had as asked. `str()` is one line with apt's own words."""
+    """apt finds no way to install the packages. `str()` is one line of apt's output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +34,12 @@ class Changes:
 
 
 def upstream(number: str) -> str:
-    """Return a Debian version without its epoch and revision: 580.173.02."""
+    """Cut epoch and revision off a Debian version: 580.173.02."""
     return number.rpartition(":")[2].rpartition("-")[0] or number.rpartition(":")[2]
 
 
 def ensure_packages(names: collections.abc.Sequence[str], *, timeout: float = 1800) -> bool:
-    """Install the packages that are missing, in one transaction; return whether any was.
-
-    Raises:
-        CommandError: a package is not in the configured archives, or cannot be installed within `timeout` seconds.
-    """
+    """Install the packages that are missing, in one transaction; return whether any was. Raises `CommandError`."""
     missing = [name for name in names if not is_installed(name)]
     if not missing:
         return False
@@ -57,18 +53,18 @@ def ensure_packages(names: collections.abc.Sequence[str], *, timeout: float = 18
 
 
 def is_installed(name: str) -> bool:
-    """Tell whether the package is installed and configured."""
+    """Report whether the package is installed and configured."""
     status = run("/usr/bin/dpkg-query", "-W", "-f", "${db:Status-Status}", name, check=False)
     return status.returncode == 0 and status.stdout == "installed"
 
 
 def update(*, timeout: float = 1800) -> None:
-    """Read the archives' package lists anew."""
+    """Read the archives' package lists again."""
     run(*_APT_GET, "update", env=_ENV, timeout=timeout)
 
 
 def installed(*patterns: str) -> dict[str, str]:
-    """Return the versions of the installed packages whose names match any of the shell patterns."""
+    """List the versions of the installed packages whose names match any of the shell patterns."""
     row = "${db:Status-Status} ${Package} ${Version}\\n"
     listed = run("/usr/bin/dpkg-query", "-W", "-f", row, *patterns, check=False)
     rows = (line.split() for line in listed.stdout.splitlines())
@@ -78,11 +74,9 @@ def installed(*patterns: str) -> dict[str, str]:
 def candidates(
     names: collections.abc.Iterable[str], pins: collections.abc.Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the version of each package that apt would install; packages that no archive has are omitted.
+    """List the version of each package that apt would install; packages that no archive has are omitted.
 
-    Args:
-        names: the packages.
-        pins: versions by package, both as patterns of apt_preferences(5).
+    `pins` are versions by package, both as patterns of apt_preferences(5).
     """
     wanted = sorted(set(names))
     if not wanted:
@@ -94,7 +88,7 @@ def candidates(
 
 
 def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
-    """Return the field Depends of each package's candidate; packages that no archive has are omitted."""
+    """List the field Depends of each package's candidate; packages that no archive has are omitted."""
     wanted = sorted(set(names))
     if not wanted:
         return {}
@@ -109,15 +103,9 @@ def simulate(
     *,
     timeout: float = 120,
 ) -> Changes:
-    """Simulate what installing these packages (`name` or `name=version`) would change. Changes nothing itself.
+    """Simulate the installation of packages (`name` or `name=version`). Raises `AptError` if they do not go together.
 
-    Args:
-        packages: as apt-get takes them.
-        pins: versions by package, both as patterns of apt_preferences(5); they apply to dependencies too.
-        timeout: in seconds.
-
-    Raises:
-        AptError: apt finds no way to install them together.
+    `pins` are versions by package, both as patterns of apt_preferences(5), for dependencies too.
     """
     try:
         with _preferences(pins) as options:
@@ -130,31 +118,17 @@ def simulate(
 
 
 def install_exact(packages: collections.abc.Mapping[str, str], *, timeout: float = 3600) -> None:
-    """Install exactly these versions, held or not, older or newer, in one transaction.
-
-    Raises:
-        AptError: apt failed.
-    """
-    try:
-        run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=timeout)
-    except CommandError as e:
-        raise AptError(str(e)) from e
+    """Install exactly these versions, held or not, older or newer, in one transaction. Raises `CommandError`."""
+    run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=timeout)
 
 
 def repair(*, timeout: float = 1800) -> None:
-    """Finish what an interrupted dpkg left half done.
-
-    Raises:
-        AptError: it cannot be finished.
-    """
-    try:
-        run("/usr/bin/dpkg", "--configure", "-a", "--force-confdef", "--force-confold", env=_ENV, timeout=timeout)
-    except CommandError as e:
-        raise AptError(str(e)) from e
+    """Finish what an interrupted dpkg left half done. Raises `CommandError`."""
+    run("/usr/bin/dpkg", "--configure", "-a", "--force-confdef", "--force-confold", env=_ENV, timeout=timeout)
 
 
 def held() -> set[str]:
-    """Return the packages that apt does not touch by itself."""
+    """List the packages that apt does not touch by itself."""
     return set(run("/usr/bin/apt-mark", "showhold").stdout.split())
 
 
@@ -167,7 +141,7 @@ def ensure_held(names: collections.abc.Iterable[str]) -> bool:
 
 
 def ensure_not_held(names: collections.abc.Iterable[str]) -> bool:
-    """Let apt handle these packages again; return whether any was held."""
+    """Release these packages to apt; return whether any was held."""
     there = sorted(set(names) & held())
     if there:
         run("/usr/bin/apt-mark", "unhold", *there)
@@ -175,7 +149,7 @@ def ensure_not_held(names: collections.abc.Iterable[str]) -> bool:
 
 
 def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
-    """Return versions by package as apt-get's arguments, `name=version`."""
+    """Write versions by package as apt-get's arguments, `name=version`."""
     return [f"{name}={number}" for name, number in sorted(packages.items())]
 
 
@@ -183,7 +157,7 @@ def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
 def _preferences(
     pins: collections.abc.Mapping[str, str] | None,
 ) -> collections.abc.Generator[tuple[str, ...]]:
-    """Return apt's options for these pins. They stand in for /etc/apt/preferences; preferences.d still counts."""
+    """Write these pins in place of /etc/apt/preferences (preferences.d still counts); yield apt's options for them."""
     if not pins:
         yield ()
         return

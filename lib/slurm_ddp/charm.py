@@ -77,16 +77,15 @@ class ActionEvent(typing.Protocol):
 
 
 def is_principal(app: str) -> bool:
-    """Report whether an application is the one that this subordinate unit accompanies.
+    """Report whether this subordinate unit accompanies the application; Juju before 3 names none, so any counts.
 
-    Juju 4 shows a subordinate the container-scoped relations of other machines' principals, too. Juju before 3 named no
-    principal: then every application counts.
+    Juju 4 shows a subordinate the container-scoped relations of other machines' principals, too.
     """
     return os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0] in ("", app)
 
 
 def action_name(kind: str) -> str:
-    """Return the action's name in charmcraft.yaml from the kind of its event's handle."""
+    """Convert the kind of an event's handle to the action's name in charmcraft.yaml."""
     return kind.removesuffix("_action").replace("_", "-")
 
 
@@ -98,14 +97,10 @@ def run_action(
     within: contextlib.AbstractContextManager[object] | None = None,
     failures: tuple[type[Exception], ...] = (),
 ) -> None:
-    """Parse the parameters, run the action, and set its results or fail it with one line.
+    """Parse the parameters, run the action on the subject, and set its results or fail it with one line.
 
-    Args:
-        action: what to run.
-        subject: makes what the action works on; called after the parameters are parsed.
-        event: Juju's.
-        within: entered around subject and action; it may turn what they raise into `StatusError`.
-        failures: what fails the action with its one line, besides `StatusError`, `ActionError` and `ValueError`.
+    `within` is entered around subject and action, and may convert what they raise to `StatusError`. `failures` fail the
+    action besides `StatusError`, `ActionError` and `ValueError`.
     """
     try:
         parameters = action.parameters.model_validate(event.params)
@@ -138,7 +133,7 @@ def naming(option: str) -> collections.abc.Generator[None]:
 
 
 def problem(error: pydantic.ValidationError) -> str:
-    """Return the first problem as one line that begins with the name of the option or parameter."""
+    """Write the first problem as one line that begins with the name of the option or parameter."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"])).replace("_", "-")
     return f"{name}: {first['msg'].removeprefix('Value error, ').lower()}"

@@ -11,7 +11,7 @@ from slurm_ddp.run import last_line
 
 
 class DownloadError(Exception):
-    """Nothing usable came. `str()` is one line, which names the host."""
+    """The download failed. `str()` is one line that names the host."""
 
 
 class TooLargeError(DownloadError):
@@ -19,12 +19,7 @@ class TooLargeError(DownloadError):
 
 
 def fetch(url: str, *, most_bytes: int, timeout: float) -> bytes:
-    """Download what is at `url`.
-
-    Raises:
-        TooLargeError: it is more than `most_bytes`, or takes longer than `timeout` seconds.
-        DownloadError: the host does not answer, or with an error.
-    """
+    """Download what is at `url`. Raises `DownloadError`; `TooLargeError` beyond `most_bytes` or `timeout` seconds."""
     variables = {scheme: os.environ.get(f"JUJU_CHARM_{scheme.upper()}_PROXY", "") for scheme in ("http", "https")}
     proxies = {scheme: proxy for scheme, proxy in variables.items() if proxy}
     handlers = [urllib.request.ProxyHandler(proxies)] if proxies else []  # else those of the environment

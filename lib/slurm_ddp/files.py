@@ -9,8 +9,7 @@ import tempfile
 def ensure_file(path: pathlib.Path | str, content: str | bytes, *, mode: int = 0o644, owner: str | None = None) -> bool:
     """Make `path` hold exactly `content` with `mode` and `owner`; return whether anything had to change.
 
-    The file is replaced atomically and is never readable by more than `mode` allows, not even while it is written.
-    Parent directories are made (mode 0755) when they are missing.
+    The file is replaced atomically and at no time readable by more than `mode` allows. Missing parents are made (0755).
     """
     path = pathlib.Path(path)
     data = content.encode() if isinstance(content, str) else content
@@ -39,15 +38,15 @@ def ensure_file(path: pathlib.Path | str, content: str | bytes, *, mode: int = 0
 
 def ensure_absent(path: pathlib.Path | str) -> bool:
     """Remove the file at `path`; return whether it was there."""
-    path = pathlib.Path(path)
-    if path.exists() or path.is_symlink():
-        path.unlink(missing_ok=True)
-        return True
-    return False
+    try:
+        pathlib.Path(path).unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def read(path: pathlib.Path) -> str:
-    """Read a text, without white space around it; empty where that is not possible, as in /proc and /sys."""
+    """Read a text without white space around it; "" where it cannot be read, as in /proc and /sys."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

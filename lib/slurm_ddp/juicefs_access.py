@@ -1,10 +1,8 @@
-"""How the program `juicefs` reaches a volume: the metadata engine's URL, and what goes into its environment and files.
+"""How the program `juicefs` reaches a volume: the metadata engine's URL, without a password, its environment and files.
 
-Whoever runs juicefs, the charm that offers a volume or the one that mounts it, builds its command line here, so that
-both agree, and so that no password is ever part of one. What differs between engines and versions is in the tables.
-
-Sources: juicefs at the tag v1.3.1 (pkg/meta/{interface,redis,sql,tkv_etcd,tkv_tikv}.go, pkg/object/{s3,
-minio,gs}.go), its manual "How to set up metadata engine", and runs on each engine of the lane `storage`.
+What differs between engines and versions is in the tables. Sources: juicefs v1.3.1 (pkg/meta/{interface,redis,sql,
+tkv_etcd,tkv_tikv}.go, pkg/object/{s3,minio,gs}.go), its manual "How to set up metadata engine", and runs on each engine
+of the lane `storage`.
 """
 
 import collections.abc
@@ -33,13 +31,9 @@ class _Rule:
     user: str = r"[^\0-\x20]+"  # a pattern; a kind that has none takes no user in its URL
     variable: str = ""  # that juicefs reads the password from
     many: bool = False  # several hosts are one engine
-    # Parameters that name files: the authority's certificate, the client's, and its key; "" where the system's
-    # certificates are looked at, which SSL_CERT_FILE adds to
+    # Parameters that name files: the authority's certificate ("": SSL_CERT_FILE names it), the client's, and its key
     file_params: tuple[str, str, str] = ("", "", "")
-    with_authority: tuple[str, str] = (
-        "",
-        "",
-    )  # the parameter set beside an authority's certificate, unless it is given
+    with_authority: tuple[tuple[str, str], ...] = ()  # parameters set beside an authority's certificate
 
 
 _POOL = ("max_idle_conns", "max_idle_time", "max_life_time", "max_open_conns", "table_prefix")
@@ -62,7 +56,7 @@ _RULES = {
         params=("tls", *_POOL),
         user=r"[A-Za-z0-9_.$-]{1,80}",  # the driver decodes nothing in front of the @
         variable="META_PASSWORD",
-        with_authority=("tls", "true"),
+        with_authority=(("tls", "true"),),
     ),
     "postgres": _Rule(
         example="postgres://USER@HOST:5432/DATABASE",
@@ -70,7 +64,7 @@ _RULES = {
         params=("connect_timeout", "search_path", "sslmode", *_POOL),
         variable="META_PASSWORD",
         file_params=("", "sslcert", "sslkey"),
-        with_authority=("sslmode", "verify-full"),
+        with_authority=(("sslmode", "verify-full"),),
     ),
     "tikv": _Rule(
         example="tikv://HOST:2379,HOST:2379/PREFIX",
@@ -137,10 +131,7 @@ class Engine:
     def url(
         self, user: str | None = None, *, login: str = "", params: collections.abc.Mapping[str, str] | None = None
     ) -> str:
-        """Build the engine's URL, which never has a password in it. The engine's own parameters win over `params`.
-
-        `login` stands between the user and the @: a colon, where a password comes from the environment.
-        """
+        """Build the engine's URL, without a password; `login` follows the user. The engine's parameters win."""
         query = urllib.parse.urlencode(dict(params or {}) | self.query, safe="/:,")
         before = f"{urllib.parse.quote(user, safe='')}{login}@" if user else ""
         scheme = "rediss" if self.kind == "redis" and self.tls else self.kind
@@ -158,7 +149,7 @@ class Engine:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What a command of juicefs needs to reach a volume. Nothing of it but `url` may be shown."""
+    """What a command of juicefs needs to reach a volume. Only `url` may be shown."""
 
     engine: Engine
     url: str
@@ -167,17 +158,13 @@ class Access:
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
 
     def ensure_files(self) -> bool:
-        """Write the files that the URL and the environment name, for root alone; return whether any changed."""
+        """Write the files, readable by root only; return whether any changed."""
         changed = [files.ensure_file(path, text, mode=0o600) for path, text in self.files.items()]
         return any(changed)
 
 
 def parse(url: str) -> tuple[Engine, str | None]:
-    """Read the engine that a URL without password names, and the user in it.
-
-    Raises:
-        ValueError: the URL cannot be used; the message states why and never quotes it.
-    """
+    """Read the engine and user of a URL without password. Raises `ValueError`, which never quotes the URL."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
         problem = ""
@@ -236,7 +223,7 @@ def _check_params(rule: _Rule, engine: Engine) -> None:
 
 
 def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
-    """Raise `ValueError` when the credentials hold something that this engine cannot take from a safe place."""
+    """Raise `ValueError` for credentials that this engine cannot take from a safe place."""
     rule, content = _RULES[engine.kind], secret.content()
     for key in ("meta-user", "meta-password"):
         if key in content and not rule.user:
@@ -269,10 +256,7 @@ def access(
 ) -> Access:
     """Build what this version of juicefs needs for an engine, and for the object store of a keyless volume.
 
-    `directory` is where the files go that juicefs must find, certificates for one.
-
-    Raises:
-        JuicefsError: this version cannot.
+    Certificates and keys go to files in `directory`. Raises `JuicefsError` if this version cannot.
     """
     rule, content = _RULES[engine.kind], secret.content()
     if version < _POOL_SINCE and (pooled := sorted(set(engine.query) & set(_POOL))):
@@ -293,7 +277,7 @@ def access(
     params = {param: str(paths[key]) for key, param in named if key in paths and param}
     if "tls-ca" in paths:  # Go looks at this file, and still at the system's folder of certificates
         environment["SSL_CERT_FILE"] = str(paths["tls-ca"])
-        params |= dict([rule.with_authority]) if rule.with_authority[0] else {}
+        params |= dict(rule.with_authority)
     if store == "gs" and "google-credentials" in content:
         paths["google-credentials"] = directory / "google-credentials.json"
         environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(paths["google-credentials"])

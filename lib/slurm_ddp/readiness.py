@@ -5,10 +5,9 @@ A charm that makes something jobs need, such as a mount, keeps one file on its m
     /var/lib/slurm-ddp/needs/<unit with - for />.json
     {"unit": "shared-filesystem-client/0", "boot": "<boot id>", "mountpoint": "/mnt/shared", "detail": "..."}
 
-`boot` is the boot in which it was last seen to work, absent while it does not: so after a reboot nothing is ready until
-the charm, or a service of its own, has checked again. Whoever resumes a node reads all files (`missing`), and watches
-the folder, since a file may change without any hook. A reader ignores keys that it does not know, and takes a file that
-it cannot read for something that is missing. Standard library only: services read and write the files, too.
+`boot` is the boot in which it was last seen to work, absent while it does not, so a reboot asks for another check. What
+resumes a node reads all files (`missing`) and watches the folder, since a file may change without any hook. Unknown
+keys are ignored; a file that cannot be read counts as missing. Standard library only: services use it, too.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ class Need:
     unit: str | None = None
     boot: str | None = None  # the boot in which it was seen to work; None while it does not
     mountpoint: str | None = None  # what must be mounted for it to be there
-    detail: str | None = ""  # what is missing, for people
+    detail: str | None = ""  # what is missing
 
 
 def tell(unit: str, *, ready: bool, mountpoint: str | None = None, detail: str = "") -> bool:
@@ -66,7 +65,7 @@ def missing() -> list[str]:
 
 
 def path(unit: str) -> pathlib.Path:
-    """Return the unit's file."""
+    """Name the unit's file."""
     return DIRECTORY / f"{unit.replace('/', '-')}.json"
 
 

@@ -15,12 +15,7 @@ Record = typing.TypeVar("Record", bound=_Dataclass)
 
 
 def read(kind: type[Record], path: pathlib.Path) -> Record:
-    """Read a record; ignore keys that it has no field for. JSON's arrays become tuples.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no JSON object, lacks a field, or has a value of another type.
-    """
+    """Read a record without keys that it has no field for, arrays as tuples. Raises `OSError`, `ValueError`."""
     raw: object = json.loads(path.read_text())
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name} holds no JSON object")
@@ -45,7 +40,7 @@ def load(default: Record, path: pathlib.Path) -> Record:
 
 
 def text(record: _Dataclass) -> str:
-    """Return the content of a record's file."""
+    """Write the content of a record's file."""
     return json.dumps(dataclasses.asdict(record)) + "\n"
 
 
@@ -54,6 +49,6 @@ def _tuples(value: object) -> object:
 
 
 def _fits(value: object, hint: typing.Any) -> bool:
-    """Tell whether a value has the type of its field; what is in a tuple or a mapping is not checked."""
+    """Report whether a value has the type of its field; what is in a tuple or a mapping is not checked."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_origin(hint) or hint,)
     return isinstance(value, (*kinds, int) if float in kinds else kinds)

@@ -40,10 +40,7 @@ class Completed:
 
 
 def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a small environment for a child: none of the hook's JUJU_* variables, plus `extra`.
-
-    Proxies are kept, and where Slurm's configuration lies; the home is this account's.
-    """
+    """Make a child's environment: this account's home, proxies, SLURM_CONF and `extra`, no JUJU_* of the hook's."""
     home = "/"
     with contextlib.suppress(KeyError):
         home = pwd.getpwuid(os.geteuid()).pw_dir
@@ -53,7 +50,7 @@ def clean_env(extra: collections.abc.Mapping[str, str] | None = None) -> dict[st
 
 
 def scrub(text: str, secrets: collections.abc.Iterable[str]) -> str:
-    """Return `text` with each secret, raw or percent-encoded, replaced by `***`."""
+    """Replace each secret in `text`, raw or percent-encoded, by `***`."""
     for secret in sorted({s for s in secrets if s}, key=len, reverse=True):
         for form in (secret, urllib.parse.quote(secret, safe=""), urllib.parse.quote_plus(secret)):
             text = text.replace(form, "***")
@@ -61,7 +58,7 @@ def scrub(text: str, secrets: collections.abc.Iterable[str]) -> str:
 
 
 def last_line(text: str, limit: int = 300) -> str:
-    """Return the last line of `text` that is not blank, at most `limit` characters of it."""
+    """Cut `text` to its last line that is not blank, and that to `limit` characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:limit] if lines else ""
 
@@ -79,19 +76,17 @@ def run(
     """Run a command in a clean environment and return what it printed.
 
     Args:
-        argv: the command and its arguments; no shell ever sees them. Secrets go in `env` or `stdin`, never here.
-        timeout: in seconds. At the deadline the whole process group is killed; a child that cannot die (a hung
-            filesystem) is left behind rather than waited for.
-        stdin: text for the child; without it the child reads the null device.
+        argv: the command and its arguments, without a shell. Secrets go in `env` or `stdin`, never here.
+        timeout: in seconds; then the process group is killed, and a child that cannot die (a hung filesystem) left.
+        stdin: text for the child, else the null device.
         env: variables added to `clean_env()`.
         cwd: the child's working directory.
         check: raise when the command exits with another status than 0.
-        user: run as this account, with its groups and home.
+        user: the account to run as, with its groups and home.
         secrets: values that must not appear in the returned texts nor in an error.
 
     Raises:
-        CommandError: the command is missing, or exited with another status than 0 and `check` is set.
-        CommandTimeout: it did not end in time.
+        CommandError: the command is missing, or failed and `check` is set; `CommandTimeout` if it did not end in time.
     """
     arguments = [str(argument) for argument in argv]
     name = pathlib.Path(arguments[0]).name
@@ -124,7 +119,7 @@ def run(
 
 
 def _identity(user: str | None, env: collections.abc.Mapping[str, str] | None) -> dict[str, typing.Any]:
-    """Return Popen's arguments for a clean environment and the account to run as."""
+    """Make Popen's arguments for a clean environment and the account to run as."""
     if user is None:
         return {"env": clean_env(env)}
     account = pwd.getpwnam(user)

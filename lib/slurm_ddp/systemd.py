@@ -1,4 +1,4 @@
-"""systemd units as desired state. Every function is idempotent; `ensure_*` report whether they changed something."""
+"""systemd units as desired state. Every function is idempotent; `ensure_*` return whether they changed something."""
 
 import collections.abc
 import pathlib
@@ -23,15 +23,13 @@ def ensure_dropin(unit: str, name: str, text: str) -> bool:
     return ensure_unit(f"{unit}.d/{name}", text)
 
 
-def ensure_no_unit(name: str) -> bool:
+def ensure_no_unit(name: str) -> None:
     """Stop and disable `name` and remove its unit file."""
-    if not (UNIT_DIR / name).exists():
-        return False
-    _systemctl("disable", "--now", name, timeout=120, check=False)
-    files.ensure_absent(UNIT_DIR / name)
-    daemon_reload()
-    reset_failed(name)
-    return True
+    if (UNIT_DIR / name).exists():
+        _systemctl("disable", "--now", name, timeout=120, check=False)
+        files.ensure_absent(UNIT_DIR / name)
+        daemon_reload()
+        reset_failed(name)
 
 
 def ensure_no_dropin(unit: str, name: str) -> bool:
@@ -76,7 +74,7 @@ def restart(name: str, *, timeout: float = 120) -> None:
 
 
 def try_restart(name: str) -> None:
-    """Have systemd restart `name` if it runs, without waiting for it; a unit that does not exist is left alone."""
+    """Have systemd restart `name` if it runs, without waiting for it; ignore a unit that does not exist."""
     _systemctl("try-restart", "--no-block", name, check=False)
 
 
@@ -117,7 +115,7 @@ def is_enabled(name: str) -> bool:
 
 
 def has_failed(name: str) -> bool:
-    """Report whether `name` ended with an error, and systemd leaves it at that."""
+    """Report whether `name` ended with an error and is not started again."""
     return _systemctl("is-failed", "--quiet", name, check=False).returncode == 0
 
 

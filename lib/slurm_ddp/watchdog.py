@@ -26,11 +26,7 @@ _MOST_REASON = 200  # characters of a drain's reason
 
 
 def show_node(name: str, *, timeout: float = SCONTROL_S) -> nodes.Node:
-    """Show the node as the controller reports it.
-
-    Raises:
-        CommandError: scontrol failed, hung, or printed no node.
-    """
+    """Show the node as the controller reports it. Raises `CommandError`."""
     shown = nodes.parse(run(nodes.SCONTROL, "show", "node", name, "-o", timeout=timeout).stdout)
     if not shown:
         raise CommandError(f"scontrol show node {name} printed no node")
@@ -38,7 +34,7 @@ def show_node(name: str, *, timeout: float = SCONTROL_S) -> nodes.Node:
 
 
 def is_drained_by(prefix: str, node: nodes.Node) -> bool:
-    """Tell whether the node is drained with a reason that begins with this program's prefix."""
+    """Report whether the node is drained with a reason that begins with this program's prefix."""
     return node.is_drained and (node.reason or "").startswith(prefix)
 
 

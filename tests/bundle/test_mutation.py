@@ -15,7 +15,6 @@ BELOW = {
     "charms/juicefs-server-proxy/src/volume/format_journal.py",
     "charms/shared-filesystem-client/src/scripts/keeper.py",
     "charms/slurm-gpu/src/scripts/health.py",
-    "lib/slurm_ddp/mounts.py",
 }
 
 

@@ -21,7 +21,7 @@ MAX_LINES = 1024  # a node of 16 cards in 7 MIG instances each, with shards, nee
 
 
 def is_node_name(text: str) -> bool:
-    """Whether a node may have this name."""
+    """Report whether a node may have this name."""
     return re.fullmatch(_NAME, text) is not None
 
 
@@ -53,7 +53,7 @@ class NodeGres(pydantic.BaseModel, frozen=True):
 
     @property
     def digest(self) -> str:
-        """A fingerprint of the node's name and lines, the same on both sides of the relation."""
+        """The digest of the node's name and lines, the same on both sides of the relation."""
         return digest(self.node or "", self.lines or ())
 
 

@@ -1,8 +1,7 @@
 """Slurm's nodes, by `scontrol`: what the controller knows of them, and what an administrator may change.
 
-Every function asks the controller, so every function may raise `ControllerSilent`, which is not the same as a node
-that the controller does not know (`show` returns None), and `NodeError` for another failure. States are kept as Slurm
-prints them: a base state (`IDLE`, `MIXED`, `ALLOCATED`, `DOWN`, ...) and flags (`DRAIN`, `INVALID_REG`, ...).
+Functions that ask the controller raise `ControllerSilent` when it does not answer, and `NodeError` for another failure.
+A state is as Slurm prints it: a base state (`IDLE`, `MIXED`, `DOWN`, ...) and flags (`DRAIN`, `INVALID_REG`, ...).
 """
 
 import collections.abc
@@ -29,7 +28,7 @@ _REASON = re.compile(r"^(?P<text>.*?)(?: \[(?P<by>[^\[\]@]+)@(?P<at>[^\[\]]+)\])
 
 
 class NodeError(Exception):
-    """Slurm refused. `str()` is one line: what was asked, of which node, and Slurm's own words."""
+    """Slurm refused. `str()` is one line: what was asked, of which node, and what Slurm printed."""
 
 
 class ControllerSilent(NodeError):
@@ -83,7 +82,7 @@ class Node:
 
     @property
     def is_busy(self) -> bool:
-        """Whether jobs hold resources here or are still being cleaned up."""
+        """Whether jobs hold resources here or are being cleaned up."""
         return (
             self.state in {"ALLOCATED", "MIXED"}
             or bool(self.flags & _BUSY_FLAGS)
@@ -150,17 +149,17 @@ def parse(text: str) -> list[Node]:
 
 
 def drain(name: str, reason: str) -> None:
-    """Keep new jobs away; running ones go on."""
+    """Drain the node; running jobs go on."""
     _update(name, "drain", reason)
 
 
 def undrain(name: str) -> None:
-    """Take back a drain; a node that is down stays down."""
+    """End a drain; a node that is down stays down."""
     _update(name, "undrain")
 
 
 def resume(name: str) -> None:
-    """Let the node take jobs: ends a drain, a fail and a down."""
+    """Resume the node after a drain, a fail or a down."""
     _update(name, "resume")
 
 
@@ -175,17 +174,13 @@ def set_fail(name: str, reason: str) -> None:
 
 
 def delete(name: str) -> None:
-    """Make the controller forget a dynamic node; one that it does not know is fine.
-
-    Raises:
-        NodeBusy: the node has jobs or is part of a reservation.
-    """
+    """Delete a dynamic node, if it is there. Raises `NodeBusy` if it has jobs or is part of a reservation."""
     with contextlib.suppress(NodeUnknown):
         _scontrol(f"delete node {name}", "delete", f"nodename={name}")
 
 
 def reconfigure() -> None:
-    """Make the controller read its files again and hand them to the nodes."""
+    """Have the controller read its files again and send them to the nodes."""
     _scontrol("reconfigure", "reconfigure", timeout=120)
 
 
@@ -198,8 +193,7 @@ def job_ids(name: str) -> list[str]:
 def reservations(name: str) -> dict[str, str]:
     """Ask for the reservations that the node is part of, now or later, with the other nodes of each as a hostlist.
 
-    Deleting a node is refused while one is active, and takes the node out of those that are to come, which end if it
-    was their last; 26.05.5 was seen to take it out of an active one, too.
+    `delete` is refused while one is active (26.05.5 removed the node from it), and removes the node from later ones.
     """
     found: dict[str, str] = {}
     for record in show_text.records(_scontrol("show reservations", "show", "reservations", "-o")):
@@ -213,11 +207,10 @@ def reservations(name: str) -> dict[str, str]:
 
 
 def reserve(reservation: str, name: str, seconds: int) -> None:
-    """Keep all jobs off the node for so long from now, by a reservation of this name, made or prolonged.
+    """Keep new jobs off the node for so long from now, by a reservation of this name, made or prolonged.
 
-    Nothing that is done to the node's state ends it: seen on 24.11.5, after `state=idle` and `state=resume`, and after
-    restarts of slurmd and slurmctld, jobs wait with "Reserved for maintenance". Those that run go on. It lies over any
-    other reservation, and jobs of those wait, too. `delete` is refused until it is over.
+    No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait with "Reserved for
+    maintenance", those of other reservations too, and `delete` is refused.
     """
     try:
         _scontrol(f"prolong {reservation}", "update", f"reservationname={reservation}", f"endtime=now+{seconds}")
@@ -229,7 +222,7 @@ def reserve(reservation: str, name: str, seconds: int) -> None:
 
 
 def unreserve(reservation: str) -> None:
-    """End a reservation; one that is not there is fine."""
+    """End a reservation, if it is there."""
     with contextlib.suppress(_NoReservation):
         _scontrol(f"end {reservation}", "delete", f"reservationname={reservation}")
 
@@ -237,21 +230,17 @@ def unreserve(reservation: str) -> None:
 def wait(
     name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float, poll: float = _POLL_S
 ) -> Node | None:
-    """Return the node as soon as `until` holds of it, else as it is after `timeout` seconds.
-
-    A controller that does not answer for a moment is asked again; `ControllerSilent` is raised only at the end.
-    """
+    """Wait until `until` holds of the node, at most `timeout` seconds; return it. `ControllerSilent` is raised last."""
     deadline = time.monotonic() + timeout
     while True:
         late = time.monotonic() >= deadline
         try:
             node = show(name)
+            if late or until(node):
+                return node
         except ControllerSilent:
             if late:
                 raise
-        else:
-            if late or until(node):
-                return node
         time.sleep(poll)
 
 
@@ -266,7 +255,7 @@ def gres_types() -> frozenset[str]:
 
 
 def same_gres(left: str | None, right: str | None) -> bool:
-    """Whether two Gres strings mean the same: in any order, a missing count being one, without socket hints."""
+    """Compare two Gres strings: in any order, a missing count being one, without socket hints."""
     return _gres_items(left) == _gres_items(right)
 
 
@@ -277,8 +266,7 @@ def count_gres(text: str | None, name: str) -> int:
 
 def plain_gres(text: str | None) -> str | None:
     """Cut off the socket hints `(S:0-1)` that `scontrol` adds to a Gres string; None for an absent one."""
-    plain = re.sub(r"\([^()]*\)", "", text or "").strip(", ")
-    return plain or None
+    return re.sub(r"\([^()]*\)", "", text or "").strip(", ") or None
 
 
 def _gres_items(text: str | None) -> dict[tuple[str, str], int]:
@@ -344,7 +332,6 @@ def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S) -> str:
 
 
 def _checked(what: str, *argv: str, timeout: float = _TIMEOUT_S) -> str:
-    """Run a command of Slurm's; return its output."""
     answer = _run(what, *argv, timeout=timeout)
     if answer.returncode:
         raise _error(what, answer)

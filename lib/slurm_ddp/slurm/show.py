@@ -38,10 +38,9 @@ _STAMP = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\](?=\s|$)")  # " [root@2026-11-2
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """Split the output of `scontrol show ENTITY -o` into the fields of each record.
+    """Split the output of `scontrol show ENTITY -o` into each record's fields; `value()` recognizes an absent one.
 
-    Values are exactly what Slurm printed, stripped at both ends; `value()` recognizes an absent one. Lines that hold no
-    record (`No nodes in the system`) are ignored.
+    Lines that hold no record (`No nodes in the system`) are ignored.
     """
     found: list[str] = []
     first_key: str | None = None
@@ -62,7 +61,7 @@ def config(text: str) -> dict[str, str]:
 
 
 def value(record: collections.abc.Mapping[str, str], key: str) -> str | None:
-    """Return the field, or None where Slurm prints in one of its ways that there is none."""
+    """Read the field; None in each way in which Slurm prints that there is none."""
     text = record.get(key, "")
     return None if text in _ABSENT else text
 
