@@ -7,13 +7,7 @@ import pathlib
 import pytest
 import rules
 
-# Folders that are being rewritten.
-_LATER = ("functional", "sandbox")
-MODULES = [
-    path
-    for path in sorted((rules.ROOT / "tests").rglob("test_*.py"))
-    if path.relative_to(rules.ROOT / "tests").parts[0] not in _LATER
-]
+MODULES = sorted((rules.ROOT / "tests").rglob("test_*.py"))
 
 
 def imported(text: str) -> collections.abc.Iterator[str]:

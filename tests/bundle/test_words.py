@@ -55,10 +55,6 @@ OTHERS = ("LICENSE", "tests/bundle/test_words.py", "tests/ddp/data/")
 SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".ini", ".sh", ".j2", ".cfg", ".css", ".js", "Makefile")
 # Tests whose words are not rewritten yet.
 _LATER = (
-    "tests/functional/",
-    "tests/lib/",
-    "tests/sandbox/",
-    "tests/storage/",
     "tests/unit/juicefs-server-proxy/",
     "tests/unit/shared-filesystem-client/",
     "tests/unit/slurm-gpu/",

@@ -1,4 +1,4 @@
-"""What the tests of several people share: an account on every host, and a command under it."""
+"""What the tests of several users share: an account on every host, and a command under it."""
 
 import collections.abc
 import contextlib
@@ -6,7 +6,7 @@ import contextlib
 from functional.conftest import Cluster
 
 LOGIN = "sackd/0"
-HOSTS = (LOGIN, "slurmd/0", "slurmd/1", "slurmctld/0")  # where a person of the cluster has an account
+HOSTS = (LOGIN, "slurmd/0", "slurmd/1", "slurmctld/0")  # where a user of the cluster has an account
 
 
 @contextlib.contextmanager

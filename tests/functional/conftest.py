@@ -173,3 +173,13 @@ def cluster() -> typing.Iterator[Cluster]:
     yield one
     if not KEEP:
         one.ctl("destroy", "--no-prompt")
+
+
+@pytest.fixture(scope="module")
+def drills(cluster: Cluster) -> Cluster:
+    """The cluster with the scripts of the training jobs and an environment on it."""
+    from functional import training_jobs  # which imports this module
+
+    training_jobs.write_scripts(cluster)
+    cluster.action("install-environment", timeout=1500)
+    return cluster

@@ -199,7 +199,7 @@ def test_bad_input_is_refused_by_name_and_leaves_nothing(cluster: Cluster, argum
         ),
     ],
 )
-def test_a_typo_in_the_bundle_is_told_with_its_line(
+def test_a_typo_in_the_bundle_is_reported_with_its_line(
     cluster: Cluster, tmp_path: pathlib.Path, old: str, new: str, message: str
 ):
     text = (pathlib.Path(__file__).parents[2] / "bundle.yaml").read_text()

@@ -9,11 +9,9 @@ import pytest
 
 from functional import storage_faults
 from functional.conftest import Cluster, Json, eventually
-from functional.test_trainer import PATIENCE_S, drills, log_of, record, steps_done, submit, until, until_state
+from functional.training_jobs import PATIENCE_S, log_of, record, steps_done, submit, until, until_state
 from sandbox.hosts import Hosts
 from sandbox.store import Store
-
-__all__ = ["drills"]  # a fixture
 
 pytestmark = [pytest.mark.trains, pytest.mark.timeout(1500)]
 STEPS = 60

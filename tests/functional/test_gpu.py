@@ -408,7 +408,7 @@ def test_cards_are_shared_by_option(cluster: Cluster):
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
 
 
-def test_the_charm_is_taken_away_and_put_back(cluster: Cluster):
+def test_the_charm_is_removed_and_deployed_again(cluster: Cluster):
     """slurmd finds the GPUs by itself, so nodes go on with them, and without anything of the charm."""
     unit_on.cache_clear()  # a unit that comes back has another number
     cluster.ok("remove-relation", "slurm-gpu:compute", "slurmd:juju-info")
@@ -428,7 +428,7 @@ def test_the_charm_is_taken_away_and_put_back(cluster: Cluster):
         assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
 
 
-def test_the_charm_is_taken_away_from_a_node_that_needs_lines(cluster: Cluster):
+def test_the_charm_is_removed_from_a_node_that_needs_lines(cluster: Cluster):
     """A free node goes on without GPUs, one with a job keeps them and their lines: Slurm takes it at each start."""
     kept = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
     cluster.ok("gpus", HOST, NPS)

@@ -70,11 +70,11 @@ class Person:
 
     @property
     def folder(self) -> str:
-        """The folder in the workspace that is this person's."""
+        """The user's folder in the workspace."""
         return f"{MP}/users/{self.name}"
 
     def tries(self, script: str, timeout: float = 600) -> Answer:
-        """Run a shell script as this person, in the home folder, with the environment of a login."""
+        """Run a shell script as this user, in the home folder, with the environment of a login."""
         return self.cluster.exec(LOGIN, "runuser", "-l", self.name, "-c", script, timeout=timeout)
 
     def does(self, script: str, timeout: float = 600) -> str:
@@ -131,7 +131,7 @@ def trained(alice: Person) -> Json:
     return alice.json(EDITED_WHILE_IT_WAITS)
 
 
-def test_a_person_trains_under_her_own_account(alice: Person, trained: Json):
+def test_a_user_trains_under_the_own_account(alice: Person, trained: Json):
     assert (trained["state"], trained["run-dir"]) == ("COMPLETED", f"{alice.folder}/runs/{RUN}")
     output = alice.does(f"cat {trained['log']}")
     assert sorted(re.findall(r"rank=.*", output)) == [

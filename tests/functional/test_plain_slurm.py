@@ -96,7 +96,7 @@ def test_a_script_of_one_s_own_is_submitted_and_followed(plain: PlainSlurm, smok
     ]
 
 
-def test_what_fails_is_told_by_the_exit_status(plain: PlainSlurm, smoke: Json):
+def test_a_failure_shows_in_the_exit_status(plain: PlainSlurm, smoke: Json):
     plain.writes("code/fails.py", "raise SystemExit('of its own accord')\n")
     failed = plain.tries("cd code && ddp submit --wait -N 1 --run failing fails.py")
     assert failed.code == 1

@@ -40,7 +40,7 @@ def healthy(cluster: Cluster) -> typing.Iterator[Cluster]:
     until_right(cluster)
 
 
-def test_a_client_that_dies_and_a_mount_over_the_mount_are_mended_by_themselves(healthy: Cluster):
+def test_a_client_that_dies_and_a_mount_over_the_mount_are_repaired_by_themselves(healthy: Cluster):
     killed, covered = HOSTS[0], HOSTS[1]
     begin, heals = time.time(), health(healthy, covered)["heals"]
     clients = {host: healthy.on(host, "bash", "-c", CLIENT) for host in (killed, covered)}
@@ -77,7 +77,7 @@ def test_an_engine_that_stops_is_waited_for_and_missed_by_name(healthy: Cluster)
     assert workload_status(healthy, unit)["current"] == "active"
 
 
-def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_mends_it(healthy: Cluster):
+def test_a_wrong_password_on_one_node_fails_there_alone_and_the_next_hook_repairs_it(healthy: Cluster):
     host, unit = HOSTS[2], client_of(healthy, HOSTS[2])
     path = f"/etc/slurm-ddp/{APP}/environment"
     begin = time.time()

@@ -7,131 +7,26 @@ moments is the payload's tests' affair, and test_bundle_runs trains for real.
 import json
 import re
 import subprocess
-import time
 
 import pytest
 
-from functional.conftest import REPOSITORY, Cluster, Json
+from functional.conftest import REPOSITORY, Cluster
+from functional.training_jobs import (
+    CODE,
+    PATIENCE_S,
+    log_of,
+    record,
+    steps_done,
+    submit,
+    until,
+    until_gone,
+    until_state,
+)
 
 pytestmark = [
     pytest.mark.trains,
     pytest.mark.timeout(1500),
 ]  # the first test of a run deploys; each command has a limit of its own
-
-CODE = "/mnt/shared/drills"
-# Counts steps, keeps its count in the run's folder, and leaves when it is asked to, as a script of a user's should.
-STEPS = """
-import json, os, pathlib, sys, time
-steps, pause = int(sys.argv[1]), float(sys.argv[2])
-run, attempt = pathlib.Path(os.environ["RUN_DIR"]), os.environ["RUN_ATTEMPT_ID"]
-saved = run / "steps"
-began = int(saved.read_text()) if saved.exists() else 0
-if ".r0" not in attempt:  # queued again: a few more, and that is all
-    steps = began + 5
-for step in range(began, steps):
-    print(f"step={step} attempt={attempt} host={os.environ['SLURMD_NODENAME']}", flush=True)
-    time.sleep(pause)
-    if os.environ["RANK"] == "0":
-        saved.write_text(str(step + 1))
-        if os.path.exists(os.environ["STOP_FILE"]):
-            outcome = run / "control" / f"{attempt}.outcome"
-            outcome.write_text(json.dumps({"outcome": "preempted", "step": step + 1}))
-            sys.exit()
-"""
-FAILS = """
-import os, sys, time
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
-if os.environ["RANK"] == "1" and not os.environ["RUN_ATTEMPT_ID"].endswith(sys.argv[1]):
-    raise ValueError("boom")
-if os.environ["RUN_ATTEMPT_ID"].endswith(sys.argv[1]):
-    sys.exit()
-time.sleep(600)
-"""
-BAD_NODE = """
-import os, pathlib
-first = pathlib.Path(os.environ["RUN_DIR"], "first")
-if not first.exists():
-    first.write_text(os.environ["SLURMD_NODENAME"])
-if first.read_text() == os.environ["SLURMD_NODENAME"]:
-    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-"""
-TOKEN = """
-import os, pathlib, stat
-path = pathlib.Path(os.environ["HF_TOKEN_PATH"])
-modes = [oct(stat.S_IMODE(place.stat().st_mode)) for place in (path, path.parent, path.parent.parent)]
-print("token", *modes, path.read_text().strip()[3:], any("hf_" in value for value in os.environ.values()))
-"""
-GREEDY = """
-import os, time
-held = [bytearray(b"x" * (64 << 20)) for _ in range(40 if os.environ["RANK"] == "1" else 0)]
-time.sleep(600)
-"""
-SCRIPTS = {
-    "greedy.py": GREEDY,
-    "token.py": TOKEN,
-    "steps.py": STEPS,
-    "fails.py": FAILS,
-    "bad_node.py": BAD_NODE,
-    "full.py": "open('/dev/full', 'w').write('x' * 10000)\n",
-    "options.py": "import sys, time; time.sleep(1); print('options', *sys.argv[1:])\n",
-}
-
-
-@pytest.fixture(scope="module")
-def drills(cluster: Cluster) -> Cluster:
-    """The cluster with the drills' scripts and an environment on it."""
-    for name, text in SCRIPTS.items():
-        cluster.on("sackd/0", "sh", "-c", f"mkdir -p {CODE}; cat > {CODE}/{name} <<'END'\n{text}\nEND\n")
-    cluster.action("install-environment", timeout=1500)
-    return cluster
-
-
-def submit(cluster: Cluster, script: str, *more: str, nodes: int = 1) -> Json:
-    small = (f"nodes={nodes}", "gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun")
-    return cluster.action("submit-ddp", f"workload={CODE}/{script}", *small, *more)
-
-
-def record(cluster: Cluster, job_id: str) -> dict[str, str]:
-    shown = cluster.on("sackd/0", "scontrol", "show", "job", job_id, "-o")
-    return dict(re.findall(r"(\w+)=(\S*)", shown))
-
-
-def log_of(cluster: Cluster, job: Json) -> str:
-    return cluster.on("sackd/0", "sh", "-c", f"cat {job['log']} 2>/dev/null || true")
-
-
-PATIENCE_S = 300  # a deadline for what takes seconds on a machine with nothing else to do
-
-
-def until(cluster: Cluster, job: Json, words: str, limit_s: float = PATIENCE_S) -> float:
-    """Wait until a job's log has these words; return how long it took."""
-    began = time.monotonic()
-    while words not in (output := log_of(cluster, job)):
-        assert time.monotonic() - began < limit_s, f"no {words!r} in:\n{output}"
-        time.sleep(0.3)
-    return time.monotonic() - began
-
-
-def until_state(cluster: Cluster, job: Json, *states: str, limit_s: float = PATIENCE_S) -> dict[str, str]:
-    began = time.monotonic()
-    while (found := record(cluster, job["job-id"]))["JobState"] not in states:
-        assert time.monotonic() - began < limit_s, found
-        time.sleep(0.5)
-    return found
-
-
-def until_gone(cluster: Cluster, job: Json) -> None:
-    """Wait until no node holds anything of the job any more, nor does anything wait for it."""
-    began = time.monotonic()
-    while cluster.on("sackd/0", "squeue", "-h", "-t", "all", "-o", "%i %t", "-j", job["job-id"]).endswith(
-        (" CG", " R", " PD")
-    ):
-        assert time.monotonic() - began < PATIENCE_S
-        time.sleep(0.5)
-
-
-def steps_done(cluster: Cluster, job: Json) -> list[tuple[int, str]]:
-    return [(int(n), attempt) for n, attempt in re.findall(r"step=(\d+) attempt=(\S+)", log_of(cluster, job))]
 
 
 def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
@@ -145,7 +40,7 @@ def test_ranks_on_two_nodes_and_the_files_are_the_users(drills: Cluster):
     assert drills.on("sackd/0", "find", job["run-dir"], "-not", "-user", "ubuntu") == ""
 
 
-def test_a_rank_that_takes_more_memory_than_the_job_has_is_told_so(drills: Cluster):
+def test_a_rank_that_takes_more_memory_than_the_job_has_is_reported(drills: Cluster):
     small = ("gpus-per-node=0", "cpus-per-task=1", "memory=1G", "launcher=srun", "nodes=2", "wait=true")
     answer = drills.ctl("run", "trainer/0", "submit-ddp", f"workload={CODE}/greedy.py", *small, timeout=PATIENCE_S)
     assert answer.code == 1
@@ -329,7 +224,7 @@ def test_a_token_reaches_the_job_in_a_file_and_a_new_one_the_next_job(drills: Cl
     assert drills.on("sackd/0", "find", "/mnt/shared/.secrets", "-type", "f") == ""
 
 
-def test_a_dataset_that_is_damaged_is_told_in_one_line(drills: Cluster):
+def test_a_damaged_dataset_is_reported_in_one_line(drills: Cluster):
     folder = "/mnt/shared/datasets/hollow"
     drills.on("sackd/0", "sh", "-c", f"mkdir -p {folder}; echo '{{}}' > {folder}/dataset.json; chmod -R a+rX {folder}")
     try:
@@ -343,7 +238,7 @@ def test_a_dataset_that_is_damaged_is_told_in_one_line(drills: Cluster):
     assert "fault=mistake" in answer.out, "and it was not tried again"
 
 
-def test_a_full_filesystem_is_told_before_and_during_a_job(drills: Cluster):
+def test_a_full_filesystem_is_reported_before_and_during_a_job(drills: Cluster):
     job = submit(drills, "full.py")
     until_state(drills, job, "FAILED")
     shown = drills.action("show-job", f"job-id={job['job-id']}")

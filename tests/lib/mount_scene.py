@@ -1,6 +1,6 @@
 """Scenes for test_mounts.py, each in namespaces of its own: python mount_scene.py SCENE DIRECTORY.
 
-The FUSE scenes speak the kernel's protocol themselves (linux/fuse.h), so that a daemon can die or fall silent on
+The FUSE scenes speak the kernel's protocol themselves (linux/fuse.h), so that a daemon can die or stop responding on
 purpose.
 """
 

@@ -125,7 +125,7 @@ def test_pins_are_a_file_for_one_command(monkeypatch: pytest.MonkeyPatch):
     assert not pins[0][0].exists()
 
 
-def test_unmet_dependencies_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_unmet_dependencies_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch):
     Apt(monkeypatch, CommandError("apt-get exited 100", returncode=100, stdout=UNMET, stderr="E: Unable"))
     with pytest.raises(
         apt.AptError, match=r"^nvidia-open-kernel-dkms : Depends: firmware-nvidia-gsp \(= 535.261.03\) or$"

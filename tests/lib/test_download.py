@@ -44,7 +44,8 @@ def test_what_is_there_is_downloaded_up_to_its_bound(server: str):
 
 
 def test_what_is_not_there_names_the_host(server: str):
-    with pytest.raises(download.DownloadError, match=r"^no download from 127\.0\.0\.1 \(.*Not Found\)$") as caught:
+    missing = http.HTTPStatus.NOT_FOUND.phrase
+    with pytest.raises(download.DownloadError, match=rf"^no download from 127\.0\.0\.1 \(.*{missing}\)$") as caught:
         download.fetch(f"{server}/missing", most_bytes=10, timeout=10)
     assert not isinstance(caught.value, download.TooLargeError)
     with pytest.raises(download.DownloadError, match=r"^no download from 127\.0\.0\.1 \(.*refused\)$"):

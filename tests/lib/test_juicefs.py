@@ -100,15 +100,15 @@ def program(tmp_path: pathlib.Path) -> typing.Iterator[Program]:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("printed", "expected"),
     [
         ("juicefs version 1.1.0+2023-09-04.08c4ae6\n", (1, 1, 0)),
         ("juicefs version 1.3.1+2025-12-02.e0032b2\n", NEW),
         ("juicefs version 1.4.0-beta1+2026-01-01.abc\n", (1, 4, 0)),
     ],
 )
-def test_the_version_is_read(program: Program, said: str, expected: tuple[int, int, int]):
-    program.answers("--version", out=said)
+def test_the_version_is_read(program: Program, printed: str, expected: tuple[int, int, int]):
+    program.answers("--version", out=printed)
     assert juicefs.version(program.path) == expected
 
 
@@ -287,7 +287,7 @@ def test_what_died_before_it_began_is_run_again(
 
 
 @pytest.mark.parametrize("out", ["", "null", "{\n}", '{\n"Setting": {}\n}', "{\nnot json"])
-def test_nonsense_is_not_taken_for_an_empty_engine(program: Program, out: str):
+def test_unexpected_output_does_not_mean_an_empty_engine(program: Program, out: str):
     program.answers_status(out=out)
     with pytest.raises(juicefs.JuicefsError, match=r"^juicefs status printed unexpected output$"):
         juicefs.inspect(program.path, program.access)
@@ -342,12 +342,12 @@ def test_a_resource_is_installed_once(tmp_path: pathlib.Path, packed: bool):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\x7fELF nonsense", "resource juicefs does not run here: "),
+        (b"\x7fELF garbage", "resource juicefs does not run here: "),
         (
             b"#!/bin/sh\necho hello\n",
             "resource juicefs does not run here: .juicefs.new: cannot read its version from 'hello'",
         ),
-        (b"\x1f\x8bnonsense", "the juicefs tarball is damaged"),
+        (b"\x1f\x8bgarbage", "the juicefs tarball is damaged"),
         (gzip.compress(b"no tarball"), "the juicefs tarball is damaged"),
         (tarball(README=b"x"), "the juicefs tarball has no program named juicefs in it"),
     ],

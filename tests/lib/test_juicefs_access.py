@@ -132,7 +132,7 @@ def test_the_keys_of_a_store(store: str, keyless: bool, environment: dict[str, s
     assert list(found.files.values()) == (["{}"] if store == "gs" else [])
 
 
-def test_what_a_version_cannot_do_is_said():
+def test_what_a_version_cannot_do_is_reported():
     with pytest.raises(juicefs_access.JuicefsError) as caught:
         access("mysql://u@h/d?table_prefix=x", (1, 2, 0))
     assert str(caught.value) == ("juicefs 1.2.0 cannot use table_prefix: attach 1.3 or newer as the resource juicefs")

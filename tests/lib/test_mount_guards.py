@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> list[mounts.Mount]:
-    """Return what is mounted, the topmost last; a test changes it."""
+    """List what is mounted, the topmost last; a test changes it."""
     found = [OURS]
     monkeypatch.setattr(mounts, "at", lambda mountpoint: list(found))
     return found
@@ -250,12 +250,12 @@ def test_unmounting_is_patient_with_users_only(
     message: str,
 ):
     monkeypatch.setattr(mounts, "probe", lambda mountpoint, deadline: mounts.Result(state))
-    kernel, begin, said = Kernel(here, monkeypatch, *errors), clock.now, ""
+    kernel, begin, problem = Kernel(here, monkeypatch, *errors), clock.now, ""
     try:
         mounts.unmount("/mnt/shared", **IDENTITY, patience=1.0)
     except mounts.MountError as e:
-        said = str(e)
-    assert (kernel.flags, clock.now - begin, said) == (flags, seconds, message)
+        problem = str(e)
+    assert (kernel.flags, clock.now - begin, problem) == (flags, seconds, message)
 
 
 def test_a_foreign_mount_is_not_unmounted(here: list[mounts.Mount], monkeypatch: pytest.MonkeyPatch):
@@ -314,7 +314,7 @@ def test_while_a_child_hangs_no_other_of_its_kind_is_started(notes: pathlib.Path
     assert mounts._abandoned_since("/mnt/other", "write") is None
 
 
-def test_an_answer_that_does_not_come_is_reported_by_its_kind(notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_answer_is_reported_by_its_kind(notes: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mounts, "_ask_child", lambda mount, kind, deadline, sticky: None)
     assert mounts._ask(OURS, "read", 2.5) == (None, "did not answer within 2.5 s")
     assert mounts._ask(OURS, "write", 5) == (None, "did not end within 5 s")
@@ -402,7 +402,7 @@ def child(folder: pathlib.Path, *, write: bool = False, sticky: bool = False) ->
 
 def test_a_probe_leaves_its_folder_and_nothing_in_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]):
     assert child(tmp_path) == {}
-    assert capsys.readouterr().out == "\n"  # it has begun
+    assert capsys.readouterr().out == "\n"  # its deadline starts
     assert list(tmp_path.iterdir()) == []
     folder = tmp_path / mounts.PROBE_DIR
     assert child(tmp_path, write=True) == {}

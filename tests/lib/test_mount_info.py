@@ -51,7 +51,7 @@ def test_absent_and_null_fields_are_defaults():
         ),
     ],
 )
-def test_nonsense_is_one_line(databag: dict[str, str], message: str):
+def test_an_invalid_request_is_one_line(databag: dict[str, str], message: str):
     with pytest.raises(ValueError, match=f"^{message}$"):
         mount_info.load(databag)
 

@@ -145,7 +145,7 @@ def test_a_read_only_mount_is_right_for_a_reader_only(play: typing.Callable[[str
 
 
 @needs_namespaces
-def test_a_root_that_others_can_write_is_told_and_repaired_only_where_that_is_asked(
+def test_a_root_that_others_can_write_is_reported_and_repaired_only_where_that_is_asked(
     play: typing.Callable[[str], typing.Any],
 ):
     shut = [None, None]
@@ -175,7 +175,7 @@ def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing
 
 
 @needs_namespaces
-def test_what_somebody_mounted_over_it_is_named(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
+def test_a_mount_over_it_is_named(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
     assert play("covered") == ["wrong", f"{tmp_path} holds theirs (tmpfs)"]
 
 

@@ -27,7 +27,7 @@ def shown(
 
 
 class Commands:
-    """Answers only the commands it was told of, in their order, and fails on any other."""
+    """Answers only the expected commands, in their order, and fails on any other."""
 
     def __init__(self) -> None:
         self.expected: list[tuple[tuple[str, ...], Completed | CommandError]] = []
@@ -153,7 +153,7 @@ def test_a_node_that_the_controller_does_not_know(commands: Commands):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "printed",
     [
         f"slurm_load_node error: {SILENT}\n",
         "slurm_load_node error: Unable to contact slurm controller (shutdown or unknown)\n",
@@ -163,8 +163,8 @@ def test_a_node_that_the_controller_does_not_know(commands: Commands):
         "slurm_load_node error: Protocol authentication error\n",
     ],
 )
-def test_a_controller_that_does_not_answer_is_another_thing(commands: Commands, said: str):
-    commands.expect(*show_argv(), stderr=said, returncode=1)
+def test_a_controller_that_does_not_answer_is_another_thing(commands: Commands, printed: str):
+    commands.expect(*show_argv(), stderr=printed, returncode=1)
     with pytest.raises(nodes.ControllerSilent, match=r"^show node slurmd-0: "):
         nodes.show("slurmd-0")
 
@@ -205,17 +205,19 @@ def test_the_orders(commands: Commands):
 
 
 def test_deleting_a_node_with_jobs(commands: Commands):
-    said = "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=said, returncode=1)
+    printed = (
+        "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
+    )
+    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=printed, returncode=1)
     with pytest.raises(nodes.NodeBusy, match="Requested nodes are busy"):
         nodes.delete("slurmd-0")
 
 
 def test_deleting_a_node_that_is_not_there_is_fine(commands: Commands):
-    said = (
+    printed = (
         "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Invalid node name specified\n"
     )
-    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=said, returncode=1)
+    commands.expect("/usr/bin/scontrol", "delete", "nodename=slurmd-0", stderr=printed, returncode=1)
     nodes.delete("slurmd-0")
 
 

@@ -53,7 +53,7 @@ def test_after_a_reboot_it_has_to_be_seen_again(machine: pathlib.Path):
     assert readiness.missing() == []
 
 
-def test_a_mount_that_is_gone_is_missing_though_its_charm_saw_it(machine: pathlib.Path):
+def test_a_mount_that_was_removed_is_missing_though_its_charm_saw_it(machine: pathlib.Path):
     readiness.tell(UNIT, ready=True, mountpoint="/mnt/shared")
     (machine / "mountinfo").write_text("")
     assert readiness.missing() == [f"{UNIT} (nothing is mounted at /mnt/shared)"]
@@ -67,7 +67,7 @@ def test_each_unit_is_waited_for_until_it_withdraws():
     assert readiness.missing() == []
 
 
-def test_a_newer_charm_may_say_more_and_nonsense_keeps_jobs_away(machine: pathlib.Path):
+def test_a_newer_charm_may_write_more_and_invalid_files_keep_jobs_away(machine: pathlib.Path):
     readiness.tell(UNIT, ready=True)
     path = machine / "needs/shared-filesystem-client-0.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"since": 3}))

@@ -9,8 +9,8 @@ LINE = "Name=gpu Type=h100 File=/dev/nvidia0 Cores=0-55 Links=-1,0 Flags=nvidia_
 
 
 def test_what_a_node_says():
-    said = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:h100:1", lines=(LINE,), awaits=True)
-    assert slurm_gres.NodeGres.model_validate_json(said.model_dump_json()) == said
+    offer = slurm_gres.NodeGres(node="slurmd-0", gres="gpu:h100:1", lines=(LINE,), awaits=True)
+    assert slurm_gres.NodeGres.model_validate_json(offer.model_dump_json()) == offer
 
 
 def test_everything_may_be_absent_and_unknown_keys_are_ignored():

@@ -121,7 +121,7 @@ class Agent:
         }
 
     def run(self, kind: str, *, deleted: bool = False, **event: typing.Any) -> tuple[Json, list[Json]]:
-        """Return the result and what was said before it."""
+        """Return the result and the messages before it."""
         request = {
             "unit": "thing/0",
             "source": str(self.root / "source"),
@@ -134,12 +134,12 @@ class Agent:
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        said: list[Json] = []
+        messages: list[Json] = []
         for line in self.process.stdout:
             message = json.loads(line)
             if message["kind"] == "result":
-                return message, said
-            said.append(message)
+                return message, messages
+            messages.append(message)
         raise AssertionError("the agent ended")
 
     def keep(self, result: Json) -> None:
@@ -157,9 +157,9 @@ def agent(tmp_path: pathlib.Path) -> typing.Iterator[Agent]:
 
 
 def test_a_hook_has_real_effects_and_shows_its_progress(agent: Agent):
-    result, said = agent.run("install")
+    result, messages = agent.run("install")
     assert result["ok"], result
-    assert [(line["status"], line["message"]) for line in said if line["kind"] == "status"] == [
+    assert [(line["status"], line["message"]) for line in messages if line["kind"] == "status"] == [
         ("maintenance", "installing"),
         ("active", "count 1"),
     ]
@@ -168,10 +168,10 @@ def test_a_hook_has_real_effects_and_shows_its_progress(agent: Agent):
 
 
 def test_a_unit_that_was_deleted_sets_no_status(agent: Agent):
-    result, said = agent.run("install", deleted=True)
+    result, messages = agent.run("install", deleted=True)
     assert not result["ok"]
     assert result["error"] == 'ModelError: ERROR unit "thing/0" not found'
-    assert not [line for line in said if line["kind"] == "status"]
+    assert not [line for line in messages if line["kind"] == "status"]
     assert (agent.root / "agents" / "unit-thing-0" / "charm").is_dir()
 
 
@@ -183,8 +183,8 @@ def test_stored_state_and_deferred_events_come_back(agent: Agent):
     second, _ = agent.run("update-status")
     assert not second["ok"], "the deferred start runs first, then update-status fails"
     agent.state["config"] = {}
-    third, said = agent.run("start")
-    assert [line["message"] for line in said if line["kind"] == "status"] == ["started", "started"]
+    third, messages = agent.run("start")
+    assert [line["message"] for line in messages if line["kind"] == "status"] == ["started", "started"]
     assert third["state"]["deferred"] == []
 
 
@@ -205,7 +205,7 @@ def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
 
 
 @pytest.mark.parametrize("departing", ["thing/0", "web/1"])
-def test_a_unit_hears_which_unit_leaves_be_it_itself(agent: Agent, departing: str):
+def test_a_unit_reads_which_unit_leaves_be_it_itself(agent: Agent, departing: str):
     relation = {"id": 4, "endpoint": "server", "type": "regular", "local_app_data": {}, "local_unit_data": {},
                 "remote_app": "web", "remote_app_data": {}, "remote_units_data": {"1": {}}}  # fmt: skip
     agent.state["relations"] = [relation]
@@ -227,8 +227,8 @@ def test_equal_content_makes_no_revision(agent: Agent):
 
 
 def test_an_action_streams_its_log_and_finds_its_storage(agent: Agent):
-    result, said = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "hi"}})
-    assert [line["message"] for line in said if line["kind"] == "action-log"] == ["first"]
+    result, messages = agent.run("action", action={"name": "talk", "id": "1", "params": {"text": "hi"}})
+    assert [line["message"] for line in messages if line["kind"] == "action-log"] == ["first"]
     assert result["action"]["failure"] is None
     assert result["action"]["results"]["text"] == "hi"
     assert result["action"]["results"]["place"] == str(agent.root / "disk" / "data-3")

@@ -96,7 +96,7 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: pathlib.Path):
         ("    options:\n      port: 8080", "    options: 5", "bundle.yaml line 7: application 'server': options is a mapping"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_line(tmp_path: pathlib.Path, old: str, new: str, message: str):
+def test_a_mistake_is_reported_with_its_line(tmp_path: pathlib.Path, old: str, new: str, message: str):
     assert old in BUNDLE
     with pytest.raises(bundles.BundleError) as error:
         bundles.check(load(tmp_path, BUNDLE.replace(old, new, 1)), METADATA)

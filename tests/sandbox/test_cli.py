@@ -207,7 +207,7 @@ def test_the_log_is_chosen_by_unit_application_and_level(prompt: Prompt):
     assert shown("--include", "gone") == shown("gone/0") == ["five"], "a unit that was removed has its lines still"
 
 
-def test_a_resource_is_attached_and_the_units_told(
+def test_a_resource_is_attached_and_the_units_notified(
     prompt: Prompt, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     class Session(cli._Session):
@@ -220,12 +220,12 @@ def test_a_resource_is_attached_and_the_units_told(
     model = prompt.store.load()
     assert pathlib.Path(model.applications["server"].resources["tool"]).read_text() == "content"
     assert all("upgrade-charm" in [event.kind for event in model.units[f"server/{n}"].events] for n in (0, 1))
-    for words, said in (
+    for words, message in (
         ((f"tool={tmp_path}/none",), f"ERROR resource 'tool': no file {tmp_path}/none\n"),
         ((f"tol={tmp_path}/file",), "ERROR server has no resource 'tol' (there are: tool)\n"),
     ):
         wrong = prompt.run("attach-resource", "server", *words)
-        assert (wrong.exit_code, wrong.stderr) == (1, said)
+        assert (wrong.exit_code, wrong.stderr) == (1, message)
 
 
 @pytest.fixture
@@ -296,8 +296,8 @@ def test_a_deployments_seed_is_given_or_drawn_kept_and_logged(
     assert deploy() == drawn
     assert deploy("--seed", "7") == deploy() == 7
     assert deploy(env={"SLURM_DDP_SEED": "8"}) == 8
-    said = [line.partition("drawn from ")[2].partition(":")[0] for line in store.log_lines() if "seed" in line]
-    assert said == [f"seed {drawn}", "seed 7", "seed 8"], "once for each"
+    seeds = [line.partition("drawn from ")[2].partition(":")[0] for line in store.log_lines() if "seed" in line]
+    assert seeds == [f"seed {drawn}", "seed 7", "seed 8"], "once for each"
 
 
 def test_once_sends_no_update_status(prompt: Prompt):

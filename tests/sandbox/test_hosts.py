@@ -26,7 +26,7 @@ LONG_S = 120  # a deadline for what takes a moment on a machine with nothing els
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="boots systemd in containers, which only root can do")
 
 
-def said(text: str) -> None:
+def show(text: str) -> None:
     """Progress, for whoever watches the tests."""
     sys.stderr.write(f"{text}\n")
 
@@ -36,7 +36,7 @@ def model():
     ROOT.mkdir(exist_ok=True)
     model = hosts.Hosts(MODEL, ROOT)
     model.destroy()  # what an interrupted run left
-    model.up(said)
+    model.up(show)
     yield model
     model.destroy()
     shutil.rmtree(ROOT)
@@ -51,12 +51,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def one(model: hosts.Hosts, shared: pathlib.Path) -> hosts.Host:
-    return model.create("one", binds={"/srv/shared": str(shared)}, progress=said)
+    return model.create("one", binds={"/srv/shared": str(shared)}, progress=show)
 
 
 @pytest.fixture(scope="module")
 def two(model: hosts.Hosts) -> hosts.Host:
-    return model.create("two", gpus=(hosts.Gpu("Mock GPU"),) * 2, progress=said)
+    return model.create("two", gpus=(hosts.Gpu("Mock GPU"),) * 2, progress=show)
 
 
 def output(host: hosts.Host, script: str, **options: typing.Any) -> str:
@@ -125,9 +125,9 @@ def test_a_host_resolves_itself_and_no_other(one: hosts.Host, two: hosts.Host):
 
 @needs_root
 def test_hosts_come_and_go(model: hosts.Hosts, one: hosts.Host):
-    three = model.create("three", progress=said)
+    three = model.create("three", progress=show)
     assert model.names() == [one.name, "three", *(["two"] if "two" in model.names() else [])]
-    three_again = model.create("three", progress=said)  # what is there already is left as it is
+    three_again = model.create("three", progress=show)  # what is there already is left as it is
     assert three_again.address == three.address
     model.destroy_host("three")
     model.destroy_host("three")
@@ -152,7 +152,7 @@ def test_the_charms_environment_is_there(one: hosts.Host):
 
 @needs_root
 def test_a_hook_that_was_woken_is_woken_again(model: hosts.Hosts):
-    host = model.create("woken", binds={"/srv/lib": str(HERE / "lib")}, progress=said)
+    host = model.create("woken", binds={"/srv/lib": str(HERE / "lib")}, progress=show)
     output(host, f"cat > /usr/bin/juju-exec <<'END'\n{WAKES}END\nchmod 755 /usr/bin/juju-exec")
     code = "import pathlib; from slurm_ddp import wake; charm = pathlib.Path('/charm'); "
     python, env = ("/usr/bin/python3", "-B", "-c"), {"PYTHONPATH": "/srv/lib"}
@@ -169,7 +169,7 @@ def test_a_hook_that_was_woken_is_woken_again(model: hosts.Hosts):
 
 @needs_root
 def test_juju_exec_of_a_host_waits_for_its_answer_and_a_reboot_forgets_it(model: hosts.Hosts):
-    host = model.create("execs", binds={juju_exec.PATH: str(juju_exec.PROGRAM)}, progress=said)
+    host = model.create("execs", binds={juju_exec.PATH: str(juju_exec.PROGRAM)}, progress=show)
     juju_exec.prepare(host.root)
     charm = "/var/lib/juju/agents/unit-client-0/charm"
     output(host, f"mkdir -p {charm}")
@@ -347,7 +347,7 @@ def test_a_command_in_the_host_does_not_hold_up_its_end(one: hosts.Host):
         assert not one.is_running()
         with pytest.raises(hosts.HostError, match=r"^one does not run$"):
             one.run(["/bin/true"])
-        one.start(said)
+        one.start(show)
 
 
 @needs_root
@@ -357,7 +357,7 @@ def test_a_power_cut_ends_everything_at_once(one: hosts.Host):
     one.kill()
     assert not one.is_running()
     assert not one.wanted
-    one.start(said)
+    one.start(show)
     assert output(one, "test -e /root/stopped || echo 'had no time'; cat /root/f") == "had no time\nkept"
 
 
@@ -378,16 +378,16 @@ def test_another_process_finds_the_host(one: hosts.Host):
 def test_a_model_recovers_what_a_restart_of_this_machine_took(model: hosts.Hosts, one: hosts.Host, two: hosts.Host):
     output(one, "echo kept > /root/f && sync /root/f")
     two.stop()  # on purpose: it stays down
-    one._machine.kill()  # without a word to the model, as a restart would
+    one._machine.kill()  # without the model, as a restart would
     run("/usr/bin/umount", one.root)
     run("/usr/sbin/ip", "link", "delete", model.network.bridge)
-    model.up(said)
-    assert model.recover(said) == ["one"]
+    model.up(show)
+    assert model.recover(show) == ["one"]
     assert output(one, "cat /root/f") == "kept"
     assert not two.is_running()
-    two.start(said)
+    two.start(show)
     assert reaches(two, one)
-    assert model.recover(said) == []
+    assert model.recover(show) == []
 
 
 @needs_root
@@ -400,7 +400,7 @@ def test_a_recycled_pid_is_never_taken_for_the_host(model: hosts.Hosts, two: hos
         (two.directory / "process").write_text(f"{stranger.pid} 1 {boot_id}\n")
         assert not two.is_running()
         two.kill()
-        two.start(said)
+        two.start(show)
         assert stranger.poll() is None
         stranger.send_signal(signal.SIGTERM)
     assert two.is_running()
@@ -409,13 +409,13 @@ def test_a_recycled_pid_is_never_taken_for_the_host(model: hosts.Hosts, two: hos
 @needs_root
 def test_a_host_that_cannot_be_made_says_why(model: hosts.Hosts, tmp_path: pathlib.Path):
     with pytest.raises(hosts.HostError, match=r"^four: /no/such does not exist, so it cannot be bound into the host$"):
-        model.create("four", binds={"/x": "/no/such"}, progress=said)
+        model.create("four", binds={"/x": "/no/such"}, progress=show)
     assert "four" not in model.names()
-    four = model.create("four", binds={"/x": str(tmp_path)}, progress=said)
+    four = model.create("four", binds={"/x": str(tmp_path)}, progress=show)
     four.stop()
     tmp_path.rmdir()
     with pytest.raises(hosts.HostError, match=rf"^four: {tmp_path} does not exist"):
-        four.start(said)
+        four.start(show)
     tmp_path.mkdir()
     model.destroy_host("four")
 
@@ -423,8 +423,8 @@ def test_a_host_that_cannot_be_made_says_why(model: hosts.Hosts, tmp_path: pathl
 @needs_root
 def test_destroy_leaves_nothing():
     model = hosts.Hosts("gone", ROOT)
-    model.up(said)
-    host = model.create("lone", gpus=(hosts.Gpu("Mock GPU"),), progress=said)
+    model.up(show)
+    host = model.create("lone", gpus=(hosts.Gpu("Mock GPU"),), progress=show)
     machine, bridge = host.record.machine, model.network.bridge
     assert traces(machine, bridge)
     busy = host.popen(["/bin/sh", "-c", "cd /root && exec sleep 1000"])
@@ -446,7 +446,7 @@ def test_a_host_of_another_version_of_the_sandbox_is_removed(tmp_path: pathlib.P
 
 
 def traces(machine: str, bridge: str) -> list[str]:
-    """Return what of a model can be seen on this machine."""
+    """List the traces of a model on this machine."""
     found = [line for line in pathlib.Path("/proc/self/mounts").read_text().splitlines() if "/gone/" in line]
     found += [
         line
@@ -508,7 +508,7 @@ def test_names_that_are_no_host_names_are_refused(name: str, tmp_path: pathlib.P
     with pytest.raises(hosts.HostError, match=r"^model name"):
         hosts.Hosts(name, tmp_path)
     with pytest.raises(hosts.HostError, match=r"^host name"):
-        hosts.Hosts("m", tmp_path).create(name, progress=said)
+        hosts.Hosts("m", tmp_path).create(name, progress=show)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -600,7 +600,7 @@ def test_an_interrupted_build_never_counts(tmp_path: pathlib.Path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        image._build(target, said, fill)
+        image._build(target, show, fill)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -650,7 +650,7 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(image, "_HEARTBEAT_S", 0.1)
     begin = time.monotonic()
     with pytest.raises(CommandError, match=r"^image: step: not done within 0 s$"):
-        image._step("image: step", ["/bin/sh", "-c", "sleep 100 & wait"], said, timeout_s=0.3)
+        image._step("image: step", ["/bin/sh", "-c", "sleep 100 & wait"], show, timeout_s=0.3)
     assert time.monotonic() - begin < 60  # the step would take 100 s
 
 
@@ -677,11 +677,11 @@ def test_what_is_cached_is_not_built_again(tmp_path: pathlib.Path, monkeypatch: 
     built: list[str] = []
     monkeypatch.setattr(image, "_build_system", lambda *_: built.append("system"))
     monkeypatch.setattr(image, "_build_python", lambda *_: built.append("python"))
-    python, system = image.ensure_image(said).layers
-    assert image.ensure_image(said).layers == (python, system)
+    python, system = image.ensure_image(show).layers
+    assert image.ensure_image(show).layers == (python, system)
     assert built == ["system", "python"]
     image.shutil.rmtree(python.parent)
-    image.ensure_image(said)
+    image.ensure_image(show)
     assert built == ["system", "python", "python"]
 
 
@@ -744,8 +744,8 @@ def test_lists_and_masks_of_cpus_have_the_kernels_form():
     assert mock_gpus.mask([4, 68]) == "10,00000000,00000010"
 
 
-@pytest.mark.parametrize(("used", "told"), [(124, ""), (128, "128 of 128 inotify instances are taken: sysctl -w ")])
-def test_the_want_of_inotify_instances_is_told(tmp_path: pathlib.Path, used: int, told: str):
+@pytest.mark.parametrize(("used", "message"), [(124, ""), (128, "128 of 128 inotify instances are taken: sysctl -w ")])
+def test_a_lack_of_inotify_instances_is_reported(tmp_path: pathlib.Path, used: int, message: str):
     (tmp_path / "sys/fs/inotify").mkdir(parents=True)
     (tmp_path / "sys/fs/inotify/max_user_instances").write_text("128\n")
     (tmp_path / "12/fd").mkdir(parents=True)
@@ -753,5 +753,5 @@ def test_the_want_of_inotify_instances_is_told(tmp_path: pathlib.Path, used: int
     for number in range(used):
         (tmp_path / "12/fd" / str(number + 1)).symlink_to("anon_inode:inotify")
     remedy = hosts.watches_remedy(tmp_path)
-    assert remedy.startswith(told)
-    assert bool(remedy) == bool(told)
+    assert remedy.startswith(message)
+    assert bool(remedy) == bool(message)

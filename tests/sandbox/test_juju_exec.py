@@ -36,8 +36,8 @@ def start(root: pathlib.Path, *words: str) -> subprocess.Popen[str]:
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Return the exit status and what was printed."""
-    _, said = process.communicate(timeout=60)
-    return process.returncode, said.strip()
+    _, printed = process.communicate(timeout=60)
+    return process.returncode, printed.strip()
 
 
 def wake_up(bench: Bench, unit: str) -> subprocess.Popen[str]:
@@ -91,8 +91,8 @@ def test_it_takes_the_very_words_of_the_charms(monkeypatch: pytest.MonkeyPatch, 
 def test_all_other_words_are_refused(tmp_path: pathlib.Path, words: list[str], code: int, message: str):
     agents = tmp_path / guest.AGENTS.relative_to("/")
     (agents / "unit-foo-2").mkdir(parents=True)
-    got, said = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
-    assert (got, said[: len(message) + 6]) == (code, f"ERROR {message}")
+    got, printed = end(start(tmp_path, *(word.replace("HERE", str(agents)) for word in words)))
+    assert (got, printed[: len(message) + 6]) == (code, f"ERROR {message}")
     assert juju_exec.pending(tmp_path) == {}
 
 
@@ -163,8 +163,8 @@ def test_a_hook_that_fails_is_juju_execs_failure_and_not_the_units(bench: Bench)
         engine.settle()
         assert engine.errors() == []
         assert engine.model.units["agent/0"].agent.name == "idle"
-    code, said = end(process)
-    assert (code, said.count("\nRuntimeError: as asked\n")) == (1, 1)
+    code, printed = end(process)
+    assert (code, printed.count("\nRuntimeError: as asked\n")) == (1, 1)
     assert bench.hooks() == ["agent/0 update_status"], "it is not tried again"
 
 
@@ -193,7 +193,7 @@ def test_a_reboot_forgets_what_was_asked_for(bench: Bench):
     assert "agent/0 update_status" not in bench.hooks()
 
 
-def test_what_a_removed_unit_asked_for_ends_and_its_folder_is_gone(bench: Bench):
+def test_what_a_removed_unit_asked_for_ends_and_its_folder_is_removed(bench: Bench):
     folder = juju_exec.agent(bench.hosts.get("juju-2586ad-0").root, "agent/0")
     assert folder.is_dir()
     with bench.engine() as engine:

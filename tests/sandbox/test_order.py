@@ -46,7 +46,7 @@ class Hostile(World):
         raise AssertionError("the model does not settle")
 
     def of(self, unit: str) -> list[str]:
-        """Return what a unit ran, without update-status."""
+        """List the hooks that a unit ran, without update-status."""
         hooks = [line.removeprefix(f"{unit} ") for line in self.ran if line.startswith(f"{unit} ")]
         return [hook for hook in hooks if hook != "update-status"]
 
@@ -62,7 +62,7 @@ class Hostile(World):
 
 
 def seeds(see: collections.abc.Callable[[Hostile], str]) -> set[str]:
-    """Return what is seen with thirty seeds; each gives the same when it is used again."""
+    """Collect what thirty seeds show; each shows the same when it is used again."""
     found = {seed: see(Hostile(seed)) for seed in range(30)}
     assert found == {seed: see(Hostile(seed)) for seed in range(30)}
     return set(found.values())
@@ -383,7 +383,7 @@ def test_a_principal_sees_the_subordinate_that_its_last_hooks_are_about():
         world.requests.clear()
         rules.remove_relation(world.model, relation)
         guest = world.model.units["guest/0"]
-        while guest.name in world.model.units:  # it is gone before its principal's hooks run
+        while guest.name in world.model.units:  # it is removed before its principal's hooks run
             event = order.next_event(world.model, guest)
             assert event is not None
             guest.events = [event, *(other for other in guest.events if other is not event)]

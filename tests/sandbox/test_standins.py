@@ -193,7 +193,7 @@ class FakeHost:
         return [entry["k"] for entry in json.loads(self.text("slurm.jwks"))["keys"]]
 
     def since(self) -> list[str]:
-        """Return what was done since the last look."""
+        """List the commands since the last call."""
         done, self.done = self.done, []
         return done
 
@@ -227,7 +227,7 @@ class Standin:
         return self.ctx.run(typing.cast(typing.Any, event), state)
 
     def fails(self, event: object, state: testing.State) -> BaseException:
-        """Return what a hook error was caused by."""
+        """Read the cause of a hook error."""
         with pytest.raises(testing.errors.UncaughtCharmError) as error:
             self.run(event, state)
         assert error.value.__cause__ is not None

@@ -59,7 +59,7 @@ class Watch:
         self.programs: set[str] = set()
 
     def run(self) -> None:
-        """Look until told to stop."""
+        """Look until stopped."""
         while not self._over.is_set():
             self._look()
             self.looks += 1
@@ -101,7 +101,7 @@ def watched(*secrets: str, every_s: float = 0.002) -> collections.abc.Generator[
 
 
 def in_files(folder: pathlib.Path, *secrets: str) -> list[pathlib.Path]:
-    """Return the files below a folder that hold a secret and that somebody besides root may read."""
+    """List the files below a folder that hold a secret and that other accounts than root may read."""
     found: list[pathlib.Path] = []
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 22:

@@ -66,7 +66,7 @@ class Proxy:
         return self.results
 
     def changed_secret(self, **changes: str) -> testing.State:
-        """Give the person's secret new content, and run the hook that tells of it."""
+        """Give the operator's secret new content, and run the hook for it."""
         assert self.state is not None
         (mine,) = (secret for secret in self.state.secrets if secret.owner is None)
         content = {key.replace("_", "-"): value for key, value in changes.items()}
@@ -76,7 +76,7 @@ class Proxy:
 
     @property
     def offer(self) -> tuple[fs.Juicefs, fs.JuicefsSecret]:
-        """Return what a client gets: the volume, and the content of the secret that it names."""
+        """Read what a client gets: the volume, and the content of the secret that it names."""
         assert self.state is not None
         found = fs.parse(self.state.get_relation(10).local_app_data[fs.KEY])
         assert isinstance(found, fs.Juicefs)

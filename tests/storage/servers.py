@@ -191,7 +191,7 @@ def sentinel(master: Server, *, name: str = "mymaster") -> collections.abc.Gener
 
 
 def redis_cli(server: Server, *words: str, user: str = "", tls: "Certificates | None" = None) -> str:
-    """Return what Redis answers to a command."""
+    """Read Redis' answer to a command."""
     secure = ["--tls", "--cacert", str(tls.authority)] if tls is not None else []
     login = ["--user", user] if user else []
     done = subprocess.run(

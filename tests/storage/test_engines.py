@@ -26,7 +26,7 @@ from slurm_ddp.run import clean_env
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An engine, and how a person names it."""
+    """An engine, and how the operator names it."""
 
     server: servers.Server
     url: str
@@ -132,7 +132,7 @@ def mounted(
 
 
 def hidden(proxy: proxies.Proxy) -> list[str]:
-    """Return what nobody may see."""
+    """List the values that must not be shown."""
     return [proxy.content["meta-password"], proxy.content["secret-key"]]
 
 
@@ -206,7 +206,7 @@ def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(
     assert juicefs.ensure_sticky(program, access, "/team/data") == ""
 
 
-def test_a_wrong_password_is_told_and_nothing_is_formatted(
+def test_a_wrong_password_is_reported_and_nothing_is_formatted(
     case: Case, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
 ):
     mine = proxy(case, bucket)
@@ -253,7 +253,7 @@ def mine(redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[.
     return found
 
 
-def test_a_database_that_is_too_old_is_told(
+def test_a_database_that_is_too_old_is_reported(
     mariadb: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
 ):
     version = servers.mariadb_version(mariadb)
@@ -320,7 +320,7 @@ def test_one_that_formatted_anew_is_noticed(mine: proxies.Proxy, redis: servers.
     assert f"than the one published ({uuid})" in out.unit_status.message
 
 
-def test_wrong_keys_are_told_and_right_ones_are_all_it_takes(
+def test_wrong_keys_are_reported_and_right_ones_are_all_it_takes(
     redis: servers.Server, bucket: servers.Bucket, proxy: typing.Callable[..., proxies.Proxy]
 ):
     mine = proxy(_redis(redis), bucket)
@@ -416,7 +416,7 @@ def test_blocks_are_encrypted_when_a_key_is_given(
     status = mine.action("status")
     assert (status["block-size"], status["capacity-gib"]) == ("64K", "2")
     assert not leaks.within(mine.shown, [servers.PASSWORD, "topSecret1", key])
-    # the private key stays with the metadata engine and in the person's own secret
+    # the private key stays with the metadata engine and in the operator's own secret
     assert "BEGIN RSA" not in repr(mine.offer[1].content())
 
 

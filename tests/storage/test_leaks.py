@@ -33,7 +33,7 @@ def test_base64_is_found_at_each_offset(before: str, coder: collections.abc.Call
         json.dumps({"password": SECRET}, ensure_ascii=False),
     ],
 )
-def test_a_form_is_found_with_its_place_and_told_without_the_secret(shown: str):
+def test_a_form_is_found_with_its_place_and_reported_without_the_secret(shown: str):
     if shown.count("%2f"):
         shown = "".join(f"%{part[:2].lower()}{part[2:]}" if i else part for i, part in enumerate(shown.split("%")))
     places = {"journal": f"before {shown} after", "status": "all is well"}

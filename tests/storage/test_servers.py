@@ -13,7 +13,7 @@ def test_redis_asks_for_the_password(redis: servers.Server):
     assert "NOAUTH" in done.stdout + done.stderr
 
 
-def test_redis_speaks_tls_when_told_to(tls: servers.Certificates):
+def test_redis_speaks_tls_when_it_has_certificates(tls: servers.Certificates):
     with servers.redis(tls=tls, user=servers.USER) as server:
         assert servers.redis_cli(server, "ping", user=servers.USER, tls=tls) == "PONG"
 
