@@ -18,6 +18,8 @@ _EXACT = (  # a hold keeps a package from being removed for another, too, whatev
     "install",
 )
 _ENV = {"DEBIAN_FRONTEND": "noninteractive"}
+_CHANGE_S = 1800.0
+_Pins = collections.abc.Mapping[str, str] | None  # versions by package, both as patterns of apt_preferences(5)
 _REMOVED = re.compile(r"^(?:Remv|Purg) (\S+)", re.MULTILINE)
 
 
@@ -38,17 +40,17 @@ def upstream(number: str) -> str:
     return number.rpartition(":")[2].rpartition("-")[0] or number.rpartition(":")[2]
 
 
-def ensure_packages(names: collections.abc.Sequence[str], *, timeout: float = 1800) -> bool:
+def ensure_packages(names: collections.abc.Sequence[str]) -> bool:
     """Install the packages that are missing, in one transaction; return whether any was. Raises `CommandError`."""
     missing = [name for name in names if not is_installed(name)]
     if not missing:
         return False
     install = (*_APT_GET, "--no-install-recommends", "install", *missing)
     try:
-        run(*install, env=_ENV, timeout=timeout)
+        run(*install, env=_ENV, timeout=_CHANGE_S)
     except CommandError:  # most often a package list that is missing or older than the archive
-        update(timeout=timeout)
-        run(*install, env=_ENV, timeout=timeout)
+        update()
+        run(*install, env=_ENV, timeout=_CHANGE_S)
     return True
 
 
@@ -58,9 +60,9 @@ def is_installed(name: str) -> bool:
     return status.returncode == 0 and status.stdout == "installed"
 
 
-def update(*, timeout: float = 1800) -> None:
+def update() -> None:
     """Read the archives' package lists again."""
-    run(*_APT_GET, "update", env=_ENV, timeout=timeout)
+    run(*_APT_GET, "update", env=_ENV, timeout=_CHANGE_S)
 
 
 def installed(*patterns: str) -> dict[str, str]:
@@ -71,13 +73,8 @@ def installed(*patterns: str) -> dict[str, str]:
     return {row[1]: row[2] for row in rows if len(row) == 3 and row[0] == "installed"}
 
 
-def candidates(
-    names: collections.abc.Iterable[str], pins: collections.abc.Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """List the version of each package that apt would install; packages that no archive has are omitted.
-
-    `pins` are versions by package, both as patterns of apt_preferences(5).
-    """
+def candidates(names: collections.abc.Iterable[str], pins: _Pins = None) -> dict[str, str]:
+    """List the version of each package that apt would install; packages that no archive has are omitted."""
     wanted = sorted(set(names))
     if not wanted:
         return {}
@@ -97,19 +94,14 @@ def depends(names: collections.abc.Iterable[str]) -> dict[str, str]:
     return {fields["Package"]: fields.get("Depends", "") for fields in stanzas if "Package" in fields}
 
 
-def simulate(
-    packages: collections.abc.Iterable[str],
-    pins: collections.abc.Mapping[str, str] | None = None,
-    *,
-    timeout: float = 120,
-) -> Changes:
+def simulate(packages: collections.abc.Iterable[str], pins: _Pins = None) -> Changes:
     """Simulate the installation of packages (`name` or `name=version`). Raises `AptError` if they do not go together.
 
-    `pins` are versions by package, both as patterns of apt_preferences(5), for dependencies too.
+    The pins apply to dependencies too.
     """
     try:
         with _preferences(pins) as options:
-            done = run(*_APT_GET, "--simulate", *options, *_EXACT, *packages, env=_ENV, timeout=timeout)
+            done = run(*_APT_GET, "--simulate", *options, *_EXACT, *packages, env=_ENV, timeout=120)
     except CommandError as e:
         unmet = re.findall(r"^ (\S+ : (?:Pre)?Depends: .*)$", e.stdout, re.MULTILINE)
         raise AptError(unmet[0].strip() if unmet else last_line(e.stderr) or str(e)) from e
@@ -117,14 +109,14 @@ def simulate(
     return Changes(installed, tuple(sorted(set(_REMOVED.findall(done.stdout)))))
 
 
-def install_exact(packages: collections.abc.Mapping[str, str], *, timeout: float = 3600) -> None:
+def install_exact(packages: collections.abc.Mapping[str, str]) -> None:
     """Install exactly these versions, held or not, older or newer, in one transaction. Raises `CommandError`."""
-    run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=timeout)
+    run(*_APT_GET, *_EXACT, *assigned(packages), env=_ENV, timeout=2 * _CHANGE_S)
 
 
-def repair(*, timeout: float = 1800) -> None:
+def repair() -> None:
     """Finish what an interrupted dpkg left half done. Raises `CommandError`."""
-    run("/usr/bin/dpkg", "--configure", "-a", "--force-confdef", "--force-confold", env=_ENV, timeout=timeout)
+    run("/usr/bin/dpkg", "--configure", "-a", "--force-confdef", "--force-confold", env=_ENV, timeout=_CHANGE_S)
 
 
 def held() -> set[str]:
@@ -154,9 +146,7 @@ def assigned(packages: collections.abc.Mapping[str, str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _preferences(
-    pins: collections.abc.Mapping[str, str] | None,
-) -> collections.abc.Generator[tuple[str, ...]]:
+def _preferences(pins: _Pins) -> collections.abc.Generator[tuple[str, ...]]:
     """Write these pins in place of /etc/apt/preferences (preferences.d still counts); yield apt's options for them."""
     if not pins:
         yield ()

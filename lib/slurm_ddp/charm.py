@@ -65,15 +65,9 @@ class ActionEvent(typing.Protocol):
     """The part of `ops.ActionEvent` that is used here."""
 
     params: dict[str, typing.Any]
-
-    def set_results(self, results: dict[str, typing.Any]) -> None:
-        """Set the action's results."""
-
-    def fail(self, message: str = "") -> None:
-        """Fail the action."""
-
-    def log(self, message: str) -> None:
-        """Show progress."""
+    set_results: collections.abc.Callable[[dict[str, typing.Any]], None]
+    fail: collections.abc.Callable[[str], None]
+    log: collections.abc.Callable[[str], None]
 
 
 def is_principal(app: str) -> bool:

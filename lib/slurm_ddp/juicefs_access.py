@@ -167,11 +167,9 @@ def parse(url: str) -> tuple[Engine, str | None]:
     """Read the engine and user of a URL without password. Raises `ValueError`, which never quotes the URL."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
-        problem = ""
-        if separator and scheme in _ONE_HOST:
-            problem = f"metadata engine {scheme} serves one machine only; "
-        elif separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme):
-            problem = f"metadata engine {scheme} is not supported; "
+        why = "serves one machine only" if scheme in _ONE_HOST else "is not supported"
+        is_scheme = separator and re.fullmatch(r"[a-z][a-z0-9+.-]{0,20}", scheme)
+        problem = f"metadata engine {scheme} {why}; " if is_scheme else ""
         raise ValueError(f"{problem}write it as one of {', '.join(rule.example for rule in _RULES.values())}")
     kind = _SCHEMES[scheme]
     rule = _RULES[kind]
@@ -265,10 +263,8 @@ def access(
             f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
         )
     variables = dict(_PLAIN_VARIABLES)
-    if rule.variable:
-        variables["meta-password"] = rule.variable
-    if keyless:
-        variables |= _KEY_VARIABLES.get(store, {})
+    variables |= {"meta-password": rule.variable} if rule.variable else {}
+    variables |= _KEY_VARIABLES.get(store, {}) if keyless else {}
     environment = {variable: content[key] for key, variable in variables.items() if key in content}
     if region and store in _REGION_VARIABLES:
         environment[_REGION_VARIABLES[store]] = region

@@ -66,6 +66,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> collections.abc.Iterator[Comman
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
+    monkeypatch.setattr(nodes, "_POLL_S", 1)
     monkeypatch.setattr(nodes.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     return now
@@ -92,7 +93,7 @@ def test_a_node(commands: Commands):
     assert node is not None
     assert (node.state, node.flags) == ("MIXED", {"DRAIN", "DYNAMIC_NORM"})
     assert node.gres == "gpu:h100:8"
-    assert (node.reason, node.reason_by) == ("slurm-gpu: x", "root")
+    assert node.reason == "slurm-gpu: x"
     assert (node.is_busy, node.is_drained, node.is_down, node.is_dynamic, node.is_valid) == (
         True,
         True,
@@ -137,14 +138,14 @@ def test_a_node_is_busy_as_long_as_a_job_holds_anything(text: str, busy: bool):
 
 def test_a_reason_of_two_lines():
     (node,) = nodes.parse(shown("DOWN", reason="two [root@2026-11-20T18:51:55]        lines"))
-    assert (node.reason, node.reason_by) == ("two lines", "root")
+    assert node.reason == "two lines"
 
 
 def test_a_reason_with_brackets_and_without_author():
     (node,) = nodes.parse(shown("DOWN", reason="see [ticket 7]"))
-    assert (node.reason, node.reason_by) == ("see [ticket 7]", None)
+    assert node.reason == "see [ticket 7]"
     (node,) = nodes.parse(shown("DOWN", reason="see [ticket 7] [slurm@2026-11-20T18:51:55]"))
-    assert (node.reason, node.reason_by) == ("see [ticket 7]", "slurm")
+    assert node.reason == "see [ticket 7]"
 
 
 def test_a_node_that_the_controller_does_not_know(commands: Commands):
@@ -261,7 +262,7 @@ def test_waiting_ends_as_soon_as_it_can(commands: Commands, clock: list[float]):
     commands.expect(*show_argv(), stdout="Node slurmd-0 not found\n", returncode=1)
     commands.expect(*show_argv(), stderr=f"slurm_load_node error: {SILENT}\n", returncode=1)
     commands.expect(*show_argv(), stdout=shown())
-    node = nodes.wait("slurmd-0", lambda n: n is not None, timeout=10, poll=1)
+    node = nodes.wait("slurmd-0", lambda n: n is not None, timeout=10)
     assert node is not None
     assert clock == [2.0]
 
@@ -269,12 +270,12 @@ def test_waiting_ends_as_soon_as_it_can(commands: Commands, clock: list[float]):
 def test_waiting_ends_in_time(commands: Commands, clock: list[float]):
     for _ in range(4):
         commands.expect(*show_argv(), stdout="Node slurmd-0 not found\n", returncode=1)
-    assert nodes.wait("slurmd-0", lambda n: n is not None, timeout=3, poll=1) is None
+    assert nodes.wait("slurmd-0", lambda n: n is not None, timeout=3) is None
     assert clock == [3.0]
     for _ in range(2):
         commands.expect(*show_argv(), stderr=f"slurm_load_node error: {SILENT}\n", returncode=1)
     with pytest.raises(nodes.ControllerSilent):
-        nodes.wait("slurmd-0", lambda n: n is not None, timeout=1, poll=1)
+        nodes.wait("slurmd-0", lambda n: n is not None, timeout=1)
 
 
 @pytest.mark.parametrize(

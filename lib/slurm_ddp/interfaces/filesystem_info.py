@@ -284,21 +284,17 @@ def check_volume_name(name: str) -> None:
 
 def split_address(text: str) -> tuple[str, int | None]:
     """Split HOST, HOST:PORT, [ADDRESS] or [ADDRESS]:PORT. Raises `UriError` for anything else."""
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise UriError("a host has an open bracket, or something else than a port behind it")
-    else:
-        host, colon, rest = text.partition(":")
-        rest = colon + rest
+    found = re.fullmatch(r"(?:\[([^\]]*)\]|([^\[:]*))(?::(.*))?", text)
+    if found is None:
+        raise UriError("a host has an open bracket, or something else than a port behind it")
+    host, port = found[1] or found[2] or "", found[3]
     _check_host(host)
-    if not rest:
+    if port is None:
         return host, None
-    if not re.fullmatch(r":[0-9]{1,5}", rest):
+    if not re.fullmatch(r"[0-9]{1,5}", port):
         raise UriError("a port is a number")
-    port = int(rest[1:])
-    _check_port(port)
-    return host, port
+    _check_port(int(port))
+    return host, int(port)
 
 
 def join_address(host: str, port: int | None) -> str:
@@ -370,10 +366,9 @@ def _split(uri: str) -> _Parts:
     # Upstream's reader lower-cases the hosts up to the first encoded character, since its URL parser takes that for an
     # IPv6 zone. A host's case means nothing, so all of it is lowered here.
     hosts = re.sub(r"%..|[^%]+", lambda match: match[0] if match[0][0] == "%" else match[0].lower(), found[2])
+    strict = bool(query)
     try:
-        pairs = urllib.parse.parse_qsl(
-            query, keep_blank_values=True, strict_parsing=bool(query), errors="surrogateescape"
-        )
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=strict, errors="surrogateescape")
     except ValueError as e:
         raise UriError("the options are malformed") from e
     options: dict[str, str] = {}

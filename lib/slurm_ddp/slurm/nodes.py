@@ -24,7 +24,7 @@ _MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "%": "
           "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
 _SHARED = frozenset({"shard", "mps"})
 _BUSY_FLAGS = frozenset({"COMPLETING", "BLOCKED"})
-_REASON = re.compile(r"^(?P<text>.*?)(?: \[(?P<by>[^\[\]@]+)@(?P<at>[^\[\]]+)\])(?P<rest>.*)$", re.DOTALL)
+_REASON = re.compile(r"^(?P<text>.*?)(?: \[[^\[\]@]+@(?P<at>[^\[\]]+)\])(?P<rest>.*)$", re.DOTALL)
 
 
 class NodeError(Exception):
@@ -75,7 +75,6 @@ class Node:
     flags: frozenset[str]
     gres: str | None  # as printed, with socket hints taken off: "gpu:h100:8"
     reason: str | None  # without the author
-    reason_by: str | None  # who set it; "slurm" or "root" when Slurm did so itself
     alloc_tres: str | None
     fields: dict[str, str]  # the whole record
     reason_time: float | None = None  # when the reason was set, in seconds since 1970
@@ -129,7 +128,7 @@ class Node:
 def show(name: str) -> Node | None:
     """Ask for a node; None when the controller does not know it."""
     what = f"show node {name}"
-    answer = _run(what, SCONTROL, "show", "node", name, "-o")
+    answer = _ask(what, SCONTROL, "show", "node", name, "-o", check=False)
     for node in parse(answer.stdout):
         if node.name == name:
             return node
@@ -187,7 +186,7 @@ def reconfigure() -> None:
 def job_ids(name: str) -> list[str]:
     """Ask for the ids of the jobs that hold or are about to hold the node, sorted."""
     argv = (SQUEUE, "--noheader", "--nodelist", name, "--format", "%i")
-    return sorted(set(_checked(f"list jobs on {name}", *argv).split()))
+    return sorted(set(_ask(f"list jobs on {name}", *argv).stdout.split()))
 
 
 def reservations(name: str) -> dict[str, str]:
@@ -227,9 +226,7 @@ def unreserve(reservation: str) -> None:
         _scontrol(f"end {reservation}", "delete", f"reservationname={reservation}")
 
 
-def wait(
-    name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float, poll: float = _POLL_S
-) -> Node | None:
+def wait(name: str, until: collections.abc.Callable[[Node | None], bool], *, timeout: float) -> Node | None:
     """Wait until `until` holds of the node, at most `timeout` seconds; return it. `ControllerSilent` is raised last."""
     deadline = time.monotonic() + timeout
     while True:
@@ -241,7 +238,7 @@ def wait(
         except ControllerSilent:
             if late:
                 raise
-        time.sleep(poll)
+        time.sleep(_POLL_S)
 
 
 def setting(name: str) -> str | None:
@@ -282,14 +279,13 @@ def _gres_items(text: str | None) -> dict[tuple[str, str], int]:
 
 def _node(record: dict[str, str]) -> Node:
     state, flags = _state(record["State"])
-    reason, author, at = _reason(show_text.value(record, "Reason"))
+    reason, at = _reason(show_text.value(record, "Reason"))
     return Node(
         name=record["NodeName"],
         state=state,
         flags=flags,
         gres=plain_gres(show_text.value(record, "Gres")),
         reason=reason,
-        reason_by=author,
         alloc_tres=show_text.value(record, "AllocTRES"),
         fields=record,
         reason_time=at,
@@ -305,13 +301,13 @@ def _state(text: str) -> tuple[str, frozenset[str]]:
     return base, frozenset(flags)
 
 
-def _reason(text: str | None) -> tuple[str | None, str | None, float | None]:
-    """Split a reason into its text, who set it and when."""
-    match = _REASON.match(text or "")  # the author stands behind the first line of the text
+def _reason(text: str | None) -> tuple[str | None, float | None]:
+    """Split a reason into its text and when it was set; who set it stands behind the first line of the text."""
+    match = _REASON.match(text or "")
     if match is None:
-        return text, None, None
+        return text, None
     rest = " ".join(match["rest"].split())
-    return f"{match['text']} {rest}".strip(), match["by"], _time(match["at"])
+    return f"{match['text']} {rest}".strip(), _time(match["at"])
 
 
 def _time(text: str | None) -> float | None:
@@ -327,26 +323,21 @@ def _update(name: str, state: str, reason: str | None = None) -> None:
     _scontrol(f"set node {name} to {state}", "update", f"nodename={name}", f"state={state}", *because)
 
 
-def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S) -> str:
-    return _checked(what, SCONTROL, *arguments, timeout=timeout)
-
-
-def _checked(what: str, *argv: str, timeout: float = _TIMEOUT_S) -> str:
-    answer = _run(what, *argv, timeout=timeout)
-    if answer.returncode:
-        raise _error(what, answer)
-    return answer.stdout
-
-
-def _run(what: str, *argv: str, timeout: float = _TIMEOUT_S) -> Completed:
-    """Run a command of Slurm's. Raises `ControllerSilent` when no controller answers."""
+def _ask(what: str, *argv: str, timeout: float = _TIMEOUT_S, check: bool = True) -> Completed:
+    """Run a command of Slurm's. Without `check` only a controller that does not answer is an error."""
     try:
         answer = run(*argv, timeout=timeout, check=False)
     except CommandError as e:
         raise ControllerSilent(f"{what}: {e}") from e
-    if answer.returncode and isinstance(error := _error(what, answer), ControllerSilent):
-        raise error
+    if answer.returncode:
+        error = _error(what, answer)
+        if check or isinstance(error, ControllerSilent):
+            raise error
     return answer
+
+
+def _scontrol(what: str, *arguments: str, timeout: float = _TIMEOUT_S) -> str:
+    return _ask(what, SCONTROL, *arguments, timeout=timeout).stdout
 
 
 def _error(what: str, answer: Completed) -> NodeError:

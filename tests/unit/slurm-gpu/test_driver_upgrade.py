@@ -610,8 +610,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: pathlib.Path, count: int) -> None:
         self.nodes = {
-            f"slurmd-{i}": nodes.Node(f"slurmd-{i}", "IDLE", frozenset(), None, None, None, None, {})
-            for i in range(count)
+            f"slurmd-{i}": nodes.Node(f"slurmd-{i}", "IDLE", frozenset(), None, None, None, {}) for i in range(count)
         }
         self.root = root
         self.monkeypatch = monkeypatch
@@ -732,7 +731,7 @@ def test_a_node_that_failed_stops_the_others(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_node_waits_without_being_drained(node: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
-    other = nodes.Node("slurmd-1", "IDLE", frozenset({"DRAIN"}), None, "gpu-driver: driver 1", None, None, {})
+    other = nodes.Node("slurmd-1", "IDLE", frozenset({"DRAIN"}), None, "gpu-driver: driver 1", None, {})
     monkeypatch.setattr(nodes, "show_all", lambda: [other])
     begin()
     assert driver_upgrade.advance() is Pending.WAIT
