@@ -100,10 +100,8 @@ def run_action(
         parameters = action.parameters.model_validate(event.params)
         with within or contextlib.nullcontext():
             event.set_results(action.run(subject(), parameters, event.log))
-    except pydantic.ValidationError as e:
-        event.fail(problem(e))
     except (StatusError, ActionError, ValueError, *failures) as e:
-        event.fail(str(e))
+        event.fail(problem(e))
 
 
 @contextlib.contextmanager
@@ -111,10 +109,8 @@ def config_errors() -> collections.abc.Generator[None]:
     """Raise a blocked `StatusError` that names the option for a `pydantic.ValidationError` or `ValueError` inside."""
     try:
         yield
-    except pydantic.ValidationError as e:
+    except ValueError as e:  # pydantic's errors are among them
         raise StatusError(Level.BLOCKED, problem(e)) from e
-    except ValueError as e:
-        raise StatusError(Level.BLOCKED, str(e)) from e
 
 
 @contextlib.contextmanager
@@ -126,8 +122,10 @@ def naming(option: str) -> collections.abc.Generator[None]:
         raise ValueError(f"{option}: {e}") from e
 
 
-def problem(error: pydantic.ValidationError) -> str:
-    """Write the first problem as one line that begins with the name of the option or parameter."""
+def problem(error: Exception) -> str:
+    """Write an error as one line; pydantic's first one begins with the name of the option or parameter."""
+    if not isinstance(error, pydantic.ValidationError):
+        return str(error)
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"])).replace("_", "-")
     return f"{name}: {first['msg'].removeprefix('Value error, ').lower()}"

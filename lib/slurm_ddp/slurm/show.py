@@ -71,9 +71,12 @@ def _fields(record: str) -> dict[str, str]:
     first = key = ""
     start = stamped = 0  # where the field begins; where the author of a node's reason ends
     for match in _KEY.finditer(record):
-        if match.start() < stamped or (key and match[1] not in _enders(first, key, match[1], stamped=stamped > 0)):
+        if match.start() < stamped:
             continue
         if key:
+            is_reason = not stamped and (first, key) == ("NodeName", "Reason")
+            if match[1] not in (_AFTER_REASON if is_reason else _FOLLOWERS.get(key, {match[1]})):
+                continue
             fields.setdefault(key, record[start : match.start()].strip())
         key, start = match[1], match.end()
         first = first or key
@@ -83,9 +86,3 @@ def _fields(record: str) -> dict[str, str]:
     if key:
         fields.setdefault(key, record[start:].strip())
     return fields
-
-
-def _enders(first: str, key: str, candidate: str, *, stamped: bool) -> collections.abc.Collection[str]:
-    if (first, key) == ("NodeName", "Reason") and not stamped:
-        return _AFTER_REASON
-    return _FOLLOWERS.get(key, (candidate,))
