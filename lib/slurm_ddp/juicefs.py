@@ -203,7 +203,7 @@ def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) ->
 
 
 def knows(program: Version, flag: str) -> bool:
-    """Whether this version knows the flag."""
+    """Report whether this version knows the flag."""
     return program >= _SINCE[flag]
 
 

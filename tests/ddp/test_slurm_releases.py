@@ -165,7 +165,7 @@ def test_a_node_of_24_11_with_a_job_and_a_drain(commands: Commands):
         .replace(" \n", "  Reason=slurm-gpu: x [root@2026-11-22T15:40:57]\n")
     )
     (node,) = nodes.parse(busy)
-    assert (node.state, node.reason, node.reason_by) == ("MIXED", "slurm-gpu: x", "root")
+    assert (node.state, node.reason) == ("MIXED", "slurm-gpu: x")
     assert (node.is_busy, node.is_drained, node.is_dynamic, node.gres) == (True, True, True, "gpu:mock_gpu:1")
     message = (
         "scontrol: error: failed to delete nodes slurmd-0\ndelete_node nodename=slurmd-0: Requested nodes are busy\n"
