@@ -3,17 +3,16 @@
 
 import contextlib
 import logging
-import os
 import pathlib
 
 import ops
 
 import mount_messages as messages
 import mount_plan
-from mount import actions, judge, mounter, plans, settings, watching
+from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
 from slurm_ddp import readiness, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, run_action
+from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError
@@ -68,9 +67,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         # What keeps a new plan from being drawn keeps no job from a mount that works
         proven = watching.proven(self.app.name) if mountpoint is None else None
         if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
-            readiness.withdraw(
-                self.unit.name
-            )  # this may be the last hook: a file left behind would keep the node drained
+            # This may be the last hook: a file left behind would keep the node drained
+            readiness.withdraw(self.unit.name)
         else:
             ready, where = mounted or bool(proven), mountpoint or proven
             readiness.tell(self.unit.name, ready=ready, mountpoint=where, detail=self._status.text)
@@ -103,12 +101,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         readiness.withdraw(self.unit.name)
 
     def _beside(self, endpoint: str) -> list[ops.Relation]:
-        """List the relations of a container-scoped endpoint to this unit's principal.
-
-        Juju 4 also shows a subordinate those of other machines' principals.
-        """
-        app = os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0]
-        return [relation for relation in self.model.relations[endpoint] if app in ("", relation.app.name)]
+        """List the relations of a container-scoped endpoint to this unit's principal."""
+        return [relation for relation in self.model.relations[endpoint] if is_principal(relation.app.name)]
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
@@ -127,9 +121,16 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         with config_errors():
             config = self.load_config(mount_plan.Config)
         requests = [(one.app.name, one.data[one.app]) for one in self._beside("mount")]
-        spec = settings.spec(self.app.name, config, requests)
-        uri = relation.data[relation.app].get(fs.KEY)
-        return plans.draw(plans.Offer(relation.app.name, uri, self._read_secret, fetch_program), spec, config)
+        spec = plans.spec(self.app.name, config, requests)
+        provider, uri = relation.app.name, relation.data[relation.app].get(fs.KEY)
+
+        def read_secret(identifier: str) -> dict[str, str]:
+            try:
+                return self.model.get_secret(id=identifier).get_content(refresh=True)
+            except ops.ModelError as e:  # it is not granted (yet), or was removed
+                raise StatusError(Level.WAITING, messages.NO_GRANT.format(app=provider), retry=True) from e
+
+        return plans.draw(spec, provider, uri, read_secret=read_secret, fetch_program=fetch_program)
 
     def _unmount(self) -> None:
         try:
@@ -138,12 +139,6 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             kept = str(e)
         if kept:
             _log.warning("%s", kept)
-
-    def _read_secret(self, identifier: str) -> dict[str, str]:
-        try:
-            return self.model.get_secret(id=identifier).get_content(refresh=True)
-        except ops.ModelError as e:
-            raise plans.SecretsError from e
 
     def _fetch_program(self) -> pathlib.Path | None:
         with contextlib.suppress(ops.ModelError):  # none was attached

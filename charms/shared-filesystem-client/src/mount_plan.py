@@ -1,7 +1,4 @@
-"""A mount, whatever its filesystem: the options (`Config`), what is asked for (`Spec`), what making it takes (`Plan`).
-
-`kinds/` draws up plans; `mount/` makes, judges and removes what they describe.
-"""
+"""A mount, whatever its filesystem: the options (`Config`, `Spec`), and the `Plan` that kinds/ makes for mount/."""
 
 import dataclasses
 import pathlib
@@ -58,27 +55,10 @@ class Config(pydantic.BaseModel, frozen=True):
     lnet_networks: Stripped = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """What was asked for, whatever the filesystem is."""
+class Spec(Config, frozen=True):
+    """The options of an application, with what the charm beside it asks for."""
 
     app: str  # names the files and units
-    mountpoint: str
-    read_only: bool = False
-    noexec: bool = False
-    subdirectory: str = ""
-    profile: str = "none"
-    mount_options: str = ""
-    drain: bool = False  # the node in Slurm while the mount is broken
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """A file that the mount needs."""
-
-    path: pathlib.Path
-    text: str = dataclasses.field(repr=False)
-    mode: int = 0o644
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +73,10 @@ class Plan:
     servers: tuple[Servers, ...]
     speaks: str = ""  # the protocol of the first group: keeper.GREETINGS
     packages: tuple[str, ...] = ()
-    environment: str | None = dataclasses.field(default=None, repr=False)  # an EnvironmentFile; holds secrets
+    files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict[pathlib.Path, str], repr=False)  # for root
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
     program_changed: bool = False
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
-    files: tuple[File, ...] = ()
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program
     reloads: bool = False  # the program can be exchanged under a running mount

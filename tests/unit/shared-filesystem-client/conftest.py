@@ -8,7 +8,7 @@ from ops import testing
 
 import mount_plan
 from kinds import juicefs as juicefs_kind
-from kinds import kernel, lustre_client
+from kinds import kernel, lustre
 from mount import mounter, states, watching
 from slurm_ddp import juicefs, readiness
 
@@ -27,7 +27,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     monkeypatch.setattr(mount_plan, "STATE", tmp_path / "state")
     monkeypatch.setattr(juicefs_kind, "check_fuse", double.check_fuse)
     monkeypatch.setattr(kernel, "check", double.check_kernel)
-    monkeypatch.setattr(lustre_client, "remove", double.remove_lustre)
+    monkeypatch.setattr(lustre, "remove", double.remove_lustre)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
     monkeypatch.setattr(juicefs, "check_reachable", lambda addresses: None)

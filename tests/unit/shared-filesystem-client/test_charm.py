@@ -9,7 +9,7 @@ from fake_mounter import Site, beside, context, offer, volume
 from ops import testing
 
 import mount_plan
-from kinds import cephfs, kernel, lustre_client
+from kinds import cephfs, kernel, lustre
 from mount import mounter
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, records, wake
@@ -25,6 +25,10 @@ def asked(app: str = "slurmctld", **request: typing.Any) -> testing.SubordinateR
     """Return the relation with a charm that asks for a mount, as upstream's library writes it."""
     data = mount_info.dump(mount_info.MountRequest(**request)) if request else {}
     return testing.SubordinateRelation("mount", id=2, remote_app_name=app, remote_app_data=data)
+
+
+def environment(plan: mount_plan.Plan) -> str:
+    return plan.files[mount_plan.ETC / plan.spec.app / "environment"]
 
 
 def told(out: testing.State) -> str | None:
@@ -52,11 +56,11 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert out.workload_version == "1.3.1"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/mnt/shared")
+    assert plan.spec == mount_plan.Spec(app="shared-filesystem-client", mountpoint="/mnt/shared", metrics_port=9567)
     assert plan.unit == "juicefs-shared-filesystem-client.service"
     assert (plan.fstypes, plan.source) == (("fuse.juicefs",), "JuiceFS:shared")
     assert plan.servers == ((("10.0.0.5", 6379),), (("10.0.0.5", 2022),))
-    assert plan.environment == 'REDIS_PASSWORD="topSecret1"\n'
+    assert environment(plan) == 'REDIS_PASSWORD="topSecret1"\n'
     assert site.mounter.units == {"shared-filesystem-client/0"}
     assert site.mounter.resources == [site.program.path]
 
@@ -94,7 +98,7 @@ def test_the_password_is_followed(site: Site, ready: testing.State, secret: test
     out = site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(ready, secrets={changed}))
     assert out.unit_status == MOUNTED
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.environment == 'REDIS_PASSWORD="topSecret3"\n'
+    assert environment(site.mounter.mounted) == 'REDIS_PASSWORD="topSecret3"\n'
 
 
 def test_options_reach_the_mount(site: Site, secret: testing.Secret):
@@ -102,7 +106,8 @@ def test_options_reach_the_mount(site: Site, secret: testing.Secret):
     site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/data", read_only=True, noexec=True)
+    assert (plan.spec.app, plan.spec.mountpoint) == ("shared-filesystem-client", "/data")
+    assert plan.spec.read_only and plan.spec.noexec
     for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
         assert f" {argument} " in plan.unit_text
 
@@ -110,7 +115,7 @@ def test_options_reach_the_mount(site: Site, secret: testing.Secret):
 def test_a_volume_without_credentials(site: Site):
     assert site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume()))).unit_status == MOUNTED
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.environment == ""
+    assert environment(site.mounter.mounted) == ""
 
 
 def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
@@ -135,12 +140,12 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monk
     assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared")
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.files[0].text == f"{KEY}\n"
+    assert list(plan.files.values()) == [f"{KEY}\n"]
     assert KEY not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
     changed = dataclasses.replace(secret, latest_content={"key": "AQD" + KEY[3:]})
     site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(out, secrets={changed}))
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.files[0].text == f"AQD{KEY[3:]}\n"
+    assert list(site.mounter.mounted.files.values()) == [f"AQD{KEY[3:]}\n"]
 
 
 def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch):
@@ -153,17 +158,17 @@ def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch
 
 def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
     asked_for: list[mount_plan.Config] = []
-    monkeypatch.setattr(lustre_client, "ensure_installed", lambda config, mgs: asked_for.append(config))
-    monkeypatch.setattr(lustre_client, "ensure_networks", lambda config, identifiers, mounted: None)
+    monkeypatch.setattr(lustre, "ensure_installed", lambda config, mgs: asked_for.append(config))
+    monkeypatch.setattr(lustre, "ensure_networks", lambda config, identifiers, mounted: None)
     monkeypatch.setattr(kernel, "container", lambda: "")
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     config = {"mountpoint": "/mnt/shared", "lustre-repository": "aws", "subdirectory": "team", "drain-on-failure": True}
-    lustre = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(lustre), config=config))
+    filesystem = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(filesystem), config=config))
     assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
     assert [config.lustre_repository for config in asked_for] == ["aws"]
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.spec.drain
+    assert site.mounter.mounted.spec.drain_on_failure
 
 
 @pytest.mark.parametrize(
@@ -485,7 +490,8 @@ def test_a_charm_beside_says_where_and_is_told_when_it_is_there(site: Site, secr
     assert told(out) == "true"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/srv/slurmctld-statefs", noexec=True)
+    where = {"app": "shared-filesystem-client", "mountpoint": "/srv/slurmctld-statefs"}
+    assert plan.spec == mount_plan.Spec.model_validate(where | {"noexec": True, "metrics_port": 9567})
 
 
 def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret: testing.Secret):

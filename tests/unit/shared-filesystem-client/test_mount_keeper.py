@@ -15,7 +15,7 @@ from machine_mounts import MachineMounts
 
 from scripts import keeper
 from scripts.keeper import Remedy
-from slurm_ddp import mounts, readiness, watchdog
+from slurm_ddp import mounts, readiness, records, watchdog
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
@@ -71,10 +71,10 @@ class Rig:
 
     def tick(self, passes: int = 1, seconds: float = 10.0) -> keeper.Health:
         """Let the timer fire."""
-        health = keeper.Health.load(self.folder)
+        health = records.load(keeper.Health(), self.folder / keeper.HEALTH)
         for _ in range(passes):
             self.now += seconds
-            health = keeper.keep(self.watch, keeper.Health.load(self.folder), self.folder)
+            health = keeper.keep(self.watch, records.load(keeper.Health(), self.folder / keeper.HEALTH), self.folder)
         return health
 
     def did(self, *words: str) -> int:
@@ -141,7 +141,7 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.CaptureFixture[str], is_ours: bool):
     rig.watch = dataclasses.replace(rig.watch, sticky=is_ours)
     (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
-    assert keeper.Watch.load(rig.folder) == rig.watch
+    assert records.read(keeper.Watch, rig.folder / keeper.WATCH) == rig.watch
     rig.mounts.looks[MP] = mounts.Result(State.RIGHT, was_open=0o777 if is_ours else None)
     assert rig.tick().works
     assert rig.mounts.probes[-1]["sticky"] == is_ours
@@ -414,7 +414,7 @@ def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig):
         assert keeper.main([str(rig.folder)]) == 0
         assert not (rig.folder / keeper.HEALTH).exists()
     assert keeper.main([str(rig.folder), "--json"]) == 0
-    assert keeper.Health.load(rig.folder).state == "right"
+    assert records.load(keeper.Health(), rig.folder / keeper.HEALTH).state == "right"
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
@@ -430,7 +430,7 @@ def test_without_a_watch_there_is_nothing_to_do(
 @pytest.mark.parametrize("text", ["", "[]", '{"state": "right", "unknown": 1}', '{"state": [}'])
 def test_a_state_that_cannot_be_read_is_begun_anew(tmp_path: pathlib.Path, text: str):
     (tmp_path / keeper.HEALTH).write_text(text)
-    assert keeper.Health.load(tmp_path).heals == 0
+    assert records.load(keeper.Health(), tmp_path / keeper.HEALTH).heals == 0
 
 
 def test_of_a_group_of_servers_one_must_answer():

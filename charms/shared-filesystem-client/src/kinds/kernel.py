@@ -34,8 +34,7 @@ def plan(
 ) -> mount_plan.Plan:
     """Draw up a mount unit; `rest` are further fields of the plan.
 
-    Raises:
-        mount_plan.MountError: the source cannot be written into a unit.
+    Raises `mount_plan.MountError` where the source cannot be written into a unit.
     """
     if any(character.isspace() or not character.isprintable() for character in source):
         raise mount_plan.MountError(messages.SPACE_IN_SOURCE.format(kind=kind.name))
@@ -76,8 +75,7 @@ def check(kind: Kind) -> None:
 
 def known(kind: Kind) -> bool:
     """Report whether the running kernel has the filesystem already."""
-    lines = (PROC / "filesystems").read_text().splitlines()
-    return any(line.split()[-1:] == [kind.fstype] for line in lines)
+    return kind.fstype in (PROC / "filesystems").read_text().split()
 
 
 def container() -> str:
