@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import pathlib
 import types
 import typing
@@ -205,7 +206,7 @@ def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
 
 def test_benchmark_of_what_cannot_be_measured(bench: Bench):
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(actions, "_free_mib", lambda path: 100)
+        small.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_bavail=100, f_blocks=4096, f_frsize=1 << 20))
         assert bench.error("benchmark", size=64) == "size: the local disk has 100 MiB free: 50 at most"
     bench.machine.answers["fio"] = lambda words, _: Completed(1, "", "fio: no space left")
     assert bench.error("benchmark", size=16) == "mount: fio: fio exited 1: fio: no space left"

@@ -9,6 +9,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import os
 import pathlib
@@ -20,16 +21,17 @@ import statistics
 import tempfile
 import time
 
-from slurm_ddp import apt, files, juicefs_access, systemd
+from slurm_ddp import apt, files, juicefs_access, systemd, templates
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, last_line, run
-from volume import format_journal, messages, rendering, spec, target
+from volume import format_journal, messages, spec, target
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
 ACCOUNT = "juicefs-objects"  # may log in to our SFTP server and to nothing else
 DATABASE = "1"  # of Redis
 _RESERVE_BYTES = 10 << 30  # of a disk, or a twentieth of it if that is less
+_render = functools.partial(templates.render, pathlib.Path(__file__).with_name("templates"))
 _START_S = 660.0  # Redis reads its whole log before it reports that it is ready
 
 _SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
@@ -159,9 +161,9 @@ def ensure(settings: Settings) -> bool:
         "appendfsync": "always" if settings.synchronous else "everysec",
         "password_sha256": hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
     }
-    redis_conf = rendering.render(__file__, "redis.conf.j2", **redis)
+    redis_conf = _render("redis.conf.j2", **redis)
     new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
-    new_redis |= systemd.ensure_unit(metadata, rendering.render(__file__, "metadata.service.j2", **redis))
+    new_redis |= systemd.ensure_unit(metadata, _render("metadata.service.j2", **redis))
 
     sshd: dict[str, object] = {
         "app": app,
@@ -172,9 +174,9 @@ def ensure(settings: Settings) -> bool:
         "host_key": _ensure_host_key(config),
         "account": ACCOUNT,
     }
-    new_sshd = files.ensure_file(config / "sshd_config", rendering.render(__file__, "sshd_config.j2", **sshd))
-    new_sshd |= systemd.ensure_unit(objects, rendering.render(__file__, "objects.service.j2", **sshd))
-    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", rendering.render(__file__, "sshd_dropin.conf.j2", **sshd)):
+    new_sshd = files.ensure_file(config / "sshd_config", _render("sshd_config.j2", **sshd))
+    new_sshd |= systemd.ensure_unit(objects, _render("objects.service.j2", **sshd))
+    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", _render("sshd_dropin.conf.j2", **sshd)):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
     _ensure_running(metadata, METADATA_PORT, restart=new_redis)

@@ -5,16 +5,18 @@ on their command line. Sources: the driver's manual, "Create and use PV", and th
 storage/v1).
 """
 
+import functools
 import json
 import pathlib
 import re
 
-from slurm_ddp import files, juicefs
-from volume import messages, rendering
+from slurm_ddp import files, juicefs, templates
+from volume import messages
 from volume.maintenance import private
 from volume.target import Target
 
 _DRIVER = "csi.juicefs.com"
+_render = functools.partial(templates.render, pathlib.Path(__file__).with_name("templates"))
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 
 
@@ -43,9 +45,9 @@ def export(target: Target, uuid: str, *, namespace: str, name: str, size: str) -
         secrets[f"{name}-files"] = {path.name: text for path, text in access.files.items()}
     labels = {"app.kubernetes.io/managed-by": "juicefs-server-proxy", "juicefs/volume": volume.name}
     common = {"name": name, "namespace": namespace, "labels": labels}
-    hidden = rendering.render(__file__, "kubernetes-secrets.yaml.j2", **common, secrets=secrets)
+    hidden = _render("kubernetes-secrets.yaml.j2", **common, secrets=secrets)
     handle = f"{volume.name}-{uuid}"
-    shown = rendering.render(__file__, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=size)
+    shown = _render("kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=size)
     path = private(target.directory / "kubernetes") / f"{name}.yaml"
     files.ensure_file(path, hidden + shown, mode=0o600)
     return path, shown

@@ -23,24 +23,18 @@ _BENCH_DIR = ".mount-benchmark"
 _MOST_NAMED = 10
 
 
-class Warmup(Parameters, frozen=True):
-    """The parameters of `warmup`."""
-
+class _Warmup(Parameters, frozen=True):
     path: str = pydantic.Field(min_length=1)
     threads: int = pydantic.Field(default=50, ge=1, le=200)
     deadline: int = pydantic.Field(default=3600, ge=10, le=86400)
 
 
-class Remount(Parameters, frozen=True):
-    """The parameters of `remount`."""
-
+class _Remount(Parameters, frozen=True):
     wait: int = pydantic.Field(default=0, ge=0, le=86400)
     force: bool = False
 
 
-class Benchmark(Parameters, frozen=True):
-    """The parameters of `benchmark`."""
-
+class _Benchmark(Parameters, frozen=True):
     size: int = pydantic.Field(default=256, ge=16, le=65536)
     deadline: int = pydantic.Field(default=600, ge=30, le=7200)
 
@@ -95,7 +89,7 @@ def _status(mount: Mount, _: Parameters, _log: Log) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(mount: Mount, wanted: Warmup, log: Log) -> Results:
+def _warmup(mount: Mount, wanted: _Warmup, log: Log) -> Results:
     plan = mount.plan
     if not plan.caches:
         raise ActionError(messages.NO_CACHE)
@@ -130,7 +124,7 @@ def _warmup(mount: Mount, wanted: Warmup, log: Log) -> Results:
     }
 
 
-def _remount(mount: Mount, wanted: Remount, log: Log) -> Results:
+def _remount(mount: Mount, wanted: _Remount, log: Log) -> Results:
     plan, progress = mount.plan, _Progress(log)
     while users := mounts.users(plan.spec.mountpoint):
         if progress.seconds >= wanted.wait:
@@ -146,14 +140,15 @@ def _remount(mount: Mount, wanted: Remount, log: Log) -> Results:
     return {"state": found.state.value, "seconds": f"{progress.seconds:.1f}"}
 
 
-def _benchmark(mount: Mount, wanted: Benchmark, log: Log) -> Results:
+def _benchmark(mount: Mount, wanted: _Benchmark, log: Log) -> Results:
     plan = mount.plan
     if plan.spec.read_only:
         raise ActionError(messages.READ_ONLY)
     _check_works(plan)
     apt.ensure_packages(("fio",))
     local = mount_plan.STATE / plan.spec.app / "tmp"
-    free_mib = _free_mib(local)
+    stat = os.statvfs(local)
+    free_mib = stat.f_bavail * stat.f_frsize >> 20
     if free_mib < 2 * wanted.size:
         raise ActionError(messages.DISK_FULL.format(free=free_mib, most=free_mib // 2))
     end = time.monotonic() + wanted.deadline
@@ -161,20 +156,20 @@ def _benchmark(mount: Mount, wanted: Benchmark, log: Log) -> Results:
     top = f"{plan.spec.mountpoint}/{_BENCH_DIR}"
     places = {"mount": f"{top}/{socket.gethostname()}.{os.getpid()}", "local": f"{local}/benchmark.{os.getpid()}"}
     for label, place in places.items():
+        removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
+        if label == "mount":
+            version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
+            if version is not None:
+                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
+            removal = (*removal, ("/usr/bin/rmdir", top))
         run("/usr/bin/mkdir", "-p", place, timeout=20)
         try:
             for test in _TESTS:
                 log(f"{label}: {test}")
                 results |= _fio(label, test, place, wanted.size, end)
         finally:
-            removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
-            version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
-            if label == "mount" and version is not None:
-                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
             for command in removal:
                 run(*command, timeout=60, check=False)
-            if label == "mount":
-                run("/usr/bin/rmdir", top, timeout=10, check=False)
     return results
 
 
@@ -248,11 +243,6 @@ def _used_mib(caches: tuple[pathlib.Path, ...]) -> float:
     return sum(disks.values())
 
 
-def _free_mib(path: pathlib.Path) -> int:
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize >> 20
-
-
 def _disks(caches: tuple[pathlib.Path, ...]) -> str:
     """Describe the space on the disks of the folders."""
     texts: list[str] = []
@@ -268,7 +258,7 @@ def _disks(caches: tuple[pathlib.Path, ...]) -> str:
 
 ACTIONS: dict[str, Action[Mount]] = {
     "status": Action(Parameters, _status),
-    "warmup": Action(Warmup, _warmup),
-    "remount": Action(Remount, _remount),
-    "benchmark": Action(Benchmark, _benchmark),
+    "warmup": Action(_Warmup, _warmup),
+    "remount": Action(_Remount, _remount),
+    "benchmark": Action(_Benchmark, _benchmark),
 }
