@@ -72,8 +72,7 @@ class Usage:
     def room_gib(self, volume_bytes: int) -> int:
         """Compute what a volume of this size here may hold in all, in GiB.
 
-        The disk's reserve is never part of it: where the volume ends, writers get ENOSPC, while servers whose disk is
-        full break.
+        Without the disk's reserve: where the volume ends, writers get ENOSPC; servers whose disk is full break.
         """
         reserve = min(_RESERVE_BYTES, (self.used + self.free) // 20)
         return max(1, (volume_bytes + self.free - reserve) >> 30)
@@ -119,11 +118,7 @@ def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
 def passwords(app: str, content: fs.JuicefsSecret | None) -> fs.JuicefsSecret:
     """Complete the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
     # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
-    fresh = {
-        "meta-password": secrets.token_urlsafe(32),
-        "access-key": ACCOUNT,
-        "secret-key": secrets.token_urlsafe(32),
-    }
+    fresh = {name: secrets.token_urlsafe(32) for name in ("meta-password", "secret-key")} | {"access-key": ACCOUNT}
     found = content or format_journal.credentials(app)  # the latter of a hook that did not end
     made = fs.JuicefsSecret.from_content(fresh | (found.content() if found is not None else {}))
     if content is None:
@@ -139,9 +134,7 @@ def unit_names(app: str) -> tuple[str, str]:
 def ensure(settings: Settings) -> bool:
     """Serve as `settings` state, now and after a reboot; return whether anything changed.
 
-    Raises:
-        StoreError: something is in the way that the operator must remove.
-        CommandError: a package, account or service could not be made.
+    Raises `StoreError` where the operator must remove something, and `CommandError`.
     """
     app, storage, credentials = settings.app, settings.directory, settings.credentials
     changed = _ensure_packages()
@@ -196,11 +189,7 @@ def is_enabled(app: str) -> bool:
 
 
 def start_metadata(app: str) -> float:
-    """Start the metadata server if it is down; return for how many seconds it has been up.
-
-    Raises:
-        StoreError: it does not start.
-    """
+    """Start the metadata server if it is down; return for how many seconds it has been up. Raises `StoreError`."""
     metadata, _ = unit_names(app)
     if not systemd.is_active(metadata):
         _start(metadata, systemd.enable_now)
@@ -208,10 +197,7 @@ def start_metadata(app: str) -> float:
 
 
 def connected() -> tuple[str, ...]:
-    """List the addresses that have a connection to the metadata server, sorted.
-
-    Each client of JuiceFS keeps one, also a read-only one, which registers no session.
-    """
+    """List the addresses with a connection to the metadata server: also read-only clients, which have no session."""
     lines = run("/usr/bin/ss", "-Htn", "state", "established", "sport", "=", f":{METADATA_PORT}").stdout.splitlines()
     return tuple(sorted({line.split()[-1].rpartition(":")[0].strip("[]") for line in lines}))
 

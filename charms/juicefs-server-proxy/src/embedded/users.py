@@ -40,10 +40,7 @@ def await_none(
     """Wait a moment until no client has the volume mounted; `show` takes what is waited for, as one line.
 
     The servers are asked, the metadata server started for that if it is down: Juju's list of related units (`clients`
-    are their applications) does not change while a hook fails.
-
-    Raises:
-        RemovalRefusedError: one still has, or that cannot be found out.
+    are their applications) does not change while a hook fails. Raises `RemovalRefusedError` where one still has.
     """
     end = time.monotonic() + _UNMOUNT_S
     ends = " and ".join(f"juju remove-relation {settings.app} {client}" for client in clients)
@@ -65,11 +62,7 @@ def await_none(
 
 
 def mounted_by(settings: embedded.store.Settings) -> str:
-    """State what shows that clients have the volume mounted; nothing where none has.
-
-    Raises:
-        JuicefsError, CommandError: the metadata server or `ss` cannot be asked.
-    """
+    """Describe which clients have the volume mounted; nothing where none has. Raises `JuicefsError`, `CommandError`."""
     # At the loopback, where Redis listens, whatever the unit's address is now
     volume = embedded.store.volume("any", "127.0.0.1", spec.Format())
     setting = target.open_target(settings.app, volume, settings.credentials).inspect()

@@ -44,9 +44,8 @@ def measure(target: Target, *, big_mib: int, small_files: int, timeout_s: float,
             folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
             run("/usr/bin/mkdir", folder, timeout=_REMOVE_S)
             try:
-                done = with_progress(
-                    "bench", log, lambda: target.invoke("bench", *sizes, folder, env=env, timeout=timeout_s)
-                )
+                argv = ("bench", *sizes, folder)
+                done = with_progress("bench", log, lambda: target.invoke(*argv, env=env, timeout=timeout_s))
             finally:
                 for command in juicefs.removal(target.program, version, folder):
                     run(*command, timeout=_REMOVE_S)

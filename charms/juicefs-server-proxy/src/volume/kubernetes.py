@@ -23,11 +23,8 @@ _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 def export(target: Target, uuid: str, *, namespace: str, name: str, size: str) -> tuple[pathlib.Path, str]:
     """Write Secrets, StorageClass, PersistentVolume and -Claim into a file; return it, and all but the secrets.
 
-    The driver's mount pods run the same version of juicefs. `size` is what volume and claim state to hold; JuiceFS
-    takes no limit from it.
-
-    Raises:
-        ValueError: a name or the size is none that Kubernetes takes; the message names the parameter.
+    The driver's mount pods run the same version of juicefs. JuiceFS takes no limit from `size`. Raises `ValueError`,
+    which names the parameter, for a name or size that Kubernetes does not take.
     """
     for parameter, value in (("namespace", namespace), ("name", name)):
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", value):

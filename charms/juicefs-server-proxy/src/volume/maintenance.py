@@ -1,8 +1,4 @@
-"""Long commands on a volume and their reports, backups and their way back, quotas.
-
-Commands that can take long run beside a loop that logs how long they have been running. Their output, which holds names
-of files, is kept on the unit for root alone.
-"""
+"""Long commands on a volume and their reports, which root alone may read; backups, and restoring them; quotas."""
 
 import collections.abc
 import concurrent.futures
@@ -106,11 +102,9 @@ def run_long(target: Target, command: str, *arguments: str, timeout_s: float, lo
     folder = private(target.directory / "reports")
     report = folder / f"{command}-{_stamp()}-{os.getpid()}.log"  # another may begin this second
     log(f"{command} of volume {target.volume.name} started")
-    failure = None
+    failure, argv = None, (command, target.access.url, *arguments)
     try:
-        done = with_progress(
-            command, log, lambda: target.invoke(command, target.access.url, *arguments, timeout=timeout_s)
-        )
+        done = with_progress(command, log, lambda: target.invoke(*argv, timeout=timeout_s))
         output = done.stdout + done.stderr
     except CommandError as e:
         failure, output = e, e.stdout + e.stderr or f"{e}\n"

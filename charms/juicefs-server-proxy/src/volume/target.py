@@ -30,7 +30,7 @@ class Target:
         return format_journal.STATE_DIR / self.app
 
     def inspect(self) -> juicefs.Setting | None:
-        """Ask the engine for its volume; None when it reports that it has none. Raises as `juicefs.inspect` does."""
+        """Ask the engine for its volume, as `juicefs.inspect` does."""
         return juicefs.inspect(self.program, self.access)
 
     def invoke(
@@ -60,11 +60,7 @@ def install(app: str, resource: pathlib.Path | None) -> str:
 
 
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
-    """Write the files that juicefs must find for this volume.
-
-    Raises:
-        juicefs.JuicefsError: this program cannot use such an engine.
-    """
+    """Write the files that juicefs must find for this volume. Raises `juicefs.JuicefsError` where it cannot use it."""
     program = program_path(app)
     access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
     access.ensure_files()
