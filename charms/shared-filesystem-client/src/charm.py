@@ -93,10 +93,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         return judge.judge(plan, found)
 
     def _leave(self, _: ops.EventBase) -> None:
-        """Leave nothing here: this unit is going, and each of the hooks after this one may or may not come.
-
-        Nothing is reported to Juju, which may have deleted the unit already (4.0.15): then status-set fails.
-        """
+        """Remove all from this machine; report nothing to Juju, which may have deleted the unit already (4.0.15)."""
         self._unmount()
         readiness.withdraw(self.unit.name)
 

@@ -111,11 +111,7 @@ def quoted(argument: str) -> str:
 
 
 def environment_file(variables: dict[str, str]) -> str:
-    """Write variables as an EnvironmentFile (systemd.exec(5)).
-
-    Raises:
-        ValueError: a value has a line break or NUL in it; the message names the variable.
-    """
+    """Write variables as an EnvironmentFile (systemd.exec(5)). Raises `ValueError`, which names a wrong variable."""
     lines: list[str] = []
     for name, value in sorted(variables.items()):
         if any(character in value for character in "\0\r\n"):

@@ -19,11 +19,7 @@ _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
 
 
 def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
-    """Draw up the mount of a directory of a Ceph filesystem; the helper is installed already.
-
-    Raises `mount_plan.MountError` where this machine cannot mount it, or the helper would misread its description, and
-    `mount_plan.NotYetError` where a monitor's name cannot be resolved.
-    """
+    """Draw up the mount of a directory of a Ceph filesystem; the helper is installed already."""
     for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
             raise mount_plan.MountError(messages.CEPH_NAME.format(what=what))

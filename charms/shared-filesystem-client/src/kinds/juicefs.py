@@ -36,11 +36,7 @@ def program_path(app: str) -> pathlib.Path:
 def plan(
     spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, *, program_changed: bool
 ) -> mount_plan.Plan:
-    """Draw up the mount of a volume; the program is installed already.
-
-    Raises `mount_plan.MountError`, `juicefs.JuicefsError` or `CommandError` where machine or program cannot mount the
-    volume, and `presets.OptionError` where an option is not possible.
-    """
+    """Draw up the mount of a volume; the program is installed already."""
     check_fuse()
     version = juicefs.version(program_path(spec.app))
     maker = juicefs.parse_version(volume.version)
@@ -92,7 +88,7 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
     """Keep accounts from replacing the folder that is mounted, or one above it; log what is done.
 
     The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
-    each folder, before it is first mounted. Where it fails the mount is made nevertheless, and it is tried again.
+    each folder, before it is first mounted; where it fails, the mount is made nevertheless, and it is tried again.
     """
     subdir, note = _subdir(spec, volume), mount_plan.STATE / spec.app / "sticky"
     done = f"{volume.uuid} {subdir}\n"

@@ -32,10 +32,7 @@ LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only:
 def plan(
     spec: mount_plan.Spec, *, kind: Kind, source: str, options: presets.Options, **rest: typing.Any
 ) -> mount_plan.Plan:
-    """Draw up a mount unit; `rest` are further fields of the plan.
-
-    Raises `mount_plan.MountError` where the source cannot be written into a unit.
-    """
+    """Draw up a mount unit; `rest` are further fields of the plan."""
     if any(character.isspace() or not character.isprintable() for character in source):
         raise mount_plan.MountError(messages.SPACE_IN_SOURCE.format(kind=kind.name))
     flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}

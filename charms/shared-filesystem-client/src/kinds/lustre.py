@@ -67,10 +67,7 @@ class Package(typing.NamedTuple):
 
 
 def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
-    """Draw up the mount of a filesystem; install the client and configure LNet, except in a container.
-
-    Raises `mount_plan.MountError`, `mount_plan.NotYetError` or `CommandError` as `ensure_installed`.
-    """
+    """Draw up the mount of a filesystem; install the client and configure LNet, except in a container."""
     identifiers = nids(filesystem.nids)
     path = kernel.below("/", spec.subdirectory)
     source = f"{servers(identifiers)}:/{filesystem.fs_name}{path if path != '/' else ''}"
@@ -88,10 +85,7 @@ def plan(spec: mount_plan.Spec, filesystem: fs.Lustre) -> mount_plan.Plan:
 
 
 def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
-    """Normalise identifiers to what the kernel shows: `tcp0` is `tcp`, and an identifier without network is on it.
-
-    Raises `mount_plan.MountError` where one of them is no identifier.
-    """
+    """Normalise identifiers to what the kernel shows: `tcp0` is `tcp`, and an identifier without network is on it."""
     found: list[str] = []
     for text in texts:
         match = _NID.fullmatch(text if "@" in text else f"{text}@tcp")
@@ -117,10 +111,7 @@ def servers(identifiers: collections.abc.Sequence[str]) -> str:
 
 
 def resolve(preset: Preset, index: collections.abc.Iterable[Package], release: str) -> tuple[str, ...]:
-    """Choose what to give to `apt-get install` for a kernel.
-
-    Raises `mount_plan.MountError` where the index has nothing; the message names what it has for kernels close to it.
-    """
+    """Choose what to give to `apt-get install` for a kernel; an error names the kernels that the index has."""
     if preset.versioned:
         fitting = [(_numbers(match[1]), one) for one in index if (match := re.fullmatch(preset.versioned, one.name))]
         mine = [pair for pair in fitting if pair[1].version == release]
@@ -168,9 +159,7 @@ def check(config: mount_plan.Config) -> None:
 def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> None:
     """Have a client whose modules fit the running kernel; do nothing where one is there already, whoever installed it.
 
-    `mgs` is the address of the first management server, which EXAScaler's client comes from. Raises
-    `mount_plan.MountError` where there is none, `mount_plan.NotYetError` where the archive or the server does not
-    answer, and `CommandError` where apt failed.
+    `mgs` is the address of the first management server, which EXAScaler's client comes from.
     """
     release = release or os.uname().release
     if _has_modules(release):
@@ -195,10 +184,7 @@ def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> 
 
 
 def ensure_networks(config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool) -> None:
-    """Have LNet speak on the networks of the option, else of the servers, each on the interface that leads there.
-
-    Raises `mount_plan.MountError` where LNet runs with other networks and cannot change now.
-    """
+    """Have LNet speak on the networks of the option, else of the servers, each on the interface that leads there."""
     wanted = config.lnet_networks or derive_networks(identifiers)
     if not wanted:
         return

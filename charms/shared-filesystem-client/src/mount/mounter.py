@@ -32,9 +32,8 @@ _MOST_REASON = 300  # characters
 def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
     """Mount as planned for a Juju unit, now and at every boot; return a probe of the mount.
 
-    A mount that works and is in use stays with its users: see `pending`. Raises `juicefs.UnreachableError` where the
-    mount is not there and its servers do not answer (it comes when they do), `mount_plan.MountError` where something is
-    in the way, and `CommandError`.
+    A mount that works and is in use stays with its users: see `pending`. Raises `juicefs.UnreachableError` where it
+    needs a server that does not answer, `mount_plan.MountError` where something is in the way, and `CommandError`.
     """
     spec = plan.spec
     apt.ensure_packages(plan.packages)
@@ -200,10 +199,7 @@ def _prepare(plan: mount_plan.Plan) -> bool:
 
 
 def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: str) -> mounts.Result:
-    """Start the mount, or restart it where that can repair it and hurts nobody; return a probe of it afterwards.
-
-    Raises `juicefs.UnreachableError` where `silence` names a server that does not answer, and the mount needs it.
-    """
+    """Start the mount, or restart it where that can repair it and hurts nobody; return a probe of it afterwards."""
     mountpoint = plan.spec.mountpoint
     here = mounts.at(mountpoint)
     if silence and found.state in (mounts.State.HUNG, mounts.State.SLOW):
