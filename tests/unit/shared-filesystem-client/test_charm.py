@@ -31,7 +31,7 @@ def environment(plan: mount_plan.Plan) -> str:
     return plan.files[mount_plan.ETC / plan.spec.app / "environment"]
 
 
-def told(out: testing.State) -> str | None:
+def answered(out: testing.State) -> str | None:
     return out.get_relation(2).local_unit_data.get("mounted")
 
 
@@ -66,7 +66,7 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
 
 
 @pytest.mark.parametrize("event", ["created", "changed"])
-def test_the_provider_and_its_news_are_heard(site: Site, ready: testing.State, event: str):
+def test_a_change_of_the_provider_is_followed(site: Site, ready: testing.State, event: str):
     relation = ready.get_relation(1)
     assert site.ctx.run(getattr(site.ctx.on, f"relation_{event}")(relation), ready).unit_status == MOUNTED
 
@@ -320,7 +320,7 @@ def test_what_had_to_stay_at_removal_is_logged(site: Site, ready: testing.State)
     ],
     ids=lambda value: value.message[:40] if isinstance(value, ops.StatusBase) else "",
 )
-def test_what_is_missing_or_wrong_is_said(
+def test_what_is_missing_or_wrong_is_shown(
     site: Site,
     relations: list[testing.Relation],
     config: dict[str, typing.Any] | None,
@@ -353,7 +353,7 @@ def test_what_is_missing_or_wrong_is_said(
         ),
     ],
 )
-def test_what_fails_is_said_and_mends_itself(
+def test_what_fails_is_shown_and_recovers_by_itself(
     site: Site, ready: testing.State, error: Exception, status: ops.StatusBase
 ):
     site.mounter.error = error
@@ -449,15 +449,15 @@ def test_active_means_that_the_mount_works(
     state = dataclasses.replace(ready, relations={*ready.relations, relation})
     out = site.ctx.run(site.ctx.on.update_status(), state)
     assert out.unit_status == status
-    assert told(out) == ("true" if isinstance(status, ops.ActiveStatus) else "false")
+    assert answered(out) == ("true" if isinstance(status, ops.ActiveStatus) else "false")
 
 
 def test_a_root_that_was_repaired_is_logged(site: Site, ready: testing.State):
     site.mounter.look = mounts.Result(mounts.State.RIGHT, was_open=0o775)
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
-    said = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
-    assert said == ["/mnt/shared: the root had mode 0775, so others could replace what is in it: it has 1775 now"]
+    logged = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
+    assert logged == ["/mnt/shared: the root had mode 0775, so others could replace what is in it: it has 1775 now"]
 
 
 def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
@@ -472,8 +472,8 @@ def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
     for _ in range(2):
         out = site.ctx.run(site.ctx.on.config_changed(), out)
     assert site.mounter.looked_at[1:] == ["/team/a", "/team", "/"]
-    said = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
-    assert said == [f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")]
+    logged = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
+    assert logged == [f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")]
     other = dataclasses.replace(out, config={**out.config, "subdirectory": "b"})
     site.ctx.run(site.ctx.on.config_changed(), other)
     assert site.mounter.looked_at[4:] == ["/team/b", "/team", "/"]
@@ -482,12 +482,12 @@ def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
     assert len(site.mounter.looked_at) == 7
 
 
-def test_a_charm_beside_says_where_and_is_told_when_it_is_there(site: Site, secret: testing.Secret):
+def test_a_charm_beside_requests_a_mount_and_reads_when_it_is_there(site: Site, secret: testing.Secret):
     request = asked(mountpoint="/srv/slurmctld-statefs", noexec=True)
     state = site.state(offer(volume(secret)), request, config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_changed(request), state)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /srv/slurmctld-statefs")
-    assert told(out) == "true"
+    assert answered(out) == "true"
     plan = site.mounter.mounted
     assert plan is not None
     where = {"app": "shared-filesystem-client", "mountpoint": "/srv/slurmctld-statefs"}
@@ -498,7 +498,7 @@ def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret:
     state = site.state(offer(volume(secret)), asked(), config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_created(state.get_relation(2)), state)
     assert out.unit_status == testing.WaitingStatus("waiting for slurmctld to say where it needs a mount")
-    assert told(out) == "false"
+    assert answered(out) == "false"
 
 
 def test_two_places_are_a_contradiction(site: Site, ready: testing.State):
@@ -507,7 +507,7 @@ def test_two_places_are_a_contradiction(site: Site, ready: testing.State):
     assert out.unit_status == testing.BlockedStatus(
         "mountpoint: /mnt/shared is wanted, and /srv/other by slurmctld: reset the option"
     )
-    assert told(out) == "false"
+    assert answered(out) == "false"
 
 
 def test_a_request_in_unknown_words(site: Site, secret: testing.Secret):
@@ -566,7 +566,7 @@ def test_the_mount_goes_with_the_relation_to_the_machines_charm_since_no_later_h
     gone = site.ctx.run(site.ctx.on.relation_broken(out.get_relation(relation.id)), out)
     assert site.mounter.mounted is None
     assert not list(readiness.DIRECTORY.iterdir())
-    assert gone.unit_status == MOUNTED  # nothing is told to a Juju that may have deleted the unit
+    assert gone.unit_status == MOUNTED  # nothing is reported to a Juju that may have deleted the unit
     # Juju may still look at the unit before it stops it
     left = dataclasses.replace(gone, relations={one for one in gone.relations if one.id != relation.id})
     site.ctx.run(site.ctx.on.update_status(), left)
@@ -612,7 +612,7 @@ def test_an_unmount_that_fails_holds_up_no_removal(site: Site, ready: testing.St
     assert any("did not end within 120 s" in line.message for line in site.ctx.juju_log)
 
 
-def test_the_provider_is_told_what_this_charm_can_mount(site: Site):
+def test_what_this_charm_can_mount_is_published(site: Site):
     out = site.ctx.run(site.ctx.on.install(), site.state(offer(None)))
     assert fs.mounts_juicefs(out.get_relation(1).local_unit_data)
     for scheme in fs.SCHEMES.split(","):

@@ -157,7 +157,7 @@ def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_remount_is_refused_while_somebody_uses_it(bench: Bench):
+def test_remount_is_refused_while_a_process_uses_it(bench: Bench):
     bench.users = [[(12, "python3")]]
     assert bench.error("remount") == (
         "/mnt/shared is in use by python3 (12): drain the node and wait (wait=SECONDS), or take it away from them with "
@@ -175,7 +175,7 @@ def test_remount_waits_and_may_be_forced(bench: Bench):
     assert bench.site.mounter.remounts == 2
 
 
-def test_a_remount_that_does_not_come_is_told(bench: Bench):
+def test_a_remount_that_fails_is_reported(bench: Bench):
     bench.site.mounter.look = HUNG
     assert bench.error("remount") == f"{HUNG.detail}: the metadata engine refuses the user or password"
 

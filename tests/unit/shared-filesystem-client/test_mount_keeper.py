@@ -145,8 +145,8 @@ def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.
     rig.mounts.looks[MP] = mounts.Result(State.RIGHT, was_open=0o777 if is_ours else None)
     assert rig.tick().works
     assert rig.mounts.probes[-1]["sticky"] == is_ours
-    said = f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
-    assert capsys.readouterr().out == (said if is_ours else "")
+    shown = f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
+    assert capsys.readouterr().out == (shown if is_ours else "")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.
         (State.HUNG, {"hung_s": 900.0, "servers_answer": False}, Remedy.NOTHING),
     ],
 )
-def test_what_mends_a_mount(state: State, facts: dict[str, typing.Any], remedy: Remedy):
+def test_how_a_mount_is_repaired(state: State, facts: dict[str, typing.Any], remedy: Remedy):
     usual: dict[str, typing.Any] = {
         "ours": True,
         "in_use": False,
@@ -223,7 +223,7 @@ def test_of_stacked_mounts_in_use_the_first_stays(rig: Rig):
     assert rig.did("restart") == 0
 
 
-def test_a_foreign_mount_is_nobodys_to_take_away(rig: Rig):
+def test_a_foreign_mount_is_left_alone(rig: Rig):
     rig.mounts.table.clear()
     rig.mounts.add(MP, "tmpfs", "tmpfs")
     health = rig.tick(5)
@@ -367,7 +367,7 @@ def test_who_resumes_a_node_by_hand_is_not_overruled(rig: Rig):
     assert rig.node == "State=IDLE Reason="
 
 
-def test_a_drain_of_ours_that_somebody_took_over_stays(rig: Rig):
+def test_a_drain_of_ours_that_an_administrator_took_over_stays(rig: Rig):
     rig.comes_back = False
     rig.mounts.table.clear()
     assert rig.tick(6).drained
@@ -378,7 +378,7 @@ def test_a_drain_of_ours_that_somebody_took_over_stays(rig: Rig):
 
 
 @pytest.mark.parametrize("change", [{"drain": False}, {"node": ""}])
-def test_slurm_is_told_only_where_that_is_asked_for(rig: Rig, change: dict[str, typing.Any]):
+def test_the_node_is_drained_only_where_that_is_asked_for(rig: Rig, change: dict[str, typing.Any]):
     rig.watch = dataclasses.replace(rig.watch, **change)
     rig.comes_back = False
     rig.mounts.table.clear()
@@ -396,7 +396,7 @@ def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixtu
     assert rig.tick().drained
 
 
-def test_prometheus_is_told(rig: Rig):
+def test_the_metrics_for_prometheus(rig: Rig):
     (rig.folder / "textfiles").mkdir()
     rig.tick()
     text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
@@ -428,7 +428,7 @@ def test_without_a_watch_there_is_nothing_to_do(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"state": "right", "unknown": 1}', '{"state": [}'])
-def test_a_state_that_cannot_be_read_is_begun_anew(tmp_path: pathlib.Path, text: str):
+def test_a_state_that_cannot_be_read_starts_anew(tmp_path: pathlib.Path, text: str):
     (tmp_path / keeper.HEALTH).write_text(text)
     assert records.load(keeper.Health(), tmp_path / keeper.HEALTH).heals == 0
 
@@ -439,8 +439,8 @@ def test_of_a_group_of_servers_one_must_answer():
         with socket.create_server(("127.0.0.1", 0)) as other:
             dead = ("127.0.0.1", other.getsockname()[1])
         assert not keeper.unreachable([[dead, alive]])
-        said = keeper.unreachable([[alive], [dead]])
-    assert said == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
+        shown = keeper.unreachable([[alive], [dead]])
+    assert shown == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
 
 
 @pytest.mark.parametrize("speaks", [*keeper.GREETINGS, keeper.TLS])
@@ -458,8 +458,8 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         port = listener.getsockname()[1]
-        said = keeper.unreachable([[("127.0.0.1", port)]], speaks)
-        assert said == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
+        shown = keeper.unreachable([[("127.0.0.1", port)]], speaks)
+        assert shown == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
         assert not keeper.unreachable([[("127.0.0.1", port)]])
         server.join()
         for connection in held:
@@ -498,7 +498,7 @@ def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: R
     assert (need(rig)["boot"], need(rig)["mountpoint"]) == ("next", MP)
 
 
-def test_a_mount_that_does_not_come_after_a_reboot_keeps_jobs_away(rig: Rig):
+def test_a_mount_that_is_absent_after_a_reboot_keeps_jobs_away(rig: Rig):
     rig.tick()
     (rig.folder / "boot").write_text("next\n")
     rig.mounts.table.clear()

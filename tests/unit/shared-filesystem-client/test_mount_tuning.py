@@ -17,7 +17,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_value_of_ours_is_one_that_a_person_could_give(kind: str):
+def test_every_value_of_ours_is_one_that_the_operator_could_give(kind: str):
     table = KINDS[kind]
     for setting in itertools.chain(table.defaults, *table.profiles.values()):
         if setting.name in ("hard", "buffer-size"):  # always so; an option of the charm

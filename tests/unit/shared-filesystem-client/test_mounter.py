@@ -275,7 +275,7 @@ def test_a_read_only_folder_of_the_volume(rig: Rig):
         ),
     ],
 )
-def test_what_this_program_cannot_mount_is_said(
+def test_what_this_program_cannot_mount_is_named(
     rig: Rig, version: tuple[int, int, int], change: dict[str, str], message: str
 ):
     rig.version = version
@@ -435,7 +435,7 @@ def test_a_leftover_is_cleared_and_mounted_anew(rig: Rig, state: mounts.State):
     assert rig.machine.did("stop", UNIT) == 1
 
 
-def test_a_mount_that_somebody_took_away_comes_back(rig: Rig):
+def test_a_mount_that_was_removed_comes_back(rig: Rig):
     rig.ensure(rig.plan())
     rig.mounts.drop(rig.mountpoint)
     assert rig.ensure(rig.plan())
@@ -462,7 +462,7 @@ def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
     assert rig.machine.enabled == {UNIT, TIMER, STARTER}
 
 
-def test_a_hung_mount_is_not_taken_away(rig: Rig):
+def test_a_hung_mount_stays(rig: Rig):
     rig.ensure(rig.plan())
     rig.mounts.looks[rig.mountpoint] = mounts.Result(mounts.State.HUNG, "no answer")
     assert rig.ensure(rig.plan()).state is mounts.State.HUNG
