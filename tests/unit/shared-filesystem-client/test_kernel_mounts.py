@@ -383,7 +383,7 @@ def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, 
     table = lustre.PRESETS[preset]
     assert "https://" in table.line
     assert ("signed-by={keyring}" in table.line and table.key_url.startswith("https://")) or table.note
-    lustre._ensure_source(table, "")  # pyright: ignore[reportPrivateUsage]
+    lustre._read_index(table, "")  # pyright: ignore[reportPrivateUsage]
     assert "{" not in rig.line()
 
 

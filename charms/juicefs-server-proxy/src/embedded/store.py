@@ -110,7 +110,7 @@ def describe(directory: pathlib.Path) -> dict[str, str]:
 
 def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
     """Describe the volume that a unit with this address serves."""
-    bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
+    bucket = f"{fs.join_address(address, OBJECTS_PORT)}:/data/"
     engine = juicefs_access.Engine("redis", (fs.join_address(address, METADATA_PORT),), DATABASE)
     return spec.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
@@ -160,7 +160,7 @@ def ensure(settings: Settings) -> bool:
 
     sshd: dict[str, object] = {
         "app": app,
-        "binds": [f"{_bracketed(address)}:{OBJECTS_PORT}" for address in binds],
+        "binds": [fs.join_address(address, OBJECTS_PORT) for address in binds],
         "chroot": storage / "objects",
         "marker": storage / _MARKER,
         "config": config / "sshd_config",
@@ -343,10 +343,6 @@ def _is_taken(address: str, port: int) -> bool:
         except OSError as e:
             return e.errno == errno.EADDRINUSE
     return False
-
-
-def _bracketed(address: str) -> str:
-    return fs.join_address(address, None)
 
 
 def _size(count: int) -> str:

@@ -56,8 +56,9 @@ def below(path: str, subdirectory: str) -> str:
 def check(kind: Kind) -> None:
     """Raise `mount_plan.MountError` unless this machine's kernel lets us mount such a filesystem; load its module."""
     where = container()
-    if where and not _is_root_of_the_machine():
-        # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not)
+    # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not): root must
+    # be that of the machine's first one (user_namespaces(7))
+    if where and (PROC / "self" / "uid_map").read_text().split() != ["0", "0", "4294967295"]:
         raise mount_plan.MountError(messages.UNPRIVILEGED.format(kind=kind.name, container=where))
     if known(kind):
         return
@@ -79,8 +80,3 @@ def container() -> str:
     """Name the kind of container that this machine is; nothing when it is none."""
     found = run("/usr/bin/systemd-detect-virt", "--container", check=False, timeout=10)
     return found.stdout.strip() if found.returncode == 0 else ""
-
-
-def _is_root_of_the_machine() -> bool:
-    """Report whether root here is root in the machine's first user namespace (user_namespaces(7))."""
-    return (PROC / "self" / "uid_map").read_text().split() == ["0", "0", "4294967295"]

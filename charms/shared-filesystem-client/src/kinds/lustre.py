@@ -173,8 +173,7 @@ def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> 
         is_url = config.lustre_key.startswith("http")
         own = Preset(config.lustre_repository, config.lustre_key if is_url else "", config.lustre_packages.split())
         preset = PRESETS.get(config.lustre_repository, own)
-        listing = _ensure_source(preset, "" if is_url else config.lustre_key)
-        wanted = resolve(preset, _index(listing), release)
+        wanted = resolve(preset, _read_index(preset, "" if is_url else config.lustre_key), release)
         _apt("-y", "--no-install-recommends", "install", *wanted, timeout=1800)
     run("/usr/sbin/depmod", "-a", release, check=False)
     if not _has_modules(release):
@@ -226,8 +225,8 @@ def _interface_to(address: str) -> str:
     return ""
 
 
-def _ensure_source(preset: Preset, key: str) -> pathlib.Path:
-    """Write the archive's line and key, read its index; return the file with the line."""
+def _read_index(preset: Preset, key: str) -> list[Package]:
+    """Write the archive's line and key, and read which packages it has."""
     system, listing = platform.freedesktop_os_release(), SOURCES / f"{_NAME}.list"
     keyring = KEYRINGS / f"{_NAME}.{'gpg' if preset.key_url.endswith('.gpg') else 'asc'}"
     line = preset.line.replace("{codename}", system.get("VERSION_CODENAME", "")).replace("{keyring}", str(keyring))
@@ -239,11 +238,6 @@ def _ensure_source(preset: Preset, key: str) -> pathlib.Path:
             line = line.replace("deb ", f"deb [signed-by={keyring}] ", 1)
     files.ensure_file(listing, f"# Written by the charm shared-filesystem-client.\n{line}\n")
     _apt("update", listing=listing, timeout=300)
-    return listing
-
-
-def _index(listing: pathlib.Path) -> list[Package]:
-    """List an archive's packages."""
     names = _apt("indextargets", "--format", "$(FILENAME)", "Created-By: Packages", listing=listing).splitlines()
     texts = (run("/usr/lib/apt/apt-helper", "cat-file", name, timeout=120).stdout for name in names)
     return [package for text in texts for package in parse_index(text)]

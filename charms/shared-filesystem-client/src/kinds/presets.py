@@ -8,6 +8,7 @@ import typing
 import mount_messages as messages
 
 Options = dict[str, str]  # an option without a value has the empty one
+Rows = dict[str, list[str]]  # option -> its value, and why
 
 PROFILES = ("none", "dataset", "checkpoint", "tokens")
 _TABLES: dict[str, typing.Any] = tomllib.loads(pathlib.Path(__file__).with_name("options.toml").read_text())
@@ -19,31 +20,18 @@ class OptionError(ValueError):
     """An option of the user's is not possible. `str()` is one line that names it and what is possible."""
 
 
-class Setting(typing.NamedTuple):
-    """One option of a profile."""
-
-    name: str
-    value: str
-    why: str
-
-
 class Kind(typing.NamedTuple):
     """The options of one kind of filesystem."""
 
-    defaults: tuple[Setting, ...]
+    defaults: Rows
     allowed: dict[str, str]  # name -> what the value must match; empty: the option takes none
-    profiles: dict[str, tuple[Setting, ...]]
-
-
-def _settings(rows: dict[str, list[str]]) -> tuple[Setting, ...]:
-    return tuple(Setting(option, *row) for option, row in rows.items())
+    profiles: dict[str, Rows]
 
 
 def _kind(name: str) -> Kind:
     table = _TABLES[name]
     flags, numbers = dict.fromkeys(table["flags"].split(), ""), dict.fromkeys(table["numbers"].split(), r"\d{1,9}")
-    profiles = {profile: _settings(rows) for profile, rows in table.get("profiles", {}).items()}
-    return Kind(_settings(table.get("defaults", {})), flags | numbers | table["values"], profiles)
+    return Kind(table.get("defaults", {}), flags | numbers | table["values"], table.get("profiles", {}))
 
 
 NFS, CEPHFS, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "lustre", "juicefs"))
@@ -51,7 +39,7 @@ NFS, CEPHFS, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "lustre", "juicefs")
 
 def merge(kind: Kind, *, profile: str, given: str) -> Options:
     """Merge the defaults, over them the profile's options, over them those that the user gave; raises as `parse`."""
-    options = {one.name: one.value for one in (*kind.defaults, *kind.profiles.get(profile, ()))}
+    options = {option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()}
     for name, value in parse(kind, given).items():
         options.pop(_RIVALS.get(name, ""), None)
         options[name] = value
