@@ -31,7 +31,6 @@ OBJECTS_PORT = 2022
 ACCOUNT = "juicefs-objects"  # may log in to our SFTP server and to nothing else
 DATABASE = "1"  # of Redis
 _RESERVE_BYTES = 10 << 30  # of a disk, or a twentieth of it if that is less
-_render = functools.partial(templates.render, pathlib.Path(__file__).with_name("templates"))
 _START_S = 660.0  # Redis reads its whole log before it reports that it is ready
 
 _SSHD_DROPINS = pathlib.Path("/etc/ssh/sshd_config.d")
@@ -141,35 +140,27 @@ def ensure(settings: Settings) -> bool:
     changed |= _ensure_account(fs.reveal(credentials.secret_key))
     changed |= _ensure_directories(storage, synchronous=settings.synchronous)
     metadata, objects = unit_names(app)
-    config = target.CONFIG_DIR / app
-    binds = list(dict.fromkeys((settings.address, "127.0.0.1")))
-
-    redis: dict[str, object] = {
-        "app": app,
-        "binds": binds,
-        "port": METADATA_PORT,
-        "directory": storage / "metadata",
-        "marker": storage / _MARKER,
-        "config": config / "redis.conf",
-        "appendfsync": "always" if settings.synchronous else "everysec",
-        "password_sha256": hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
-    }
-    redis_conf = _render("redis.conf.j2", **redis)
-    new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
-    new_redis |= systemd.ensure_unit(metadata, _render("metadata.service.j2", **redis))
-
-    sshd: dict[str, object] = {
-        "app": app,
-        "binds": [fs.join_address(address, OBJECTS_PORT) for address in binds],
-        "chroot": storage / "objects",
-        "marker": storage / _MARKER,
-        "config": config / "sshd_config",
-        "host_key": _ensure_host_key(config),
-        "account": ACCOUNT,
-    }
-    new_sshd = files.ensure_file(config / "sshd_config", _render("sshd_config.j2", **sshd))
-    new_sshd |= systemd.ensure_unit(objects, _render("objects.service.j2", **sshd))
-    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", _render("sshd_dropin.conf.j2", **sshd)):
+    config, binds = target.CONFIG_DIR / app, list(dict.fromkeys((settings.address, "127.0.0.1")))
+    render = functools.partial(
+        templates.render,
+        pathlib.Path(__file__).with_name("templates"),
+        app=app,
+        config=config,
+        storage=storage,
+        marker=storage / _MARKER,
+        binds=binds,
+        metadata_port=METADATA_PORT,
+        appendfsync="always" if settings.synchronous else "everysec",
+        password_sha256=hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
+        objects_addresses=[fs.join_address(address, OBJECTS_PORT) for address in binds],
+        host_key=_ensure_host_key(config),
+        account=ACCOUNT,
+    )
+    new_redis = files.ensure_file(config / "redis.conf", render("redis.conf.j2"), mode=0o600, owner="redis")
+    new_redis |= systemd.ensure_unit(metadata, render("metadata.service.j2"))
+    new_sshd = files.ensure_file(config / "sshd_config", render("sshd_config.j2"))
+    new_sshd |= systemd.ensure_unit(objects, render("objects.service.j2"))
+    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", render("sshd_dropin.conf.j2")):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
     _ensure_running(metadata, METADATA_PORT, restart=new_redis)

@@ -21,7 +21,7 @@ _SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
 _SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
 _SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0  # for a connection; the second where the keeper has just got none
-_TURN_S = 30.0  # how long the keeper may take to finish its pass
+_TURN_S = 30.0  # how long the keeper may take to finish its pass; after that a hook goes on nevertheless
 _RELOAD_S = 20.0
 _SYSTEMCTL_S = 60.0
 _STOP_S = 90.0
@@ -41,7 +41,7 @@ def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
         pair = (rival.mountpoint, spec.mountpoint)
         if app != spec.app and (mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))):
             raise mount_plan.MountError(messages.RIVAL.format(app=app, mountpoint=rival.mountpoint))
-    with _turn(spec.app):
+    with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
         state = _write(plan, unit)
         seen = watching.recent(plan)
         watching.watch(plan, state)
@@ -64,7 +64,7 @@ def remount(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
     """Take the mount away, from whoever uses it too, and mount it as planned; return a probe of it."""
     state = states.load(plan.spec.app)
     if state is not None and state.unit == plan.unit:
-        with _turn(plan.spec.app):
+        with keeper.turn(mount_plan.STATE / plan.spec.app, patience=_TURN_S):
             _stop(plan.unit, uploads=bool(plan.caches))
             _clear(state)
     return ensure(plan, unit=unit)
@@ -110,7 +110,7 @@ def remove(app: str, *, unit: str) -> str:
     kept: list[str] = []
     if state is not None:
         others = tuple(user for user in state.users if user != unit)
-        with _turn(app):
+        with keeper.turn(mount_plan.STATE / app, patience=_TURN_S):
             if others:
                 state.saved(app, users=others)
                 watching.forget(app, unit)
@@ -126,11 +126,6 @@ def remove(app: str, *, unit: str) -> str:
         with contextlib.suppress(OSError):
             folder.rmdir()  # unless another application's lie there
     return messages.BLOCKS_KEPT.format(paths=" ".join(kept)) if kept else ""
-
-
-def _turn(app: str) -> contextlib.AbstractContextManager[bool]:
-    """Keep the keeper from acting meanwhile; where its pass does not end in time, go on nevertheless."""
-    return keeper.turn(mount_plan.STATE / app, patience=_TURN_S)
 
 
 def _write(plan: mount_plan.Plan, unit: str) -> states.State:
