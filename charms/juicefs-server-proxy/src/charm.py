@@ -16,7 +16,7 @@ from slurm_ddp import juicefs, trouble, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.run import CommandError
 from volume import actions, formatting, messages
-from volume.target import Target, install, open_target
+from volume.target import Target, Unit, install, open_target
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 60  # until what no event of Juju's announces is tried again
@@ -159,9 +159,9 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         action = actions.ACTIONS[action_name(event.handle.kind)]
         run_action(action, self._action_unit, event, within=self._explained())
 
-    def _action_unit(self) -> actions.Unit:
+    def _action_unit(self) -> Unit:
         ledger = Ledger(self)
-        return actions.Unit(
+        return Unit(
             name=self.unit.name,
             leads=self.unit.is_leader(),
             uuid=ledger.pinned.uuid,
