@@ -11,7 +11,7 @@ import mount_messages as messages
 import mount_plan
 from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
-from slurm_ddp import readiness, wake
+from slurm_ddp import mounts, readiness, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
@@ -82,7 +82,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _mount(self, plan: mount_plan.Plan) -> Status:
         """Mount as planned; return the status."""
-        if not mounter.is_mounted(plan):
+        if not mounts.at(plan.spec.mountpoint):
             text = messages.MOUNTING.format(source=plan.source, mountpoint=plan.spec.mountpoint)
             self.unit.status = ops.MaintenanceStatus(text)
         if plan.version:

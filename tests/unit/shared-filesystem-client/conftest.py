@@ -10,7 +10,7 @@ import mount_plan
 from kinds import juicefs as juicefs_kind
 from kinds import kernel, lustre
 from mount import mounter, states, watching
-from slurm_ddp import juicefs, readiness
+from slurm_ddp import juicefs, mounts, readiness
 
 
 @pytest.fixture
@@ -18,9 +18,10 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     """Return the charm with its real metadata, on a machine whose mounts are pretended."""
     double = FakeMounter()
     for module, names in {
-        mounter: ("ensure", "remount", "probe", "is_mounted", "pending", "reason", "remove"),
+        mounter: ("ensure", "remount", "probe", "pending", "reason", "remove"),
         watching: ("health", "proven", "wake_once_right"),
         states: ("metrics_port", "fstypes"),
+        mounts: ("at",),
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(double, name))

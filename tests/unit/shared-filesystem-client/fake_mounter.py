@@ -56,8 +56,9 @@ class FakeMounter:
             return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.spec.mountpoint}")
         return self.look
 
-    def is_mounted(self, plan: mount_plan.Plan) -> bool:
-        return self.mounted is not None
+    def at(self, path: str) -> list[mounts.Mount]:
+        mount = mounts.Mount(1, "0:1", path, "fuse.juicefs", "x", ("rw", "nosuid"))
+        return [mount] if self.mounted is not None else []
 
     def pending(self, plan: mount_plan.Plan) -> bool:
         return self.waits

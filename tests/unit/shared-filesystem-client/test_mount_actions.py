@@ -50,9 +50,6 @@ class Bench:
         monkeypatch.setattr(mount_plan, "CACHE", root / "cache")
         (root / "cache/shared-filesystem-client").mkdir(parents=True)
         monkeypatch.setattr(mounts, "users", self._users)
-        monkeypatch.setattr(
-            mounts, "at", lambda path: [mounts.Mount(1, "0:1", path, "fuse.juicefs", "x", ("rw", "nosuid"))]
-        )
         self.state = site.state(offer(volume()))
         site.ctx.run(site.ctx.on.config_changed(), self.state)
 
@@ -147,6 +144,16 @@ def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
     bench.site.mounter.look = mounts.Result(mounts.State.RIGHT)
     bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
     assert bench.error("warmup", path="datasets").startswith("a warm-up runs already: ")
+
+
+def test_warmup_ends_with_the_mount(bench: Bench):
+    def start(words: tuple[str, ...], _: str | None) -> str:
+        bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
+        bench.site.mounter.mounted = None
+        return ""
+
+    bench.machine.answers["systemd-run"] = start
+    assert bench.error("warmup", path="datasets") == "/mnt/shared was unmounted meanwhile"
 
 
 def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch):

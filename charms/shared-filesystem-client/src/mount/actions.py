@@ -109,7 +109,7 @@ def _warmup(mount: Mount, wanted: _Warmup, log: Log) -> Results:
             systemd.stop(name)
             break
         progress.show(f"{_used_mib(plan.caches) - before:+.0f} MiB in the cache")
-        if not mounter.is_mounted(plan):
+        if not mounts.at(plan.spec.mountpoint):
             raise ActionError(messages.UNMOUNTED.format(mountpoint=plan.spec.mountpoint))
         time.sleep(0.5)
     output = systemd.journal(name, lines=1).strip()[-200:] or messages.NO_REASON

@@ -99,11 +99,6 @@ def probe(plan: mount_plan.Plan, *, deadline: float = _PROBE_S) -> mounts.Result
     )
 
 
-def is_mounted(plan: mount_plan.Plan) -> bool:
-    """Report whether anything is mounted where the plan says; asks the kernel's table alone, which never waits."""
-    return bool(mounts.at(plan.spec.mountpoint))
-
-
 def remove(app: str, *, unit: str) -> str:
     """Unmount and remove all of the application, unless another unit wants the mount; return what had to stay."""
     state = states.load(app)
