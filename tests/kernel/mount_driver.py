@@ -30,7 +30,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     try:
         with judge.explained(app):
             plan = plans.draw(
-                plans.spec(app, config, []),
+                plans.spec(f"{app}/0", config, []),
                 "proxy",
                 asked["uri"],
                 read_secret=lambda identifier: asked.get("secret", {}),
@@ -38,7 +38,7 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
             )
             if asked["do"] == "draw":
                 return written(plan)
-            verdict = judge.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
+            verdict = judge.judge(plan, mounter.ensure(plan))
     except StatusError as e:
         verdict = e.status
     return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}

@@ -87,7 +87,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             self.unit.status = ops.MaintenanceStatus(text)
         if plan.version:
             self.unit.set_workload_version(plan.version)
-        found = mounter.ensure(plan, unit=self.unit.name)
+        found = mounter.ensure(plan)
         if found.was_open is not None:
             _log.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
         return judge.judge(plan, found)
@@ -108,7 +108,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]
         within = judge.explained(self.app.name)
-        run_action(action, lambda: actions.Mount(self._plan(None), self.unit.name), event, within=within)
+        run_action(action, lambda: self._plan(None), event, within=within)
 
     def _plan(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
         """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
@@ -118,7 +118,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         with config_errors():
             config = self.load_config(mount_plan.Config)
         requests = [(one.app.name, one.data[one.app]) for one in self._beside("mount")]
-        spec = plans.spec(self.app.name, config, requests)
+        spec = plans.spec(self.unit.name, config, requests)
         provider, uri = relation.app.name, relation.data[relation.app].get(fs.KEY)
 
         def read_secret(identifier: str) -> dict[str, str]:

@@ -60,6 +60,7 @@ class Spec(Config, frozen=True):
     """The options of an application, with what the charm beside it asks for."""
 
     app: str  # names the files and units
+    wanted_by: str = ""  # the Juju unit; one for each principal on the machine
 
 
 @dataclasses.dataclass(frozen=True)

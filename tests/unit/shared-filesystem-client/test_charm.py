@@ -18,6 +18,7 @@ from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
 
 CONTENT = {"meta-password": "topSecret1", "access-key": "juicefs-objects", "secret-key": "topSecret2"}
+WHERE = {"app": "shared-filesystem-client", "wanted_by": "shared-filesystem-client/0", "metrics_port": 9567}
 MOUNTED = testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
 
 
@@ -56,7 +57,7 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert out.workload_version == "1.3.1"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec(app="shared-filesystem-client", mountpoint="/mnt/shared", metrics_port=9567)
+    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/mnt/shared"})
     assert plan.unit == "juicefs-shared-filesystem-client.service"
     assert (plan.fstypes, plan.source) == (("fuse.juicefs",), "JuiceFS:shared")
     assert plan.servers == ((("10.0.0.5", 6379),), (("10.0.0.5", 2022),))
@@ -106,8 +107,8 @@ def test_options_reach_the_mount(site: Site, secret: testing.Secret):
     site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
     plan = site.mounter.mounted
     assert plan is not None
-    assert (plan.spec.app, plan.spec.mountpoint) == ("shared-filesystem-client", "/data")
-    assert plan.spec.read_only and plan.spec.noexec
+    options = {"read_only": True, "noexec": True, "cache_size": "0", "buffer_size": 1024}
+    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/data"} | options)
     for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
         assert f" {argument} " in plan.unit_text
 
@@ -490,8 +491,7 @@ def test_a_charm_beside_requests_a_mount_and_reads_when_it_is_there(site: Site, 
     assert answered(out) == "true"
     plan = site.mounter.mounted
     assert plan is not None
-    where = {"app": "shared-filesystem-client", "mountpoint": "/srv/slurmctld-statefs"}
-    assert plan.spec == mount_plan.Spec.model_validate(where | {"noexec": True, "metrics_port": 9567})
+    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/srv/slurmctld-statefs", "noexec": True})
 
 
 def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret: testing.Secret):

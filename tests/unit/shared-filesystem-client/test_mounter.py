@@ -83,7 +83,7 @@ class Rig:
         return nfs.plan(wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1]))
 
     def ensure(self, plan: mount_plan.Plan, unit: str = "client/0") -> mounts.Result:
-        return mounter.ensure(plan, unit=unit)
+        return mounter.ensure(dataclasses.replace(plan, spec=plan.spec.model_copy(update={"wanted_by": unit})))
 
     def snapshot(self) -> dict[str, tuple[int, bytes]]:
         return {

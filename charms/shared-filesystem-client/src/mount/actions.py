@@ -1,7 +1,6 @@
 """The actions. Each ends by its deadline, shows its progress, and leaves the mount as it found it."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -39,14 +38,6 @@ class _Benchmark(Parameters, frozen=True):
     deadline: int = pydantic.Field(default=600, ge=30, le=7200)
 
 
-@dataclasses.dataclass(frozen=True)
-class Mount:
-    """What the actions work on: the mount, for this unit."""
-
-    plan: mount_plan.Plan
-    unit: str
-
-
 class _Progress:
     """Shows a line every ten seconds."""
 
@@ -63,8 +54,7 @@ class _Progress:
             self._log(f"{self.seconds:.0f} s: {text}")
 
 
-def _status(mount: Mount, _: Parameters, _log: Log) -> Results:
-    plan = mount.plan
+def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
     found, seen = mounter.probe(plan), watching.health(plan.spec.app)
     here = mounts.at(plan.spec.mountpoint)
     results = {
@@ -89,8 +79,7 @@ def _status(mount: Mount, _: Parameters, _log: Log) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(mount: Mount, wanted: _Warmup, log: Log) -> Results:
-    plan = mount.plan
+def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
     if not plan.caches:
         raise ActionError(messages.NO_CACHE)
     path = _inside(plan, wanted.path)
@@ -124,8 +113,8 @@ def _warmup(mount: Mount, wanted: _Warmup, log: Log) -> Results:
     }
 
 
-def _remount(mount: Mount, wanted: _Remount, log: Log) -> Results:
-    plan, progress = mount.plan, _Progress(log)
+def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
+    progress = _Progress(log)
     while users := mounts.users(plan.spec.mountpoint):
         if progress.seconds >= wanted.wait:
             break
@@ -134,14 +123,13 @@ def _remount(mount: Mount, wanted: _Remount, log: Log) -> Results:
     if users and not wanted.force:
         raise ActionError(messages.IN_USE.format(mountpoint=plan.spec.mountpoint, users=_named(users)))
     log(f"mounting {plan.source} anew")
-    found = mounter.remount(plan, unit=mount.unit)
+    found = mounter.remount(plan)
     if not found:
         raise ActionError(f"{found.detail}: {mounter.reason(plan)}")
     return {"state": found.state.value, "seconds": f"{progress.seconds:.1f}"}
 
 
-def _benchmark(mount: Mount, wanted: _Benchmark, log: Log) -> Results:
-    plan = mount.plan
+def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
     if plan.spec.read_only:
         raise ActionError(messages.READ_ONLY)
     _check_works(plan)
@@ -256,7 +244,7 @@ def _disks(caches: tuple[pathlib.Path, ...]) -> str:
     return "; ".join(texts)
 
 
-ACTIONS: dict[str, Action[Mount]] = {
+ACTIONS: dict[str, Action[mount_plan.Plan]] = {
     "status": Action(Parameters, _status),
     "warmup": Action(_Warmup, _warmup),
     "remount": Action(_Remount, _remount),

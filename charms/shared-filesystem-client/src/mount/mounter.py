@@ -29,8 +29,8 @@ _UPLOAD_S = 600.0  # how long a removal waits for what JuiceFS has yet to upload
 _MOST_REASON = 300  # characters
 
 
-def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
-    """Mount as planned for a Juju unit, now and at every boot; return a probe of the mount.
+def ensure(plan: mount_plan.Plan) -> mounts.Result:
+    """Mount as planned, now and at every boot; return a probe of the mount.
 
     A mount that works and is in use stays with its users: see `pending`. Raises `juicefs.UnreachableError` where it
     needs a server that does not answer, `mount_plan.MountError` where something is in the way, and `CommandError`.
@@ -42,7 +42,7 @@ def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
         if app != spec.app and (mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))):
             raise mount_plan.MountError(messages.RIVAL.format(app=app, mountpoint=rival.mountpoint))
     with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
-        state = _write(plan, unit)
+        state = _write(plan)
         seen = watching.recent(plan)
         watching.watch(plan, state)
         silence = keeper.unreachable(plan.servers, timeout=_SERVER_AGAIN_S if seen.down else _SERVER_S)
@@ -60,14 +60,14 @@ def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
         return found
 
 
-def remount(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
+def remount(plan: mount_plan.Plan) -> mounts.Result:
     """Take the mount away, from whoever uses it too, and mount it as planned; return a probe of it."""
     state = states.load(plan.spec.app)
     if state is not None and state.unit == plan.unit:
         with keeper.turn(mount_plan.STATE / plan.spec.app, patience=_TURN_S):
             _stop(plan.unit, uploads=bool(plan.caches))
             _clear(state)
-    return ensure(plan, unit=unit)
+    return ensure(plan)
 
 
 def pending(plan: mount_plan.Plan) -> bool:
@@ -123,7 +123,7 @@ def remove(app: str, *, unit: str) -> str:
     return messages.BLOCKS_KEPT.format(paths=" ".join(kept)) if kept else ""
 
 
-def _write(plan: mount_plan.Plan, unit: str) -> states.State:
+def _write(plan: mount_plan.Plan) -> states.State:
     """Write all that the mount needs, and when a running mount became out of date by that."""
     app = plan.spec.app
     state = states.load(app)
@@ -134,7 +134,7 @@ def _write(plan: mount_plan.Plan, unit: str) -> states.State:
     state = state.saved(  # before anything is written that it helps to remove
         app,
         made_mountpoint=_prepare(plan) or state.made_mountpoint,
-        users=tuple(sorted({unit, *state.users})),
+        users=tuple(sorted({plan.spec.wanted_by, *state.users})),
         sources=_united(state.sources, plan.sources),
         files=_united(state.files, plan.files),
         caches=_united(state.caches, plan.caches),

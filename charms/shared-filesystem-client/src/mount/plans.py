@@ -18,7 +18,7 @@ ReadSecret = collections.abc.Callable[[str], dict[str, str]]  # raises StatusErr
 Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource; None where there is none
 
 
-def spec(app: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
+def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
     """Decide where and how to mount: as the charm behind `mount` asks, else as the options say.
 
     `requests` are the names and databags of the charms that may ask. Raises `StatusError` where something is missing,
@@ -26,7 +26,8 @@ def spec(app: str, config: mount_plan.Config, requests: Requests) -> mount_plan.
     """
     with config_errors():
         _check(config)
-    spec = mount_plan.Spec(app=app, **config.model_dump())
+    app = unit.partition("/")[0]
+    spec = mount_plan.Spec(app=app, wanted_by=unit, **config.model_dump())
     for name, databag in requests:
         try:
             request = mount_info.load(databag)
