@@ -169,13 +169,13 @@ def ensure(settings: Settings) -> bool:
 
 
 def is_running(settings: Settings) -> bool:
-    """Whether both servers run and listen at the unit's address."""
+    """Report whether both servers run and listen at the unit's address."""
     listen = (_is_taken(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
     return all(map(systemd.is_active, unit_names(settings.app))) and all(listen)
 
 
 def is_enabled(app: str) -> bool:
-    """Whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
+    """Report whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
     return systemd.is_enabled(unit_names(app)[0])
 
 
@@ -194,7 +194,7 @@ def connected() -> tuple[str, ...]:
 
 
 def is_durable(directory: pathlib.Path) -> bool:
-    """Whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
+    """Report whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
     data = directory / "objects" / "data"
     if not _is_synchronous(data):
         return False
@@ -326,7 +326,7 @@ def _is_synchronous(directory: pathlib.Path) -> bool:
 
 
 def _is_taken(address: str, port: int) -> bool:
-    """Whether a program listens there, found without connecting: sshd counts connections that end without a login."""
+    """Report whether a program listens there, without connecting: sshd counts connections that end without a login."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

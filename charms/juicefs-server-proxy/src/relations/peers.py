@@ -28,7 +28,7 @@ class Pinned(pydantic.BaseModel, frozen=True):
 
     @property
     def may_move(self) -> bool:
-        """Whether no client can have written to the volume yet: then it may still become another one."""
+        """Report whether no client can have written to the volume yet: then it may still become another one."""
         return self.offered is None
 
 
@@ -46,12 +46,12 @@ class Ledger:
 
     @property
     def pinned(self) -> Pinned:
-        """What is pinned."""
+        """Read what is pinned."""
         return self._relation.load(Pinned, self._app)
 
     @property
     def is_server(self) -> bool:
-        """Whether this unit's storage holds the volume."""
+        """Report whether this unit's storage holds the volume."""
         return self.pinned.server == self._unit.name
 
     def pin(self, **fields: str | None) -> None:

@@ -33,7 +33,7 @@ def record(app: str, url: str, name: str) -> None:
 
 
 def has(app: str, url: str, name: str) -> bool:
-    """Whether formatting of this volume began here, and Juju may not have kept it."""
+    """Report whether formatting of this volume began here, and Juju may not have kept it."""
     path = STATE_DIR / app / _BEGAN
     return path.is_file() and path.read_text(errors="replace") == f"{url}\n{name}\n"
 

@@ -26,7 +26,7 @@ class Target:
 
     @property
     def directory(self) -> pathlib.Path:
-        """Where the application keeps reports, backups and exports."""
+        """Locate the application's reports, backups and exports."""
         return format_journal.STATE_DIR / self.app
 
     def inspect(self) -> juicefs.Setting | None:
@@ -61,7 +61,7 @@ class Unit:
 
 
 def program_path(app: str) -> pathlib.Path:
-    """Where an application's copy of juicefs lies."""
+    """Locate an application's copy of juicefs."""
     return PROGRAM_DIR / app / "juicefs"
 
 
