@@ -210,6 +210,24 @@ def test_the_second_time_nothing_is_touched(rig: Rig):
         assert name in reading or f"{name} {call[1]}" in reading, call
 
 
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        (None, socket.gethostname().partition(".")[0]),
+        ("SLURMD_OPTIONS=\"--conf-server ctl:6817 --conf 'gres=gpu:1' \"\n", socket.gethostname().partition(".")[0]),
+        ('SLURMD_OPTIONS="-N slurmd-0 --conf-server ctl:6817"\n', "slurmd-0"),
+        ("SLURMD_OPTIONS=--foo-No -Nslurmd-1\n", "slurmd-1"),
+    ],
+)
+def test_the_keeper_gets_the_name_of_the_node(rig: Rig, monkeypatch: pytest.MonkeyPatch, text: str | None, node: str):
+    defaults = rig.root / "slurmd"
+    monkeypatch.setattr(watching, "_SLURMD_DEFAULTS", defaults)
+    if text is not None:
+        defaults.write_text(text)
+    rig.ensure(rig.plan())
+    assert records.read(keeper.Watch, mount_plan.STATE / "client" / keeper.WATCH).node == node
+
+
 def test_where_there_is_no_slurm_there_is_no_dropin(rig: Rig):
     rig.machine.units.clear()
     rig.ensure(rig.plan())

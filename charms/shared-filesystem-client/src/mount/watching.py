@@ -124,8 +124,5 @@ def _node() -> str:
     """Return this machine's name in Slurm; nothing where it runs no jobs."""
     if not systemd.exists(SLURMD):
         return ""
-    with contextlib.suppress(OSError):
-        named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", _SLURMD_DEFAULTS.read_text())
-        if named:
-            return named[1]
-    return socket.gethostname().partition(".")[0]
+    named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", files.read(_SLURMD_DEFAULTS))
+    return named[1] if named else socket.gethostname().partition(".")[0]
