@@ -1,12 +1,10 @@
 """Who has a volume mounted that this unit serves."""
 
 import collections.abc
-import contextlib
 import time
 
 import embedded.store
 from slurm_ddp import juicefs
-from slurm_ddp.charm import StatusError
 from slurm_ddp.run import CommandError
 from volume import messages, spec, target
 
@@ -21,15 +19,6 @@ class RemovalRefusedError(Exception):
 
     def __init__(self, app: str, problem: str, remedy: str) -> None:
         super().__init__(messages.REFUSED.format(app=app, problem=problem, remedy=remedy))
-
-
-@contextlib.contextmanager
-def refusing(app: str) -> collections.abc.Generator[None]:
-    """Raise `RemovalRefusedError` for a `StatusError` inside: the servers cannot be asked who uses the volume."""
-    try:
-        yield
-    except StatusError as e:
-        raise RemovalRefusedError(app, messages.UNKNOWN_CLIENTS.format(problem=e), "resolve that") from e
 
 
 def await_none(
