@@ -82,7 +82,7 @@ class Machine:
             case "daemon-reload" | "reset-failed" | "try-reload-or-restart" | "reload":
                 return None
             case "is-active":
-                return Completed(0 if names[0] in self.active else 3, "", "")
+                return Completed(0, "active\n", "") if names[0] in self.active else Completed(3, "inactive\n", "")
             case "is-enabled":
                 return Completed(0 if names[0] in self.enabled else 1, "", "")
             case "is-failed":

@@ -15,7 +15,7 @@ sys.path[:0] = [
 ]
 
 import mount_plan  # noqa: E402
-from mount import judge, mounter, plans, settings  # noqa: E402
+from mount import judge, mounter, plans  # noqa: E402
 from slurm_ddp import files, mounts, systemd  # noqa: E402
 from slurm_ddp.charm import StatusError  # noqa: E402
 
@@ -27,19 +27,18 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
     if asked["do"] == "remove":
         return {"kept": mounter.remove(app, unit=f"{app}/0")}
     config = mount_plan.Config(**asked.get("config", {}))
-    offer = plans.Offer(
-        provider="proxy",
-        uri=asked["uri"],
-        read_secret=lambda identifier: asked.get("secret", {}),
-        fetch_program=lambda: None,
-    )
     try:
         with judge.explained(app):
-            spec = settings.spec(app, config, [])
-            plan = plans.draw(offer, spec, config)
+            plan = plans.draw(
+                plans.spec(f"{app}/0", config, []),
+                "proxy",
+                asked["uri"],
+                read_secret=lambda identifier: asked.get("secret", {}),
+                fetch_program=lambda: None,
+            )
             if asked["do"] == "draw":
                 return written(plan)
-            verdict = judge.judge(plan, mounter.ensure(plan, unit=f"{app}/0"))
+            verdict = judge.judge(plan, mounter.ensure(plan))
     except StatusError as e:
         verdict = e.status
     return {"level": verdict.level, "text": verdict.text, "seconds": time.monotonic() - begin}
@@ -47,9 +46,8 @@ def hook(asked: dict[str, typing.Any]) -> dict[str, typing.Any]:
 
 def written(plan: mount_plan.Plan) -> dict[str, typing.Any]:
     """Write what the plan's unit needs, and the unit, without starting it; return what they are."""
-    for file in plan.files:
-        file.path.parent.mkdir(parents=True, exist_ok=True)
-        files.ensure_file(file.path, file.text, mode=file.mode)
+    for path, text in plan.files.items():
+        files.ensure_file(path, text, mode=0o600)
     systemd.ensure_unit(plan.unit, plan.unit_text)
     return {"unit": plan.unit, "source": plan.source, "aliases": plan.aliases, "secrets": plan.secrets}
 

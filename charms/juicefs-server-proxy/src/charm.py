@@ -16,7 +16,7 @@ from slurm_ddp import juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.run import CommandError
 from volume import actions, formatting, messages
-from volume.target import Target, install, open_target
+from volume.target import Target, Unit, install, open_target
 
 _log = logging.getLogger(__name__)
 _AGAIN_S = 60  # until what no event of Juju's announces is tried again
@@ -139,11 +139,14 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def _on_volume_storage_detaching(self, _: ops.StorageDetachingEvent) -> None:
         if embedded.store.is_enabled(self.app.name) and not self.config["allow-removal"]:
-            with embedded.users.refusing(self.app.name):
+            try:
                 ledger = Ledger(self)
                 if not ledger.pinned.may_move:
                     clients = [relation.app.name for relation in self.model.relations[ENDPOINT]]
                     embedded.users.await_none(Sources(self).settings(ledger), clients, self._show_progress)
+            except StatusError as e:  # then the servers cannot be asked
+                problem = messages.UNKNOWN_CLIENTS.format(problem=e)
+                raise embedded.users.RemovalRefusedError(self.app.name, problem, "resolve that") from e
         embedded.store.stop(self.app.name)
         self._status = Status(Level.MAINTENANCE, messages.STOPPED)
 
@@ -159,16 +162,15 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         action = actions.ACTIONS[action_name(event.handle.kind)]
         run_action(action, self._action_unit, event, within=self._explained())
 
-    def _action_unit(self) -> actions.Unit:
-        ledger = Ledger(self)
-        return actions.Unit(
+    def _action_unit(self) -> Unit:
+        return Unit(
             name=self.unit.name,
             leads=self.unit.is_leader(),
-            uuid=ledger.pinned.uuid,
+            uuid=Ledger(self).pinned.uuid,
             target=self._target,
             verify=self._verify,
             storage=self._describe_storage,
-            pin=lambda uuid: ledger.pin(uuid=uuid),
+            pin=lambda uuid: Ledger(self).pin(uuid=uuid),
         )
 
     def _describe_storage(self) -> dict[str, str]:

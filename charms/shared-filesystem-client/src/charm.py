@@ -3,17 +3,16 @@
 
 import contextlib
 import logging
-import os
 import pathlib
 
 import ops
 
 import mount_messages as messages
 import mount_plan
-from mount import actions, judge, mounter, plans, settings, watching
+from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
-from slurm_ddp import readiness, wake
-from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, run_action
+from slurm_ddp import mounts, readiness, wake
+from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError
@@ -68,9 +67,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         # What keeps a new plan from being drawn keeps no job from a mount that works
         proven = watching.proven(self.app.name) if mountpoint is None else None
         if isinstance(event, ops.RelationBrokenEvent) and event.relation.name == "filesystem":
-            readiness.withdraw(
-                self.unit.name
-            )  # this may be the last hook: a file left behind would keep the node drained
+            # This may be the last hook: a file left behind would keep the node drained
+            readiness.withdraw(self.unit.name)
         else:
             ready, where = mounted or bool(proven), mountpoint or proven
             readiness.tell(self.unit.name, ready=ready, mountpoint=where, detail=self._status.text)
@@ -84,31 +82,24 @@ class SharedFilesystemClientCharm(ops.CharmBase):
 
     def _mount(self, plan: mount_plan.Plan) -> Status:
         """Mount as planned; return the status."""
-        if not mounter.is_mounted(plan):
+        if not mounts.at(plan.spec.mountpoint):
             text = messages.MOUNTING.format(source=plan.source, mountpoint=plan.spec.mountpoint)
             self.unit.status = ops.MaintenanceStatus(text)
         if plan.version:
             self.unit.set_workload_version(plan.version)
-        found = mounter.ensure(plan, unit=self.unit.name)
+        found = mounter.ensure(plan)
         if found.was_open is not None:
             _log.warning("%s: %s", plan.spec.mountpoint, keeper.made_sticky(found.was_open))
         return judge.judge(plan, found)
 
     def _leave(self, _: ops.EventBase) -> None:
-        """Leave nothing here: this unit is going, and each of the hooks after this one may or may not come.
-
-        Nothing is reported to Juju, which may have deleted the unit already (4.0.15): then status-set fails.
-        """
+        """Remove all from this machine; report nothing to Juju, which may have deleted the unit already (4.0.15)."""
         self._unmount()
         readiness.withdraw(self.unit.name)
 
     def _beside(self, endpoint: str) -> list[ops.Relation]:
-        """List the relations of a container-scoped endpoint to this unit's principal.
-
-        Juju 4 also shows a subordinate those of other machines' principals.
-        """
-        app = os.environ.get("JUJU_PRINCIPAL_UNIT", "").partition("/")[0]
-        return [relation for relation in self.model.relations[endpoint] if app in ("", relation.app.name)]
+        """List the relations of a container-scoped endpoint to this unit's principal."""
+        return [relation for relation in self.model.relations[endpoint] if is_principal(relation.app.name)]
 
     def _on_collect_unit_status(self, event: ops.CollectStatusEvent) -> None:
         if self._status is not None:
@@ -117,7 +108,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]
         within = judge.explained(self.app.name)
-        run_action(action, lambda: actions.Mount(self._plan(None), self.unit.name), event, within=within)
+        run_action(action, lambda: self._plan(None), event, within=within)
 
     def _plan(self, fetch_program: plans.Fetch | None) -> mount_plan.Plan:
         """Draw up the mount that should be here; without `fetch_program` for the program that is installed."""
@@ -127,9 +118,16 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         with config_errors():
             config = self.load_config(mount_plan.Config)
         requests = [(one.app.name, one.data[one.app]) for one in self._beside("mount")]
-        spec = settings.spec(self.app.name, config, requests)
-        uri = relation.data[relation.app].get(fs.KEY)
-        return plans.draw(plans.Offer(relation.app.name, uri, self._read_secret, fetch_program), spec, config)
+        spec = plans.spec(self.unit.name, config, requests)
+        provider, uri = relation.app.name, relation.data[relation.app].get(fs.KEY)
+
+        def read_secret(identifier: str) -> dict[str, str]:
+            try:
+                return self.model.get_secret(id=identifier).get_content(refresh=True)
+            except ops.ModelError as e:  # it is not granted (yet), or was removed
+                raise StatusError(Level.WAITING, messages.NO_GRANT.format(app=provider), retry=True) from e
+
+        return plans.draw(spec, provider, uri, read_secret=read_secret, fetch_program=fetch_program)
 
     def _unmount(self) -> None:
         try:
@@ -138,12 +136,6 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             kept = str(e)
         if kept:
             _log.warning("%s", kept)
-
-    def _read_secret(self, identifier: str) -> dict[str, str]:
-        try:
-            return self.model.get_secret(id=identifier).get_content(refresh=True)
-        except ops.ModelError as e:
-            raise plans.SecretsError from e
 
     def _fetch_program(self) -> pathlib.Path | None:
         with contextlib.suppress(ops.ModelError):  # none was attached

@@ -1,23 +1,20 @@
-"""A mount, whatever its filesystem: the options (`Config`), what is asked for (`Spec`), what making it takes (`Plan`).
-
-`kinds/` draws up plans; `mount/` makes, judges and removes what they describe.
-"""
+"""A mount, whatever its filesystem: the options (`Config`, `Spec`), and the `Plan` that kinds/ makes for mount/."""
 
 import dataclasses
+import functools
 import pathlib
 import re
 import typing
 
-import jinja2
 import pydantic
 
 import mount_messages as messages
+from slurm_ddp import templates
 
 ETC = pathlib.Path("/etc/slurm-ddp")
 LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
 STATE = pathlib.Path("/var/lib/slurm-ddp")
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
-_TEMPLATES = pathlib.Path(__file__).parent / "templates"
 # Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the second
 _SYSTEM = {"/", "/media", "/mnt", "/tmp", "/var"}  # noqa: S108 - compared, not used
 _SYSTEM_TREES = tuple(
@@ -25,6 +22,7 @@ _SYSTEM_TREES = tuple(
 )
 
 Stripped = typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True)]
+render = functools.partial(templates.render, pathlib.Path(__file__).with_name("templates"))
 Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one must answer
 
 
@@ -58,27 +56,11 @@ class Config(pydantic.BaseModel, frozen=True):
     lnet_networks: Stripped = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Spec:
-    """What was asked for, whatever the filesystem is."""
+class Spec(Config, frozen=True):
+    """The options of an application, with what the charm beside it asks for."""
 
     app: str  # names the files and units
-    mountpoint: str
-    read_only: bool = False
-    noexec: bool = False
-    subdirectory: str = ""
-    profile: str = "none"
-    mount_options: str = ""
-    drain: bool = False  # the node in Slurm while the mount is broken
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """A file that the mount needs."""
-
-    path: pathlib.Path
-    text: str = dataclasses.field(repr=False)
-    mode: int = 0o644
+    wanted_by: str = ""  # the Juju unit; one for each principal on the machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +75,10 @@ class Plan:
     servers: tuple[Servers, ...]
     speaks: str = ""  # the protocol of the first group: keeper.GREETINGS
     packages: tuple[str, ...] = ()
-    environment: str | None = dataclasses.field(default=None, repr=False)  # an EnvironmentFile; holds secrets
+    files: dict[pathlib.Path, str] = dataclasses.field(default_factory=dict[pathlib.Path, str], repr=False)  # for root
     secrets: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # values that must never be shown
     program_changed: bool = False
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
-    files: tuple[File, ...] = ()
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program
     reloads: bool = False  # the program can be exchanged under a running mount
@@ -124,18 +105,6 @@ def is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def render(template: str, **values: object) -> str:
-    """Render a template of this charm."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - unit files, not HTML
-    )
-    return environment.get_template(template).render(**values)
-
-
 def quoted(argument: str) -> str:
     """Quote an argument as ExecStart= takes it, with no specifier and no variable (systemd.service(5))."""
     escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -143,11 +112,7 @@ def quoted(argument: str) -> str:
 
 
 def environment_file(variables: dict[str, str]) -> str:
-    """Write variables as an EnvironmentFile (systemd.exec(5)).
-
-    Raises:
-        ValueError: a value has a line break or NUL in it; the message names the variable.
-    """
+    """Write variables as an EnvironmentFile (systemd.exec(5)). Raises `ValueError`, which names a wrong variable."""
     lines: list[str] = []
     for name, value in sorted(variables.items()):
         if any(character in value for character in "\0\r\n"):

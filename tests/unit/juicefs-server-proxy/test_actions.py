@@ -75,11 +75,11 @@ def test_fsck_says_that_all_is_there(rig: Rig, state: testing.State):
 
 
 def test_fsck_tells_what_is_lost(rig: Rig, state: testing.State):
-    said = "juicefs[1] <ERROR>: can't find block\njuicefs[1] <FATAL>: 2 objects are lost (8 bytes), 1 broken files: [main.go:31]\n"
-    rig.world.answers["fsck"] = CommandError("juicefs exited 1", returncode=1, stderr=said)
+    printed = "juicefs[1] <ERROR>: can't find block\njuicefs[1] <FATAL>: 2 objects are lost (8 bytes), 1 broken files: [main.go:31]\n"
+    rig.world.answers["fsck"] = CommandError("juicefs exited 1", returncode=1, stderr=printed)
     message = failure(rig, state, "fsck")
     assert message.startswith("fsck: 2 objects are lost (8 bytes), 1 broken files:; its whole report: /")
-    assert pathlib.Path(message.rpartition(" ")[2]).read_text() == said
+    assert pathlib.Path(message.rpartition(" ")[2]).read_text() == printed
 
 
 def test_fsck_of_a_folder(rig: Rig, state: testing.State):
@@ -187,7 +187,7 @@ def test_a_backup_is_restored_into_an_empty_engine(
             backup("22222222-2222-3333-4444-555555555555"),
             "uuid: backup is a backup of volume 22222222-2222-3333-4444-555555555555, not " + UUID,
         ),
-        ({}, b"nonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
+        ({}, b"no backup", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({}, b"\x1f\x8bnonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({"file": "backup"}, backup(), "file: an absolute path on this unit is needed, like /tmp/backup.json.gz"),
         ({}, backup(), f"the metadata engine holds volume shared ({UUID}): a backup goes into an empty one only"),

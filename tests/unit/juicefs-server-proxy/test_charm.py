@@ -101,7 +101,7 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     capacity, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 28
-    # Somebody else's files on the disk; then a larger disk: each is heeded by the next look
+    # Other files on the disk; then a larger disk: the next look takes account of each
     rig.servers.disk = embedded.store.Usage(27 << 30, 5 << 30)
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
@@ -110,7 +110,7 @@ def test_an_embedded_volume_ends_before_its_disk_does(rig: Rig):
     _, out = capacity_after(out)
     capacity, out = capacity_after(out)
     assert capacity == 1010
-    # A person's limit holds where it is the lower one
+    # The operator's limit holds where it is the lower one
     assert capacity_after(out, config={"capacity": 40})[0] == 40
     assert capacity_after(out, config={"capacity": 4000})[0] == 1010
 
@@ -310,7 +310,7 @@ def test_credentials_that_were_reset_leave_no_secret(rig: Rig):
     assert endpoint(out, client).secret_id is None
 
 
-def test_a_volume_that_somebody_else_made_is_taken_over_only_when_its_uuid_is_said(rig: Rig):
+def test_a_volume_that_was_made_elsewhere_is_taken_over_only_with_its_uuid(rig: Rig):
     url = "rediss://db.example.com:6380/4"
     rig.world.volumes[url] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {"trash-days": 0}))

@@ -158,7 +158,7 @@ def test_no_password_lies_in_a_file(store: Store):
     assert (store.config / "redis.conf").stat().st_mode & 0o7777 == 0o600
 
 
-def test_redis_keeps_what_it_was_told_and_knows_the_password_by_its_hash(store: Store):
+def test_redis_keeps_what_was_written_and_knows_the_password_by_its_hash(store: Store):
     embedded.store.ensure(store.settings)
     found = directives(store.config / "redis.conf")
     assert found["bind"] == ["127.0.0.1"]
@@ -279,7 +279,7 @@ def test_a_new_password_is_set_and_the_servers_follow(store: Store):
 
 
 @pytest.mark.parametrize("port", ["METADATA_PORT", "OBJECTS_PORT"])
-def test_a_port_that_somebody_else_has_is_named(store: Store, monkeypatch: pytest.MonkeyPatch, port: str):
+def test_a_port_that_is_taken_is_named(store: Store, monkeypatch: pytest.MonkeyPatch, port: str):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         monkeypatch.setattr(embedded.store, port, taken)
@@ -289,8 +289,8 @@ def test_a_port_that_somebody_else_has_is_named(store: Store, monkeypatch: pytes
 
 def test_a_server_that_does_not_start_says_why_in_its_own_words(store: Store):
     store.machine.broken.add(METADATA)
-    said = "*** FATAL CONFIG FILE ERROR ***\nUnrecognized option\njuicefs-metadata-volume.service: Failed\nFailed to start x\n"
-    store.machine.answers["journalctl"] = lambda words, stdin: said
+    journal = "*** FATAL CONFIG FILE ERROR ***\nUnrecognized option\njuicefs-metadata-volume.service: Failed\nFailed to start x\n"
+    store.machine.answers["journalctl"] = lambda words, stdin: journal
     with pytest.raises(embedded.store.StoreError) as caught:
         embedded.store.ensure(store.settings)
     assert str(caught.value) == f"{METADATA} does not start: Unrecognized option"

@@ -156,7 +156,7 @@ def test_an_option_that_can_change_is_changed_alone(rig: Rig, change: dict[str, 
     assert rig.world.commands == [("config", flag, "--yes", URL)]
 
 
-def test_what_clients_are_told_of_a_volume(rig: Rig):
+def test_what_is_published_of_a_volume(rig: Rig):
     engine = juicefs_access.Engine(
         "redis", ("s1:26379", "s2:26379"), "3", tls=True, params="read-timeout=1", master="m"
     )

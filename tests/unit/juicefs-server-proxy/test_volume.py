@@ -67,8 +67,8 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_once(rig: Rig, mode: i
     rig.world.modes[URL] = mode
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     assert (out.unit_status, rig.world.modes[URL]) == (OFFERING, wanted)
-    said = f"volume shared: / had mode {mode:04o}, so others could replace what is in it: it has {wanted:04o} now"
-    assert repairs(rig) == ([said] if mode != wanted else [])
+    logged = f"volume shared: / had mode {mode:04o}, so others could replace what is in it: it has {wanted:04o} now"
+    assert repairs(rig) == ([logged] if mode != wanted else [])
     rig.ctx.run(rig.ctx.on.update_status(), out)
     assert len(repairs(rig)) == (mode != wanted)
 
@@ -84,8 +84,8 @@ def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig:
     rig.world.sync_error = "set attr: read-only file system"
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
     assert out.unit_status == OFFERING
-    (said,) = repairs(rig)
-    assert said.endswith("read-only file system")
+    (logged,) = repairs(rig)
+    assert logged.endswith("read-only file system")
 
 
 def test_what_can_change_is_changed_once(rig: Rig):
@@ -349,7 +349,7 @@ def test_the_storage_goes_at_once_where_nobody_has_the_volume_mounted(rig: Rig, 
     assert clock == []
 
 
-def test_the_storage_goes_under_its_clients_when_a_person_says_so(rig: Rig, clock: list[float]):
+def test_the_storage_goes_under_its_clients_when_the_operator_allows_it(rig: Rig, clock: list[float]):
     out, storage = used(rig, *CLIENTS, **{"allow-removal": True})
     rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
@@ -477,8 +477,8 @@ def test_a_unit_that_publishes_what_it_mounts_after_it_joined_is_never_blocked(r
     client = joined("shared-filesystem-client", "")
     out = rig.ctx.run(rig.ctx.on.relation_changed(client, remote_unit=0), rig.state(peers(), client))
     assert isinstance(out.unit_status, testing.ActiveStatus)
-    told = dataclasses.replace(out.get_relation(client.id), remote_units_data={0: {"schemes": "juicefs"}})
+    mountable = dataclasses.replace(out.get_relation(client.id), remote_units_data={0: {"schemes": "juicefs"}})
     others = {one for one in out.relations if one.id != client.id}
-    out = rig.ctx.run(rig.ctx.on.update_status(), dataclasses.replace(out, relations={*others, told}))
+    out = rig.ctx.run(rig.ctx.on.update_status(), dataclasses.replace(out, relations={*others, mountable}))
     assert isinstance(out.unit_status, testing.ActiveStatus)
     assert waking == [60]

@@ -8,9 +8,9 @@ from ops import testing
 
 import mount_plan
 from kinds import juicefs as juicefs_kind
-from kinds import kernel, lustre_client
+from kinds import kernel, lustre
 from mount import mounter, states, watching
-from slurm_ddp import juicefs, readiness
+from slurm_ddp import juicefs, mounts, readiness
 
 
 @pytest.fixture
@@ -18,16 +18,17 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Site:
     """Return the charm with its real metadata, on a machine whose mounts are pretended."""
     double = FakeMounter()
     for module, names in {
-        mounter: ("ensure", "remount", "probe", "is_mounted", "pending", "reason", "remove"),
+        mounter: ("ensure", "remount", "probe", "pending", "reason", "remove"),
         watching: ("health", "proven", "wake_once_right"),
         states: ("metrics_port", "fstypes"),
+        mounts: ("at",),
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(double, name))
     monkeypatch.setattr(mount_plan, "STATE", tmp_path / "state")
     monkeypatch.setattr(juicefs_kind, "check_fuse", double.check_fuse)
     monkeypatch.setattr(kernel, "check", double.check_kernel)
-    monkeypatch.setattr(lustre_client, "remove", double.remove_lustre)
+    monkeypatch.setattr(lustre, "remove", double.remove_lustre)
     monkeypatch.setattr(juicefs, "ensure_program", double.ensure_program)
     monkeypatch.setattr(juicefs, "version", lambda program: (1, 3, 1))
     monkeypatch.setattr(juicefs, "check_reachable", lambda addresses: None)

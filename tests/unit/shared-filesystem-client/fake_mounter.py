@@ -42,10 +42,10 @@ class FakeMounter:
     looked_at: list[str] = dataclasses.field(default_factory=list[str])
     sticky_error: Exception | None = None
 
-    def ensure(self, plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
+    def ensure(self, plan: mount_plan.Plan) -> mounts.Result:
         if self.error is not None:
             raise self.error
-        self.units.add(unit)
+        self.units.add(plan.spec.wanted_by)
         if self.mounted != plan:
             self.changes += 1
             self.mounted = plan
@@ -56,8 +56,9 @@ class FakeMounter:
             return mounts.Result(mounts.State.ABSENT, f"nothing is mounted at {plan.spec.mountpoint}")
         return self.look
 
-    def is_mounted(self, plan: mount_plan.Plan) -> bool:
-        return self.mounted is not None
+    def at(self, path: str) -> list[mounts.Mount]:
+        mount = mounts.Mount(1, "0:1", path, "fuse.juicefs", "x", ("rw", "nosuid"))
+        return [mount] if self.mounted is not None else []
 
     def pending(self, plan: mount_plan.Plan) -> bool:
         return self.waits
@@ -65,9 +66,9 @@ class FakeMounter:
     def reason(self, plan: mount_plan.Plan) -> str:
         return "the metadata engine refuses the user or password"
 
-    def remount(self, plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
+    def remount(self, plan: mount_plan.Plan) -> mounts.Result:
         self.remounts += 1
-        return self.ensure(plan, unit=unit)
+        return self.ensure(plan)
 
     def remove(self, app: str, *, unit: str) -> str:
         self.units.discard(unit)

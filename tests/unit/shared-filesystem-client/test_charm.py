@@ -10,7 +10,7 @@ from fake_mounter import Site, beside, context, offer, volume
 from ops import testing
 
 import mount_plan
-from kinds import cephfs, kernel, lustre_client
+from kinds import cephfs, kernel, lustre
 from mount import mounter
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, records, wake
@@ -19,6 +19,7 @@ from slurm_ddp.interfaces import mount_info
 from slurm_ddp.run import CommandError, Completed
 
 CONTENT = {"meta-password": "topSecret1", "access-key": "juicefs-objects", "secret-key": "topSecret2"}
+WHERE = {"app": "shared-filesystem-client", "wanted_by": "shared-filesystem-client/0", "metrics_port": 9567}
 MOUNTED = testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
 
 
@@ -29,7 +30,11 @@ def asked(app: str = "slurmctld", **request: typing.Any) -> testing.SubordinateR
     return testing.SubordinateRelation("mount", id=2, remote_app_name=app, remote_app_data=data)
 
 
-def told(out: testing.State) -> str | None:
+def environment(plan: mount_plan.Plan) -> str:
+    return plan.files[mount_plan.ETC / plan.spec.app / "environment"]
+
+
+def answered(out: testing.State) -> str | None:
     return out.get_relation(2).local_unit_data.get("mounted")
 
 
@@ -54,17 +59,17 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert out.workload_version == "1.3.1"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/mnt/shared")
+    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/mnt/shared"})
     assert plan.unit == "juicefs-shared-filesystem-client.service"
     assert (plan.fstypes, plan.source) == (("fuse.juicefs",), "JuiceFS:shared")
     assert plan.servers == ((("10.0.0.5", 6379),), (("10.0.0.5", 2022),))
-    assert plan.environment == 'REDIS_PASSWORD="topSecret1"\n'
+    assert environment(plan) == 'REDIS_PASSWORD="topSecret1"\n'
     assert site.mounter.units == {"shared-filesystem-client/0"}
     assert site.mounter.resources == [site.program.path]
 
 
 @pytest.mark.parametrize("event", ["created", "changed"])
-def test_the_provider_and_its_news_are_heard(site: Site, ready: testing.State, event: str):
+def test_a_change_of_the_provider_is_followed(site: Site, ready: testing.State, event: str):
     relation = ready.get_relation(1)
     assert site.ctx.run(getattr(site.ctx.on, f"relation_{event}")(relation), ready).unit_status == MOUNTED
 
@@ -96,7 +101,7 @@ def test_the_password_is_followed(site: Site, ready: testing.State, secret: test
     out = site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(ready, secrets={changed}))
     assert out.unit_status == MOUNTED
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.environment == 'REDIS_PASSWORD="topSecret3"\n'
+    assert environment(site.mounter.mounted) == 'REDIS_PASSWORD="topSecret3"\n'
 
 
 def test_options_reach_the_mount(site: Site, secret: testing.Secret):
@@ -104,7 +109,8 @@ def test_options_reach_the_mount(site: Site, secret: testing.Secret):
     site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/data", read_only=True, noexec=True)
+    options = {"read_only": True, "noexec": True, "cache_size": "0", "buffer_size": 1024}
+    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/data"} | options)
     for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
         assert f" {argument} " in plan.unit_text
 
@@ -112,7 +118,7 @@ def test_options_reach_the_mount(site: Site, secret: testing.Secret):
 def test_a_volume_without_credentials(site: Site):
     assert site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume()))).unit_status == MOUNTED
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.environment == ""
+    assert environment(site.mounter.mounted) == ""
 
 
 def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPatch):
@@ -137,12 +143,12 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monk
     assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared")
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.files[0].text == f"{KEY}\n"
+    assert list(plan.files.values()) == [f"{KEY}\n"]
     assert KEY not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
     changed = dataclasses.replace(secret, latest_content={"key": "AQD" + KEY[3:]})
     site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(out, secrets={changed}))
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.files[0].text == f"AQD{KEY[3:]}\n"
+    assert list(site.mounter.mounted.files.values()) == [f"AQD{KEY[3:]}\n"]
 
 
 def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch):
@@ -155,17 +161,17 @@ def test_a_ceph_secret_without_a_key(site: Site, monkeypatch: pytest.MonkeyPatch
 
 def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
     asked_for: list[mount_plan.Config] = []
-    monkeypatch.setattr(lustre_client, "ensure_installed", lambda config, mgs: asked_for.append(config))
-    monkeypatch.setattr(lustre_client, "ensure_networks", lambda config, identifiers, mounted: None)
+    monkeypatch.setattr(lustre, "ensure_installed", lambda config, mgs: asked_for.append(config))
+    monkeypatch.setattr(lustre, "ensure_networks", lambda config, identifiers, mounted: None)
     monkeypatch.setattr(kernel, "container", lambda: "")
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     config = {"mountpoint": "/mnt/shared", "lustre-repository": "aws", "subdirectory": "team", "drain-on-failure": True}
-    lustre = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
-    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(lustre), config=config))
+    filesystem = fs.Lustre(nids=("10.0.0.1@tcp", "10.0.0.2@tcp"), fs_name="exafs")
+    out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(filesystem), config=config))
     assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
     assert [config.lustre_repository for config in asked_for] == ["aws"]
     assert site.mounter.mounted is not None
-    assert site.mounter.mounted.spec.drain
+    assert site.mounter.mounted.spec.drain_on_failure
 
 
 @pytest.mark.parametrize(
@@ -317,7 +323,7 @@ def test_what_had_to_stay_at_removal_is_logged(site: Site, ready: testing.State)
     ],
     ids=lambda value: value.message[:40] if isinstance(value, ops.StatusBase) else "",
 )
-def test_what_is_missing_or_wrong_is_said(
+def test_what_is_missing_or_wrong_is_shown(
     site: Site,
     relations: list[testing.Relation],
     config: dict[str, typing.Any] | None,
@@ -350,7 +356,7 @@ def test_what_is_missing_or_wrong_is_said(
         ),
     ],
 )
-def test_what_fails_is_said_and_mends_itself(
+def test_what_fails_is_shown_and_recovers_by_itself(
     site: Site, ready: testing.State, error: Exception, status: ops.StatusBase
 ):
     site.mounter.error = error
@@ -446,15 +452,15 @@ def test_active_means_that_the_mount_works(
     state = dataclasses.replace(ready, relations={*ready.relations, relation})
     out = site.ctx.run(site.ctx.on.update_status(), state)
     assert out.unit_status == status
-    assert told(out) == ("true" if isinstance(status, ops.ActiveStatus) else "false")
+    assert answered(out) == ("true" if isinstance(status, ops.ActiveStatus) else "false")
 
 
 def test_a_root_that_was_repaired_is_logged(site: Site, ready: testing.State):
     site.mounter.look = mounts.Result(mounts.State.RIGHT, was_open=0o775)
     out = site.ctx.run(site.ctx.on.update_status(), ready)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
-    said = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
-    assert said == ["/mnt/shared: the root had mode 0775, so others could replace what is in it: it has 1775 now"]
+    logged = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
+    assert logged == ["/mnt/shared: the root had mode 0775, so others could replace what is in it: it has 1775 now"]
 
 
 def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
@@ -469,8 +475,8 @@ def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
     for _ in range(2):
         out = site.ctx.run(site.ctx.on.config_changed(), out)
     assert site.mounter.looked_at[1:] == ["/team/a", "/team", "/"]
-    said = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
-    assert said == [f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")]
+    logged = [line.message for line in site.ctx.juju_log if line.level == "WARNING"]
+    assert logged == [f"volume shared: {folder} had mode 0777" for folder in ("/team/a", "/team", "/")]
     other = dataclasses.replace(out, config={**out.config, "subdirectory": "b"})
     site.ctx.run(site.ctx.on.config_changed(), other)
     assert site.mounter.looked_at[4:] == ["/team/b", "/team", "/"]
@@ -479,22 +485,22 @@ def test_no_folder_above_the_mounted_one_can_be_replaced(site: Site):
     assert len(site.mounter.looked_at) == 7
 
 
-def test_a_charm_beside_says_where_and_is_told_when_it_is_there(site: Site, secret: testing.Secret):
+def test_a_charm_beside_requests_a_mount_and_reads_when_it_is_there(site: Site, secret: testing.Secret):
     request = asked(mountpoint="/srv/slurmctld-statefs", noexec=True)
     state = site.state(offer(volume(secret)), request, config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_changed(request), state)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /srv/slurmctld-statefs")
-    assert told(out) == "true"
+    assert answered(out) == "true"
     plan = site.mounter.mounted
     assert plan is not None
-    assert plan.spec == mount_plan.Spec("shared-filesystem-client", "/srv/slurmctld-statefs", noexec=True)
+    assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/srv/slurmctld-statefs", "noexec": True})
 
 
 def test_a_charm_beside_that_has_not_asked_yet_is_waited_for(site: Site, secret: testing.Secret):
     state = site.state(offer(volume(secret)), asked(), config={}, secrets=[secret])
     out = site.ctx.run(site.ctx.on.relation_created(state.get_relation(2)), state)
     assert out.unit_status == testing.WaitingStatus("waiting for slurmctld to say where it needs a mount")
-    assert told(out) == "false"
+    assert answered(out) == "false"
 
 
 def test_two_places_are_a_contradiction(site: Site, ready: testing.State):
@@ -503,7 +509,7 @@ def test_two_places_are_a_contradiction(site: Site, ready: testing.State):
     assert out.unit_status == testing.BlockedStatus(
         "mountpoint: /mnt/shared is wanted, and /srv/other by slurmctld: reset the option"
     )
-    assert told(out) == "false"
+    assert answered(out) == "false"
 
 
 def test_a_request_in_unknown_words(site: Site, secret: testing.Secret):
@@ -562,7 +568,7 @@ def test_the_mount_goes_with_the_relation_to_the_machines_charm_since_no_later_h
     gone = site.ctx.run(site.ctx.on.relation_broken(out.get_relation(relation.id)), out)
     assert site.mounter.mounted is None
     assert not list(readiness.DIRECTORY.iterdir())
-    assert gone.unit_status == MOUNTED  # nothing is told to a Juju that may have deleted the unit
+    assert gone.unit_status == MOUNTED  # nothing is reported to a Juju that may have deleted the unit
     # Juju may still look at the unit before it stops it
     left = dataclasses.replace(gone, relations={one for one in gone.relations if one.id != relation.id})
     site.ctx.run(site.ctx.on.update_status(), left)
@@ -608,7 +614,7 @@ def test_an_unmount_that_fails_holds_up_no_removal(site: Site, ready: testing.St
     assert any("did not end within 120 s" in line.message for line in site.ctx.juju_log)
 
 
-def test_the_provider_is_told_what_this_charm_can_mount(site: Site):
+def test_what_this_charm_can_mount_is_published(site: Site):
     out = site.ctx.run(site.ctx.on.install(), site.state(offer(None)))
     assert fs.mounts_juicefs(out.get_relation(1).local_unit_data)
     for scheme in fs.SCHEMES.split(","):

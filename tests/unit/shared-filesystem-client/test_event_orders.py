@@ -30,7 +30,7 @@ FAULTS: dict[str, tuple[str, object]] = {
 OFFERS = {
     "a volume": volume(SECRET),
     "nothing": None,
-    "malformed": "nonsense://?",
+    "malformed": "unreadable://?",
     "NFS": fs.Nfs(host="10.0.0.9", path="/srv"),
 }
 CONFIGS: dict[str, dict[str, str]] = {

@@ -1,6 +1,5 @@
-"""CephFS, Lustre and NFS: the generated files, the packages, and what is said of a machine that cannot."""
+"""CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
 
-import dataclasses
 import hashlib
 import json
 import pathlib
@@ -12,7 +11,7 @@ import pytest
 import strict_mount_lustre
 
 import mount_plan
-from kinds import cephfs, kernel, lustre, lustre_client, nfs, presets
+from kinds import cephfs, kernel, lustre, nfs, presets
 from machine import Machine
 from mount import mounter
 from slurm_ddp import mounts
@@ -22,7 +21,7 @@ from slurm_ddp.run import Completed
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
 FSID = "354ca7c4-f10d-11ee-93f8-1f85f87b7845"
 KERNEL = "6.8.0-1015-aws"
-WISH = mount_plan.Spec("client", "/mnt/shared")
+SPEC = mount_plan.Spec(app="client", mountpoint="/mnt/shared")
 
 
 def values(plan: mount_plan.Plan) -> dict[str, str]:
@@ -39,7 +38,7 @@ class Rig:
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.machine = Machine(secrets={KEY})
-        self.machine.take_over(monkeypatch, [kernel, cephfs, lustre_client], root / "units")
+        self.machine.take_over(monkeypatch, [kernel, cephfs, lustre], root / "units")
         self.ceph_version = "19.2.1-0ubuntu0.24.04.2"
         self.container = ""
         self.loadable = {"nfsv4", "ceph"}
@@ -67,7 +66,7 @@ class Rig:
             "ESC_CLIENT": root / "esc-client",
             "ESC_CONFIG": root / "esc-client.conf",
         }.items():
-            monkeypatch.setattr(lustre_client, name, path)
+            monkeypatch.setattr(lustre, name, path)
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
@@ -76,7 +75,7 @@ class Rig:
         monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
         self.fetched: list[str] = []
         self.content = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
-        monkeypatch.setattr(lustre_client, "_fetch", self._fetch)
+        monkeypatch.setattr(lustre, "_fetch", self._fetch)
         self.installs: list[tuple[str, ...]] = []
         monkeypatch.setattr(mounts, "table", list)
 
@@ -151,7 +150,7 @@ def ceph(**changes: typing.Any) -> fs.Cephfs:
 
 
 def test_cephfs_by_the_newer_name(rig: Rig):
-    plan = cephfs.plan(WISH, ceph(), KEY)
+    plan = cephfs.plan(SPEC, ceph(), KEY)
     unit = values(plan)
     assert unit["What"] == plan.source == f"fs-client@{FSID}.cephfs=/"
     assert (unit["Where"], unit["Type"]) == ("/mnt/shared", "ceph")
@@ -170,7 +169,7 @@ def test_cephfs_by_the_newer_name(rig: Rig):
 
 def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
     rig.ceph_version = "16.2.15+ds-0+deb12u2"
-    plan = cephfs.plan(WISH, ceph(path="/team"), KEY)
+    plan = cephfs.plan(SPEC, ceph(path="/team"), KEY)
     assert plan.source == "10.0.0.1:6789,10.0.0.2:6789:/team"
     assert plan.aliases == ()
     found = options(plan)
@@ -179,23 +178,24 @@ def test_cephfs_by_the_older_name_where_the_helper_is_older(rig: Rig):
 
 
 def test_the_ceph_key_is_in_one_file_and_nowhere_else(rig: Rig):
-    plan = cephfs.plan(WISH, ceph(), KEY)
-    (file,) = plan.files
-    assert (file.text, file.mode) == (f"{KEY}\n", 0o600)
+    plan = cephfs.plan(SPEC, ceph(), KEY)
+    assert list(plan.files.values()) == [f"{KEY}\n"]
     assert KEY not in plan.unit_text
     assert KEY not in repr(plan)
     assert plan.secrets == (KEY,)
 
 
-def test_monitors_of_the_newer_protocol_are_preferred_and_told_so(rig: Rig):
-    plan = cephfs.plan(WISH, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
+def test_monitors_of_the_newer_protocol_are_preferred(rig: Rig):
+    plan = cephfs.plan(SPEC, ceph(hosts=("10.0.0.1:6789", "10.0.0.1:3300", "[::1]:3300")), KEY)
     assert options(plan)["mon_addr"] == "10.0.0.1:3300/[::1]:3300"
     assert options(plan)["ms_mode"] == "prefer-crc"
     vector = ("[v2:10.0.0.1:3301/0", "v1:10.0.0.1:6789/0]")  # of ceph mon dump: the port says nothing, the prefix does
-    plan = cephfs.plan(WISH, ceph(hosts=vector), KEY)
+    plan = cephfs.plan(SPEC, ceph(hosts=vector), KEY)
     assert plan.servers == ((("10.0.0.1", 3301),),)
     assert options(plan)["ms_mode"] == "prefer-crc"
-    spec = dataclasses.replace(WISH, mount_options="ms_mode=secure", read_only=True, noexec=True, subdirectory="a/b")
+    spec = SPEC.model_copy(
+        update={"mount_options": "ms_mode=secure", "read_only": True, "noexec": True, "subdirectory": "a/b"}
+    )
     plan = cephfs.plan(spec, ceph(hosts=("10.0.0.1:3300",), path="/team"), KEY)
     assert options(plan)["ms_mode"] == "secure"
     assert {"ro", "noexec"} <= set(options(plan))
@@ -213,13 +213,13 @@ def test_monitors_of_the_newer_protocol_are_preferred_and_told_so(rig: Rig):
 )
 def test_what_the_ceph_helper_would_misread(rig: Rig, changes: dict[str, str], key: str, message: str):
     with pytest.raises(mount_plan.MountError) as caught:
-        cephfs.plan(WISH, ceph(**changes), key)
+        cephfs.plan(SPEC, ceph(**changes), key)
     assert str(caught.value) == message
 
 
 def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
     with pytest.raises(mount_plan.NotYetError, match=r"^the Ceph monitor nowhere\.invalid has no address"):
-        cephfs.plan(WISH, ceph(hosts=("nowhere.invalid",)), KEY)
+        cephfs.plan(SPEC, ceph(hosts=("nowhere.invalid",)), KEY)
 
 
 @pytest.mark.parametrize(
@@ -235,21 +235,23 @@ def test_a_monitor_without_an_address_is_waited_for(rig: Rig):
         (("10.1.0.1@o2ib", "10.1.0.2@o2ib", "10.1.0.3@o2ib"), "10.1.0.1@o2ib:10.1.0.2@o2ib:10.1.0.3@o2ib:/exafs"),
     ],
 )
-def test_servers_that_take_over_and_those_with_two_networks_are_told_apart(
+def test_servers_that_take_over_and_those_with_two_networks_are_distinguished(
     rig: Rig, given: tuple[str, ...], source: str
 ):
-    plan = lustre.plan(WISH, fs.Lustre(nids=given, fs_name="exafs"), mount_plan.Config())
+    plan = lustre.plan(SPEC, fs.Lustre(nids=given, fs_name="exafs"))
     assert plan.source == values(plan)["What"] == source
-    code, said = strict_mount_lustre.run(
+    code, printed = strict_mount_lustre.run(
         [source, "/mnt/shared", "-o", values(plan)["Options"]], strict_mount_lustre.Site()
     )
-    assert (code, said) == ((0, "") if "@tcp" in source else (5, said))
+    assert (code, printed) == ((0, "") if "@tcp" in source else (5, printed))
 
 
 @pytest.mark.parametrize("profile", presets.PROFILES)
 def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
-    spec = dataclasses.replace(WISH, profile=profile, noexec=True, subdirectory="/team/a", mount_options="retry=3")
-    plan = lustre.plan(spec, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"), mount_plan.Config())
+    spec = SPEC.model_copy(
+        update={"profile": profile, "noexec": True, "subdirectory": "/team/a", "mount_options": "retry=3"}
+    )
+    plan = lustre.plan(spec, fs.Lustre(nids=("10.0.0.1@tcp",), fs_name="exafs"))
     found = options(plan)
     assert {"flock", "nosuid", "nodev", "noexec", "rw"} <= set(found)
     assert plan.source == "10.0.0.1@tcp:/exafs/team/a"
@@ -261,7 +263,7 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "site", "code", "said"),
+    ("given", "site", "code", "printed"),
     [
         ("10.0.0.1@tcp", {"modules": False}, 19, "No such device; Are the lustre modules loaded?; Check /etc/modprobe.conf and /proc/filesystems"),
         ("10.0.0.9@tcp", {}, 5, "Input/output error; Is the MGS running?"),
@@ -270,18 +272,18 @@ def test_a_lustre_mount_as_the_strict_helper_takes_it(rig: Rig, profile: str):
     ],
 )  # fmt: skip
 def test_what_lustres_helper_says_is_the_reason_and_systemds_words_after_it_are_not(
-    rig: Rig, given: str, site: dict[str, typing.Any], code: int, said: str
+    rig: Rig, given: str, site: dict[str, typing.Any], code: int, printed: str
 ):
-    plan = lustre.plan(WISH, fs.Lustre(nids=(given,), fs_name="exafs"), mount_plan.Config())
+    plan = lustre.plan(SPEC, fs.Lustre(nids=(given,), fs_name="exafs"))
     argv = [plan.source, "/mnt/shared", "-o", values(plan)["Options"]]
     failed, words = strict_mount_lustre.run(argv, strict_mount_lustre.Site(**site))
     assert failed == code
     rig.journal(own=words, systemd=f"{plan.unit}: Mount process exited, code=exited, status={code}/n/a\n")
-    assert mounter.reason(plan) == said
+    assert mounter.reason(plan) == printed
 
 
-def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
-    plan = nfs.plan(WISH, fs.Nfs(host="10.0.0.1", path="/srv"))
+def test_where_a_mount_ended_with_no_output_systemd_explains_it(rig: Rig):
+    plan = nfs.plan(SPEC, fs.Nfs(host="10.0.0.1", path="/srv"))
     assert not plan.sticky and plan.remedy == "chmod +t /srv, on 10.0.0.1"
     rig.journal(own="", systemd="mnt-shared.mount: Mounting timed out. Terminating.\n")
     assert mounter.reason(plan) == "mnt-shared.mount: Mounting timed out. Terminating."
@@ -290,14 +292,14 @@ def test_where_a_mount_ended_without_a_word_systemd_has_the_last(rig: Rig):
 
 
 def test_servers_on_infiniband_alone_cannot_be_asked_over_tcp(rig: Rig):
-    plan = lustre.plan(WISH, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"), mount_plan.Config())
+    plan = lustre.plan(SPEC, fs.Lustre(nids=("10.1.0.1@o2ib",), fs_name="x"))
     assert plan.servers == ()
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1@token", "@tcp", "a b@tcp", "fe80::1@tcp"])
 def test_what_is_no_identifier_of_a_server(rig: Rig, text: str):
     with pytest.raises(mount_plan.MountError, match=r"^a Lustre server's identifier is ADDRESS@NETWORK"):
-        lustre_client.nids([text])
+        lustre.nids([text])
 
 
 @pytest.mark.parametrize(
@@ -316,8 +318,8 @@ def test_what_is_no_identifier_of_a_server(rig: Rig, text: str):
     ],
 )
 def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: tuple[str, ...]):
-    index = lustre_client.parse_index(lustre_indexes.ALL[preset])
-    assert lustre_client.resolve(lustre_client.PRESETS[preset], index, kernel) == packages
+    index = lustre.parse_index(lustre_indexes.ALL[preset])
+    assert lustre.resolve(lustre.PRESETS[preset], index, kernel) == packages
 
 
 @pytest.mark.parametrize(
@@ -343,30 +345,30 @@ def test_the_packages_for_a_kernel(preset: str, kernel: str, packages: tuple[str
         ),
     ],
 )
-def test_a_kernel_without_packages_is_said_with_one_that_has_them(preset: str, kernel: str, message: str):
-    index = lustre_client.parse_index(lustre_indexes.ALL[preset])
+def test_a_kernel_without_packages_is_named_with_one_that_has_them(preset: str, kernel: str, message: str):
+    index = lustre.parse_index(lustre_indexes.ALL[preset])
     with pytest.raises(mount_plan.MountError) as caught:
-        lustre_client.resolve(lustre_client.PRESETS[preset], index, kernel)
+        lustre.resolve(lustre.PRESETS[preset], index, kernel)
     assert str(caught.value) == message
 
 
 def test_an_index_is_read_by_its_fields_alone():
-    names = [package.name for package in lustre_client.parse_index(lustre_indexes.AWS)]
+    names = [package.name for package in lustre.parse_index(lustre_indexes.AWS)]
     assert len(names) == 5
     assert "nothing" not in names
-    assert lustre_client.parse_index("") == []
+    assert lustre.parse_index("") == []
 
 
 def test_a_client_that_is_there_is_left_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     rig.installed_kernels = {KERNEL}
-    lustre_client.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
     assert not rig.installs
     assert not rig.fetched
 
 
 def test_a_preset_installs_the_client(bare: Rig):
     bare.index = lustre_indexes.AWS
-    lustre_client.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws",)]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == (
@@ -376,12 +378,12 @@ def test_a_preset_installs_the_client(bare: Rig):
     assert all(url.startswith("https://") for url in bare.fetched)
 
 
-@pytest.mark.parametrize("preset", sorted(lustre_client.PRESETS))
+@pytest.mark.parametrize("preset", sorted(lustre.PRESETS))
 def test_every_preset_is_signed_and_over_https_or_says_that_it_is_not(rig: Rig, preset: str):
-    table = lustre_client.PRESETS[preset]
+    table = lustre.PRESETS[preset]
     assert "https://" in table.line
     assert ("signed-by={keyring}" in table.line and table.key_url.startswith("https://")) or table.note
-    lustre_client._ensure_source(table, "")  # pyright: ignore[reportPrivateUsage]
+    lustre._read_index(table, "")  # pyright: ignore[reportPrivateUsage]
     assert "{" not in rig.line()
 
 
@@ -391,9 +393,9 @@ def test_a_repository_of_ones_own(bare: Rig):
         lustre_packages="lustre-client-modules-{kernel} lustre-client-utils",
         lustre_key="-----BEGIN PGP PUBLIC KEY BLOCK-----\nmine",
     )
-    lustre_client.check(settings)
+    lustre.check(settings)
     bare.index = lustre_indexes.AWS
-    lustre_client.ensure_installed(settings, "10.0.0.1", KERNEL)
+    lustre.ensure_installed(settings, "10.0.0.1", KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws", "lustre-client-utils")]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == f"deb [signed-by={keyring}] https://repo.example.com/lustre noble main"
@@ -407,7 +409,7 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
     with pytest.raises(
         mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 hands out .* SHA-256 [0-9a-f]{64}$"
     ):
-        lustre_client.ensure_installed(
+        lustre.ensure_installed(
             mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64), "10.0.0.1", KERNEL
         )
     assert not (bare.root / "esc-client").exists()
@@ -421,7 +423,7 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
         return ""
 
     bare.machine.answers["esc-client"] = setup
-    lustre_client.ensure_installed(
+    lustre.ensure_installed(
         mount_plan.Config(lustre_repository="exascaler", lustre_checksum=checksum), "10.0.0.1", KERNEL
     )
     written = json.loads((bare.root / "esc-client.conf").read_text())
@@ -429,11 +431,11 @@ def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: R
     assert (bare.root / "fstab").read_text() == "mine\n"
 
 
-def test_without_a_client_and_without_a_repository_it_is_said_what_to_do(bare: Rig):
+def test_without_a_client_and_without_a_repository_the_error_names_the_options(bare: Rig):
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
     with pytest.raises(mount_plan.MountError) as caught:
-        lustre_client.ensure_installed(mount_plan.Config(), "10.0.0.1", KERNEL)
+        lustre.ensure_installed(mount_plan.Config(), "10.0.0.1", KERNEL)
     assert str(caught.value) == (
         f"there is no Lustre client for kernel {KERNEL} here (only for 6.8.0-1012-aws): say where one comes from: "
         "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
@@ -467,12 +469,12 @@ def test_without_a_client_and_without_a_repository_it_is_said_what_to_do(bare: R
 )
 def test_options_about_lustre_that_make_no_sense(settings: dict[str, str], message: str):
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)").replace("{", r"\{")):
-        lustre_client.check(mount_plan.Config.model_validate(settings))
+        lustre.check(mount_plan.Config.model_validate(settings))
 
 
 @pytest.mark.parametrize("networks", ["tcp", "tcp1(eth0)", "o2ib(ib0),tcp(eth0)", "tcp1(eth0,eth1)", "kfi(hsn0)"])
 def test_networks_of_lnet(networks: str):
-    lustre_client.check(mount_plan.Config(lnet_networks=networks))
+    lustre.check(mount_plan.Config(lnet_networks=networks))
 
 
 @pytest.mark.parametrize(
@@ -486,19 +488,19 @@ def test_networks_of_lnet(networks: str):
     ],
 )
 def test_the_interface_that_leads_to_the_servers(rig: Rig, identifiers: list[str], networks: str):
-    assert lustre_client.derive_networks(identifiers) == networks
+    assert lustre.derive_networks(identifiers) == networks
 
 
-def test_what_was_set_up_for_lustre_can_be_taken_away(bare: Rig):
+def test_what_was_set_up_for_lustre_can_be_removed(bare: Rig):
     bare.index = lustre_indexes.AWS
-    lustre_client.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
-    lustre_client.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
-    lustre_client.remove()
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
+    lustre.remove()
     assert not [*bare.root.glob("sources/*"), *bare.root.glob("keyrings/*"), *bare.root.glob("modprobe*")]
 
 
-def test_lnet_is_told_its_networks_before_it_starts(rig: Rig):
-    lustre_client.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
+def test_lnet_gets_its_networks_before_it_starts(rig: Rig):
+    lustre.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
     assert 'options lnet networks="tcp1(eth1)"\n' in (rig.root / "modprobe.conf").read_text()
     assert not rig.machine.did("/usr/sbin/lustre_rmmod")
 
@@ -507,12 +509,12 @@ def test_lnet_that_runs_on_other_networks_changes_only_while_nothing_is_mounted(
     (rig.root / "lnet").write_text("tcp(eth0)\n")
     settings = mount_plan.Config(lnet_networks="tcp1(eth1)")
     with pytest.raises(mount_plan.MountError) as caught:
-        lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
+        lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
     assert str(caught.value) == ("LNet runs on tcp(eth0), and tcp1(eth1) is wanted: unmount all Lustre here, or reboot")
-    lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=False)
+    lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=False)
     assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
     (rig.root / "lnet").write_text("tcp1(eth1)\n")
-    lustre_client.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
+    lustre.ensure_networks(settings, ["10.2.0.1@tcp1"], mounted=True)
     assert rig.machine.did("/usr/sbin/lustre_rmmod") == 1
 
 
@@ -520,7 +522,7 @@ KINDS = [kernel.NFS, kernel.CEPH, kernel.LUSTRE]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_an_unprivileged_container_is_told_so_and_what_would_do(rig: Rig, kind: kernel.Kind):
+def test_an_unprivileged_container_is_named_with_what_would_do(rig: Rig, kind: kernel.Kind):
     rig.container = "lxc\n"
     rig.set_uid_map("0 1000000 1000000000")
     with pytest.raises(mount_plan.MountError) as caught:
@@ -555,7 +557,7 @@ def test_a_machine_loads_the_module_itself(rig: Rig):
 
 
 def test_nfs_over_rdma_is_not_asked_over_tcp(rig: Rig):
-    spec = dataclasses.replace(WISH, mount_options="proto=rdma,port=20049", subdirectory="team/a")
+    spec = SPEC.model_copy(update={"mount_options": "proto=rdma,port=20049", "subdirectory": "team/a"})
     plan = nfs.plan(spec, fs.Nfs(host="fe80::1", path="/srv"))
     assert plan.servers == ()
     assert plan.source == "[fe80::1]:/srv/team/a"

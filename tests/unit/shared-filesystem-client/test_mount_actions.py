@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import pathlib
 import types
 import typing
@@ -49,9 +50,6 @@ class Bench:
         monkeypatch.setattr(mount_plan, "CACHE", root / "cache")
         (root / "cache/shared-filesystem-client").mkdir(parents=True)
         monkeypatch.setattr(mounts, "users", self._users)
-        monkeypatch.setattr(
-            mounts, "at", lambda path: [mounts.Mount(1, "0:1", path, "fuse.juicefs", "x", ("rw", "nosuid"))]
-        )
         self.state = site.state(offer(volume()))
         site.ctx.run(site.ctx.on.config_changed(), self.state)
 
@@ -148,6 +146,16 @@ def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
     assert bench.error("warmup", path="datasets").startswith("a warm-up runs already: ")
 
 
+def test_warmup_ends_with_the_mount(bench: Bench):
+    def start(words: tuple[str, ...], _: str | None) -> str:
+        bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
+        bench.site.mounter.mounted = None
+        return ""
+
+    bench.machine.answers["systemd-run"] = start
+    assert bench.error("warmup", path="datasets") == "/mnt/shared was unmounted meanwhile"
+
+
 def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kinds.kernel.run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     bench.state = bench.site.state(offer(fs.Nfs(host="h", path="/v")))
@@ -156,7 +164,7 @@ def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_remount_is_refused_while_somebody_uses_it(bench: Bench):
+def test_remount_is_refused_while_a_process_uses_it(bench: Bench):
     bench.users = [[(12, "python3")]]
     assert bench.error("remount") == (
         "/mnt/shared is in use by python3 (12): drain the node and wait (wait=SECONDS), or take it away from them with "
@@ -174,7 +182,7 @@ def test_remount_waits_and_may_be_forced(bench: Bench):
     assert bench.site.mounter.remounts == 2
 
 
-def test_a_remount_that_does_not_come_is_told(bench: Bench):
+def test_a_remount_that_fails_is_reported(bench: Bench):
     bench.site.mounter.look = HUNG
     assert bench.error("remount") == f"{HUNG.detail}: the metadata engine refuses the user or password"
 
@@ -205,7 +213,7 @@ def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
 
 def test_benchmark_of_what_cannot_be_measured(bench: Bench):
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(actions, "_free_mib", lambda path: 100)
+        small.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_bavail=100, f_blocks=4096, f_frsize=1 << 20))
         assert bench.error("benchmark", size=64) == "size: the local disk has 100 MiB free: 50 at most"
     bench.machine.answers["fio"] = lambda words, _: Completed(1, "", "fio: no space left")
     assert bench.error("benchmark", size=16) == "mount: fio: fio exited 1: fio: no space left"

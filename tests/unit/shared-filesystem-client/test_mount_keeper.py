@@ -15,7 +15,7 @@ from machine_mounts import MachineMounts
 
 from scripts import keeper
 from scripts.keeper import Remedy
-from slurm_ddp import mounts, readiness, watchdog
+from slurm_ddp import mounts, readiness, records, watchdog
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
 
@@ -40,13 +40,13 @@ class Rig:
         monkeypatch.setattr(readiness, "DIRECTORY", folder / "needs")
         monkeypatch.setattr(readiness, "BOOT_ID", folder / "boot")
         (folder / "boot").write_text("this\n")
-        monkeypatch.setattr(keeper, "unreachable", lambda servers, speaks: self.down)
+        monkeypatch.setattr(keeper, "unreachable", self._unreachable)
         monkeypatch.setattr(time, "time", lambda: self.now)
         self.now = 1_800_000_000.0
         self.down = ""
         self.comes_back = True
         self.unit_state = "active"
-        self.started_us = 100
+        self.started = {"ExecMainStartTimestampMonotonic": "100"}  # by property, in microseconds
         self.node = "State=IDLE Reason="
         self.calls: list[tuple[str, ...]] = []
         self.slurm_error = False
@@ -60,6 +60,7 @@ class Rig:
             known=("JuiceFS:old",),
             writable=True,
             servers=((("10.0.0.5", 6379),),),
+            speaks="redis",
             node="node-1",
             drain=True,
             units=("client/0",),
@@ -71,10 +72,10 @@ class Rig:
 
     def tick(self, passes: int = 1, seconds: float = 10.0) -> keeper.Health:
         """Let the timer fire."""
-        health = keeper.Health.load(self.folder)
+        health = records.load(keeper.Health(), self.folder / keeper.HEALTH)
         for _ in range(passes):
             self.now += seconds
-            health = keeper.keep(self.watch, keeper.Health.load(self.folder), self.folder)
+            health = keeper.keep(self.watch, records.load(keeper.Health(), self.folder / keeper.HEALTH), self.folder)
         return health
 
     def did(self, *words: str) -> int:
@@ -88,6 +89,10 @@ class Rig:
         if not self.mounts.at(mountpoint) or len(self.mounts.at(mountpoint)) == 1:
             self.mounts.looks.pop(mountpoint, None)
 
+    def _unreachable(self, servers: typing.Any, speaks: str) -> str:
+        assert (servers, speaks) == (self.watch.servers, self.watch.speaks)
+        return self.down
+
     def _run(self, *argv: str, timeout: float, check: bool = True) -> Completed:
         return Completed(0, self._print(*argv, timeout=timeout, check=check), "")
 
@@ -95,7 +100,7 @@ class Rig:
         assert 0 < timeout <= 30
         self.calls.append(argv)
         if argv[0] == keeper.SYSTEMCTL:
-            return self._systemctl(*argv[1:])
+            return self._systemctl(*argv[1:], check=check)
         if argv[0] == "wake":
             if self.wake_error:
                 raise CommandError("systemd-run exited 1")
@@ -104,6 +109,7 @@ class Rig:
         if self.slurm_error:
             raise CommandError("scontrol: no answer within 6 s")
         if argv[1] == "show":
+            assert argv[2:4] == ("node", "node-1")
             return f"NodeName=node-1 {self.node}\n"
         settings = dict(word.split("=", 1) for word in argv[2:])
         assert settings["nodename"] == "node-1"
@@ -113,20 +119,27 @@ class Rig:
             self.node = "State=IDLE Reason="
         return ""
 
-    def _systemctl(self, verb: str, *words: str) -> str:
+    def _systemctl(self, verb: str, *words: str, check: bool) -> str:
+        assert words[-1] == UNIT
+        assert type(check) is bool
         match verb:
             case "is-active":
+                assert not check, "its exit status is the state"
                 return self.unit_state + "\n"
             case "show":
-                return f"{self.started_us}\n"
+                assert not check
+                assert words[0] == "-P"
+                return self.started.get(words[1], "0") + "\n"
             case "restart" | "start":
+                assert check
                 assert "--no-block" in words
                 assert not self.mounts.at(MP)
                 if self.comes_back:
                     self.mount()
-                    self.started_us = 10_000
+                    self.started = {"ExecMainStartTimestampMonotonic": "10000"}
                 return ""
             case "kill" | "reset-failed":
+                assert not check, "it fails where there is nothing to do"
                 return ""
             case _:
                 raise AssertionError(verb)
@@ -141,12 +154,12 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.CaptureFixture[str], is_ours: bool):
     rig.watch = dataclasses.replace(rig.watch, sticky=is_ours)
     (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
-    assert keeper.Watch.load(rig.folder) == rig.watch
+    assert records.read(keeper.Watch, rig.folder / keeper.WATCH) == rig.watch
     rig.mounts.looks[MP] = mounts.Result(State.RIGHT, was_open=0o777 if is_ours else None)
     assert rig.tick().works
     assert rig.mounts.probes[-1]["sticky"] == is_ours
-    said = f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
-    assert capsys.readouterr().out == (said if is_ours else "")
+    shown = f"{MP}: the root had mode 0777, so others could replace what is in it: it has 1777 now\n"
+    assert capsys.readouterr().out == (shown if is_ours else "")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +192,7 @@ def test_the_sticky_bit_is_set_where_it_is_ours_to_set(rig: Rig, capsys: pytest.
         (State.HUNG, {"hung_s": 900.0, "servers_answer": False}, Remedy.NOTHING),
     ],
 )
-def test_what_mends_a_mount(state: State, facts: dict[str, typing.Any], remedy: Remedy):
+def test_how_a_mount_is_repaired(state: State, facts: dict[str, typing.Any], remedy: Remedy):
     usual: dict[str, typing.Any] = {
         "ours": True,
         "in_use": False,
@@ -223,12 +236,78 @@ def test_of_stacked_mounts_in_use_the_first_stays(rig: Rig):
     assert rig.did("restart") == 0
 
 
-def test_a_foreign_mount_is_nobodys_to_take_away(rig: Rig):
+def test_a_foreign_mount_is_left_alone(rig: Rig):
     rig.mounts.table.clear()
     rig.mounts.add(MP, "tmpfs", "tmpfs")
     health = rig.tick(5)
     assert (health.state, health.heals) == ("wrong", 0)
     assert [mount.source for mount in rig.mounts.table] == ["tmpfs"]
+
+
+@pytest.mark.parametrize("mount", [("JuiceFS:other", "fuse.juicefs"), (SOURCE, "fuse.sshfs")])
+def test_a_mount_with_the_type_or_source_alone_is_foreign(rig: Rig, mount: tuple[str, str]):
+    rig.mounts.table.clear()
+    rig.mounts.add(MP, *mount)
+    assert rig.tick(5).heals == 0
+    assert rig.mounts.at(MP)
+
+
+def test_a_foreign_mount_on_top_ends_a_repair(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    rig.mount()
+    monkeypatch.setattr(mounts, "detach", lambda _: rig.mounts.add(MP, "tmpfs", "tmpfs"))
+    keeper.apply(Remedy.RESTART, dataclasses.replace(rig.watch))
+    assert rig.did("restart") == 0
+    assert f"{MP} holds tmpfs (tmpfs), which is not ours" in capsys.readouterr().err
+
+
+def test_a_mount_that_became_read_only_is_mounted_anew(rig: Rig):
+    rig.mounts.table.clear()
+    rig.mount(read_only=True)
+    rig.mounts.users_of[MP] = [(123, "python3")]
+    health = rig.tick(7)
+    assert (health.state, health.detail, health.heals) == ("wrong", f"{MP} is mounted read-only", 0)
+    rig.watch = dataclasses.replace(rig.watch, writable=False)
+    assert rig.tick().works
+    rig.watch = dataclasses.replace(rig.watch, writable=True)
+    assert rig.tick().state == "wrong", "whether this pass writes or not"
+    rig.mounts.users_of.clear()
+    health = rig.tick()
+    assert (health.state, health.heals, health.healed_at) == ("right", 1, rig.now)
+    assert rig.tick().healed_at == rig.now - 10
+
+
+def test_what_begins_and_ends_to_work_is_logged(rig: Rig, capsys: pytest.CaptureFixture[str]):
+    rig.tick(2)
+    assert capsys.readouterr().out == ""
+    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")
+    rig.tick(2)
+    assert capsys.readouterr().out == f"{MP}: no space left on device\n"
+    rig.mounts.looks.clear()
+    rig.tick(2)
+    assert capsys.readouterr().out == f"{MP}: works\n"
+
+
+@pytest.mark.parametrize(
+    ("unit", "boot", "changed_us", "started", "expected"),
+    [
+        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "4999"}, True),
+        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "5000"}, False),
+        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "1"}, True),
+        ("active", "this", 5_000, {"ActiveEnterTimestampMonotonic": "4999"}, True),  # a mount unit has no main process
+        ("active", "this", 5_000, {"ExecMainStartTimestampMonotonic": "", "ActiveEnterTimestampMonotonic": "1"}, True),
+        ("active", "this", 5_000, {}, False),
+        ("failed", "this", 5_000, {"ExecMainStartTimestampMonotonic": "4999"}, False),
+        ("active", "last", 5_000, {"ExecMainStartTimestampMonotonic": "4999"}, False),
+        ("active", "this", 0, {"ExecMainStartTimestampMonotonic": "4999"}, False),
+    ],
+)
+def test_a_mount_from_before_the_change_is_outdated(
+    rig: Rig, unit: str, boot: str, changed_us: int, started: dict[str, str], expected: bool
+):
+    rig.unit_state, rig.started = unit, started
+    assert keeper.is_outdated(UNIT, boot, changed_us) is expected
 
 
 def test_the_mount_of_before_goes_when_nobody_uses_it(rig: Rig):
@@ -282,6 +361,7 @@ def test_a_client_that_hangs_although_its_servers_answer_is_killed(rig: Rig):
     assert rig.tick(2).heals == 0
     health = rig.tick()
     assert (health.state, health.heals) == ("right", 1)
+    assert (health.hung, health.hangs, health.answered) == (0.0, 0, 0.0)
     assert abort.read_text() == "1"
     assert rig.did("kill", "--signal=SIGKILL", UNIT) == 1
 
@@ -304,7 +384,9 @@ def test_a_client_that_only_writes_slowly_is_left_alone_and_its_node_too(rig: Ri
         "slow", 1_800_000_020.0, True, False, 0
     )  # fmt: skip
     assert all(one["writable"] for one in rig.mounts.probes[2:])  # whether writes end is asked each time
-    health = rig.tick(10)
+    assert rig.tick().works
+    assert not rig.tick().works, "five minutes are over"
+    health = rig.tick(8)
     assert (health.works, health.drained, health.heals) == (False, True, 0)
     assert not rig.did("kill") and not rig.did("restart")
     rig.mounts.looks.clear()
@@ -367,7 +449,7 @@ def test_who_resumes_a_node_by_hand_is_not_overruled(rig: Rig):
     assert rig.node == "State=IDLE Reason="
 
 
-def test_a_drain_of_ours_that_somebody_took_over_stays(rig: Rig):
+def test_a_drain_of_ours_that_an_administrator_took_over_stays(rig: Rig):
     rig.comes_back = False
     rig.mounts.table.clear()
     assert rig.tick(6).drained
@@ -378,7 +460,7 @@ def test_a_drain_of_ours_that_somebody_took_over_stays(rig: Rig):
 
 
 @pytest.mark.parametrize("change", [{"drain": False}, {"node": ""}])
-def test_slurm_is_told_only_where_that_is_asked_for(rig: Rig, change: dict[str, typing.Any]):
+def test_the_node_is_drained_only_where_that_is_asked_for(rig: Rig, change: dict[str, typing.Any]):
     rig.watch = dataclasses.replace(rig.watch, **change)
     rig.comes_back = False
     rig.mounts.table.clear()
@@ -396,25 +478,64 @@ def test_a_silent_controller_stops_nothing(rig: Rig, capsys: pytest.CaptureFixtu
     assert rig.tick().drained
 
 
-def test_prometheus_is_told(rig: Rig):
+def test_the_metrics_for_prometheus(rig: Rig):
     (rig.folder / "textfiles").mkdir()
     rig.tick()
     text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
-    assert 'shared_filesystem_mount_ok{app="client",mountpoint="/mnt/shared"} 1\n' in text
+    labels = '{app="client",mountpoint="/mnt/shared"}'
+    assert text.splitlines() == [
+        "# HELP shared_filesystem_mount_ok Whether the mount works.",
+        "# TYPE shared_filesystem_mount_ok gauge",
+        f"shared_filesystem_mount_ok{labels} 1",
+        "# HELP shared_filesystem_mount_checked_seconds When that was checked, in seconds since 1970.",
+        "# TYPE shared_filesystem_mount_checked_seconds gauge",
+        f"shared_filesystem_mount_checked_seconds{labels} 1800000010",
+        "# HELP shared_filesystem_mount_heals_total Number of repairs.",
+        "# TYPE shared_filesystem_mount_heals_total counter",
+        f"shared_filesystem_mount_heals_total{labels} 0",
+    ]
     rig.mounts.looks[MP] = mounts.Result(State.FAILED, "write: no space left on device")
     rig.tick()
     text = (rig.folder / "textfiles/shared_filesystem_client.prom").read_text()
     assert 'shared_filesystem_mount_ok{app="client",mountpoint="/mnt/shared"} 0\n' in text
 
 
-def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig):
+def test_while_the_charm_is_at_it_the_keeper_keeps_out(rig: Rig, capsys: pytest.CaptureFixture[str]):
     (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
     with keeper.turn(rig.folder) as mine:
         assert mine
+        begin = time.monotonic()
         assert keeper.main([str(rig.folder)]) == 0
+        assert time.monotonic() - begin < 0.5, "a pass of the timer does not wait for its turn"
         assert not (rig.folder / keeper.HEALTH).exists()
+    assert keeper.main([str(rig.folder)]) == 0
+    assert capsys.readouterr().out == ""
     assert keeper.main([str(rig.folder), "--json"]) == 0
-    assert keeper.Health.load(rig.folder).state == "right"
+    health = records.load(keeper.Health(), rig.folder / keeper.HEALTH)
+    assert health.state == "right"
+    assert json.loads(capsys.readouterr().out) == dataclasses.asdict(health)
+
+
+def test_with_patience_a_pass_waits_for_its_turn(rig: Rig):
+    (rig.folder / keeper.WATCH).write_text(json.dumps(dataclasses.asdict(rig.watch)))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with keeper.turn(rig.folder):
+            held.set()
+            done.wait(0.3)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(10)
+    assert keeper.main([str(rig.folder), "--patience", "10"]) == 0
+    holder.join()
+    assert records.load(keeper.Health(), rig.folder / keeper.HEALTH).state == "right"
+
+
+def test_patience_ends(rig: Rig):
+    with keeper.turn(rig.folder) as first, keeper.turn(rig.folder, patience=0.2) as second:
+        assert (first, second) == (True, False)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"app": 1}', '{"app":"a","mountpoint":"/m","unit":"u"}'])
@@ -428,9 +549,9 @@ def test_without_a_watch_there_is_nothing_to_do(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"state": "right", "unknown": 1}', '{"state": [}'])
-def test_a_state_that_cannot_be_read_is_begun_anew(tmp_path: pathlib.Path, text: str):
+def test_a_state_that_cannot_be_read_starts_anew(tmp_path: pathlib.Path, text: str):
     (tmp_path / keeper.HEALTH).write_text(text)
-    assert keeper.Health.load(tmp_path).heals == 0
+    assert records.load(keeper.Health(), tmp_path / keeper.HEALTH).heals == 0
 
 
 def test_of_a_group_of_servers_one_must_answer():
@@ -439,8 +560,32 @@ def test_of_a_group_of_servers_one_must_answer():
         with socket.create_server(("127.0.0.1", 0)) as other:
             dead = ("127.0.0.1", other.getsockname()[1])
         assert not keeper.unreachable([[dead, alive]])
-        said = keeper.unreachable([[alive], [dead]])
-    assert said == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
+        shown = keeper.unreachable([[alive], [dead]])
+    assert shown == f"127.0.0.1:{dead[1]} does not answer (connection refused)"
+
+
+def test_an_ipv6_address_is_shown_in_brackets(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: typing.Any, **__: typing.Any) -> typing.NoReturn:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert keeper.unreachable([[("fd00::5", 6379)]]) == "[fd00::5]:6379 does not answer (connection refused)"
+    assert not keeper.unreachable([[]])
+
+
+def test_the_first_group_alone_is_asked_in_the_protocol():
+    with socket.create_server(("127.0.0.1", 0)) as engine, socket.create_server(("127.0.0.1", 0)) as store:
+
+        def serve() -> None:
+            with engine.accept()[0] as connection:
+                assert connection.recv(64) == b"PING\r\n"
+                connection.sendall(b"+")  # a single byte is an answer
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        groups = [[("127.0.0.1", one.getsockname()[1])] for one in (engine, store)]
+        assert not keeper.unreachable(groups, "redis"), "the store accepts the connection and sends nothing"
+        server.join()
 
 
 @pytest.mark.parametrize("speaks", [*keeper.GREETINGS, keeper.TLS])
@@ -458,8 +603,8 @@ def test_a_server_that_takes_connections_must_say_something(speaks: str, answer:
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         port = listener.getsockname()[1]
-        said = keeper.unreachable([[("127.0.0.1", port)]], speaks)
-        assert said == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
+        shown = keeper.unreachable([[("127.0.0.1", port)]], speaks)
+        assert shown == ("" if answer else f"127.0.0.1:{port} takes connections and is silent")
         assert not keeper.unreachable([[("127.0.0.1", port)]])
         server.join()
         for connection in held:
@@ -498,7 +643,7 @@ def test_after_a_reboot_jobs_may_come_as_soon_as_the_mount_was_written_to(rig: R
     assert (need(rig)["boot"], need(rig)["mountpoint"]) == ("next", MP)
 
 
-def test_a_mount_that_does_not_come_after_a_reboot_keeps_jobs_away(rig: Rig):
+def test_a_mount_that_is_absent_after_a_reboot_keeps_jobs_away(rig: Rig):
     rig.tick()
     (rig.folder / "boot").write_text("next\n")
     rig.mounts.table.clear()
@@ -556,6 +701,14 @@ def test_a_drain_of_ours_outlives_a_reboot(rig: Rig):
     rig.mounts.looks.clear()
     assert not rig.tick(2).drained
     assert "DRAIN" not in rig.node
+
+
+def test_the_repairs_are_counted_over_a_reboot(rig: Rig):
+    rig.mounts.looks[MP] = mounts.Result(State.STALE, "it does not open")
+    before = rig.tick()
+    (rig.folder / "boot").write_text("next\n")
+    after = rig.tick()
+    assert (after.heals, after.healed, after.healed_at) == (1, "restart: it does not open", before.checked)
 
 
 def test_a_charm_that_waits_is_woken_once_when_its_mount_works(rig: Rig, capsys: pytest.CaptureFixture[str]):

@@ -14,9 +14,9 @@ import mount_plan
 from kinds import juicefs as juicefs_kind
 from kinds import kernel, nfs
 from machine import Machine
-from mount import mounter, states, watching
+from mount import mounter, watching
 from scripts import keeper
-from slurm_ddp import juicefs, mounts, readiness, systemd
+from slurm_ddp import juicefs, mounts, readiness, records, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
 
@@ -34,7 +34,7 @@ class Rig:
         self.mounts = MachineMounts()
         self.mounts.install_in(mounts, monkeypatch)
         self.machine = Machine(secrets=set(SECRET.values()))
-        self.machine.take_over(monkeypatch, [mounter, kernel], root / "units")
+        self.machine.take_over(monkeypatch, [mounter, kernel, keeper], root / "units")
         self.machine.units.add("slurmd.service")
         self.machine.on_start, self.machine.on_stop = self._started, self._stopped
         self.machine.answers |= {
@@ -74,16 +74,16 @@ class Rig:
         program_changed: bool = False,
         **spec: typing.Any,
     ) -> mount_plan.Plan:
-        wanted = mount_plan.Spec(**({"app": app, "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
-        config = mount_plan.Config(cache_size=cache)
-        return juicefs_kind.plan(wanted, volume or self.volume, secret, config, program_changed=program_changed)
+        given = {"app": app, "mountpoint": self.mountpoint, "cache_size": cache} | spec
+        wanted = mount_plan.Spec.model_validate(given)
+        return juicefs_kind.plan(wanted, volume or self.volume, secret, program_changed=program_changed)
 
     def nfs(self, **spec: typing.Any) -> mount_plan.Plan:
-        wanted = mount_plan.Spec(**({"app": "client", "mountpoint": self.mountpoint} | spec))  # pyright: ignore[reportArgumentType]
+        wanted = mount_plan.Spec.model_validate({"app": "client", "mountpoint": self.mountpoint} | spec)
         return nfs.plan(wanted, fs.Nfs(host="127.0.0.1", path="/srv", port=self.listener.getsockname()[1]))
 
     def ensure(self, plan: mount_plan.Plan, unit: str = "client/0") -> mounts.Result:
-        return mounter.ensure(plan, unit=unit)
+        return mounter.ensure(dataclasses.replace(plan, spec=plan.spec.model_copy(update={"wanted_by": unit})))
 
     def snapshot(self) -> dict[str, tuple[int, bytes]]:
         return {
@@ -168,7 +168,7 @@ def test_a_pass_begins_whenever_the_mount_has_come(rig: Rig):
 
 def test_the_keeper_speaks_for_each_unit_until_it_goes(rig: Rig):
     def spoken_for() -> tuple[str, ...]:
-        return keeper.Watch.load(mount_plan.STATE / "client").units
+        return records.read(keeper.Watch, mount_plan.STATE / "client" / keeper.WATCH).units
 
     rig.ensure(rig.plan(), unit="client/0")
     rig.ensure(rig.plan(), unit="client/1")
@@ -193,7 +193,7 @@ def test_what_the_keeper_has_proved_lately_and_in_this_boot_counts(rig: Rig):
         (dataclasses.replace(seen, checked=time.time() - 60), None),
         (dataclasses.replace(seen, state="hung"), None),
     ):
-        health.save(folder)
+        (folder / keeper.HEALTH).write_text(records.text(health))
         assert watching.proven("client") == mountpoint
     mounter.remove("client", unit="client/0")
     assert watching.proven("client") is None
@@ -208,6 +208,24 @@ def test_the_second_time_nothing_is_touched(rig: Rig):
     for call in rig.machine.calls[calls:]:
         name = pathlib.Path(call[0]).name
         assert name in reading or f"{name} {call[1]}" in reading, call
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        (None, socket.gethostname().partition(".")[0]),
+        ("SLURMD_OPTIONS=\"--conf-server ctl:6817 --conf 'gres=gpu:1' \"\n", socket.gethostname().partition(".")[0]),
+        ('SLURMD_OPTIONS="-N slurmd-0 --conf-server ctl:6817"\n', "slurmd-0"),
+        ("SLURMD_OPTIONS=--foo-No -Nslurmd-1\n", "slurmd-1"),
+    ],
+)
+def test_the_keeper_gets_the_name_of_the_node(rig: Rig, monkeypatch: pytest.MonkeyPatch, text: str | None, node: str):
+    defaults = rig.root / "slurmd"
+    monkeypatch.setattr(watching, "_SLURMD_DEFAULTS", defaults)
+    if text is not None:
+        defaults.write_text(text)
+    rig.ensure(rig.plan())
+    assert records.read(keeper.Watch, mount_plan.STATE / "client" / keeper.WATCH).node == node
 
 
 def test_where_there_is_no_slurm_there_is_no_dropin(rig: Rig):
@@ -275,7 +293,7 @@ def test_a_read_only_folder_of_the_volume(rig: Rig):
         ),
     ],
 )
-def test_what_this_program_cannot_mount_is_said(
+def test_what_this_program_cannot_mount_is_named(
     rig: Rig, version: tuple[int, int, int], change: dict[str, str], message: str
 ):
     rig.version = version
@@ -359,7 +377,7 @@ def test_a_reboot_applies_what_waited(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     rig.mounts.users_of[rig.mountpoint] = [(123, "python3")]
     rig.ensure(rig.plan(cache="100"))
     assert mounter.pending(rig.plan(cache="100"))
-    monkeypatch.setattr(states, "boot", lambda: "another boot")
+    monkeypatch.setattr(keeper, "boot_id", lambda: "another boot")
     assert not mounter.pending(rig.plan(cache="100"))
 
 
@@ -424,7 +442,7 @@ def test_an_nfs_mount_is_hard_and_honours_no_device(rig: Rig):
 
 def test_an_export_that_systemd_cannot_mount(rig: Rig):
     with pytest.raises(mount_plan.MountError, match=r"^what NFS should mount has a space in its name"):
-        nfs.plan(mount_plan.Spec("client", rig.mountpoint), fs.Nfs(host="h", path="/a b"))
+        nfs.plan(mount_plan.Spec(app="client", mountpoint=rig.mountpoint), fs.Nfs(host="h", path="/a b"))
 
 
 @pytest.mark.parametrize("state", [mounts.State.STALE, mounts.State.STACKED])
@@ -435,7 +453,7 @@ def test_a_leftover_is_cleared_and_mounted_anew(rig: Rig, state: mounts.State):
     assert rig.machine.did("stop", UNIT) == 1
 
 
-def test_a_mount_that_somebody_took_away_comes_back(rig: Rig):
+def test_a_mount_that_was_removed_comes_back(rig: Rig):
     rig.ensure(rig.plan())
     rig.mounts.drop(rig.mountpoint)
     assert rig.ensure(rig.plan())
@@ -462,7 +480,7 @@ def test_a_dead_server_is_named_at_once_and_the_unit_keeps_trying(rig: Rig):
     assert rig.machine.enabled == {UNIT, TIMER, STARTER}
 
 
-def test_a_hung_mount_is_not_taken_away(rig: Rig):
+def test_a_hung_mount_stays(rig: Rig):
     rig.ensure(rig.plan())
     rig.mounts.looks[rig.mountpoint] = mounts.Result(mounts.State.HUNG, "no answer")
     assert rig.ensure(rig.plan()).state is mounts.State.HUNG
@@ -482,11 +500,12 @@ def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
         rig.ensure(rig.plan())
     assert [one["deadline"] for one in rig.mounts.probes] == [2.0]  # nobody had looked, but no server answers
     seen = keeper.Health(state="hung", checked=time.time() - 15, down="127.0.0.1:1 does not answer")
-    seen.save(mount_plan.STATE / "client")
+    (mount_plan.STATE / "client" / keeper.HEALTH).write_text(records.text(seen))
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert len(rig.mounts.probes) == 1
-    dataclasses.replace(seen, checked=time.time() - 60).save(mount_plan.STATE / "client")
+    old = dataclasses.replace(seen, checked=time.time() - 60)
+    (mount_plan.STATE / "client" / keeper.HEALTH).write_text(records.text(old))
     with pytest.raises(juicefs.UnreachableError):
         rig.ensure(rig.plan())
     assert len(rig.mounts.probes) == 2
@@ -495,7 +514,7 @@ def test_a_hook_does_not_wait_again_for_what_the_keeper_waited_for(rig: Rig):
 def test_what_the_keeper_found_with_other_servers_counts_for_nothing(rig: Rig):
     rig.ensure(rig.plan())
     seen = keeper.Health(state="hung", checked=time.time(), down="127.0.0.1:1 does not answer")
-    seen.save(mount_plan.STATE / "client")
+    (mount_plan.STATE / "client" / keeper.HEALTH).write_text(records.text(seen))
     rig.mounts.probes.clear()
     with socket.create_server(("127.0.0.1", 0)) as other:
         rig.volume = dataclasses.replace(rig.volume, hosts=(f"127.0.0.1:{other.getsockname()[1]}",))
@@ -515,10 +534,9 @@ def test_no_copies_are_kept_in_memory_or_on_another_network_filesystem(
 ):
     found = mounts.Mount(1, "0:1", "/scratch", fstype, "x", ("rw",))
     monkeypatch.setattr(mounts, "find", lambda path: found)
-    spec = mount_plan.Spec(app="client", mountpoint=rig.mountpoint)
-    config = mount_plan.Config(cache_directories="/scratch/cache")
+    spec = mount_plan.Spec(app="client", mountpoint=rig.mountpoint, cache_directories="/scratch/cache")
     with pytest.raises(mount_plan.MountError) as caught:
-        juicefs_kind.plan(spec, rig.volume, SECRET, config, program_changed=False)
+        juicefs_kind.plan(spec, rig.volume, SECRET, program_changed=False)
     assert str(caught.value) == (f"cache-directories: /scratch/cache lies on {fstype}: name folders of a local disk")
 
 

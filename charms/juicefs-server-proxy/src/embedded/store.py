@@ -9,6 +9,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import os
 import pathlib
@@ -20,10 +21,10 @@ import statistics
 import tempfile
 import time
 
-from slurm_ddp import apt, files, juicefs_access, systemd
+from slurm_ddp import apt, files, juicefs_access, systemd, templates
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, last_line, run
-from volume import format_journal, messages, rendering, spec, target
+from volume import format_journal, messages, spec, target
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
@@ -70,8 +71,7 @@ class Usage:
     def room_gib(self, volume_bytes: int) -> int:
         """Compute what a volume of this size here may hold in all, in GiB.
 
-        The disk's reserve is never part of it: where the volume ends, writers get ENOSPC, while servers whose disk is
-        full break.
+        Without the disk's reserve: where the volume ends, writers get ENOSPC; servers whose disk is full break.
         """
         reserve = min(_RESERVE_BYTES, (self.used + self.free) // 20)
         return max(1, (volume_bytes + self.free - reserve) >> 30)
@@ -109,7 +109,7 @@ def describe(directory: pathlib.Path) -> dict[str, str]:
 
 def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
     """Describe the volume that a unit with this address serves."""
-    bucket = f"{_bracketed(address)}:{OBJECTS_PORT}:/data/"
+    bucket = f"{fs.join_address(address, OBJECTS_PORT)}:/data/"
     engine = juicefs_access.Engine("redis", (fs.join_address(address, METADATA_PORT),), DATABASE)
     return spec.Volume(name, engine, "sftp", bucket, keyless=False, format=made)
 
@@ -117,11 +117,7 @@ def volume(name: str, address: str, made: spec.Format) -> spec.Volume:
 def passwords(app: str, content: fs.JuicefsSecret | None) -> fs.JuicefsSecret:
     """Complete the credentials of an embedded volume: those in `content`; new ones, kept here, where it has none."""
     # Letters, digits, - and _: newer JuiceFS takes percent signs and plus signs in an SFTP password for an encoding
-    fresh = {
-        "meta-password": secrets.token_urlsafe(32),
-        "access-key": ACCOUNT,
-        "secret-key": secrets.token_urlsafe(32),
-    }
+    fresh = {name: secrets.token_urlsafe(32) for name in ("meta-password", "secret-key")} | {"access-key": ACCOUNT}
     found = content or format_journal.credentials(app)  # the latter of a hook that did not end
     made = fs.JuicefsSecret.from_content(fresh | (found.content() if found is not None else {}))
     if content is None:
@@ -137,44 +133,34 @@ def unit_names(app: str) -> tuple[str, str]:
 def ensure(settings: Settings) -> bool:
     """Serve as `settings` state, now and after a reboot; return whether anything changed.
 
-    Raises:
-        StoreError: something is in the way that the operator must remove.
-        CommandError: a package, account or service could not be made.
+    Raises `StoreError` where the operator must remove something, and `CommandError`.
     """
     app, storage, credentials = settings.app, settings.directory, settings.credentials
     changed = _ensure_packages()
     changed |= _ensure_account(fs.reveal(credentials.secret_key))
     changed |= _ensure_directories(storage, synchronous=settings.synchronous)
     metadata, objects = unit_names(app)
-    config = target.CONFIG_DIR / app
-    binds = list(dict.fromkeys((settings.address, "127.0.0.1")))
-
-    redis: dict[str, object] = {
-        "app": app,
-        "binds": binds,
-        "port": METADATA_PORT,
-        "directory": storage / "metadata",
-        "marker": storage / _MARKER,
-        "config": config / "redis.conf",
-        "appendfsync": "always" if settings.synchronous else "everysec",
-        "password_sha256": hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
-    }
-    redis_conf = rendering.render(__file__, "redis.conf.j2", **redis)
-    new_redis = files.ensure_file(config / "redis.conf", redis_conf, mode=0o600, owner="redis")
-    new_redis |= systemd.ensure_unit(metadata, rendering.render(__file__, "metadata.service.j2", **redis))
-
-    sshd: dict[str, object] = {
-        "app": app,
-        "binds": [f"{_bracketed(address)}:{OBJECTS_PORT}" for address in binds],
-        "chroot": storage / "objects",
-        "marker": storage / _MARKER,
-        "config": config / "sshd_config",
-        "host_key": _ensure_host_key(config),
-        "account": ACCOUNT,
-    }
-    new_sshd = files.ensure_file(config / "sshd_config", rendering.render(__file__, "sshd_config.j2", **sshd))
-    new_sshd |= systemd.ensure_unit(objects, rendering.render(__file__, "objects.service.j2", **sshd))
-    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", rendering.render(__file__, "sshd_dropin.conf.j2", **sshd)):
+    config, binds = target.CONFIG_DIR / app, list(dict.fromkeys((settings.address, "127.0.0.1")))
+    render = functools.partial(
+        templates.render,
+        pathlib.Path(__file__).with_name("templates"),
+        app=app,
+        config=config,
+        storage=storage,
+        marker=storage / _MARKER,
+        binds=binds,
+        metadata_port=METADATA_PORT,
+        appendfsync="always" if settings.synchronous else "everysec",
+        password_sha256=hashlib.sha256(fs.reveal(credentials.meta_password).encode()).hexdigest(),
+        objects_addresses=[fs.join_address(address, OBJECTS_PORT) for address in binds],
+        host_key=_ensure_host_key(config),
+        account=ACCOUNT,
+    )
+    new_redis = files.ensure_file(config / "redis.conf", render("redis.conf.j2"), mode=0o600, owner="redis")
+    new_redis |= systemd.ensure_unit(metadata, render("metadata.service.j2"))
+    new_sshd = files.ensure_file(config / "sshd_config", render("sshd_config.j2"))
+    new_sshd |= systemd.ensure_unit(objects, render("objects.service.j2"))
+    if files.ensure_file(_SSHD_DROPINS / f"50-{app}.conf", render("sshd_dropin.conf.j2")):
         changed = True
         run("/usr/bin/systemctl", "try-reload-or-restart", "ssh.service", check=False)
     _ensure_running(metadata, METADATA_PORT, restart=new_redis)
@@ -183,22 +169,18 @@ def ensure(settings: Settings) -> bool:
 
 
 def is_running(settings: Settings) -> bool:
-    """Whether both servers run and listen at the unit's address."""
+    """Report whether both servers run and listen at the unit's address."""
     listen = (_is_taken(settings.address, port) for port in (METADATA_PORT, OBJECTS_PORT))
     return all(map(systemd.is_active, unit_names(settings.app))) and all(listen)
 
 
 def is_enabled(app: str) -> bool:
-    """Whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
+    """Report whether this machine serves the volume: until `stop` or `remove`, also while its servers are down."""
     return systemd.is_enabled(unit_names(app)[0])
 
 
 def start_metadata(app: str) -> float:
-    """Start the metadata server if it is down; return for how many seconds it has been up.
-
-    Raises:
-        StoreError: it does not start.
-    """
+    """Start the metadata server if it is down; return for how many seconds it has been up. Raises `StoreError`."""
     metadata, _ = unit_names(app)
     if not systemd.is_active(metadata):
         _start(metadata, systemd.enable_now)
@@ -206,16 +188,13 @@ def start_metadata(app: str) -> float:
 
 
 def connected() -> tuple[str, ...]:
-    """List the addresses that have a connection to the metadata server, sorted.
-
-    Each client of JuiceFS keeps one, also a read-only one, which registers no session.
-    """
+    """List the addresses with a connection to the metadata server: also read-only clients, which have no session."""
     lines = run("/usr/bin/ss", "-Htn", "state", "established", "sport", "=", f":{METADATA_PORT}").stdout.splitlines()
     return tuple(sorted({line.split()[-1].rpartition(":")[0].strip("[]") for line in lines}))
 
 
 def is_durable(directory: pathlib.Path) -> bool:
-    """Whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
+    """Report whether acknowledged writes survive a power loss; some filesystems cannot promise that."""
     data = directory / "objects" / "data"
     if not _is_synchronous(data):
         return False
@@ -347,7 +326,7 @@ def _is_synchronous(directory: pathlib.Path) -> bool:
 
 
 def _is_taken(address: str, port: int) -> bool:
-    """Whether a program listens there, found without connecting: sshd counts connections that end without a login."""
+    """Report whether a program listens there, without connecting: sshd counts connections that end without a login."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -355,10 +334,6 @@ def _is_taken(address: str, port: int) -> bool:
         except OSError as e:
             return e.errno == errno.EADDRINUSE
     return False
-
-
-def _bracketed(address: str) -> str:
-    return fs.join_address(address, None)
 
 
 def _size(count: int) -> str:

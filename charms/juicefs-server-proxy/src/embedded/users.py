@@ -1,12 +1,10 @@
 """Who has a volume mounted that this unit serves."""
 
 import collections.abc
-import contextlib
 import time
 
 import embedded.store
 from slurm_ddp import juicefs
-from slurm_ddp.charm import StatusError
 from slurm_ddp.run import CommandError
 from volume import messages, spec, target
 
@@ -23,15 +21,6 @@ class RemovalRefusedError(Exception):
         super().__init__(messages.REFUSED.format(app=app, problem=problem, remedy=remedy))
 
 
-@contextlib.contextmanager
-def refusing(app: str) -> collections.abc.Generator[None]:
-    """Raise `RemovalRefusedError` for a `StatusError` inside: the servers cannot be asked who uses the volume."""
-    try:
-        yield
-    except StatusError as e:
-        raise RemovalRefusedError(app, messages.UNKNOWN_CLIENTS.format(problem=e), "resolve that") from e
-
-
 def await_none(
     settings: embedded.store.Settings,
     clients: collections.abc.Iterable[str],
@@ -40,10 +29,7 @@ def await_none(
     """Wait a moment until no client has the volume mounted; `show` takes what is waited for, as one line.
 
     The servers are asked, the metadata server started for that if it is down: Juju's list of related units (`clients`
-    are their applications) does not change while a hook fails.
-
-    Raises:
-        RemovalRefusedError: one still has, or that cannot be found out.
+    are their applications) does not change while a hook fails. Raises `RemovalRefusedError` where one still has.
     """
     end = time.monotonic() + _UNMOUNT_S
     ends = " and ".join(f"juju remove-relation {settings.app} {client}" for client in clients)
@@ -65,11 +51,7 @@ def await_none(
 
 
 def mounted_by(settings: embedded.store.Settings) -> str:
-    """State what shows that clients have the volume mounted; nothing where none has.
-
-    Raises:
-        JuicefsError, CommandError: the metadata server or `ss` cannot be asked.
-    """
+    """Describe which clients have the volume mounted; nothing where none has. Raises `JuicefsError`, `CommandError`."""
     # At the loopback, where Redis listens, whatever the unit's address is now
     volume = embedded.store.volume("any", "127.0.0.1", spec.Format())
     setting = target.open_target(settings.app, volume, settings.credentials).inspect()

@@ -28,7 +28,7 @@ class Pinned(pydantic.BaseModel, frozen=True):
 
     @property
     def may_move(self) -> bool:
-        """Whether no client can have written to the volume yet: then it may still become another one."""
+        """Report whether no client can have written to the volume yet: then it may still become another one."""
         return self.offered is None
 
 
@@ -46,12 +46,12 @@ class Ledger:
 
     @property
     def pinned(self) -> Pinned:
-        """What is pinned."""
+        """Read what is pinned."""
         return self._relation.load(Pinned, self._app)
 
     @property
     def is_server(self) -> bool:
-        """Whether this unit's storage holds the volume."""
+        """Report whether this unit's storage holds the volume."""
         return self.pinned.server == self._unit.name
 
     def pin(self, **fields: str | None) -> None:
@@ -60,10 +60,7 @@ class Ledger:
         self._relation.save(pinned, self._app)
 
     def settle(self, *, embedded: bool) -> bool:
-        """Pin whether the volume is embedded, then in this unit's storage; return whether that is new.
-
-        One that no client has been offered may still change its kind.
-        """
+        """Pin whether the volume is embedded, then in this unit's storage; return whether that is new."""
         mode = "embedded" if embedded else "external"
         if self.pinned.mode == mode:
             return False
@@ -103,15 +100,11 @@ class Ledger:
             self._relation.data[self._unit].pop(key, None)
 
     def address(self) -> str | None:
-        """Read where the server serves the volume; None before it does.
-
-        Raises:
-            StatusError: the server was removed from the application.
-        """
+        """Read where the server serves the volume, if it does. Raises `StatusError` where the server was removed."""
         return self._published("address")
 
     def room(self) -> int | None:
-        """Read what the server's disk has room for, in GiB; None before it is published. Raises as `address` does."""
+        """Read what the server's disk has room for, in GiB, if that is published. Raises as `address` does."""
         gib = self._published("room-gib")
         return int(gib) if gib is not None else None
 

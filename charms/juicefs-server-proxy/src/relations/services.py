@@ -55,11 +55,7 @@ def store_request(volume: str) -> dict[str, str]:
 
 
 def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
-    """Read what a database offers; None when it does not yet.
-
-    Raises:
-        ValueError: it cannot be used; the message holds no credentials.
-    """
+    """Read what a database offers, if it does. Raises `ValueError`, without credentials, if it cannot be used."""
     content = _content(data, ("secret-user", "secret-tls"), reveal)
     endpoint, database = data.get("endpoints", "").split(",")[0].strip(), data.get("database", "")
     if not endpoint or not content.get("username") or not content.get("password") or not database:
@@ -81,11 +77,7 @@ def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
 
 
 def read_store(data: Databag, reveal: Reveal) -> Offer | None:
-    """Read what an object store offers; None when it does not yet.
-
-    Raises:
-        ValueError: it cannot be used; the message holds no credentials.
-    """
+    """Read what an object store offers, if it does. Raises `ValueError`, without credentials, if it cannot be used."""
     content = _content(data, ("secret-extra",), reveal)
     bucket, region = data.get("bucket", ""), data.get("region", "")
     if not bucket or not content.get("access-key") or not content.get("secret-key"):

@@ -3,6 +3,7 @@
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import pathlib
 
@@ -123,8 +124,7 @@ class Sources:
         offers: list[services.Offer] = []
         user: str | None = None
         if engine is not None:
-            kind = ENGINES[engine.name]
-            offers.append(self._offer(engine, lambda data, reveal: services.read_engine(kind, data, reveal)))
+            offers.append(self._offer(engine, functools.partial(services.read_engine, ENGINES[engine.name])))
             address = offers[-1].engine
             assert address is not None
         else:

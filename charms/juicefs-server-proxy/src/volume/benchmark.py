@@ -11,20 +11,28 @@ import subprocess
 import tempfile
 import time
 
+import pydantic
+
 from slurm_ddp import apt, juicefs, mounts
-from slurm_ddp.charm import ActionError, Log, Results
+from slurm_ddp.charm import Action, ActionError, Log, Results
 from slurm_ddp.run import clean_env, last_line, run, scrub
 from volume import messages
-from volume.maintenance import private, with_progress
-from volume.target import Target
+from volume.maintenance import Long, private, with_progress
+from volume.target import Target, Unit
 
 _DROP_CACHES = pathlib.Path("/proc/sys/vm/drop_caches")
 _REMOVE_S = 120.0
 _MOUNT_S = 60.0
 
 
-def measure(target: Target, *, big_mib: int, small_files: int, timeout_s: float, log: Log) -> Results:
+class _Parameters(Long, frozen=True):
+    big_file_size: int = pydantic.Field(default=256, ge=1, le=65536)  # MiB
+    small_files: int = pydantic.Field(default=100, ge=1, le=100000)
+
+
+def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
     """Measure writing and reading, without a cache."""
+    target, big_mib, small_files = unit.verify()[0], wanted.big_file_size, wanted.small_files
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise ActionError(messages.NO_FUSE)
     apt.ensure_packages(["fuse3"])
@@ -44,9 +52,8 @@ def measure(target: Target, *, big_mib: int, small_files: int, timeout_s: float,
             folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
             run("/usr/bin/mkdir", folder, timeout=_REMOVE_S)
             try:
-                done = with_progress(
-                    "bench", log, lambda: target.invoke("bench", *sizes, folder, env=env, timeout=timeout_s)
-                )
+                argv = ("bench", *sizes, folder)
+                done = with_progress("bench", log, lambda: target.invoke(*argv, env=env, timeout=wanted.timeout))
             finally:
                 for command in juicefs.removal(target.program, version, folder):
                     run(*command, timeout=_REMOVE_S)
@@ -92,3 +99,6 @@ def _mounted(target: Target, flags: list[str], mountpoint: pathlib.Path) -> coll
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait(_MOUNT_S)
+
+
+ACTIONS: dict[str, Action[Unit]] = {"benchmark": Action(_Parameters, _measure)}

@@ -1,7 +1,7 @@
 """A journal on the unit's disk of a format that began, until Juju keeps the result.
 
-Juju drops what a hook wrote when the hook is killed, by a reboot for example. Without the journal the volume, and the
-servers of an embedded one with their passwords, would exist without an owner.
+Juju drops what a hook wrote when the hook is killed, as by a reboot: without the journal the volume, and the servers of
+an embedded one with their passwords, would exist without an owner.
 """
 
 import json
@@ -11,41 +11,34 @@ from slurm_ddp import files
 from slurm_ddp.interfaces import filesystem_info as fs
 
 STATE_DIR = pathlib.Path("/var/lib/slurm-ddp")
+_CREDENTIALS, _BEGAN = "format-credentials.json", "format-began"
 
 
 def keep_credentials(app: str, content: fs.JuicefsSecret) -> None:
     """Record the credentials that an embedded volume is about to get."""
-    files.ensure_file(_credentials(app), json.dumps(content.content()), mode=0o600)
+    files.ensure_file(STATE_DIR / app / _CREDENTIALS, json.dumps(content.content()), mode=0o600)
 
 
 def credentials(app: str) -> fs.JuicefsSecret | None:
     """Read the credentials that an embedded volume was about to get; None if there are none, or no whole ones."""
     try:
-        return fs.JuicefsSecret.from_content(json.loads(_credentials(app).read_text()))
+        return fs.JuicefsSecret.from_content(json.loads((STATE_DIR / app / _CREDENTIALS).read_text()))
     except (OSError, ValueError, AttributeError):
         return None
 
 
 def record(app: str, url: str, name: str) -> None:
     """Record that this volume is about to be formatted. `url` is without a password."""
-    files.ensure_file(_began(app), f"{url}\n{name}\n")
+    files.ensure_file(STATE_DIR / app / _BEGAN, f"{url}\n{name}\n")
 
 
 def has(app: str, url: str, name: str) -> bool:
-    """Whether formatting of this volume began here, and Juju may not have kept it."""
-    path = _began(app)
+    """Report whether formatting of this volume began here, and Juju may not have kept it."""
+    path = STATE_DIR / app / _BEGAN
     return path.is_file() and path.read_text(errors="replace") == f"{url}\n{name}\n"
 
 
 def forget(app: str) -> None:
     """Remove the journal: Juju keeps the volume, or the application is removed."""
-    for path in (_credentials(app), _began(app)):
-        files.ensure_absent(path)
-
-
-def _credentials(app: str) -> pathlib.Path:
-    return STATE_DIR / app / "format-credentials.json"
-
-
-def _began(app: str) -> pathlib.Path:
-    return STATE_DIR / app / "format-began"
+    for name in (_CREDENTIALS, _BEGAN):
+        files.ensure_absent(STATE_DIR / app / name)

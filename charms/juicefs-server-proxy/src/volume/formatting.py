@@ -36,10 +36,7 @@ class Known:
 def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
     """Return the volume's setting; if none is known, format it first when the engine reports that it holds none.
 
-    Raises:
-        juicefs.UnreachableError: the engine does not answer.
-        juicefs.JuicefsError: juicefs failed.
-        VolumeError: another volume is there, or none.
+    Raises `VolumeError` where another volume is there, or none, and `juicefs.JuicefsError`.
     """
     wanted, setting, uuid = volume.volume, volume.inspect(), known.uuid
     if setting is None and uuid is not None:
@@ -119,11 +116,7 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
 
 
 def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
-    """Make the volume have the options that can change.
-
-    Raises:
-        juicefs.JuicefsError: it failed.
-    """
+    """Make the volume have the options that can change. Raises `juicefs.JuicefsError`."""
     wanted = volume.volume.format
     differences = {
         "capacity": (wanted.capacity_gib, setting.capacity_gib),
@@ -135,10 +128,7 @@ def ensure_options(volume: Target, setting: juicefs.Setting) -> None:
 
 
 def ensure_sticky_root(volume: Target) -> None:
-    """Keep accounts from replacing what others have in the volume's root, where any can; what is done is logged.
-
-    Where it fails the volume is offered nevertheless: clients set the sticky bit too, on what they mount.
-    """
+    """Keep accounts from replacing what others have in the root; where it fails, clients do so when they mount it."""
     name = volume.volume.name
     try:
         if done := juicefs.ensure_sticky(volume.program, volume.access):
@@ -170,10 +160,7 @@ def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None
 
 
 def remove(app: str) -> None:
-    """Remove what an application keeps here: program, certificates, journal, reports, exports.
-
-    Backups stay: they may be the only ones.
-    """
+    """Remove what an application keeps here, but for backups, which may be the only ones."""
     format_journal.forget(app)
     state = format_journal.STATE_DIR
     ours = (target.PROGRAM_DIR / app, target.CONFIG_DIR / app, state / app / "reports", state / app / "kubernetes")

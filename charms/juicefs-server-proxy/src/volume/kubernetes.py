@@ -5,32 +5,39 @@ on their command line. Sources: the driver's manual, "Create and use PV", and th
 storage/v1).
 """
 
+import functools
 import json
 import pathlib
 import re
 
-from slurm_ddp import files, juicefs
-from volume import messages, rendering
+from slurm_ddp import files, juicefs, templates
+from slurm_ddp.charm import Action, Log, Parameters, Results
+from volume import messages
 from volume.maintenance import private
-from volume.target import Target
+from volume.target import Unit
 
 _DRIVER = "csi.juicefs.com"
+_render = functools.partial(templates.render, pathlib.Path(__file__).with_name("templates"))
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 
 
-def export(target: Target, uuid: str, *, namespace: str, name: str, size: str) -> tuple[pathlib.Path, str]:
-    """Write Secrets, StorageClass, PersistentVolume and -Claim into a file; return it, and all but the secrets.
+class _Parameters(Parameters, frozen=True):
+    namespace: str = "default"
+    name: str = ""
+    size: str = "1Ti"
 
-    The driver's mount pods run the same version of juicefs. `size` is what volume and claim state to hold; JuiceFS
-    takes no limit from it.
 
-    Raises:
-        ValueError: a name or the size is none that Kubernetes takes; the message names the parameter.
+def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
+    """Write Secrets, StorageClass, PersistentVolume and -Claim into a file; show all but the secrets.
+
+    The driver's mount pods run the same version of juicefs. JuiceFS takes no limit from `size`.
     """
+    target, setting = unit.verify()
+    name, namespace = wanted.name or target.volume.name, wanted.namespace
     for parameter, value in (("namespace", namespace), ("name", name)):
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", value):
             raise ValueError(messages.KUBERNETES_NAME.format(parameter=parameter))
-    if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", size):
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", wanted.size):
         raise ValueError(messages.KUBERNETES_SIZE)
     volume = target.volume
     access = volume.access(target.credentials, juicefs.version(target.program), directory=_FILES_DIR)
@@ -43,9 +50,13 @@ def export(target: Target, uuid: str, *, namespace: str, name: str, size: str) -
         secrets[f"{name}-files"] = {path.name: text for path, text in access.files.items()}
     labels = {"app.kubernetes.io/managed-by": "juicefs-server-proxy", "juicefs/volume": volume.name}
     common = {"name": name, "namespace": namespace, "labels": labels}
-    hidden = rendering.render(__file__, "kubernetes-secrets.yaml.j2", **common, secrets=secrets)
-    handle = f"{volume.name}-{uuid}"
-    shown = rendering.render(__file__, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=size)
+    hidden = _render("kubernetes-secrets.yaml.j2", **common, secrets=secrets)
+    handle = f"{volume.name}-{setting.uuid}"
+    shown = _render("kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size)
     path = private(target.directory / "kubernetes") / f"{name}.yaml"
     files.ensure_file(path, hidden + shown, mode=0o600)
-    return path, shown
+    apply = f"juju ssh {unit.name} sudo cat {path} | kubectl apply -f -"
+    return {"file": str(path), "apply": apply, "without-secrets": shown}
+
+
+ACTIONS: dict[str, Action[Unit]] = {"export-kubernetes": Action(_Parameters, _export)}

@@ -1,25 +1,24 @@
-"""Long commands on a volume and their reports, backups and their way back, quotas.
-
-Commands that can take long run beside a loop that logs how long they have been running. Their output, which holds names
-of files, is kept on the unit for root alone.
-"""
+"""Long commands on a volume and their reports, which root alone may read; backups, and restoring them; quotas."""
 
 import collections.abc
 import concurrent.futures
 import datetime
 import gzip
 import hashlib
+import json
 import os
 import pathlib
 import re
 import time
 import typing
 
+import pydantic
+
 from slurm_ddp import files, juicefs
-from slurm_ddp.charm import ActionError, Log, Results
+from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
 from slurm_ddp.run import CommandError, last_line
 from volume import messages
-from volume.target import Target
+from volume.target import Target, Unit
 
 _SHORT_S = 120.0
 _BEAT_S = 15.0
@@ -29,27 +28,88 @@ _KEPT = 10  # reports of each command
 T = typing.TypeVar("T")
 
 
-def back_up(target: Target, uuid: str, *, timeout_s: float, log: Log) -> Results:
+def _inside(path: str) -> str:
+    if not re.fullmatch(r"/[^\0\n]*", path) or ".." in path.split("/"):
+        raise ValueError(messages.PATH)
+    return path
+
+
+def _absolute(file: str) -> str:
+    if not file.startswith("/"):
+        raise ValueError(messages.FILE)
+    return file
+
+
+class Long(Parameters, frozen=True):
+    """The parameters of an action that can take long."""
+
+    timeout: int = pydantic.Field(default=3600, ge=1, le=24 * 3600)  # seconds
+
+
+class _Fsck(Long, frozen=True):
+    path: typing.Annotated[str, pydantic.AfterValidator(lambda path: path and _inside(path))] = ""
+    repair: bool = False
+
+
+class _Gc(Long, frozen=True):
+    delete: bool = False
+    compact: bool = False
+
+
+class _Restore(Long, frozen=True):
+    uuid: str
+    file: typing.Annotated[str, pydantic.AfterValidator(_absolute)]
+
+
+class _Quota(Parameters, frozen=True):
+    path: typing.Annotated[str, pydantic.AfterValidator(_inside)]
+    capacity: int = pydantic.Field(default=0, ge=0)  # GiB
+    inodes: int = pydantic.Field(default=0, ge=0)
+    remove: bool = False
+
+
+def _fsck(unit: Unit, wanted: _Fsck, log: Log) -> Results:
+    flags = (f"--path={wanted.path or '/'}", "--recursive") if wanted.path or wanted.repair else ()
+    repair = ("--repair",) if wanted.repair else ()
+    report = _run_long(unit.verify()[0], "fsck", *flags, *repair, timeout_s=wanted.timeout, log=log)
+    return {"state": "clean", "summary": _summary(report), "report": str(report)}
+
+
+def _gc(unit: Unit, wanted: _Gc, log: Log) -> Results:
+    flags = [f"--{flag}" for flag in ("delete", "compact") if getattr(wanted, flag)]
+    report = _run_long(unit.verify()[0], "gc", *flags, timeout_s=wanted.timeout, log=log)
+    mode = "deleted" if wanted.delete else messages.DRY_RUN
+    return {"mode": mode, "summary": _summary(report), "report": str(report)}
+
+
+def _back_up(unit: Unit, wanted: Long, log: Log) -> Results:
     """Write all metadata, without credentials, into a file on this machine."""
+    target, setting = unit.verify()
     path = private(target.directory / "backups") / f"{target.volume.name}-{_stamp()}.json.gz"
     partial = path.with_name(f".{path.name.removesuffix('.gz')}.{os.getpid()}.gz")  # another may begin this second
     partial.touch(mode=0o600)
     try:
-        run_long(target, "dump", str(partial), timeout_s=timeout_s, log=log)
+        _run_long(target, "dump", str(partial), timeout_s=wanted.timeout, log=log)
         found = _uuid_of(partial)
-        if found != uuid:
-            raise ActionError(messages.BACKUP_OF_OTHER.format(found=found or "unknown", uuid=uuid))
+        if found != setting.uuid:
+            raise ActionError(messages.BACKUP_OF_OTHER.format(found=found or "unknown", uuid=setting.uuid))
         partial.chmod(0o600)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": digest, "uuid": uuid}
+    return {"file": str(path), "bytes": str(path.stat().st_size), "sha256": digest, "uuid": setting.uuid}
 
 
-def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, log: Log) -> Results:
-    """Load a backup of volume `uuid` into an engine that holds nothing."""
+def _restore(unit: Unit, wanted: _Restore, log: Log) -> Results:
+    """Load a backup of the volume into an engine that holds nothing."""
+    path, uuid = pathlib.Path(wanted.file), wanted.uuid
+    if not unit.leads:
+        raise ActionError(messages.NOT_LEADER)
+    if unit.uuid not in (None, uuid):
+        raise ActionError(messages.OTHER_VOLUME.format(uuid=unit.uuid))
+    target = unit.target()
     if not target.volume.keyless:
         raise ActionError(messages.EMBEDDED)
     if not path.is_file() or path.is_symlink():
@@ -59,26 +119,57 @@ def restore(target: Target, path: pathlib.Path, uuid: str, *, timeout_s: float, 
         raise ActionError(messages.OTHER_BACKUP.format(file=path.name, found=found or "unknown", uuid=uuid))
     if (there := target.inspect()) is not None:
         raise ActionError(messages.OCCUPIED.format(name=there.name, uuid=there.uuid))
-    report = run_long(target, "load", str(path), timeout_s=timeout_s, log=log)
+    report = _run_long(target, "load", str(path), timeout_s=wanted.timeout, log=log)
     there = target.inspect()
     if there is None or there.uuid != uuid:
         raise ActionError(messages.NOT_RESTORED.format(uuid=uuid, report=report))
+    unit.pin(uuid)
     return {"uuid": there.uuid, "volume": there.name, "report": str(report)}
 
 
-def list_quotas(target: Target) -> list[dict[str, str]]:
+def _set_quota(unit: Unit, wanted: _Quota, _log: Log) -> Results:
+    limits = {"--capacity": wanted.capacity, "--inodes": wanted.inodes}
+    if not wanted.remove and not any(limits.values()):
+        raise ActionError(messages.NO_LIMIT)
+    target = unit.verify()[0]
+    if wanted.remove:
+        _quota(target, "delete", "--path", wanted.path)
+        return {"path": wanted.path, "capacity-gib": "unlimited", "inodes": "unlimited"}
+    flags = [word for flag, limit in limits.items() if limit for word in (flag, str(limit))]
+    _quota(target, "set", "--path", wanted.path, *flags)
+    for quota in _quotas(target):
+        if quota["path"] == wanted.path:
+            return quota
+    raise ActionError(messages.NO_QUOTA.format(path=wanted.path))
+
+
+def _list_quotas(unit: Unit, _: Parameters, _log: Log) -> Results:
+    found = _quotas(unit.verify()[0])
+    return {"count": str(len(found)), "quotas": json.dumps(found)}
+
+
+ACTIONS: dict[str, Action[Unit]] = {
+    "fsck": Action(_Fsck, _fsck),
+    "gc": Action(_Gc, _gc),
+    "backup-metadata": Action(Long, _back_up),
+    "restore-metadata": Action(_Restore, _restore),
+    "set-quota": Action(_Quota, _set_quota),
+    "list-quotas": Action(Parameters, _list_quotas),
+}
+
+
+def _quotas(target: Target) -> list[dict[str, str]]:
     """Read the table that `juicefs quota list` draws, with bars or with boxes."""
     names = ("path", "size", "used", "used-percent", "inodes", "inodes-used", "inodes-used-percent")
     found: list[dict[str, str]] = []
-    for line in quota(target, "list").splitlines():
+    for line in _quota(target, "list").splitlines():
         cells = [cell.strip() for cell in re.split(r"[|\u2502\u2503]", line.strip().strip("|\u2502\u2503"))]
         if len(cells) == len(names) and cells[0].startswith("/"):
             found.append(dict(zip(names, cells, strict=True)))
     return found
 
 
-def quota(target: Target, verb: str, *arguments: str) -> str:
-    """Run `juicefs quota`. Raises `ActionError` if it fails."""
+def _quota(target: Target, verb: str, *arguments: str) -> str:
     try:
         return target.invoke("quota", verb, target.access.url, *arguments, timeout=_SHORT_S).stdout
     except CommandError as e:
@@ -101,16 +192,14 @@ def private(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def run_long(target: Target, command: str, *arguments: str, timeout_s: float, log: Log) -> pathlib.Path:
+def _run_long(target: Target, command: str, *arguments: str, timeout_s: float, log: Log) -> pathlib.Path:
     """Run a command that may take long; return the file with its output. Raises `ActionError` if it fails."""
     folder = private(target.directory / "reports")
     report = folder / f"{command}-{_stamp()}-{os.getpid()}.log"  # another may begin this second
     log(f"{command} of volume {target.volume.name} started")
-    failure = None
+    failure, argv = None, (command, target.access.url, *arguments)
     try:
-        done = with_progress(
-            command, log, lambda: target.invoke(command, target.access.url, *arguments, timeout=timeout_s)
-        )
+        done = with_progress(command, log, lambda: target.invoke(*argv, timeout=timeout_s))
         output = done.stdout + done.stderr
     except CommandError as e:
         failure, output = e, e.stdout + e.stderr or f"{e}\n"
@@ -127,7 +216,7 @@ def _stamp() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def summary(report: pathlib.Path) -> str:
+def _summary(report: pathlib.Path) -> str:
     """Pick the last line of a report that is about the volume."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", report.read_text())
     lines = re.findall(r"<(?:INFO|WARNING)>: (?!(?:flush|close) session )(.*)", plain)  # the last lines of 1.3

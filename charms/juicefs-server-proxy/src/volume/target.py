@@ -26,11 +26,11 @@ class Target:
 
     @property
     def directory(self) -> pathlib.Path:
-        """Where the application keeps reports, backups and exports."""
+        """Locate the application's reports, backups and exports."""
         return format_journal.STATE_DIR / self.app
 
     def inspect(self) -> juicefs.Setting | None:
-        """Ask the engine for its volume; None when it reports that it has none. Raises as `juicefs.inspect` does."""
+        """Ask the engine for its volume, as `juicefs.inspect` does."""
         return juicefs.inspect(self.program, self.access)
 
     def invoke(
@@ -47,8 +47,21 @@ class Target:
             raise juicefs.JuicefsError(f"juicefs {command}: {juicefs.explain(e)}") from e
 
 
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What the actions work on: this unit, its application's volume, and the ways to it."""
+
+    name: str
+    leads: bool
+    uuid: str | None  # of the volume; None before it is formatted
+    target: collections.abc.Callable[[], Target]  # the volume that should be there, unseen
+    verify: collections.abc.Callable[[], tuple[Target, juicefs.Setting]]  # after a look that it is there
+    storage: collections.abc.Callable[[], dict[str, str]]  # the state of its disk, where this unit serves the volume
+    pin: collections.abc.Callable[[str], object]  # keeps the UUID of a volume that was restored
+
+
 def program_path(app: str) -> pathlib.Path:
-    """Where an application's copy of juicefs lies."""
+    """Locate an application's copy of juicefs."""
     return PROGRAM_DIR / app / "juicefs"
 
 
@@ -60,11 +73,7 @@ def install(app: str, resource: pathlib.Path | None) -> str:
 
 
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
-    """Write the files that juicefs must find for this volume.
-
-    Raises:
-        juicefs.JuicefsError: this program cannot use such an engine.
-    """
+    """Write the files that juicefs must find for this volume. Raises `juicefs.JuicefsError` where it cannot use it."""
     program = program_path(app)
     access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
     access.ensure_files()

@@ -19,12 +19,7 @@ _NAMED_DEVICE = (17, 0)  # USER@FSID.NAME=/path, release notes of Quincy
 
 
 def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
-    """Draw up the mount of a directory of a Ceph filesystem; the helper is installed already.
-
-    Raises:
-        mount_plan.MountError: this machine cannot mount it, or its description has what the helper would misread.
-        mount_plan.NotYetError: a monitor's name cannot be resolved.
-    """
+    """Draw up the mount of a directory of a Ceph filesystem; the helper is installed already."""
     for what, value in {"user": volume.user, "fsid": volume.fsid, "filesystem": volume.name}.items():
         if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
             raise mount_plan.MountError(messages.CEPH_NAME.format(what=what))
@@ -34,11 +29,11 @@ def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
     monitors, messenger = _monitors(volume)
     addresses = [fs.join_address(*one) for one in monitors]
     path = kernel.below(volume.path, spec.subdirectory)
-    key_file = mount_plan.File(mount_plan.ETC / spec.app / "ceph.secret", f"{key}\n", 0o600)
+    key_file = mount_plan.ETC / spec.app / "ceph.secret"
     options = presets.merge(presets.CEPHFS, profile=spec.profile, given=spec.mount_options)
     if messenger == 2:
         options = {"ms_mode": "prefer-crc"} | options  # the kernel's own choice is the first protocol
-    options = {"secretfile": str(key_file.path)} | options
+    options = {"secretfile": str(key_file)} | options
     source, aliases = f"{','.join(addresses)}:{path}", ()
     if _version() >= _NAMED_DEVICE:
         source, aliases = f"{volume.user}@{volume.fsid}.{volume.name}={path}", (source,)
@@ -52,7 +47,7 @@ def plan(spec: mount_plan.Spec, volume: fs.Cephfs, key: str) -> mount_plan.Plan:
         aliases=aliases,
         options=options,
         servers=(monitors,),
-        files=(key_file,),
+        files={key_file: f"{key}\n"},
         secrets=(key,),
     )
 

@@ -34,40 +34,27 @@ def program_path(app: str) -> pathlib.Path:
 
 
 def plan(
-    spec: mount_plan.Spec,
-    volume: fs.Juicefs,
-    secret: fs.JuicefsSecret,
-    config: mount_plan.Config,
-    *,
-    program_changed: bool,
+    spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, *, program_changed: bool
 ) -> mount_plan.Plan:
-    """Draw up the mount of a volume; the program is installed already.
-
-    Raises:
-        mount_plan.MountError: this machine or this program cannot mount the volume.
-        juicefs.JuicefsError: the volume's metadata engine is not supported.
-        presets.OptionError: an option is not possible.
-        CommandError: the program does not run.
-    """
+    """Draw up the mount of a volume; the program is installed already."""
     check_fuse()
     version = juicefs.version(program_path(spec.app))
     maker = juicefs.parse_version(volume.version)
     if maker is not None and maker < juicefs.OLDEST:
-        text = messages.VOLUME_TOO_OLD.format(
-            name=volume.name, version=volume.version, oldest=juicefs.text(juicefs.OLDEST)
-        )
+        oldest = juicefs.text(juicefs.OLDEST)
+        text = messages.VOLUME_TOO_OLD.format(name=volume.name, version=volume.version, oldest=oldest)
         raise mount_plan.MountError(text)
-    etc, state = mount_plan.ETC / spec.app, mount_plan.STATE / spec.app
-    access = juicefs_access.of(volume, secret, version, directory=etc)
-    source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec.app, config), mount_plan.quoted
-    command = [*_command(spec, _subdir(spec, volume), config, caches, version), access.url, spec.mountpoint]
-    staging = [quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if config.juicefs_writeback]
+    etc = mount_plan.ETC / spec.app
+    access, environment_file = juicefs_access.of(volume, secret, version, directory=etc), etc / "environment"
+    source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec), mount_plan.quoted
+    command = [*_command(spec, _subdir(spec, volume), caches, version), access.url, spec.mountpoint]
+    staging = [quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if spec.juicefs_writeback]
     text = mount_plan.render(
         "juicefs.service.j2",
         name=volume.name,
         mountpoint=quoted(spec.mountpoint),
-        environment_file=etc / "environment",
-        tmpdir=state / "tmp",
+        environment_file=environment_file,
+        tmpdir=mount_plan.STATE / spec.app / "tmp",
         helper=f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'slurm_ddp' / 'mounts.py'}",
         engine=" ".join(quoted(fs.join_address(*address)) for address in volume.addresses()),
         fstype=_FSTYPE,
@@ -86,13 +73,13 @@ def plan(
         servers=(volume.addresses(), *_store_addresses(volume)),
         speaks=keeper.TLS if access.engine.tls else access.engine.kind,
         packages=("fuse3",),
-        environment=mount_plan.environment_file(access.environment),
+        files={environment_file: mount_plan.environment_file(access.environment)},
         secrets=secret.values(),
         program_changed=access.ensure_files() or program_changed,
         caches=caches,
         version=juicefs.text(version),
         reloads=version >= _SMOOTH,
-        port=config.metrics_port,
+        port=spec.metrics_port,
         sticky=True,
     )
 
@@ -101,7 +88,7 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
     """Keep accounts from replacing the folder that is mounted, or one above it; log what is done.
 
     The mount shows no folder above its own, and juicefs makes those that are absent with mode 0777. It is done once for
-    each folder, before it is first mounted. Where it fails the mount is made nevertheless, and it is tried again.
+    each folder, before it is first mounted; where it fails, the mount is made nevertheless, and it is tried again.
     """
     subdir, note = _subdir(spec, volume), mount_plan.STATE / spec.app / "sticky"
     done = f"{volume.uuid} {subdir}\n"
@@ -142,11 +129,7 @@ def _subdir(spec: mount_plan.Spec, volume: fs.Juicefs) -> str:
 
 
 def _command(
-    spec: mount_plan.Spec,
-    subdir: str,
-    config: mount_plan.Config,
-    caches: tuple[pathlib.Path, ...],
-    version: juicefs.Version,
+    spec: mount_plan.Spec, subdir: str, caches: tuple[pathlib.Path, ...], version: juicefs.Version
 ) -> list[str]:
     """Build the command up to its options; the engine's URL and the mountpoint follow."""
     for flag in presets.parse(presets.JUICEFS, spec.mount_options):
@@ -162,12 +145,12 @@ def _command(
             "no-usage-report": True,
             "no-syslog": True,
             "cache-dir": ":".join(map(str, caches)),
-            "cache-size": str(_cache_mib(config, caches)),
-            "buffer-size": str(config.buffer_size or buffer_mib),
+            "cache-size": str(_cache_mib(spec, caches)),
+            "buffer-size": str(spec.buffer_size or buffer_mib),
             "free-space-ratio": chosen.pop("free-space-ratio", _FREE[0] if shared else _FREE[1]),
             "backup-meta": "0",  # a dump of all names by every client: it has exhausted their memory (CSI driver #1648)
-            "metrics": f"127.0.0.1:{config.metrics_port}" if config.metrics_port else False,
-            "writeback": config.juicefs_writeback,
+            "metrics": f"127.0.0.1:{spec.metrics_port}" if spec.metrics_port else False,
+            "writeback": spec.juicefs_writeback,
             "read-only": spec.read_only,
             "subdir": subdir if subdir != "/" else False,
             **{name: value or True for name, value in chosen.items()},
@@ -182,16 +165,15 @@ def _directories(config: mount_plan.Config) -> list[str]:
     return [directory.rstrip("/") for directory in config.cache_directories.split()]
 
 
-def _caches(app: str, config: mount_plan.Config) -> tuple[pathlib.Path, ...]:
+def _caches(spec: mount_plan.Spec) -> tuple[pathlib.Path, ...]:
     """List the folders for copies, which are this application's alone."""
-    if not config.cache_directories.strip():
-        return (mount_plan.CACHE / app,)
-    directories = _directories(config)
+    directories = _directories(spec)
     for directory in directories:
         mount = mounts.find(directory)
         if mount is not None and mount.fstype in _NO_CACHE_ON:
             raise mount_plan.MountError(messages.CACHE_PLACE.format(directory=directory, fstype=mount.fstype))
-    return tuple(pathlib.Path(directory) / f"slurm-ddp-{app}" for directory in directories)
+    named = tuple(pathlib.Path(directory) / f"slurm-ddp-{spec.app}" for directory in directories)
+    return named or (mount_plan.CACHE / spec.app,)
 
 
 def _cache_mib(config: mount_plan.Config, caches: tuple[pathlib.Path, ...]) -> int:

@@ -26,17 +26,13 @@ class Kind:
 
 NFS = Kind("NFS", "nfs4", "nfsv4", ("nfs-common",))
 CEPH = Kind("CephFS", "ceph", "ceph")  # its package is installed before the plan, which depends on its version
-LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only: see lustre_client.py
+LUSTRE = Kind("Lustre", "lustre", "lustre")  # its packages fit one kernel only: see lustre.py
 
 
 def plan(
     spec: mount_plan.Spec, *, kind: Kind, source: str, options: presets.Options, **rest: typing.Any
 ) -> mount_plan.Plan:
-    """Draw up a mount unit; `rest` are further fields of the plan.
-
-    Raises:
-        mount_plan.MountError: the source cannot be written into a unit.
-    """
+    """Draw up a mount unit; `rest` are further fields of the plan."""
     if any(character.isspace() or not character.isprintable() for character in source):
         raise mount_plan.MountError(messages.SPACE_IN_SOURCE.format(kind=kind.name))
     flags = {"nosuid": "", "nodev": "", **({"noexec": ""} if spec.noexec else {}), "ro" if spec.read_only else "rw": ""}
@@ -60,8 +56,9 @@ def below(path: str, subdirectory: str) -> str:
 def check(kind: Kind) -> None:
     """Raise `mount_plan.MountError` unless this machine's kernel lets us mount such a filesystem; load its module."""
     where = container()
-    if where and not _is_root_of_the_machine():
-        # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not)
+    # Only filesystems marked FS_USERNS_MOUNT can be mounted inside a user namespace (FUSE is, these are not): root must
+    # be that of the machine's first one (user_namespaces(7))
+    if where and (PROC / "self" / "uid_map").read_text().split() != ["0", "0", "4294967295"]:
         raise mount_plan.MountError(messages.UNPRIVILEGED.format(kind=kind.name, container=where))
     if known(kind):
         return
@@ -76,16 +73,10 @@ def check(kind: Kind) -> None:
 
 def known(kind: Kind) -> bool:
     """Report whether the running kernel has the filesystem already."""
-    lines = (PROC / "filesystems").read_text().splitlines()
-    return any(line.split()[-1:] == [kind.fstype] for line in lines)
+    return kind.fstype in (PROC / "filesystems").read_text().split()
 
 
 def container() -> str:
     """Name the kind of container that this machine is; nothing when it is none."""
     found = run("/usr/bin/systemd-detect-virt", "--container", check=False, timeout=10)
     return found.stdout.strip() if found.returncode == 0 else ""
-
-
-def _is_root_of_the_machine() -> bool:
-    """Report whether root here is root in the machine's first user namespace (user_namespaces(7))."""
-    return (PROC / "self" / "uid_map").read_text().split() == ["0", "0", "4294967295"]

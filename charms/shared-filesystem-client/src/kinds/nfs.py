@@ -8,11 +8,7 @@ _PORT = 2049
 
 
 def plan(spec: mount_plan.Spec, export: fs.Nfs) -> mount_plan.Plan:
-    """Draw up the mount of an export.
-
-    Raises:
-        mount_plan.MountError: this machine cannot mount it, or no unit can.
-    """
+    """Draw up the mount of an export."""
     kernel.check(kernel.NFS)
     options = presets.merge(presets.NFS, profile=spec.profile, given=spec.mount_options)
     if export.port is not None:

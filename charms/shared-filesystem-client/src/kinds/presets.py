@@ -1,6 +1,5 @@
 """The options of each kind of filesystem: what holds by default, the profiles, and which ones the user may give."""
 
-import dataclasses
 import pathlib
 import re
 import tomllib
@@ -9,6 +8,7 @@ import typing
 import mount_messages as messages
 
 Options = dict[str, str]  # an option without a value has the empty one
+Rows = dict[str, list[str]]  # option -> its value, and why
 
 PROFILES = ("none", "dataset", "checkpoint", "tokens")
 _TABLES: dict[str, typing.Any] = tomllib.loads(pathlib.Path(__file__).with_name("options.toml").read_text())
@@ -20,51 +20,26 @@ class OptionError(ValueError):
     """An option of the user's is not possible. `str()` is one line that names it and what is possible."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One option of a profile."""
-
-    name: str
-    value: str
-    why: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(typing.NamedTuple):
     """The options of one kind of filesystem."""
 
-    defaults: tuple[Setting, ...]
+    defaults: Rows
     allowed: dict[str, str]  # name -> what the value must match; empty: the option takes none
-    profiles: dict[str, tuple[Setting, ...]]
-
-    @classmethod
-    def load(cls, name: str) -> "Kind":
-        """Read the kind's table in options.toml."""
-
-        def settings(rows: dict[str, list[str]]) -> tuple[Setting, ...]:
-            return tuple(Setting(option, *row) for option, row in rows.items())
-
-        table = _TABLES[name]
-        flags, numbers = dict.fromkeys(table["flags"].split(), ""), dict.fromkeys(table["numbers"].split(), r"\d{1,9}")
-        return cls(
-            defaults=settings(table.get("defaults", {})),
-            allowed=flags | numbers | table["values"],
-            profiles={profile: settings(rows) for profile, rows in table.get("profiles", {}).items()},
-        )
+    profiles: dict[str, Rows]
 
 
-NFS, CEPHFS, LUSTRE, JUICEFS = map(Kind.load, ("nfs", "cephfs", "lustre", "juicefs"))
+def _kind(name: str) -> Kind:
+    table = _TABLES[name]
+    flags, numbers = dict.fromkeys(table["flags"].split(), ""), dict.fromkeys(table["numbers"].split(), r"\d{1,9}")
+    return Kind(table.get("defaults", {}), flags | numbers | table["values"], table.get("profiles", {}))
+
+
+NFS, CEPHFS, LUSTRE, JUICEFS = map(_kind, ("nfs", "cephfs", "lustre", "juicefs"))
 
 
 def merge(kind: Kind, *, profile: str, given: str) -> Options:
-    """Merge the defaults, over them the profile's options, over them those that the user gave.
-
-    Raises:
-        OptionError: the user's options hold one that is unknown, refused, or of a wrong value.
-    """
-    if profile not in PROFILES:
-        raise OptionError(messages.PROFILE.format(given=profile, known=", ".join(PROFILES)))
-    options = {one.name: one.value for one in (*kind.defaults, *kind.profiles.get(profile, ()))}
+    """Merge the defaults, over them the profile's options, over them those that the user gave; raises as `parse`."""
+    options = {option: row[0] for option, row in (kind.defaults | kind.profiles.get(profile, {})).items()}
     for name, value in parse(kind, given).items():
         options.pop(_RIVALS.get(name, ""), None)
         options[name] = value
@@ -72,11 +47,7 @@ def merge(kind: Kind, *, profile: str, given: str) -> Options:
 
 
 def parse(kind: Kind, given: str) -> Options:
-    """Parse the options that the user gave, separated by commas.
-
-    Raises:
-        OptionError: one is unknown, refused, or of a wrong value.
-    """
+    """Parse the user's options, separated by commas. Raises `OptionError` where one is unknown, refused or wrong."""
     options: Options = {}
     for item in filter(None, (part.strip() for part in given.split(","))):
         name, equals, value = item.partition("=")

@@ -1,7 +1,6 @@
 """The actions. Each ends by its deadline, shows its progress, and leaves the mount as it found it."""
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -23,34 +22,20 @@ _BENCH_DIR = ".mount-benchmark"
 _MOST_NAMED = 10
 
 
-class Warmup(Parameters, frozen=True):
-    """The parameters of `warmup`."""
-
+class _Warmup(Parameters, frozen=True):
     path: str = pydantic.Field(min_length=1)
     threads: int = pydantic.Field(default=50, ge=1, le=200)
     deadline: int = pydantic.Field(default=3600, ge=10, le=86400)
 
 
-class Remount(Parameters, frozen=True):
-    """The parameters of `remount`."""
-
+class _Remount(Parameters, frozen=True):
     wait: int = pydantic.Field(default=0, ge=0, le=86400)
     force: bool = False
 
 
-class Benchmark(Parameters, frozen=True):
-    """The parameters of `benchmark`."""
-
+class _Benchmark(Parameters, frozen=True):
     size: int = pydantic.Field(default=256, ge=16, le=65536)
     deadline: int = pydantic.Field(default=600, ge=30, le=7200)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mount:
-    """What the actions work on: the mount, for this unit."""
-
-    plan: mount_plan.Plan
-    unit: str
 
 
 class _Progress:
@@ -69,8 +54,7 @@ class _Progress:
             self._log(f"{self.seconds:.0f} s: {text}")
 
 
-def _status(mount: Mount, _: Parameters, _log: Log) -> Results:
-    plan = mount.plan
+def _status(plan: mount_plan.Plan, _: Parameters, _log: Log) -> Results:
     found, seen = mounter.probe(plan), watching.health(plan.spec.app)
     here = mounts.at(plan.spec.mountpoint)
     results = {
@@ -95,8 +79,7 @@ def _status(mount: Mount, _: Parameters, _log: Log) -> Results:
     return {key: value for key, value in results.items() if value}
 
 
-def _warmup(mount: Mount, wanted: Warmup, log: Log) -> Results:
-    plan = mount.plan
+def _warmup(plan: mount_plan.Plan, wanted: _Warmup, log: Log) -> Results:
     if not plan.caches:
         raise ActionError(messages.NO_CACHE)
     path = _inside(plan, wanted.path)
@@ -115,7 +98,7 @@ def _warmup(mount: Mount, wanted: Warmup, log: Log) -> Results:
             systemd.stop(name)
             break
         progress.show(f"{_used_mib(plan.caches) - before:+.0f} MiB in the cache")
-        if not mounter.is_mounted(plan):
+        if not mounts.at(plan.spec.mountpoint):
             raise ActionError(messages.UNMOUNTED.format(mountpoint=plan.spec.mountpoint))
         time.sleep(0.5)
     output = systemd.journal(name, lines=1).strip()[-200:] or messages.NO_REASON
@@ -130,8 +113,8 @@ def _warmup(mount: Mount, wanted: Warmup, log: Log) -> Results:
     }
 
 
-def _remount(mount: Mount, wanted: Remount, log: Log) -> Results:
-    plan, progress = mount.plan, _Progress(log)
+def _remount(plan: mount_plan.Plan, wanted: _Remount, log: Log) -> Results:
+    progress = _Progress(log)
     while users := mounts.users(plan.spec.mountpoint):
         if progress.seconds >= wanted.wait:
             break
@@ -140,20 +123,20 @@ def _remount(mount: Mount, wanted: Remount, log: Log) -> Results:
     if users and not wanted.force:
         raise ActionError(messages.IN_USE.format(mountpoint=plan.spec.mountpoint, users=_named(users)))
     log(f"mounting {plan.source} anew")
-    found = mounter.remount(plan, unit=mount.unit)
+    found = mounter.remount(plan)
     if not found:
         raise ActionError(f"{found.detail}: {mounter.reason(plan)}")
     return {"state": found.state.value, "seconds": f"{progress.seconds:.1f}"}
 
 
-def _benchmark(mount: Mount, wanted: Benchmark, log: Log) -> Results:
-    plan = mount.plan
+def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
     if plan.spec.read_only:
         raise ActionError(messages.READ_ONLY)
     _check_works(plan)
     apt.ensure_packages(("fio",))
     local = mount_plan.STATE / plan.spec.app / "tmp"
-    free_mib = _free_mib(local)
+    stat = os.statvfs(local)
+    free_mib = stat.f_bavail * stat.f_frsize >> 20
     if free_mib < 2 * wanted.size:
         raise ActionError(messages.DISK_FULL.format(free=free_mib, most=free_mib // 2))
     end = time.monotonic() + wanted.deadline
@@ -161,20 +144,20 @@ def _benchmark(mount: Mount, wanted: Benchmark, log: Log) -> Results:
     top = f"{plan.spec.mountpoint}/{_BENCH_DIR}"
     places = {"mount": f"{top}/{socket.gethostname()}.{os.getpid()}", "local": f"{local}/benchmark.{os.getpid()}"}
     for label, place in places.items():
+        removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
+        if label == "mount":
+            version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
+            if version is not None:
+                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
+            removal = (*removal, ("/usr/bin/rmdir", top))
         run("/usr/bin/mkdir", "-p", place, timeout=20)
         try:
             for test in _TESTS:
                 log(f"{label}: {test}")
                 results |= _fio(label, test, place, wanted.size, end)
         finally:
-            removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
-            version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
-            if label == "mount" and version is not None:
-                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
             for command in removal:
                 run(*command, timeout=60, check=False)
-            if label == "mount":
-                run("/usr/bin/rmdir", top, timeout=10, check=False)
     return results
 
 
@@ -248,11 +231,6 @@ def _used_mib(caches: tuple[pathlib.Path, ...]) -> float:
     return sum(disks.values())
 
 
-def _free_mib(path: pathlib.Path) -> int:
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize >> 20
-
-
 def _disks(caches: tuple[pathlib.Path, ...]) -> str:
     """Describe the space on the disks of the folders."""
     texts: list[str] = []
@@ -266,9 +244,9 @@ def _disks(caches: tuple[pathlib.Path, ...]) -> str:
     return "; ".join(texts)
 
 
-ACTIONS: dict[str, Action[Mount]] = {
+ACTIONS: dict[str, Action[mount_plan.Plan]] = {
     "status": Action(Parameters, _status),
-    "warmup": Action(Warmup, _warmup),
-    "remount": Action(Remount, _remount),
-    "benchmark": Action(Benchmark, _benchmark),
+    "warmup": Action(_Warmup, _warmup),
+    "remount": Action(_Remount, _remount),
+    "benchmark": Action(_Benchmark, _benchmark),
 }

@@ -36,20 +36,15 @@ def judge(plan: mount_plan.Plan, found: mounts.Result) -> Status:
             return Status(Level.ACTIVE, mounted + messages.SLOW_NOW)
         case State.HUNG if seen.down:
             return Status(Level.WAITING, messages.SERVER_DOWN.format(problem=seen.down, since=_since(seen.down_since)))
-        case State.HUNG if seen.hung:
-            text = messages.HUNG.format(mountpoint=plan.spec.mountpoint, since=_since(seen.hung))
-            return Status(Level.WAITING, text)
         case State.HUNG:
-            return Status(Level.WAITING, found.detail)
+            text = messages.HUNG.format(mountpoint=plan.spec.mountpoint, since=_since(seen.hung))
+            return Status(Level.WAITING, text if seen.hung else found.detail)
         case State.STALE | State.STACKED:
             return Status(Level.MAINTENANCE, messages.REMOUNTING.format(detail=found.detail))
 
 
 def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
-    """Warn that others can replace what is in the filesystem's root, and what to type; nothing where they cannot.
-
-    It keeps nobody from using the mount: whose filesystem it is decides.
-    """
+    """Warn that others can replace what is in the filesystem's root, and what to type; nothing where they cannot."""
     if found.open_mode is None:
         return ""
     remedy = plan.remedy or messages.MAKE_STICKY.format(mountpoint=plan.spec.mountpoint)
@@ -57,11 +52,7 @@ def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
 
 
 def explained(app: str) -> contextlib.AbstractContextManager[None]:
-    """Turn what fails inside into a status: Waiting for what may end without the operator, else Blocked.
-
-    Raises:
-        StatusError: instead of what was raised.
-    """
+    """Turn what fails inside into a `StatusError`: Waiting for what may end without the operator, else Blocked."""
 
     def status(error: Exception, text: str, passes: bool) -> StatusError:
         if isinstance(error, juicefs.UnreachableError):

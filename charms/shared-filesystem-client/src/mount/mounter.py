@@ -1,7 +1,4 @@
-"""One mount on this machine: made by one systemd unit, verified, and removed without a trace.
-
-What to mount comes as a `mount_plan.Plan`, drawn up by `kinds/`. Nothing here waits for a filesystem.
-"""
+"""One mount on this machine: made by one systemd unit, verified, and removed. Nothing here waits for a filesystem."""
 
 import collections.abc
 import contextlib
@@ -24,40 +21,31 @@ _SETTLE_LOOK_S = 2.0
 _PROBE_S = 5.0
 _SILENT_PROBE_S = 2.0  # while its servers are silent, all that is asked is whether the mount works nevertheless
 _SERVER_S, _SERVER_AGAIN_S = 3.0, 1.0  # for a connection; the second where the keeper has just got none
-_TURN_S = 30.0  # how long the keeper may take to finish its pass
+_TURN_S = 30.0  # how long the keeper may take to finish its pass; after that a hook goes on nevertheless
 _RELOAD_S = 20.0
+_SYSTEMCTL_S = 60.0
 _STOP_S = 90.0
 _UPLOAD_S = 600.0  # how long a removal waits for what JuiceFS has yet to upload
 _MOST_REASON = 300  # characters
 
 
-def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
+def ensure(plan: mount_plan.Plan) -> mounts.Result:
     """Mount as planned, now and at every boot; return a probe of the mount.
 
-    A mount that works and is in use stays with its users: see `pending`.
-
-    Args:
-        plan: the mount.
-        unit: the Juju unit that wants it.
-
-    Raises:
-        juicefs.UnreachableError: the mount is not there and its servers do not answer; it comes when they do.
-        mount_plan.MountError: something is in the way.
-        CommandError: a package could not be installed, or systemd failed.
+    A mount that works and is in use stays with its users: see `pending`. Raises `juicefs.UnreachableError` where it
+    needs a server that does not answer, `mount_plan.MountError` where something is in the way, and `CommandError`.
     """
     spec = plan.spec
     apt.ensure_packages(plan.packages)
     for app, rival in states.load_all().items():
-        if app != spec.app and (
-            mount_plan.is_inside(rival.mountpoint, spec.mountpoint)
-            or mount_plan.is_inside(spec.mountpoint, rival.mountpoint)
-        ):
+        pair = (rival.mountpoint, spec.mountpoint)
+        if app != spec.app and (mount_plan.is_inside(*pair) or mount_plan.is_inside(*reversed(pair))):
             raise mount_plan.MountError(messages.RIVAL.format(app=app, mountpoint=rival.mountpoint))
-    with _turn(spec.app):
-        state = _write(plan, unit)
+    with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
+        state = _write(plan)
         seen = watching.recent(plan)
         watching.watch(plan, state)
-        silence = _silence(plan, _SERVER_AGAIN_S if seen.down else _SERVER_S)
+        silence = keeper.unreachable(plan.servers, timeout=_SERVER_AGAIN_S if seen.down else _SERVER_S)
         if silence and seen.state == mounts.State.HUNG.value:
             found = mounts.Result(mounts.State.HUNG, seen.detail)
         else:
@@ -72,33 +60,26 @@ def ensure(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
         return found
 
 
-def remount(plan: mount_plan.Plan, *, unit: str) -> mounts.Result:
+def remount(plan: mount_plan.Plan) -> mounts.Result:
     """Take the mount away, from whoever uses it too, and mount it as planned; return a probe of it."""
     state = states.load(plan.spec.app)
     if state is not None and state.unit == plan.unit:
-        with _turn(plan.spec.app):
+        with keeper.turn(mount_plan.STATE / plan.spec.app, patience=_TURN_S):
             _stop(plan.unit, uploads=bool(plan.caches))
             _clear(state)
-    return ensure(plan, unit=unit)
+    return ensure(plan)
 
 
 def pending(plan: mount_plan.Plan) -> bool:
     """Report whether the mount runs with an older unit, environment or program than it should."""
     state = states.load(plan.spec.app)
-    if state is None or state.boot != states.boot() or not systemd.is_active(plan.unit):
-        return False
-    # A service knows when its process started, a mount unit when it was made
-    stamps = ("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic")
-    shown = [systemd.show(plan.unit, stamp) for stamp in stamps]
-    started_us = next((int(text) for text in shown if text.isdecimal() and int(text) > 0), 0)
-    return 0 < started_us < state.changed_us
+    return state is not None and keeper.is_outdated(plan.unit, state.boot, state.changed_us, timeout=_SYSTEMCTL_S)
 
 
 def reason(plan: mount_plan.Plan) -> str:
     """Explain why the unit does not mount, in the program's own words: one line, without secrets."""
     if plan.unit.endswith(".mount"):  # after the helper's output comes systemd's, that a mount failed
-        lines = systemd.output(plan.unit, secrets=plan.secrets).splitlines()
-        # What failed, and the hints in lines of their own
+        lines = systemd.output(plan.unit, secrets=plan.secrets).splitlines()  # what failed, and hints
         texts = (re.sub(r"^mount(\.\w+)?: (mount \S+ at \S+ failed: )?", "", line.strip()) for line in lines)
         if text := "; ".join(dict.fromkeys(filter(None, texts))):
             return text[:_MOST_REASON]
@@ -118,21 +99,13 @@ def probe(plan: mount_plan.Plan, *, deadline: float = _PROBE_S) -> mounts.Result
     )
 
 
-def is_mounted(plan: mount_plan.Plan) -> bool:
-    """Report whether anything is mounted where the plan says; asks the kernel's table alone, which never waits."""
-    return bool(mounts.at(plan.spec.mountpoint))
-
-
 def remove(app: str, *, unit: str) -> str:
-    """Unmount, and leave nothing of the application on this machine, unless another Juju unit wants the mount too.
-
-    Returns what had to stay, as one line; nothing when all was removed.
-    """
+    """Unmount and remove all of the application, unless another unit wants the mount; return what had to stay."""
     state = states.load(app)
     kept: list[str] = []
     if state is not None:
         others = tuple(user for user in state.users if user != unit)
-        with _turn(app):
+        with keeper.turn(mount_plan.STATE / app, patience=_TURN_S):
             if others:
                 state.saved(app, users=others)
                 watching.forget(app, unit)
@@ -150,12 +123,7 @@ def remove(app: str, *, unit: str) -> str:
     return messages.BLOCKS_KEPT.format(paths=" ".join(kept)) if kept else ""
 
 
-def _turn(app: str) -> contextlib.AbstractContextManager[bool]:
-    """Keep the keeper from acting meanwhile; where its pass does not end in time, go on nevertheless."""
-    return keeper.turn(mount_plan.STATE / app, patience=_TURN_S)
-
-
-def _write(plan: mount_plan.Plan, unit: str) -> states.State:
+def _write(plan: mount_plan.Plan) -> states.State:
     """Write all that the mount needs, and when a running mount became out of date by that."""
     app = plan.spec.app
     state = states.load(app)
@@ -166,20 +134,20 @@ def _write(plan: mount_plan.Plan, unit: str) -> states.State:
     state = state.saved(  # before anything is written that it helps to remove
         app,
         made_mountpoint=_prepare(plan) or state.made_mountpoint,
-        users=tuple(sorted({unit, *state.users})),
+        users=tuple(sorted({plan.spec.wanted_by, *state.users})),
         sources=_united(state.sources, plan.sources),
-        files=_united(state.files, [str(file.path) for file in plan.files]),
-        caches=_united(state.caches, map(str, plan.caches)),
+        files=_united(state.files, plan.files),
+        caches=_united(state.caches, plan.caches),
     )
     changed = _write_files(plan)
     if plan.program_changed and not changed:
         changed = not (plan.reloads and state.reloads and _reload(plan))
-    stamp = {"boot": states.boot(), "changed_us": time.monotonic_ns() // 1000} if changed else {}
+    stamp = {"boot": keeper.boot_id(), "changed_us": time.monotonic_ns() // 1000} if changed else {}
     return state.saved(app, port=plan.port, reloads=plan.reloads, **stamp)
 
 
-def _united(old: collections.abc.Iterable[str], new: collections.abc.Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys([*old, *new]))
+def _united(old: tuple[str, ...], new: collections.abc.Iterable[str | pathlib.Path]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*old, *map(str, new)]))
 
 
 def _write_files(plan: mount_plan.Plan) -> bool:
@@ -191,10 +159,8 @@ def _write_files(plan: mount_plan.Plan) -> bool:
     (mount_plan.STATE / app / "tmp").mkdir(exist_ok=True)
     watching.write_programs(app)
     changed = False
-    if plan.environment is not None:
-        changed |= files.ensure_file(mount_plan.ETC / app / "environment", plan.environment, mode=0o600)
-    for file in plan.files:
-        changed |= files.ensure_file(file.path, file.text, mode=file.mode)
+    for path, text in plan.files.items():
+        changed |= files.ensure_file(path, text, mode=0o600)
     changed |= systemd.ensure_unit(plan.unit, plan.unit_text)
     if systemd.exists(watching.SLURMD):
         text = mount_plan.render("slurmd-dropin.conf.j2", unit=plan.unit)
@@ -203,12 +169,8 @@ def _write_files(plan: mount_plan.Plan) -> bool:
 
 
 def _prepare(plan: mount_plan.Plan) -> bool:
-    """Make the mountpoint a folder that nobody, not even root, can fill while nothing is mounted.
-
-    Reports whether it was made.
-    """
-    mountpoint = plan.spec.mountpoint
-    path = pathlib.Path(mountpoint)
+    """Make the mountpoint a folder that not even root can fill while nothing is mounted; report whether it was made."""
+    mountpoint, path = plan.spec.mountpoint, pathlib.Path(plan.spec.mountpoint)
     if mounts.at(mountpoint):
         return False
     made = not path.exists() and not path.is_symlink()
@@ -226,26 +188,19 @@ def _prepare(plan: mount_plan.Plan) -> bool:
     return made
 
 
-def _repair(
-    plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: juicefs.UnreachableError | None
-) -> mounts.Result:
-    """Start the mount, or restart it where that can repair it and hurts nobody; return a probe of it afterwards.
-
-    Raises:
-        juicefs.UnreachableError: `silence`, which says that no server answers.
-    """
-    mountpoint, waits = plan.spec.mountpoint, pending(plan)
+def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, silence: str) -> mounts.Result:
+    """Start the mount, or restart it where that can repair it and hurts nobody; return a probe of it afterwards."""
+    mountpoint = plan.spec.mountpoint
     here = mounts.at(mountpoint)
-    is_hung = found.state is mounts.State.HUNG
-    if silence and (is_hung or found.state is mounts.State.SLOW):
-        raise silence
-    answered = watching.health(plan.spec.app).answered if is_hung else 0.0
+    if silence and found.state in (mounts.State.HUNG, mounts.State.SLOW):
+        raise juicefs.UnreachableError(silence)
+    answered = watching.health(plan.spec.app).answered if found.state is mounts.State.HUNG else 0.0
     remedy = keeper.remedy(
         found.state,
         ours=all(mount.fstype in state.fstypes and mount.source in state.sources for mount in here),
         in_use=bool(mounts.users(mountpoint)),
-        pending=waits,
-        fuse=any(fstype.startswith("fuse") for fstype in plan.fstypes),
+        pending=pending(plan),
+        fuse=keeper.is_fuse(plan.fstypes),
         hung_s=time.time() - answered if answered else 0.0,
         servers_answer=True,
     )
@@ -260,7 +215,7 @@ def _repair(
     systemd.reset_failed(plan.unit)
     systemd.start_later(plan.unit)
     if silence:  # it cannot come now: it will by itself
-        raise silence
+        raise juicefs.UnreachableError(silence)
     end = time.monotonic() + _SETTLE_S
     while (left := end - time.monotonic()) > 0:
         limit = min(left, _SETTLE_LOOK_S)
@@ -299,23 +254,13 @@ def _remove_cache(path: str) -> bool:
     return True
 
 
-def _silence(plan: mount_plan.Plan, timeout_s: float) -> juicefs.UnreachableError | None:
-    """Return the error that no server of a group answers; None when one of each does."""
-    try:
-        for group in plan.servers:
-            juicefs.check_reachable(group, timeout=timeout_s)
-    except juicefs.UnreachableError as e:
-        return e
-    return None
-
-
 def _take_down(app: str, state: states.State) -> None:
     """Undo everything outside of the application's own folders."""
     watching.stop(app)
     if systemd.is_active(state.unit):
         _stop(state.unit, uploads=bool(state.caches))
     systemd.ensure_no_unit(state.unit)
-    for path in (*state.files, mount_plan.ETC / app / "environment"):
+    for path in state.files:
         files.ensure_absent(path)
     systemd.ensure_no_dropin(watching.SLURMD, f"10-{app}.conf")
     _clear(state)

@@ -1,87 +1,109 @@
-"""Draws up the plan for what a provider offers, and removes what came of it."""
+"""Draws up the plan of what is asked for and offered, and removes what came of it."""
 
 import collections.abc
-import dataclasses
 import pathlib
 
 import mount_messages as messages
 import mount_plan
-from kinds import cephfs, kernel, lustre, lustre_client, nfs
+from kinds import cephfs, kernel, lustre, nfs, presets
 from kinds import juicefs as juicefs_kind
 from mount import mounter, states
 from slurm_ddp import juicefs
-from slurm_ddp.charm import Level, StatusError
+from slurm_ddp.charm import Level, StatusError, config_errors, naming
 from slurm_ddp.interfaces import filesystem_info as fs
+from slurm_ddp.interfaces import mount_info
 
+Requests = collections.abc.Iterable[tuple[str, collections.abc.Mapping[str, str]]]
+ReadSecret = collections.abc.Callable[[str], dict[str, str]]  # raises StatusError where it is not granted
 Fetch = collections.abc.Callable[[], pathlib.Path | None]  # returns the resource; None where there is none
 
 
-class SecretsError(Exception):
-    """The provider's secret cannot be read (yet)."""
+def spec(unit: str, config: mount_plan.Config, requests: Requests) -> mount_plan.Spec:
+    """Decide where and how to mount: as the charm behind `mount` asks, else as the options say.
 
-
-@dataclasses.dataclass(frozen=True)
-class Offer:
-    """What there is to mount."""
-
-    provider: str
-    uri: str | None
-    read_secret: collections.abc.Callable[[str], dict[str, str]]  # raises SecretsError
-    fetch_program: Fetch | None  # None: the program stays as it is, since an action looks and a hook may be at it
-
-    def secret(self, identifier: str) -> dict[str, str]:
-        """Read a secret. Raises `StatusError` where it is not granted (yet), or was removed."""
-        try:
-            return self.read_secret(identifier)
-        except SecretsError as e:
-            raise StatusError(Level.WAITING, messages.NO_GRANT.format(app=self.provider), retry=True) from e
-
-
-def draw(offer: Offer, spec: mount_plan.Spec, config: mount_plan.Config) -> mount_plan.Plan:
-    """Draw up the plan for what is offered.
-
-    Raises:
-        StatusError: what is offered cannot be mounted (yet).
-        juicefs.JuicefsError, mount_plan.MountError, mount_plan.NotYetError, CommandError: see the modules of each kind.
+    `requests` are the names and databags of the charms that may ask. Raises `StatusError` where something is missing,
+    wrong or contradictory.
     """
-    if not offer.uri:
-        raise StatusError(Level.WAITING, messages.NO_OFFER.format(app=offer.provider))
+    with config_errors():
+        _check(config)
+    app = unit.partition("/")[0]
+    spec = mount_plan.Spec(app=app, wanted_by=unit, **config.model_dump())
+    for name, databag in requests:
+        try:
+            request = mount_info.load(databag)
+        except ValueError as e:
+            raise StatusError(Level.BLOCKED, messages.BAD_REQUEST.format(app=name, error=e)) from e
+        if request is None:
+            raise StatusError(Level.WAITING, messages.NO_REQUEST.format(app=name))
+        if spec.mountpoint not in ("", request.mountpoint):
+            pair = {"option": spec.mountpoint, "request": request.mountpoint}
+            raise StatusError(Level.BLOCKED, messages.MOUNTPOINT_CONTRADICTION.format(app=name, **pair))
+        limits = {"read_only": spec.read_only or request.read_only, "noexec": spec.noexec or request.noexec}
+        spec = spec.model_copy(update=limits | {"mountpoint": request.mountpoint})
+    if not spec.mountpoint:
+        raise StatusError(Level.BLOCKED, messages.NO_MOUNTPOINT.format(app=app))
+    with config_errors(), naming("mountpoint"):
+        mount_plan.check_mountpoint(spec.mountpoint)
+    return spec
+
+
+def draw(
+    spec: mount_plan.Spec, provider: str, uri: str | None, *, read_secret: ReadSecret, fetch_program: Fetch | None
+) -> mount_plan.Plan:
+    """Draw up the plan for what is offered, or raise what `judge.explained` turns into a status.
+
+    Without `fetch_program` the program stays as it is: an action looks, and a hook may be at it.
+    """
+    if not uri:
+        raise StatusError(Level.WAITING, messages.NO_OFFER.format(app=provider))
     try:
-        filesystem = fs.parse(offer.uri)
+        filesystem = fs.parse(uri)
     except fs.UriError as e:
-        raise StatusError(Level.BLOCKED, messages.BAD_OFFER.format(app=offer.provider, error=e)) from e
+        raise StatusError(Level.BLOCKED, messages.BAD_OFFER.format(app=provider, error=e)) from e
     match filesystem:
         case fs.Juicefs():
-            return _juicefs(offer, filesystem, spec, config)
+            try:
+                content = read_secret(filesystem.secret_id) if filesystem.secret_id else {}
+                secret = fs.JuicefsSecret.from_content(content)
+            except ValueError as e:
+                raise StatusError(Level.BLOCKED, messages.BAD_CREDENTIALS.format(app=provider, error=e)) from e
+            return _juicefs(spec, filesystem, secret, fetch_program)
         case fs.Nfs():
             return nfs.plan(spec, filesystem)
         case fs.Cephfs():
             cephfs.ensure_helper()
-            key = filesystem.key or offer.secret(filesystem.secret_id or "").get("key")
+            key = filesystem.key or read_secret(filesystem.secret_id or "").get("key")
             if not key:
-                raise StatusError(Level.BLOCKED, messages.NO_CEPH_KEY.format(app=offer.provider))
+                raise StatusError(Level.BLOCKED, messages.NO_CEPH_KEY.format(app=provider))
             return cephfs.plan(spec, filesystem, key)
         case fs.Lustre():
-            return lustre.plan(spec, filesystem, config)
-
-
-def _juicefs(offer: Offer, volume: fs.Juicefs, spec: mount_plan.Spec, config: mount_plan.Config) -> mount_plan.Plan:
-    try:
-        secret = fs.JuicefsSecret.from_content(offer.secret(volume.secret_id) if volume.secret_id else {})
-    except ValueError as e:
-        raise StatusError(Level.BLOCKED, messages.BAD_CREDENTIALS.format(app=offer.provider, error=e)) from e
-    fetch, program = offer.fetch_program, juicefs_kind.program_path(spec.app)
-    changed = fetch is not None and juicefs.ensure_program(program, fetch())
-    config = config.model_copy(update={"metrics_port": states.metrics_port(spec.app, config.metrics_port)})
-    plan = juicefs_kind.plan(spec, volume, secret, config, program_changed=changed)
-    if fetch is not None:
-        juicefs_kind.ensure_sticky_folders(spec, volume, secret)
-    return plan
+            return lustre.plan(spec, filesystem)
 
 
 def remove(app: str, *, unit: str) -> str:
     """Remove the mount and all that came with it; return what had to stay, as one line."""
     kept = mounter.remove(app, unit=unit)
     if kernel.LUSTRE.fstype not in states.fstypes():
-        lustre_client.remove()
+        lustre.remove()
     return kept
+
+
+def _check(config: mount_plan.Config) -> None:
+    if config.profile not in presets.PROFILES:
+        raise ValueError(messages.PROFILE.format(given=config.profile[:40], known=", ".join(presets.PROFILES)))
+    parts, path = config.subdirectory.strip("/").split("/"), config.subdirectory
+    if path and (any(part in ("", ".", "..") for part in parts) or not path.isprintable()):
+        raise ValueError(messages.SUBDIRECTORY)
+    juicefs_kind.check(config)
+    lustre.check(config)
+
+
+def _juicefs(
+    spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.JuicefsSecret, fetch: Fetch | None
+) -> mount_plan.Plan:
+    changed = fetch is not None and juicefs.ensure_program(juicefs_kind.program_path(spec.app), fetch())
+    spec = spec.model_copy(update={"metrics_port": states.metrics_port(spec.app, spec.metrics_port)})
+    plan = juicefs_kind.plan(spec, volume, secret, program_changed=changed)
+    if fetch is not None:
+        juicefs_kind.ensure_sticky_folders(spec, volume, secret)
+    return plan

@@ -1,7 +1,5 @@
 """What each application left on this machine: enough to remove it, and to decide whether a mount is up to date."""
 
-import json
-import pathlib
 import typing
 
 import pydantic
@@ -32,8 +30,7 @@ class State(pydantic.BaseModel, frozen=True):
     def saved(self, app: str, **changes: typing.Any) -> "State":
         """Apply the changes and write the file."""
         state = self.model_copy(update=changes)
-        text = json.dumps(state.model_dump(), indent=1) + "\n"
-        files.ensure_file(mount_plan.STATE / app / _FILE, text, mode=0o600)
+        files.ensure_file(mount_plan.STATE / app / _FILE, state.model_dump_json(indent=1) + "\n", mode=0o600)
         return state
 
 
@@ -58,12 +55,6 @@ def fstypes() -> set[str]:
 
 def metrics_port(app: str, wanted: int) -> int:
     """Choose the port for an application's metrics: the wanted one, or else the first that no other application has."""
-    found = load_all()
-    own = wanted or (found[app].port if app in found else 0)
-    taken = {state.port for state in found.values()}
-    return own or next(port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in taken)
-
-
-def boot() -> str:
-    """Read the id of this boot."""
-    return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    ports = {name: state.port for name, state in load_all().items()}
+    free = (port for port in range(_METRICS_PORT, _METRICS_PORT + 1000) if port not in ports.values())
+    return wanted or ports.get(app) or next(free)

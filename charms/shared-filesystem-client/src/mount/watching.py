@@ -11,7 +11,7 @@ import time
 import mount_plan
 from mount import states
 from scripts import keeper
-from slurm_ddp import files, systemd, watchdog
+from slurm_ddp import files, records, systemd, watchdog
 
 SLURMD = "slurmd.service"
 _SLURMD_DEFAULTS = pathlib.Path("/etc/default/slurmd")
@@ -40,7 +40,7 @@ def watch(plan: mount_plan.Plan, state: states.State) -> None:
         changed_us=state.changed_us,
         boot=state.boot,
         node=_node(),
-        drain=spec.drain,
+        drain=spec.drain_on_failure,
         units=state.users,
         sticky=plan.sticky,
     )
@@ -62,13 +62,13 @@ def stop(app: str) -> None:
         systemd.ensure_no_unit(unit)
     for name in (keeper.WATCH, keeper.HEALTH):
         files.ensure_absent(mount_plan.STATE / app / name)
-    files.ensure_absent(watchdog.TEXTFILES / keeper.metrics_name(app))
+    files.ensure_absent(watchdog.TEXTFILES / keeper.METRICS.format(app))
 
 
 def forget(app: str, unit: str) -> None:
     """Have the keeper no longer report to `unit` whether its mount works."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        watched = keeper.Watch.load(mount_plan.STATE / app)
+    with contextlib.suppress(OSError, ValueError):
+        watched = _watched(app)
         _save(dataclasses.replace(watched, units=tuple(user for user in watched.units if user != unit)))
     wake_once_right(app, unit, [])
 
@@ -84,14 +84,14 @@ def wake_once_right(app: str, unit: str, command: list[str]) -> None:
 
 def health(app: str) -> keeper.Health:
     """Read what the keeper found last."""
-    return keeper.Health.load(mount_plan.STATE / app)
+    return records.load(keeper.Health(), mount_plan.STATE / app / keeper.HEALTH)
 
 
 def recent(plan: mount_plan.Plan) -> keeper.Health:
     """Read what the keeper has just found with the servers of the plan, so that a hook need not wait for it again."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        found = health(plan.spec.app)
-        if keeper.Watch.load(mount_plan.STATE / plan.spec.app).servers == plan.servers and _is_recent(found):
+    found = health(plan.spec.app)
+    with contextlib.suppress(OSError, ValueError):
+        if _is_recent(found) and _watched(plan.spec.app).servers == plan.servers:
             return found
     return keeper.Health()
 
@@ -99,7 +99,7 @@ def recent(plan: mount_plan.Plan) -> keeper.Health:
 def proven(app: str) -> str | None:
     """Return the mountpoint where the keeper has just seen the application's mount work, in this boot; else None."""
     found, state = health(app), states.load(app)
-    works = found.works and found.boot == states.boot() and _is_recent(found)
+    works = found.works and found.boot == keeper.boot_id() and _is_recent(found)
     return state.mountpoint if state is not None and works else None
 
 
@@ -112,17 +112,17 @@ def _units(app: str) -> tuple[str, str, str]:
     return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer", f"mount-keeper-{app}-up.service"
 
 
+def _watched(app: str) -> keeper.Watch:
+    return records.read(keeper.Watch, mount_plan.STATE / app / keeper.WATCH)
+
+
 def _save(watched: keeper.Watch) -> None:
-    path = mount_plan.STATE / watched.app / keeper.WATCH
-    files.ensure_file(path, json.dumps(dataclasses.asdict(watched), indent=1) + "\n", mode=0o600)
+    files.ensure_file(mount_plan.STATE / watched.app / keeper.WATCH, records.text(watched), mode=0o600)
 
 
 def _node() -> str:
     """Return this machine's name in Slurm; nothing where it runs no jobs."""
     if not systemd.exists(SLURMD):
         return ""
-    with contextlib.suppress(OSError):
-        named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", _SLURMD_DEFAULTS.read_text())
-        if named:
-            return named[1]
-    return socket.gethostname().partition(".")[0]
+    named = re.search(r"(?:^|[\s\"'])-N\s*([A-Za-z0-9_.-]+)", files.read(_SLURMD_DEFAULTS))
+    return named[1] if named else socket.gethostname().partition(".")[0]

@@ -4,14 +4,10 @@
     mount-keeper STATE_FOLDER [--json] [--patience SECONDS]
 
 A systemd timer runs it every ten seconds, with Python's standard library and the modules of slurm_ddp beside it. The
-charm writes `watch.json` to the folder; each pass writes its result to `health.json` there, which the charm reads.
-Where the option asks for it, the node is drained in Slurm while the mount is broken, with a reason that begins with
-`mount-keeper APP: `, and a node with such a reason is resumed once the mount works again. Other drains are left alone.
-
-A pass also keeps the machine's readiness files (slurm_ddp/readiness.py) true: after a reboot jobs may start as soon as
-the mount was written to and read, whichever hook runs when.
-
-`remedy` decides how a mount is repaired, here and in the charm's hooks.
+charm writes `watch.json` to the folder, and reads each pass' result in `health.json` there. Where the option asks for
+it, the node is drained in Slurm while the mount is broken, with a reason that begins with `mount-keeper APP: `, and a
+node with such a reason is resumed once the mount works again. Other drains are left alone. A pass also keeps the
+machine's readiness files (slurm_ddp/readiness.py) true, so that jobs start after a reboot whichever hook runs when.
 """
 
 import argparse
@@ -37,6 +33,7 @@ BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit of the machine, which Juju removes with the unit
 
 WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"  # in the state folder
+METRICS = "shared_filesystem_{}.prom"  # of an application, for Prometheus
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
 _DRAIN_AFTER_S = 30.0  # a client that recovers by itself within this costs nobody a job
@@ -44,6 +41,7 @@ _WRITE_EVERY_S = 60.0  # a pass only reads, but for one a minute: a thousand nod
 _PROBE_S, _SILENT_PROBE_S, _SETTLE_S = 5.0, 2.0, 8.0
 _SERVER_S = 2.0
 _SYSTEMCTL_S = 10.0
+_STARTING = ("activating", "reloading")
 # What a server is sent, since a stopped process still accepts connections. Any reply will do, also a request for a
 # password. Sources: redis.io "Redis serialization protocol" (inline commands), PostgreSQL 16 "Message Formats"
 # (SSLRequest), MySQL "Protocol::Handshake" (the server speaks first)
@@ -89,16 +87,6 @@ class Watch:
     units: tuple[str, ...] = ()  # the Juju units that want the mount
     sticky: bool = False  # whether the root's sticky bit is ours to set, where others can write it
 
-    @classmethod
-    def load(cls, folder: pathlib.Path) -> "Watch":
-        """Load it. Raises `OSError` or `ValueError` where there is none."""
-        return records.read(cls, folder / WATCH)
-
-    @property
-    def is_fuse(self) -> bool:
-        """Tell whether a program on this machine serves it."""
-        return any(fstype.startswith("fuse") for fstype in self.fstypes)
-
     def is_known(self, mount: mounts.Mount) -> bool:
         """Tell whether a mount is the application's, of now or of before."""
         return mount.fstype in self.fstypes and mount.source in (*self.wanted, *self.known)
@@ -127,15 +115,6 @@ class Health:
     settled_us: int = 0  # the change that the mount is known to run with
     boot: str = ""  # in which the passes were
 
-    @classmethod
-    def load(cls, folder: pathlib.Path) -> "Health":
-        """Load it; start anew where it cannot be read."""
-        return records.load(cls(), folder / HEALTH)
-
-    def save(self, folder: pathlib.Path) -> None:
-        """Keep it for the next pass, and for the charm."""
-        watchdog.write(folder / HEALTH, records.text(self))
-
     @property
     def works(self) -> bool:
         """Tell whether the mount is right, or only slow, that not for long, and no server silent."""
@@ -159,11 +138,11 @@ def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
         if not is_mine:
             return 0  # the charm is at work
         try:
-            watch = Watch.load(options.folder)
+            watch = records.read(Watch, options.folder / WATCH)
         except (OSError, ValueError) as e:
-            _log_error(f"mount-keeper: nothing to watch in {options.folder}: {e}")
+            _log(f"mount-keeper: nothing to watch in {options.folder}: {e}", error=True)
             return 1
-        health = keep(watch, Health.load(options.folder), options.folder)
+        health = keep(watch, records.load(Health(), options.folder / HEALTH), options.folder)
     if options.json:
         print(json.dumps(dataclasses.asdict(health)))
     return 0
@@ -189,7 +168,7 @@ def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Gene
 
 def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Check the mount, repair it, check again, and report; return the result."""
-    now, boot = time.time(), BOOT_ID.read_text().strip()
+    now, boot = time.time(), boot_id()
     if old.boot != boot:  # results of before a reboot hold no longer, and their times mean nothing at all
         old = Health(boot=boot, drained=old.drained, heals=old.heals, healed=old.healed, healed_at=old.healed_at)
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value)
@@ -203,19 +182,20 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     hangs, hung = old.hangs + 1 if is_hung else 0, _since(old.hung, now, is_hung)
     down = "" if look else down or unreachable(watch.servers, watch.speaks)
     answered = _since(old.answered, now + (_COMES_BACK_S if old.down else 0.0), is_hung and not down)
-    pending = watch.changed_us != old.settled_us and is_pending(watch)
+    pending = watch.changed_us != old.settled_us and is_outdated(watch.unit, watch.boot, watch.changed_us)
     asks_users = pending or look.state in (State.WRONG, State.STACKED, State.HUNG)
     chosen = remedy(
         look.state,
         ours=all(map(watch.is_known, mounts.at(watch.mountpoint))),
         in_use=asks_users and bool(mounts.users(watch.mountpoint)),
         pending=pending,
-        fuse=watch.is_fuse,
+        fuse=is_fuse(watch.fstypes),
         hung_s=now - answered if answered and hangs >= _HANGS else 0.0,
         servers_answer=not down,
     )
     healed = ""
-    if chosen is Remedy.ABORT or (chosen is not Remedy.NOTHING and not _is_starting(watch.unit)):
+    # What systemd is about to start anyway is left to it, unless it hangs
+    if chosen is Remedy.ABORT or (chosen is not Remedy.NOTHING and _state(watch.unit) not in _STARTING):
         healed = f"{chosen.value}: {look.detail or 'a change was due'}"
         _log(f"{watch.mountpoint}: {healed}")
         apply(chosen, watch)
@@ -248,7 +228,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         _log(f"{watch.mountpoint}: {'works' if health.works else health.problem}")
     report_ready(watch, health)
     health = drain_or_resume(watch, health, now)
-    health.save(folder)
+    watchdog.write(folder / HEALTH, records.text(health))
     if health.works:
         wake_units(folder)
     write_metrics(watch, health)
@@ -256,7 +236,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
 
 
 def _since(old: float, now: float, holds: bool) -> float:
-    """Return since when something holds: as before, or from now on; 0 when it does not."""
+    """Date something that holds: as before, or from now on; 0 when it does not."""
     return (old or now) if holds else 0.0
 
 
@@ -284,19 +264,16 @@ def made_sticky(mode: int) -> str:
 
 
 def remedy(
-    state: State, *, ours: bool, in_use: bool, pending: bool, fuse: bool, hung_s: float, servers_answer: bool
+    state: State,
+    *,
+    ours: bool,  # all that lies at the mountpoint is the application's
+    in_use: bool,  # a process has something open there
+    pending: bool,  # the mount runs with older settings than it should
+    fuse: bool,  # a program on this machine serves it
+    hung_s: float,  # for how long it has not answered although its servers did
+    servers_answer: bool,  # as far as that can be asked
 ) -> Remedy:
-    """Decide how a mount in this state is repaired.
-
-    Args:
-        state: what a look found.
-        ours: all that lies at the mountpoint is the application's.
-        in_use: a process has something open there.
-        pending: the mount runs with older settings than it should.
-        fuse: a program on this machine serves it.
-        hung_s: for how many seconds it has not answered although its servers did.
-        servers_answer: as far as that can be asked.
-    """
+    """Decide how a mount in this state is repaired, by the keeper and in the charm's hooks."""
     match state if ours else None:
         case State.RIGHT if pending and not in_use:
             return Remedy.RESTART
@@ -334,7 +311,7 @@ def apply(chosen: Remedy, watch: Watch) -> None:
             detach_top(watch)
         _systemctl("restart", "--no-block", watch.unit)
     except (OSError, mounts.MountError, CommandError) as e:
-        _log_error(f"{watch.mountpoint}: {e}")
+        _log(f"{watch.mountpoint}: {e}", error=True)
 
 
 def abort(watch: Watch) -> None:
@@ -353,40 +330,51 @@ def detach_top(watch: Watch) -> None:
     mounts.detach(watch.mountpoint)
 
 
-def is_pending(watch: Watch) -> bool:
-    """Tell whether the mount runs with older settings than it should."""
-    if not watch.changed_us or watch.boot != BOOT_ID.read_text().strip():
+def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYSTEMCTL_S) -> bool:
+    """Tell whether a unit runs since before its settings changed, by the monotonic clock of that boot."""
+    if not changed_us or boot != boot_id():
         return False
     # A service knows when its process started, a mount unit when it was made
     for stamp in ("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic"):
-        started = _systemctl("show", "-P", stamp, watch.unit, check=False)
+        started = _systemctl("show", "-P", stamp, unit, check=False, timeout=timeout)
         if started.isdecimal() and int(started) > 0:
-            return int(started) < watch.changed_us and _is_active(watch.unit) == "active"
+            return int(started) < changed_us and _state(unit, timeout=timeout) == "active"
     return False
 
 
-def unreachable(servers: collections.abc.Iterable[collections.abc.Sequence[tuple[str, int]]], speaks: str = "") -> str:
-    """Return which server does not answer, and why, where none of a group does; nothing otherwise.
+def is_fuse(fstypes: collections.abc.Iterable[str]) -> bool:
+    """Tell whether a program on this machine serves such a filesystem."""
+    return any(fstype.startswith("fuse") for fstype in fstypes)
 
-    The first group is asked in the protocol `speaks`, if that is given.
-    """
+
+def boot_id() -> str:
+    """Read the id of this boot."""
+    return BOOT_ID.read_text().strip()
+
+
+def unreachable(
+    servers: collections.abc.Iterable[collections.abc.Sequence[tuple[str, int]]],
+    speaks: str = "",
+    *,
+    timeout: float = _SERVER_S,
+) -> str:
+    """Name a server that does not answer, and why, where none of a group does; the first group is asked in `speaks`."""
     for number, group in enumerate(servers):
         problem = ""
         for server in group:
-            problem = _silence(server, "" if number else speaks)
-            if not problem:
+            if not (problem := _silence(server, "" if number else speaks, timeout)):
                 break
         if problem:
             return problem
     return ""
 
 
-def _silence(server: tuple[str, int], protocol: str) -> str:
-    """Connect to a server, and wait for a first reply in the protocol; return what failed."""
+def _silence(server: tuple[str, int], protocol: str, timeout_s: float) -> str:
+    """Connect to a server and wait for a first reply in the protocol; return what failed."""
     host, port = server
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        with socket.create_connection(server, timeout=_SERVER_S) as connection:
+        with socket.create_connection(server, timeout=timeout_s) as connection:
             return "" if _replies(connection, protocol) else f"{shown} takes connections and is silent"
     except OSError as e:
         return f"{shown} does not answer ({str(e.strerror or e).lower()})"
@@ -424,7 +412,7 @@ def wake_units(folder: pathlib.Path) -> None:
             run(*json.loads(path.read_text()), timeout=_SYSTEMCTL_S)  # where it fails, the file stays for the next pass
             path.unlink()
         except (OSError, ValueError, TypeError, CommandError) as e:
-            _log_error(f"the charm cannot be woken: {e}")
+            _log(f"the charm cannot be woken: {e}", error=True)
 
 
 def drain_or_resume(watch: Watch, health: Health, now: float) -> Health:
@@ -447,7 +435,7 @@ def drain_or_resume(watch: Watch, health: Health, now: float) -> Health:
             watchdog.resume(watch.node)
             _log(f"resumed {watch.node}")
     except CommandError as e:
-        _log_error(f"{watch.node} is neither drained nor resumed: {e}")
+        _log(f"{watch.node} is neither drained nor resumed: {e}", error=True)
         return health
     return dataclasses.replace(health, drained=drains)
 
@@ -455,40 +443,28 @@ def drain_or_resume(watch: Watch, health: Health, now: float) -> Health:
 def write_metrics(watch: Watch, health: Health) -> None:
     """Write the result for Prometheus."""
     labels = {"app": watch.app, "mountpoint": watch.mountpoint}
-    ok = watchdog.Metric("shared_filesystem_mount_ok", "Whether the mount works.", [(labels, health.works)])
-    checked, text = "shared_filesystem_mount_checked_seconds", "When that was checked, in seconds since 1970."
-    heals = watchdog.Metric(
-        "shared_filesystem_mount_heals_total", "Number of repairs.", [(labels, health.heals)], kind="counter"
+    rows = (
+        ("ok", "Whether the mount works.", health.works, "gauge"),
+        ("checked_seconds", "When that was checked, in seconds since 1970.", health.checked, "gauge"),
+        ("heals_total", "Number of repairs.", health.heals, "counter"),
     )
-    watchdog.write_metrics(
-        metrics_name(watch.app), ok, watchdog.Metric(checked, text, [(labels, health.checked)]), heals
-    )
+    metrics = [
+        watchdog.Metric(f"shared_filesystem_mount_{name}", text, [(labels, value)], kind)
+        for name, text, value, kind in rows
+    ]
+    watchdog.write_metrics(METRICS.format(watch.app), *metrics)
 
 
-def metrics_name(app: str) -> str:
-    """Return the name of an application's file for Prometheus."""
-    return f"shared_filesystem_{app}.prom"
+def _state(unit: str, *, timeout: float = _SYSTEMCTL_S) -> str:
+    return _systemctl("is-active", unit, check=False, timeout=timeout)
 
 
-def _is_starting(unit: str) -> bool:
-    """Tell whether systemd is about to start it anyway."""
-    return _is_active(unit) in ("activating", "reloading")
+def _systemctl(*arguments: str, check: bool = True, timeout: float = _SYSTEMCTL_S) -> str:
+    return run(SYSTEMCTL, *arguments, timeout=timeout, check=check).stdout.strip()
 
 
-def _is_active(unit: str) -> str:
-    return _systemctl("is-active", unit, check=False)
-
-
-def _systemctl(*arguments: str, check: bool = True) -> str:
-    return run(SYSTEMCTL, *arguments, timeout=_SYSTEMCTL_S, check=check).stdout.strip()
-
-
-def _log(text: str) -> None:
-    print(text, flush=True)
-
-
-def _log_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _log(text: str, *, error: bool = False) -> None:
+    print(text, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Fill in the templates that lie beside a module."""
+"""Fill in the templates of configuration files and units."""
 
 import pathlib
 
 import jinja2
 
 
-def render(module: str, template: str, **values: object) -> str:
-    """Fill in a template of the folder `templates` beside a module, whose `__file__` is given."""
+def render(folder: pathlib.Path, template: str, **values: object) -> str:
+    """Fill in a template of a folder; a value that is missing is an error."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(pathlib.Path(module).parent / "templates"),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
