@@ -89,12 +89,13 @@ def advance(target: Target) -> Progress:
     """
     hold.end(_LOSS)
     try:
-        return _advance(target)
-    except nodes.ControllerSilent as e:
-        if target.lines_live and target.options.conf is not None:
-            slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
-            refresh_drained_start()
-        return Progress(Stage.SILENT, str(e))
+        try:
+            return _advance(target)
+        except nodes.ControllerSilent as e:
+            if target.lines_live and target.options.conf is not None:
+                slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
+                refresh_drained_start()
+            return Progress(Stage.SILENT, str(e))
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         return Progress(Stage.FAILED, str(e))
 
