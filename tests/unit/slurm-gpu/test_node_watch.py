@@ -382,3 +382,13 @@ def test_registration_journal_names():
     there = {path.name for path in node_state.STATE_DIR.glob("*.json")}
     assert there <= set(node_watch.JOURNALS)
     assert node_hold.WATCH == node_watch.UNIT
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"node": 5}', '{"unit": null}', '{"unit": "a/0", "saw": []}'])
+def test_records_that_cannot_be_read_count_as_none(node: SlurmDouble, woken: list[str], text: str):
+    configure()
+    node_watch.note(UNIT, waits=True, node=NAME)
+    for path in (node_watch.CONFIG, *node_watch.STATE_DIR.glob("waits-*")):
+        path.write_text(text)
+    assert node_watch.Watch().step() is None
+    assert woken == []

@@ -217,6 +217,12 @@ def as_found(node: nodes.Node) -> NodeSnapshot:
     return NodeSnapshot(node.name, states, node.reason if states else None)
 
 
+def count_jobs(name: str) -> str:
+    """Count the jobs of a busy node: "2 jobs"."""
+    ids = nodes.job_ids(name)
+    return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
+
+
 def is_anothers(node: nodes.Node, known: str | None) -> bool:
     """Whether another party keeps jobs away, for another reason than `known`.
 
@@ -402,9 +408,7 @@ def _why_away(node: nodes.Node) -> str:
 
 
 def _awaits_jobs(name: str) -> Progress:
-    ids = nodes.job_ids(name)
-    count = "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
-    return Progress(Stage.AWAITS_JOBS, count)
+    return Progress(Stage.AWAITS_JOBS, count_jobs(name))
 
 
 def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | None:

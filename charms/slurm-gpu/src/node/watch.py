@@ -21,7 +21,7 @@ import time
 
 from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
-from slurm_ddp import files, readiness, systemd
+from slurm_ddp import files, readiness, records, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
@@ -88,32 +88,14 @@ class Config:
     dcgm: bool = False
     xids: str = ""
 
-    @classmethod
-    def load(cls) -> "Config | None":
-        """Return it, None before the first hook that knew the node."""
-        try:
-            raw = json.loads(CONFIG.read_text())
-            return cls(**raw)
-        except (OSError, ValueError, TypeError):
-            return None
-
 
 @dataclasses.dataclass(frozen=True)
 class Waits:
     """A unit that waits, and what it saw then."""
 
-    unit: str
-    node: str
-    saw: str
-
-    @classmethod
-    def load(cls, path: pathlib.Path) -> "Waits | None":
-        """Return it, None while the unit does not wait."""
-        try:
-            raw = json.loads(path.read_text())
-            return cls(str(raw["unit"]), str(raw["node"]), str(raw["saw"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    unit: str = ""
+    node: str = ""
+    saw: str = ""
 
 
 def ensure(config: Config) -> None:
@@ -122,7 +104,7 @@ def ensure(config: Config) -> None:
     Raises:
         CommandError: systemd refused.
     """
-    files.ensure_file(CONFIG, json.dumps(dataclasses.asdict(config)) + "\n", mode=0o600)
+    files.ensure_file(CONFIG, records.text(config), mode=0o600)
     _ensure_units()
 
 
@@ -138,8 +120,7 @@ def note(unit: str, *, waits: bool | None, node: str | None = None) -> None:
         return
     try:
         if waits:
-            text = json.dumps(dataclasses.asdict(Waits(unit, node or "", seen(node)))) + "\n"
-            files.ensure_file(_waits(unit), text, mode=0o600)
+            files.ensure_file(_waits(unit), records.text(Waits(unit, node or "", seen(node))), mode=0o600)
             _ensure_units()
         else:
             files.ensure_absent(_waits(unit))
@@ -230,8 +211,8 @@ class Watch:
             return _HOLD_S
 
     def _resume(self) -> float | None:
-        config = Config.load()
-        if config is None or not (config.rebooted or config.new):
+        config = records.load(Config(""), CONFIG)
+        if not config.node or not (config.rebooted or config.new):  # none before the first hook that knew the node
             return None
         if node_hold.held() or any((STATE_DIR / name).exists() for name in JOURNALS):
             return None  # a hook or the hold's end goes on from here
@@ -287,7 +268,7 @@ class Watch:
         return _SLURM_S[min(self._asked, len(_SLURM_S)) - 1]
 
     def _wake(self) -> float | None:
-        waits = [found for path in STATE_DIR.glob(_WAITS) if (found := Waits.load(path)) is not None]
+        waits = [found for path in STATE_DIR.glob(_WAITS) if (found := records.load(Waits(), path)).unit]
         if not waits or not JUJU_EXEC.exists():
             return None
         now = time.monotonic()
