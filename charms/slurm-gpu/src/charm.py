@@ -8,7 +8,7 @@ import settings
 from controller import gres_lines
 from driver import upgrade
 from maintenance import work
-from node import compute
+from node import compute, watch
 from node import machine as machines
 from node.registration import Progress
 from relations import gres as endpoints
@@ -63,7 +63,7 @@ class SlurmGpuCharm(ops.CharmBase):
         if self._is_controller() and self.unit.is_leader():
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
-            work.renew_watch()
+            watch.renew()
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
         pending = work.resume_pending()
@@ -106,7 +106,7 @@ class SlurmGpuCharm(ops.CharmBase):
             return
         self._left = True
         with work.leaving():
-            if self._is_compute() or compute.OWNER.exists() or work.is_watching():
+            if self._is_compute() or compute.OWNER.exists() or watch.is_set_up():
                 work.release()
             compute.release(owner=self.unit.name, config=self._settings)
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
@@ -126,11 +126,11 @@ class SlurmGpuCharm(ops.CharmBase):
         if self._is_compute():
             found.append(work.verdict(self.config, self._compute_status))
             waits = compute.awaits_drain(self.machine, self.progress)
-            work.note(self.unit.name, found[-1], self.machine.node, waits=waits)
+            watch.note(self.unit.name, waits=found[-1].level == Level.WAITING or waits, node=self.machine.node)
         if self._is_controller():
             view = self._view or gres_lines.view() if self.unit.is_leader() else None
             found.append(gres_lines.status(view, related=self._has(GRES)))
-            work.note(self.unit.name, found[-1])
+            watch.note(self.unit.name, waits=found[-1].level == Level.WAITING)
         for status in found or [_NO_ROLE]:
             event.add_status(ops.StatusBase.from_name(status.level, status.text))
 

@@ -15,8 +15,7 @@ from gpu import detect as gpu_detect
 from gpu import gres_check, gres_conf
 from gpu import pci as gpu_pci
 from maintenance import mig, reset
-from node import compute, node_state, slurmd_options, slurmd_unit
-from node import health_check as gpu_monitor
+from node import compute, health_check, node_state, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from node import machine as machines
 from node import watch as node_watch
@@ -84,7 +83,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
             "STATE": "var/slurm-gpu/health.json",
         },
         watchdog: {"TEXTFILES": "var/textfiles"},
-        gpu_monitor: {
+        health_check: {
             "PROGRAM": "usr/local/sbin/gpu-health",
             "NVML_PROGRAM": "usr/local/sbin/gpu-nvml",
             "NVIDIA_SMI": "usr/bin/nvidia-smi",

@@ -107,7 +107,7 @@ class MachineDouble:
         (self.root / "sys/module/nouveau").mkdir(parents=True)
 
     def add_packages(self, *names: str, version: str) -> None:
-        """Install these from the index, as somebody did before."""
+        """Install these from the index, as an administrator did before."""
         for name in names:
             self.installed[name] = next(o[0] for o in self.offers[name] if apt.upstream(o[0]) == version)
         self._show_library()
@@ -162,8 +162,8 @@ class MachineDouble:
             raise CommandError(f"{words[0]}: no answer within {timeout:g} s")
         answer = self._answer(shlex.join(words), words)
         if check and answer.returncode:
-            said = answer.stderr.strip() or answer.stdout.strip()
-            raise CommandError(f"{words[0]} exited {answer.returncode}: {said}", returncode=answer.returncode,
+            message = answer.stderr.strip() or answer.stdout.strip()
+            raise CommandError(f"{words[0]} exited {answer.returncode}: {message}", returncode=answer.returncode,
                                stdout=answer.stdout, stderr=answer.stderr)  # fmt: skip
         return answer
 
@@ -205,8 +205,8 @@ class MachineDouble:
                 self._load(self.module_version(self.kernel))
                 return Completed(0, "", "")
             case [program, *order] if program.endswith("nvidia-smi"):
-                code, said = self.smi.answer(order)
-                return Completed(code, said, "")
+                code, message = self.smi.answer(order)
+                return Completed(code, message, "")
             case [program, *_] if program.endswith("nvidia-modprobe"):
                 return Completed(0, "", "")
             case ["/usr/bin/systemctl", *order]:
@@ -222,9 +222,9 @@ class MachineDouble:
         simulated = "--simulate" in words
         assert _EXACT in f"{command} ", f"nobody expected apt-get {command}"
         flags = words if simulated else [*words[:4], "--simulate", *words[4:]]
-        code, printed, said = real_apt.run(flags, self.offers, self.installed, self.held)
+        code, printed, message = real_apt.run(flags, self.offers, self.installed, self.held)
         if code:
-            return Completed(code, printed, said)
+            return Completed(code, printed, message)
         printed += "".join(f"Remv {name} [1]\n" for name in self.also_removes)
         if simulated:
             return Completed(0, printed, "")
@@ -237,7 +237,7 @@ class MachineDouble:
         return Completed(0, "", "")
 
     def _half_install(self, command: str) -> None:
-        """The power goes while apt installs: what conflicts is gone, and half of the rest is there, in apt's order."""
+        """The power goes while apt installs: what conflicts was removed, and half of the rest is there, in apt's order."""
         if command.startswith(_APT + _EXACT):
             words = shlex.split(command)
             _, printed, _ = real_apt.run([*words[:4], "--simulate", *words[4:]], self.offers, self.installed, self.held)
@@ -296,15 +296,15 @@ class MachineDouble:
         self.loaded = version
         module = self.root / "sys/module/nvidia"
         modules = self.root / "proc/modules"
-        told = self.root / "proc/driver/nvidia/version"
+        version_file = self.root / "proc/driver/nvidia/version"
         shutil.rmtree(self.root / "proc/driver/nvidia/gpus", ignore_errors=True)
         if version is None:
-            for path in (module / "version", told):
+            for path in (module / "version", version_file):
                 path.unlink(missing_ok=True)
             modules.write_text("")
             return
         module.mkdir(parents=True, exist_ok=True)
-        told.parent.mkdir(parents=True, exist_ok=True)
+        version_file.parent.mkdir(parents=True, exist_ok=True)
         (module / "version").write_text(f"{version}\n")
         (self.root / "dev").mkdir(exist_ok=True)
         cards = [path for path in sorted((self.root / "sys/bus/pci/devices").glob("*")) if _is_gpu(path)]
@@ -321,7 +321,7 @@ class MachineDouble:
             if any("-open" in name for name in self.installed)
             else "x86_64 Kernel Module"
         )
-        told.write_text(f"NVRM version: NVIDIA UNIX {kind}  {version}  Release Build\n")
+        version_file.write_text(f"NVRM version: NVIDIA UNIX {kind}  {version}  Release Build\n")
 
     def _show_library(self) -> None:
         directory = self.root / "lib"

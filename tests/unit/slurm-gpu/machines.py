@@ -67,7 +67,7 @@ def conf(sockets: int, cores: int, threads: int) -> dict[str, str]:
 
 
 def detection(*gpus: gpu_detect.Gpu) -> gpu_detect.Detection:
-    """Return what NVML would have told."""
+    """Build NVML's answer."""
     return gpu_detect.Detection("nvml", gpus)
 
 

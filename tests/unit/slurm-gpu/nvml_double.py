@@ -63,58 +63,58 @@ class Library:
         return self._fill(self._card(device).get("rows"), rows)
 
     def _nvmlDeviceGetRetiredPagesPendingStatus(self, device: typing.Any, pending: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("pages_pending")
-        return self._fill(None if told is None else (told,), (pending,))
+        reported = self._card(device).get("pages_pending")
+        return self._fill(None if reported is None else (reported,), (pending,))
 
     def _nvmlDeviceGetRetiredPages(  # noqa: N802
         self, device: typing.Any, cause: int, count: typing.Any, addresses: None
     ) -> int:
         assert count._obj.value == 0
-        told = self._card(device).get("pages")
-        if told is None:
+        reported = self._card(device).get("pages")
+        if reported is None:
             return NOT_SUPPORTED
-        count._obj.value = told[cause]
-        return INSUFFICIENT if told[cause] else OK
+        count._obj.value = reported[cause]
+        return INSUFFICIENT if reported[cause] else OK
 
     def _nvmlDeviceGetMemoryErrorCounter(  # noqa: N802
         self, device: typing.Any, kind: int, since: int, place: int, count: typing.Any
     ) -> int:
         assert since == pynvml.NVML_VOLATILE_ECC
-        told = self._card(device).get("errors", {}).get((kind, place))
-        return self._fill(None if told is None else (told,), (count,))
+        reported = self._card(device).get("errors", {}).get((kind, place))
+        return self._fill(None if reported is None else (reported,), (count,))
 
     def _nvmlDeviceGetSramEccErrorStatus(self, device: typing.Any, status: typing.Any) -> int:  # noqa: N802
         if status._obj.version != pynvml.nvmlEccSramErrorStatus_v1:
             return VERSION
-        told = self._card(device).get("sram")
-        if told is None:
+        reported = self._card(device).get("sram")
+        if reported is None:
             return NOT_SUPPORTED
-        status._obj.parity, status._obj.secded, status._obj.exceeded = told
+        status._obj.parity, status._obj.secded, status._obj.exceeded = reported
         return OK
 
     def _nvmlDeviceGetRepairStatus(self, device: typing.Any, status: typing.Any) -> int:  # noqa: N802
         if status._obj.version != pynvml.nvmlRepairStatus_v1:
             return VERSION
-        told = self._card(device).get("repair")
-        if told is None:
+        reported = self._card(device).get("repair")
+        if reported is None:
             return NOT_SUPPORTED
-        status._obj.channel, status._obj.tpc = told
+        status._obj.channel, status._obj.tpc = reported
         return OK
 
     def _nvmlDeviceGetCurrentClocksThrottleReasons(self, device: typing.Any, reasons: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("reasons")
-        return self._fill(None if told is None else (told,), (reasons,))
+        reported = self._card(device).get("reasons")
+        return self._fill(None if reported is None else (reported,), (reasons,))
 
     def _nvmlDeviceGetGpuFabricInfo(self, device: typing.Any, fabric: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("fabric")
-        if told is None:
+        reported = self._card(device).get("fabric")
+        if reported is None:
             return NOT_SUPPORTED
-        fabric._obj.state, fabric._obj.status = told
+        fabric._obj.state, fabric._obj.status = reported
         return OK
 
     def _nvmlDeviceGetMigMode(self, device: typing.Any, now: typing.Any, after: typing.Any) -> int:  # noqa: N802
-        told = self._card(device).get("instances")
-        return self._fill(None if told is None else (1, 1), (now, after))
+        reported = self._card(device).get("instances")
+        return self._fill(None if reported is None else (1, 1), (now, after))
 
     def _nvmlDeviceGetMaxMigDeviceCount(self, device: typing.Any, most: typing.Any) -> int:  # noqa: N802
         most._obj.value = 7
@@ -175,9 +175,9 @@ class Library:
         return OK
 
     @staticmethod
-    def _fill(told: tuple[int, ...] | None, places: tuple[typing.Any, ...]) -> int:
-        if told is None:
+    def _fill(reported: tuple[int, ...] | None, places: tuple[typing.Any, ...]) -> int:
+        if reported is None:
             return NOT_SUPPORTED
-        for place, value in zip(places, told, strict=True):
+        for place, value in zip(places, reported, strict=True):
             place._obj.value = value
         return OK

@@ -63,7 +63,7 @@ def _layers() -> tuple[pathlib.Path, ...]:
 
 
 def lacks() -> str | None:
-    """Return what this machine lacks, in words that say what to do."""
+    """List what this machine lacks, in words that say what to do."""
     if os.geteuid() != 0:
         return "run this as root: it mounts Slurm's tree"
     return None

@@ -47,17 +47,17 @@ def offer(
     config: settings.Config | None = None,
     published: NodeGres | None = None,
 ) -> NodeGres | None:
-    """Return what the unit publishes."""
+    """Build the databag that the unit publishes."""
     return compute.offer(machines.look(config, answer), published)
 
 
 def live(answer: ControllerGres = OFF, config: settings.Config | None = None) -> ControllerGres:
     """Return the answer of a controller whose slurmctld hands out what the unit publishes."""
-    said = offer(answer, config)
-    assert said is not None
-    return answer.model_copy(update={"applied": ("0" * 12, said.digest)})
+    answered = offer(answer, config)
+    assert answered is not None
+    return answer.model_copy(update={"applied": ("0" * 12, answered.digest)})
 
 
 def summary(machine: machines.Machine, answer: ControllerGres | None = UPSTREAM) -> dict[str, str]:
-    """Return what the action show-gres does."""
+    """Run the action show-gres: its results."""
     return compute.summary(machine, compute.offer(machine, None), answer)

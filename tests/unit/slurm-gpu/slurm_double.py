@@ -60,7 +60,7 @@ class SlurmDouble:
         self.lives: int | None = None  # the number of commands after which the hook is killed
         self.version = "slurm-wlm 24.11.5"
         self.reconfigured = 0
-        self.boot_time = "None"  # as slurmd said when it registered last
+        self.boot_time = "None"  # as slurmd reported when it registered last
         self.booted = "None"  # as it will say
         self.types = "gpu"
         self.health_program = "(null)"
@@ -76,9 +76,9 @@ class SlurmDouble:
             self.lives -= 1
         answer = self._answer(shlex.join(str(word) for word in argv))
         if check and answer.returncode:
-            said = answer.stderr.strip() or answer.stdout.strip()
+            message = answer.stderr.strip() or answer.stdout.strip()
             raise CommandError(
-                f"{argv[0]} exited {answer.returncode}: {said}",
+                f"{argv[0]} exited {answer.returncode}: {message}",
                 returncode=answer.returncode,
                 stdout=answer.stdout,
                 stderr=answer.stderr,
@@ -199,13 +199,13 @@ class SlurmDouble:
         rows = [row.format(name, "slurmd-[0-1]", "ACTIVE") for name in self.reservations]
         rows += [row.format(name, "slurmd-0", "INACTIVE") for name in self.to_come]
         rows += [row.format(name, "slurmd-0", "ACTIVE") for name in self.maintained]
-        said = {
+        message = {
             "show reservations -o": "".join(rows) or "No reservations in the system\n",
             "show hostnames 'slurmd-[0-1]'": "slurmd-0\nslurmd-1\n",
             "show hostnames slurmd-0": "slurmd-0\n",
             "show hostlist slurmd-1": "slurmd-1",
         }
-        return Completed(0, said[command.removeprefix("/usr/bin/scontrol ")], "")
+        return Completed(0, message[command.removeprefix("/usr/bin/scontrol ")], "")
 
     def _maintain(self, command: str) -> Completed:
         """A reservation for maintenance, as 24.11.5 was seen to answer."""
@@ -324,7 +324,7 @@ class SlurmDouble:
         if self.jobs or self.reservations or self.maintained:
             return Completed(1, "", f"delete_node nodename={self.name}: Requested nodes are busy\n")
         self.record = None
-        self.to_come = []  # without a word
+        self.to_come = []  # with no output
         return Completed(0, "", "")
 
     def _update(self, state: str, reason: str) -> Completed:

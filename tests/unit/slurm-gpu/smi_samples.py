@@ -40,7 +40,7 @@ BARE = {
 
 
 def answer(*cards: dict[str, str], attached: int | None = None) -> str:
-    """Return what nvidia-smi prints for such cards."""
+    """Print such cards as nvidia-smi does."""
     body = "".join(gpu(i, values) for i, values in enumerate(cards))
     count = len(cards) if attached is None else attached
     return (

@@ -49,11 +49,11 @@ def node_gres(answer: dict[str, typing.Any] | None = None) -> testing.Relation:
 
 
 def gres(
-    *said: NodeGres | dict[str, str], app: str = "slurm-gpu", local: dict[str, str] | None = None
+    *shared: NodeGres | dict[str, str], app: str = "slurm-gpu", local: dict[str, str] | None = None
 ) -> testing.Relation:
     units = {
         number: one if isinstance(one, dict) else {key: json.dumps(value) for key, value in one.model_dump().items()}
-        for number, one in enumerate(said)
+        for number, one in enumerate(shared)
     }
     return testing.Relation("gres", remote_app_name=app, remote_units_data=units, local_app_data=local or {})
 
@@ -63,8 +63,8 @@ def says(number: int, *, awaits: bool = True) -> NodeGres:
     return NodeGres(node=f"slurmd-{number}", gres="gpu:mock_gpu:1", lines=(line,), awaits=awaits)
 
 
-def said(out: testing.State, relation: testing.Relation) -> dict[str, typing.Any]:
-    """Return what this unit wrote into its own databag, without what Juju wrote."""
+def shared(out: testing.State, relation: testing.Relation) -> dict[str, typing.Any]:
+    """Read this unit's own databag, without what Juju wrote."""
     data = out.get_relation(relation.id).local_unit_data
     return {key: json.loads(value) for key, value in data.items() if key in NodeGres.model_fields}
 
@@ -114,7 +114,7 @@ def test_a_compute_node_reaches_the_same_state_on_every_event(
     relation = node_gres(applied(mock_gpu))
     out = run_compute(ctx, event, relation)
     assert out.unit_status == ACTIVE
-    assert said(out, relation) == {
+    assert shared(out, relation) == {
         "node": "slurmd-0",
         "gres": "gpu:mock_gpu:1",
         "lines": [f"Name=gpu Type=mock_gpu File={mock_gpu} Flags=nvidia_gpu_env"],
@@ -125,7 +125,7 @@ def test_a_compute_node_reaches_the_same_state_on_every_event(
     registered.log.clear()
     again = run_compute(ctx, event, out.get_relation(relation.id))  # pyright: ignore[reportArgumentType]
     assert set(registered.log) <= {"daemon-reload"}  # a unit that waits has something that wakes it
-    assert said(again, relation) == said(out, relation)
+    assert shared(again, relation) == shared(out, relation)
     assert again.unit_status == ACTIVE
 
 
@@ -133,7 +133,7 @@ def test_a_compute_node_waits_for_the_controller(ctx: testing.Context[charm.Slur
     for relation in (node_gres({"autodetect": "off", "applied": []}), node_gres({"autodetect": "off"})):
         out = run_compute(ctx, "node-gres:changed", relation)
         assert out.unit_status == AWAITS
-        assert said(out, relation)["awaits"] is True
+        assert shared(out, relation)["awaits"] is True
     assert registered.record == Record("")
 
 
@@ -161,7 +161,7 @@ def test_a_node_whose_gpus_slurmd_finds_waits_for_nobody(
         relation = node_gres(answer)
         out = run_compute(ctx, "node-gres:changed", relation)
         assert out.unit_status == BY_DETECTION
-        assert said(out, relation) == {"node": "slurmd-0", "gres": "gpu:mock_gpu:1", "lines": [], "awaits": False}
+        assert shared(out, relation) == {"node": "slurmd-0", "gres": "gpu:mock_gpu:1", "lines": [], "awaits": False}
 
 
 def test_a_machine_without_gpus(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
@@ -169,7 +169,7 @@ def test_a_machine_without_gpus(ctx: testing.Context[charm.SlurmGpuCharm], slurm
     relation = node_gres()
     out = run_compute(ctx, "start", relation)
     assert out.unit_status == ops.ActiveStatus("no NVIDIA GPU on this machine")
-    assert said(out, relation) == {"node": "slurmd-0", "gres": "", "lines": [], "awaits": False}
+    assert shared(out, relation) == {"node": "slurmd-0", "gres": "", "lines": [], "awaits": False}
     assert set(slurm.log) == {"daemon-reload"}
 
 
@@ -253,7 +253,7 @@ def test_the_unit_ends_its_holds_first_so_that_upstream_can_delete_the_node(
 
 @pytest.mark.parametrize("kind", ["departed", "broken"])
 @pytest.mark.parametrize("endpoint", ["node-gres", "gres", "compute", "controller"])
-def test_a_unit_that_lost_its_seat_before_sets_no_status(
+def test_a_unit_that_lost_its_role_before_sets_no_status(
     ctx: testing.Context[charm.SlurmGpuCharm],
     slurm: SlurmDouble,
     monkeypatch: pytest.MonkeyPatch,
@@ -314,7 +314,7 @@ def test_an_upgraded_charm_restarts_its_service_which_has_the_code_of_before(
     assert [argv for argv in restarts if argv[-1] == restart[-1]] == ([restart] if event == "upgrade_charm" else [])
 
 
-def test_a_unit_without_a_seat(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
+def test_a_unit_without_a_role(ctx: testing.Context[charm.SlurmGpuCharm], slurm: SlurmDouble):
     out = ctx.run(ctx.on.install(), testing.State())
     assert out.unit_status == ops.BlockedStatus(
         "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info"
@@ -390,7 +390,7 @@ def test_only_the_leader_writes(controller: testing.Context[charm.SlurmGpuCharm]
 def test_the_lines_of_a_node_that_slurm_still_has_stay(
     controller: testing.Context[charm.SlurmGpuCharm], configured: SlurmDouble
 ):
-    """The unit is gone, and its node not: upstream's remove-unit leaves it, and Juju may have cut the unit short.
+    """The unit was removed, and its node not: upstream's remove-unit leaves it, and Juju may have cut the unit short.
 
     Without the lines slurmd's next start would be refused.
     """
@@ -493,7 +493,7 @@ def test_two_units_that_claim_one_node(controller: testing.Context[charm.SlurmGp
     assert out.unit_status == ops.BlockedStatus(text)
 
 
-def test_the_two_seats_settle_with_each_other(
+def test_the_two_roles_settle_with_each_other(
     ctx: testing.Context[charm.SlurmGpuCharm],
     controller: testing.Context[charm.SlurmGpuCharm],
     registered: SlurmDouble,
@@ -572,11 +572,13 @@ def test_an_alias_is_registered(
     relation = node_gres()
     config: dict[str, str | int | float | bool] = {"gpu-type-alias": "mock_gpu=mock"}
     out = run_compute(ctx, "config_changed", relation, config=config)
-    assert (said(out, relation)["gres"], said(out, relation)["lines"]) == ("gpu:mock:1", []), "part of the name"
+    assert (shared(out, relation)["gres"], shared(out, relation)["lines"]) == ("gpu:mock:1", []), "part of the name"
     config = {"gpu-type-alias": "mock_gpu=big"}
     out = run_compute(ctx, "config_changed", relation, config=config)
-    assert said(out, relation)["gres"] == "gpu:big:1"
-    assert said(out, relation)["lines"] == [f"AutoDetect=nvidia Name=gpu Type=big File={mock_gpu} Flags=nvidia_gpu_env"]
+    assert shared(out, relation)["gres"] == "gpu:big:1"
+    assert shared(out, relation)["lines"] == [
+        f"AutoDetect=nvidia Name=gpu Type=big File={mock_gpu} Flags=nvidia_gpu_env"
+    ]
 
 
 def test_an_alias_in_capitals_is_refused_by_name(
@@ -587,7 +589,7 @@ def test_an_alias_in_capitals_is_refused_by_name(
     assert out.unit_status == ops.BlockedStatus(
         "gpu-type-alias: 'Mock' is no type: small letters, digits and _ . + - only"
     )
-    assert said(out, relation) == {}
+    assert shared(out, relation) == {}
     assert set(registered.log) == {"daemon-reload"}
 
 

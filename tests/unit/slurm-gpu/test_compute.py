@@ -138,12 +138,12 @@ def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
     assert hook(published=published).level == Level.ACTIVE
     registered.devices = 2
     second_card(paths)
-    said = offer(published=published)
-    assert said == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
+    offered = offer(published=published)
+    assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
     assert hook(published=published) == AWAITS
     assert registered.record == Record("gpu:mock_gpu:1")
     machines.PUSHED.write_text("AutoDetect=nvidia\n")
-    assert hook(published=said) == Status(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
+    assert hook(published=offered) == Status(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
 
 
 def second_card(paths: pathlib.Path) -> None:
@@ -198,9 +198,9 @@ def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pat
     slurm.types, slurm.devices = "gpu,shard", 3
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
-    said = offer()
-    assert said is not None
-    assert (said.gres, said.lines) == ("gpu:nvidia_l40s:2,gpu:tesla_t4:1", ())
+    offered = offer()
+    assert offered is not None
+    assert (offered.gres, offered.lines) == ("gpu:nvidia_l40s:2,gpu:tesla_t4:1", ())
     for config, lines in (
         (settings.Config(shards_per_gpu=4), ["AutoDetect=nvidia Name=shard Count=12"]),
         (
@@ -211,9 +211,9 @@ def test_cards_of_several_types_keep_slurms_order(slurm: SlurmDouble, paths: pat
             ],
         ),
     ):
-        said = offer(config=config)
-        assert said is not None
-        assert list(said.lines or ()) == lines
+        offered = offer(config=config)
+        assert offered is not None
+        assert list(offered.lines or ()) == lines
 
 
 def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registered: SlurmDouble):
@@ -238,24 +238,24 @@ def test_the_line_of_a_lost_card_goes(registered: SlurmDouble, paths: pathlib.Pa
     published = offer(OFF)
     shutil.rmtree(paths / "proc/driver/nvidia/gpus/0000:02:00.0")
     (paths / "dev/nvidia1").unlink()
-    said = offer(OFF, published=published)
+    offered = offer(OFF, published=published)
     line = LINE.format(mock_gpu)
-    assert said == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(line,), awaits=False)
+    assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(line,), awaits=False)
     machines.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
     registered.devices = 1
     registered.register()  # slurmd starts by itself, and Slurm has its own reason
     assert registered.record is not None
     assert registered.record.reason.startswith("gres/gpu count reported lower")
-    hook(OFF, published=said)
+    hook(OFF, published=offered)
     assert registered.record.reason == "slurm-gpu: 1 of 2 GPUs found, 0000:02:00.0 missing"
     dropin = paths / "etc/systemd/system/slurmd.service.d" / slurmd_unit.DROPIN
     assert "nvidia1" not in dropin.read_text(), "slurmd does not wait for the lost card"
     compute.accept(machines.look(answer=OFF))
-    assert hook(OFF, published=said).level == Level.ACTIVE
+    assert hook(OFF, published=offered).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")
 
 
-def test_a_driver_that_is_gone_takes_its_lines_along(
+def test_a_driver_that_was_removed_takes_its_lines_along(
     registered: SlurmDouble, paths: pathlib.Path, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert hook(live()).level == Level.ACTIVE
@@ -538,7 +538,7 @@ def test_slurmd_waits_for_this_machines_devices(registered: SlurmDouble, mock_gp
     assert (node_state.STATE_DIR / "devices").read_text() == f"{mock_gpu}\n"
 
 
-def test_a_local_slurmd_that_does_not_start_is_told(
+def test_a_local_slurmd_that_does_not_start_is_reported(
     slurm: SlurmDouble, mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     slurmd_options.SLURM_CONF.touch()
@@ -556,7 +556,7 @@ def test_a_local_slurmd_that_does_not_start_is_told(
     assert not compute.OWNER.exists()
 
 
-def test_a_damaged_local_file_is_told(slurm: SlurmDouble, mock_gpu: pathlib.Path):
+def test_a_damaged_local_file_is_reported(slurm: SlurmDouble, mock_gpu: pathlib.Path):
     slurmd_options.SLURM_CONF.touch()
     slurmd_options.PATH.write_text(OPTIONS.replace(" --conf-server ctl:6817", ""))
     gres_conf.PATH.write_text("# BEGIN slurm-gpu\n")

@@ -1,4 +1,4 @@
-"""The charm under Scenario: drivers, resets and MIG layouts as a person and Juju see them."""
+"""The charm under Scenario: drivers, resets and MIG layouts as the operator and Juju see them."""
 
 import pathlib
 import typing
@@ -95,7 +95,7 @@ def test_a_driver_is_kept_by_default(ctx: testing.Context[charm.SlurmGpuCharm], 
         ({"driver": "580"}, "driver 535.288.01 is here, but the option is driver=580: run upgrade-driver"),
     ],
 )
-def test_options_that_need_a_person(
+def test_options_that_need_the_operator(
     ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, config: dict[str, typing.Any], words: str
 ):
     assert update(ctx, **config).unit_status == ops.BlockedStatus(words)
@@ -121,7 +121,7 @@ def test_the_option_brings_a_driver_to_a_bare_machine(
     assert machine.log == installs
 
 
-def test_a_driver_that_cannot_be_had_is_told(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
+def test_a_driver_that_is_not_available_is_reported(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
     machine.installed.clear()
     machine.boot()
     machine._show_library()
@@ -157,7 +157,7 @@ def test_upgrade_driver(ctx: testing.Context[charm.SlurmGpuCharm], machine: Mach
     assert act(ctx, "upgrade-driver", branch="580")[0] == {"result": "up-to-date", "driver": "580.173.02"}
 
 
-def test_upgrade_driver_mends_a_mismatch(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
+def test_upgrade_driver_repairs_a_mismatch(ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble):
     """As the status says, without parameters: the packages moved on under the running module."""
     machine.loaded = "535.1"
     machine._load("535.1")
@@ -306,19 +306,19 @@ def test_a_removed_charm_leaves_the_driver(ctx: testing.Context[charm.SlurmGpuCh
 
 @pytest.fixture
 def orders(machine: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what changes the machine or Slurm, in the order in which it is ordered; nothing is stopped under a job."""
-    told: list[str] = []
+    """Record what changes the machine or Slurm, in its order; nothing is stopped under a job."""
+    ordered: list[str] = []
     real = machine._answer
 
     def answer(command: str, words: list[str]) -> object:
         if words[0] in {"/usr/sbin/rmmod", "/usr/sbin/modprobe"} or words[1:2] in (["stop"], ["restart"]):
             assert machine.slurm.jobs == [], f"{command} under a job"
-            told.append(" ".join(pathlib.Path(word).name for word in words))
+            ordered.append(" ".join(pathlib.Path(word).name for word in words))
         return real(command, words)
 
     monkeypatch.setattr(machine, "_answer", answer)
-    machine.log = machine.slurm.log = told
-    return told
+    machine.log = machine.slurm.log = ordered
+    return ordered
 
 
 def test_an_upgrade_from_the_action_to_the_first_job_behind_the_reboot(

@@ -1,4 +1,4 @@
-"""Drivers on a machine: one transaction, held afterwards, and nothing else taken away."""
+"""Drivers on a machine: one transaction, held afterwards, and nothing else removed."""
 
 import dataclasses
 import pathlib
@@ -52,14 +52,14 @@ def test_a_held_driver_moves_as_a_whole(paths: pathlib.Path, node: MachineDouble
     assert behind == ["nvidia-firmware-580-server-580.65.06"]  # beside the new one, for autoremove
 
 
-def test_nothing_else_is_taken_away(paths: pathlib.Path, node: MachineDouble):
+def test_nothing_else_is_removed(paths: pathlib.Path, node: MachineDouble):
     node.also_removes = ["slurmd"]
     with pytest.raises(DriverError, match=r"driver 580\.173\.02: apt would remove slurmd"):
         plan(paths)
     assert node.log == []
 
 
-def test_what_apt_says_is_told(paths: pathlib.Path, node: MachineDouble):
+def test_what_apt_prints_is_reported(paths: pathlib.Path, node: MachineDouble):
     name = "libnvidia-cfg1-580-server"
     got = plan(paths)
     node.offers[name] = (("999-1", ""),)

@@ -243,7 +243,7 @@ def test_an_upgrade_survives_a_kill_after_every_command(
     assert len(ended) > 25  # so many commands were the last one
 
 
-def test_a_reboot_that_does_not_come(node: MachineDouble):
+def test_a_reboot_that_never_happens(node: MachineDouble):
     node.in_use = True
     begin()
     for _ in range(3):
@@ -362,7 +362,7 @@ def test_registration_is_waited_for(node: MachineDouble, slurm: SlurmDouble):
     assert slurm.record == Record("")
 
 
-def test_somebody_who_resumes_the_node_is_believed(node: MachineDouble, slurm: SlurmDouble):
+def test_an_administrator_who_resumes_the_node_is_believed(node: MachineDouble, slurm: SlurmDouble):
     slurm.jobs = ["7"]
     begin()
     driver_upgrade.advance()
@@ -586,7 +586,7 @@ def test_a_setting_that_fails_fails_the_step(node: MachineDouble, monkeypatch: p
     assert "dpkg frontend lock" in upgrade.failed
 
 
-def test_a_drain_that_somebody_orders_meanwhile_outlives_a_failure(
+def test_a_drain_that_another_orders_meanwhile_outlives_a_failure(
     node: MachineDouble, slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch
 ):
     def fails(**_: object) -> None:

@@ -19,7 +19,7 @@ from slurm_double import Record, SlurmDouble
 
 import charm
 import orders
-from controller import gres_lines as controller_seat
+from controller import gres_lines as controller_lines
 from gpu import gres_conf
 from node import resume as bring_up
 from node import slurmd_options
@@ -160,8 +160,10 @@ class Compute(orders.Unit):
         relation = self.relation("node-gres")
         data = relation.local_unit_data if relation is not None else {}
         if "node" in data:
-            said = NodeGres.model_validate({key: json.loads(data[key]) for key in NodeGres.model_fields if key in data})
-            self.answer(autodetect="nvidia", applied=[said.digest] if said.awaits else [])
+            offered = NodeGres.model_validate(
+                {key: json.loads(data[key]) for key in NodeGres.model_fields if key in data}
+            )
+            self.answer(autodetect="nvidia", applied=[offered.digest] if offered.awaits else [])
 
     def settle(self) -> object:
         slurm = self.slurm
@@ -193,12 +195,14 @@ class Compute(orders.Unit):
 
 
 def databag(number: int, *gpus: str) -> dict[str, str]:
-    """Return what a compute unit publishes."""
+    """Build the databag of a compute unit."""
     lines = [
         f"Name=gpu Type={gpu.split(':')[1]} File=/dev/nvidia{i}" for i, gpu in enumerate(gpus or ["gpu:mock_gpu:1"])
     ]
-    said = NodeGres(node=f"slurmd-{number}", gres=",".join(gpus) or "gpu:mock_gpu:1", lines=tuple(lines), awaits=True)
-    return {key: json.dumps(value) for key, value in said.model_dump().items()}
+    offered = NodeGres(
+        node=f"slurmd-{number}", gres=",".join(gpus) or "gpu:mock_gpu:1", lines=tuple(lines), awaits=True
+    )
+    return {key: json.dumps(value) for key, value in offered.model_dump().items()}
 
 
 GRES = testing.Relation(
@@ -227,8 +231,8 @@ class Controller(orders.Unit):
             "slurmctld responds": lambda: vars(self.slurm).update(answering=True),
             "slurmctld stops": lambda: vars(self.slurm).update(slurmctld_active=False),
             "slurmctld starts": lambda: vars(self.slurm).update(slurmctld_active=True),
-            "slurmctld is set up": lambda: controller_seat.SLURM_CONF.write_text("ClusterName=x\n"),
-            "slurmctld is not set up": lambda: controller_seat.SLURM_CONF.unlink(missing_ok=True),
+            "slurmctld is set up": lambda: controller_lines.SLURM_CONF.write_text("ClusterName=x\n"),
+            "slurmctld is not set up": lambda: controller_lines.SLURM_CONF.unlink(missing_ok=True),
             "a node has GPUs": lambda: vars(self.slurm).update(record=Record("gpu:mock_gpu:1")),
             "a node has none": lambda: vars(self.slurm).update(record=Record("")),
             "another unit leads": lambda: self.replace(leader=False),
@@ -264,7 +268,7 @@ class Controller(orders.Unit):
     def settle(self) -> object:
         self.slurm.answering = self.slurm.slurmctld_active = True
         self.slurm.record = None
-        controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+        controller_lines.SLURM_CONF.write_text("ClusterName=x\n")
         self.edit(lambda text: AUTODETECT + text[text.find(gres_conf.BEGIN) :] if gres_conf.END in text else AUTODETECT)
         self.edit(lambda text: text.replace("Name=fpga File=/dev/fpga0\n", ""))
         self.replace(planned_units=1)
@@ -316,7 +320,7 @@ def test_every_order_of_the_controller_ends_in_the_same_state(
 ):
     orders.Clock(monkeypatch)
     gres_conf.PATH.write_text(AUTODETECT)
-    controller_seat.SLURM_CONF.write_text("ClusterName=x\n")
+    controller_lines.SLURM_CONF.write_text("ClusterName=x\n")
     calls = orders.Calls()
     calls.watch_files(monkeypatch)
     calls.watch_answers(slurm)

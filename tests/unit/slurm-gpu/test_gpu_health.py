@@ -70,7 +70,7 @@ class Scene:
         return gpu_health.main(["check", "--act", "--node", "n0", *arguments])
 
     @property
-    def told(self) -> list[str]:
+    def commands(self) -> list[str]:
         """The orders given to Slurm."""
         return self.orders.read_text().splitlines() if self.orders.exists() else []
 
@@ -105,13 +105,13 @@ def test_a_card_that_is_fine_or_does_not_tell(scene: Scene, values: dict[str, st
 
 
 @pytest.mark.parametrize("path", [*HEALTHY, "ecc_errors/volatile/sram_uncorrectable"])
-@pytest.mark.parametrize("told", ["N/A", "[N/A]", "Unknown Error", "", "Not Supported"])
-def test_what_is_not_known_is_no_fault(scene: Scene, path: str, told: str):
-    assert judged(HEALTHY | {path: told}) == []
+@pytest.mark.parametrize("value", ["N/A", "[N/A]", "Unknown Error", "", "Not Supported"])
+def test_what_is_not_known_is_no_fault(scene: Scene, path: str, value: str):
+    assert judged(HEALTHY | {path: value}) == []
 
 
 @pytest.mark.parametrize(
-    ("path", "told", "level", "text"),
+    ("path", "value", "level", "text"),
     [
         ("gpu_recovery_action", "Reset", DRAIN, "recovery action Reset"),
         ("gpu_recovery_action", "Drain and Reset", DRAIN, "recovery action Drain and Reset"),
@@ -148,8 +148,8 @@ def test_what_is_not_known_is_no_fault(scene: Scene, path: str, told: str):
         ),
     ],
 )
-def test_every_rule(scene: Scene, path: str, told: str, level: str, text: str):
-    ((found,),) = (judged(HEALTHY | {path: told}),)
+def test_every_rule(scene: Scene, path: str, value: str, level: str, text: str):
+    ((found,),) = (judged(HEALTHY | {path: value}),)
     assert (found.level, found.text, found.gpu) == (level, text, BUS)
 
 
@@ -202,9 +202,9 @@ def test_xids_whose_text_counts(rest: str, text: str | None):
 
 def test_a_healthy_machine(scene: Scene, capsys: pytest.CaptureFixture[str]):
     assert scene.check("--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["result"], told["findings"], told["did"]) == ("ok", [], "")
-    assert scene.told == []
+    value = json.loads(capsys.readouterr().out)
+    assert (value["result"], value["findings"], value["did"]) == ("ok", [], "")
+    assert scene.commands == []
 
 
 def test_a_machine_without_gpus_asks_nobody(scene: Scene, paths: pathlib.Path):
@@ -221,18 +221,18 @@ def xid(code: int, at: float) -> str:
 def test_a_drain_and_a_resume_after_two_passes(scene: Scene):
     scene.log(xid(79, time.time()) * 2)
     assert scene.check() == 1
-    assert scene.told == [f"update nodename=n0 state=drain reason={OURS}"]
+    assert scene.commands == [f"update nodename=n0 state=drain reason={OURS}"]
     scene.node("IDLE+DRAIN", OURS)
-    assert scene.check() == 1  # the same line again: jobs stay away, nothing is said twice
-    assert len(scene.told) == 1
+    assert scene.check() == 1  # the same line again: jobs stay away, nothing is reported twice
+    assert len(scene.commands) == 1
     scene.log("")  # another boot
     assert scene.check() == 0
-    assert len(scene.told) == 1
+    assert len(scene.commands) == 1
     assert scene.check() == 0
-    assert scene.told[1:] == ["update nodename=n0 state=resume"]
+    assert scene.commands[1:] == ["update nodename=n0 state=resume"]
     scene.node()
     assert scene.check() == 0
-    assert len(scene.told) == 2
+    assert len(scene.commands) == 2
 
 
 def test_a_pass_that_fails_begins_the_count_anew(scene: Scene):
@@ -242,9 +242,9 @@ def test_a_pass_that_fails_begins_the_count_anew(scene: Scene):
     assert scene.check() == 1
     scene.smi(answer(HEALTHY))
     assert scene.check() == 0
-    assert scene.told == []
+    assert scene.commands == []
     assert scene.check() == 0
-    assert scene.told == ["update nodename=n0 state=resume"]
+    assert scene.commands == ["update nodename=n0 state=resume"]
 
 
 @pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN+DYNAMIC_NORM", "DOWN+DRAIN"])
@@ -255,15 +255,15 @@ def test_the_drain_of_another_is_left_alone(scene: Scene, state: str, reason: st
         assert scene.check() == 0
     scene.smi("", 9)
     assert scene.check() == 1
-    assert scene.told == []
+    assert scene.commands == []
 
 
-def test_somebody_who_resumes_the_node_is_believed_about_old_xids(scene: Scene):
+def test_an_administrator_who_resumes_the_node_is_believed_about_old_xids(scene: Scene):
     scene.log(xid(79, time.time() - 1))
     assert scene.check() == 1
     scene.node("IDLE")  # an administrator took the drain back
     assert scene.check() == 0
-    assert len(scene.told) == 1
+    assert len(scene.commands) == 1
 
 
 def test_a_drain_that_went_with_the_nodes_record_is_ordered_again(scene: Scene):
@@ -272,18 +272,18 @@ def test_a_drain_that_went_with_the_nodes_record_is_ordered_again(scene: Scene):
     assert scene.check() == 1
     scene.node("IDLE", began="2026-11-20T18:10:00")
     assert scene.check() == 1
-    assert scene.told == [scene.told[0]] * 2
+    assert scene.commands == [scene.commands[0]] * 2
     scene.node("IDLE+DRAIN", OURS, began="2026-11-20T18:10:00")
     assert scene.check() == 1
     scene.node("IDLE", began="2026-11-20T18:10:00")  # now by an administrator
     assert scene.check() == 0
-    assert len(scene.told) == 2
+    assert len(scene.commands) == 2
 
 
 def test_xids_of_a_card_from_before_its_reset_are_done_with(scene: Scene):
     scene.log(xid(79, time.time()))
     assert scene.check() == 1
-    found = scene.told[0].partition("reason=")[2]
+    found = scene.commands[0].partition("reason=")[2]
     state = gpu_health.State.load()
     dataclasses.replace(state, resets={"0000:9d:00.0": time.time() + 60}).save()  # another card
     scene.node("IDLE+DRAIN", OURS)
@@ -291,7 +291,7 @@ def test_xids_of_a_card_from_before_its_reset_are_done_with(scene: Scene):
     card = found.split()[-1]
     dataclasses.replace(gpu_health.State.load(), resets={card: time.time() + 1}).save()
     assert [scene.check() for _ in range(2)] == [0, 0]
-    assert scene.told[1:] == ["update nodename=n0 state=resume"]
+    assert scene.commands[1:] == ["update nodename=n0 state=resume"]
     assert list(gpu_health.State.load().resets) == [card]
     scene.log(xid(79, time.time() + 60))
     assert scene.check() == 1
@@ -301,8 +301,8 @@ def test_xids_from_before_the_last_pass_are_done_with(scene: Scene):
     scene.check()
     scene.log(xid(79, time.time() - 60) + xid(48, time.time() + 60))
     assert scene.check() == 1
-    assert "Xid 48" in scene.told[0]
-    assert "Xid 79" not in scene.told[0]
+    assert "Xid 48" in scene.commands[0]
+    assert "Xid 79" not in scene.commands[0]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_counts(scene: Scene, cards: int, on_bus: int, gres: str, text: str | No
     scene.smi(answer(*[HEALTHY] * cards))
     scene.node(gres=gres)
     assert scene.check() == (1 if text else 0)
-    assert scene.told == ([f"update nodename=n0 state=drain reason=gpu-health: {text}"] if text else [])
+    assert scene.commands == ([f"update nodename=n0 state=drain reason=gpu-health: {text}"] if text else [])
 
 
 def test_mig_instances_count_as_slurm_counts_them(scene: Scene):
@@ -344,28 +344,28 @@ def test_mig_instances_count_as_slurm_counts_them(scene: Scene):
 def test_every_exit_of_nvidia_smi(scene: Scene, code: int, level: str):
     scene.smi(answer(HEALTHY), code)
     assert scene.check() == {DRAIN: 1, WARN: 2}[level]
-    assert bool(scene.told) == (level == DRAIN)
+    assert bool(scene.commands) == (level == DRAIN)
 
 
 @pytest.mark.parametrize("printed", ["", "Unable to determine the device handle", "<nvidia_smi_log>"])
 def test_an_answer_that_is_none_is_a_failed_query(scene: Scene, printed: str):
     scene.smi(printed)
     assert scene.check() == 1
-    assert "nvidia-smi returned invalid XML" in scene.told[0]
+    assert "nvidia-smi returned invalid XML" in scene.commands[0]
 
 
-def test_nvidia_smi_that_is_gone_or_fails_in_its_own_words(
+def test_nvidia_smi_that_was_removed_or_fails_in_its_own_words(
     scene: Scene, paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
     scene.smi("NVML: something new\n", 77)
     assert scene.check() == 1
-    assert "nvidia-smi exited 77: NVML: something new" in scene.told[0]
+    assert "nvidia-smi exited 77: NVML: something new" in scene.commands[0]
     (paths / "bin/nvidia-smi").unlink()
     monkeypatch.setattr(sys, "argv", [str(paths / "gpu-health")])
     health_check._install(paths / "gpu-health", paths / "gpu-nvml")
     scene.node()
     assert scene.check() == 1
-    assert "gpu-nvml exited 12: libnvidia-ml.so.1 is missing: install libnvidia-compute" in scene.told[1]
+    assert "gpu-nvml exited 12: libnvidia-ml.so.1 is missing: install libnvidia-compute" in scene.commands[1]
 
 
 def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.MonkeyPatch):
@@ -374,7 +374,7 @@ def test_a_driver_that_hangs_is_given_up_on(scene: Scene, monkeypatch: pytest.Mo
     started = time.time()
     assert scene.check() == 1
     assert time.time() - started < 10
-    assert "nvidia-smi: no answer within 0.3 s" in scene.told[0]
+    assert "nvidia-smi: no answer within 0.3 s" in scene.commands[0]
 
 
 def test_where_everything_hangs_it_ends_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch):
@@ -388,8 +388,8 @@ def test_where_everything_hangs_it_ends_in_time(scene: Scene, monkeypatch: pytes
     started = time.monotonic()
     assert scene.check("--dcgm") == 1
     assert time.monotonic() - started < 5
-    assert len(scene.told) == 1
-    assert "nvidia-smi: no answer" in scene.told[0]
+    assert len(scene.commands) == 1
+    assert "nvidia-smi: no answer" in scene.commands[0]
 
 
 @pytest.mark.parametrize("slow", [True, False], ids=["nvidia-smi hangs", "nvidia-smi is slow"])
@@ -420,25 +420,25 @@ def test_the_whole_stays_under_slurms_minute(scene: Scene, monkeypatch: pytest.M
     assert 40 < now[0] < 59
 
 
-def test_a_silent_controller_is_said_and_changes_nothing(scene: Scene, capsys: pytest.CaptureFixture[str]):
+def test_a_silent_controller_is_reported_and_changes_nothing(scene: Scene, capsys: pytest.CaptureFixture[str]):
     scene.smi("", 9)
     scene.program("scontrol", "echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1")
     assert scene.check("--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["slurm"] == "scontrol exited 1: slurm_load_node error: Unable to contact slurm controller"
+    value = json.loads(capsys.readouterr().out)
+    assert value["slurm"] == "scontrol exited 1: slurm_load_node error: Unable to contact slurm controller"
     assert gpu_health.State.load().drained is False
 
 
 def test_a_log_that_cannot_be_read_is_only_a_warning(scene: Scene):
     scene.program("journalctl", "echo 'Failed to compile pattern' >&2; exit 1")
     assert scene.check() == 2
-    assert scene.told == []
+    assert scene.commands == []
 
 
 def test_reasons_fit_into_slurm(scene: Scene):
     scene.smi(answer(*[HEALTHY | {"gpu_recovery_action": "Reset"}] * 16))
     assert scene.check() == 1
-    reason = scene.told[0].partition("reason=")[2]
+    reason = scene.commands[0].partition("reason=")[2]
     assert len(reason) == 200
     assert reason.startswith("gpu-health: recovery action Reset 0000:01:00.0; recovery action Reset 0000:02:00.0")
 
@@ -446,11 +446,11 @@ def test_reasons_fit_into_slurm(scene: Scene):
 def test_without_act_nothing_is_changed(scene: Scene):
     scene.smi("", 9)
     assert gpu_health.main(["check", "--node", "n0"]) == 1
-    assert scene.told == []
+    assert scene.commands == []
     assert not gpu_health.STATE.exists()
 
 
-def test_a_damaged_state_is_begun_anew(scene: Scene):
+def test_a_damaged_state_is_started_anew(scene: Scene):
     gpu_health.STATE.parent.mkdir(parents=True)
     for text in ("", "[]", '{"since": "x"}', "null"):
         gpu_health.STATE.write_text(text)
@@ -496,7 +496,7 @@ def sxid(code: int, kind: str) -> str:
 def test_errors_of_a_switch_are_warned_of_and_drained_for_where_they_harm_a_card(scene: Scene):
     scene.log(sxid(12028, "Non-fatal") + sxid(20034, "Fatal"))
     assert scene.check() == 2
-    assert scene.told == []
+    assert scene.commands == []
     found = gpu_health.xid_finding(sxid(20034, "Fatal"))
     assert found == Finding(WARN, "sxid", "SXid 20034: fatal error of nvidia-nvswitch3", "0000:c3:00.0")
     scene.log(sxid(20034, "Fatal") + xid(74, time.time()))
@@ -524,17 +524,17 @@ def test_a_fabric_that_no_card_tells_of(
     scene.smi(answer(cards))
     assert scene.check() == min(findings, 1)
     reason = "gpu-health: nvidia-fabricmanager.service does not run"
-    assert scene.told == [f"update nodename=n0 state=drain reason={reason}"] * findings
+    assert scene.commands == [f"update nodename=n0 state=drain reason={reason}"] * findings
 
 
 def test_xids_to_drain_for_and_to_ignore_by_option(scene: Scene):
     scene.log(xid(109, time.time()) + xid(74, time.time()) + xid(13, time.time()))
     assert scene.check("--xids", "-109 -74") == 0
-    assert scene.told == []
+    assert scene.commands == []
     scene.log(xid(109, time.time() + 1) + xid(13, time.time() + 1))
     assert scene.check("--xids=+109,+13") == 1
-    assert "Xid 109: context switch timed out" in scene.told[0]
-    assert "Xid 13: to drain for by option" in scene.told[0]
+    assert "Xid 109: context switch timed out" in scene.commands[0]
+    assert "Xid 13: to drain for by option" in scene.commands[0]
 
 
 @pytest.mark.parametrize("text", ["109", "+x", "+1234", "+-1", "+74 -74", "$(id)"])
@@ -583,7 +583,7 @@ DCGM4 = {
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("value", "reason"),
     [
         (DCGM3, "gpu-health: dcgmi: Inforom failed on GPU 1"),
         (DCGM4, "gpu-health: dcgmi: software failed on GPU 1"),
@@ -592,13 +592,13 @@ DCGM4 = {
     ],
     ids=["3", "4", "summary", "pass"],
 )
-def test_nvidias_short_diagnosis(scene: Scene, told: object, reason: str | None):
-    (scene.root / "dcgm.json").write_text(json.dumps(told))
+def test_nvidias_short_diagnosis(scene: Scene, value: object, reason: str | None):
+    (scene.root / "dcgm.json").write_text(json.dumps(value))
     scene.program(
         "dcgmi", f'[ "$*" = "diag -r 1 -j" ] || exit 9; echo Successfully; cat {scene.root}/dcgm.json; exit 0'
     )
     assert scene.check("--dcgm") == (1 if reason else 0)
-    assert scene.told == ([f"update nodename=n0 state=drain reason={reason}"] if reason else [])
+    assert scene.commands == ([f"update nodename=n0 state=drain reason={reason}"] if reason else [])
 
 
 @pytest.mark.parametrize(
@@ -625,7 +625,7 @@ def test_a_diagnosis_that_cannot_be_made_drains_nobody(
         scene.program("dcgmi", program)
     assert scene.check("--dcgm") == 2
     assert text in capsys.readouterr().out
-    assert scene.told == []
+    assert scene.commands == []
 
 
 @pytest.mark.parametrize("state", ["MIXED", "ALLOCATED+DRAIN", "IDLE+COMPLETING"])
@@ -646,12 +646,12 @@ def test_as_slurms_own_program(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gpu_health, "OPTIONS", scene.root / "options")
     scene.smi("", 9)
     assert gpu_health.main() == 1
-    assert len(scene.told) == 1
+    assert len(scene.commands) == 1
     scene.smi(answer(HEALTHY))
     scene.log(xid(109, time.time() + 60))
     gpu_health.OPTIONS.write_text("--xids=+109 -74\n")
     assert gpu_health.main() == 1
-    assert "Xid 109" in scene.told[-1]
+    assert "Xid 109" in scene.commands[-1]
 
 
 def hold(scene: Scene) -> dict[str, str] | None:
@@ -671,7 +671,7 @@ def test_a_drain_is_recorded_for_the_service_that_keeps_it_up(scene: Scene):
     assert hold(scene) is not None, "one pass is not enough"
     assert scene.check() == 0
     assert hold(scene) is None
-    assert scene.told[-1].endswith("state=resume")
+    assert scene.commands[-1].endswith("state=resume")
 
 
 def test_what_upstream_ended_is_still_bad_and_what_an_administrator_ended_is_not(scene: Scene):
@@ -680,7 +680,7 @@ def test_what_upstream_ended_is_still_bad_and_what_an_administrator_ended_is_not
     scene.check()
     scene.node("IDLE", began="2026-11-20T19:00:00")  # upstream restarted slurmd and set it idle
     assert scene.check() == 1
-    assert len(scene.told) == 2
+    assert len(scene.commands) == 2
     scene.node("IDLE", began="2026-11-20T19:00:00")  # an administrator resumed it
     assert scene.check() == 0
     assert hold(scene) is None

@@ -10,8 +10,7 @@ from slurm_double import SlurmDouble
 
 import settings
 from controller import advice as slurm_advice
-from node import compute, slurmd_options
-from node import health_check as gpu_monitor
+from node import compute, health_check, slurmd_options
 from node import machine as machines
 from scripts import health as gpu_health
 from scripts import nvml
@@ -21,36 +20,36 @@ from slurm_ddp.run import CommandTimeout, Completed
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what systemctl is told; the timer is active once it was started."""
-    told: list[str] = []
+    """Record systemctl's arguments; the timer is active once it was started."""
+    called: list[str] = []
 
     def run(*argv: str, **_: object) -> Completed:
         words = " ".join(argv[1:])
         if words.startswith("is-active"):
-            return Completed(0 if f"enable --now {argv[-1]}" in told else 3, "", "")
-        told.append(words)
+            return Completed(0 if f"enable --now {argv[-1]}" in called else 3, "", "")
+        called.append(words)
         return Completed(0, "", "")
 
     monkeypatch.setattr(systemd, "run", run)
-    return told
+    return called
 
 
 @pytest.fixture
 def smi() -> pathlib.Path:
-    gpu_monitor.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
-    gpu_monitor.NVIDIA_SMI.touch()
-    return gpu_monitor.NVIDIA_SMI
+    health_check.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    health_check.NVIDIA_SMI.touch()
+    return health_check.NVIDIA_SMI
 
 
 def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
-    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    health_check.ensure("slurmd-0", "auto", has_gpus=True)
     assert orders == ["daemon-reload", "daemon-reload", "enable --now gpu-health.timer"]
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
-    assert f"ExecStart=/usr/bin/python3 -I {gpu_monitor.PROGRAM} check --act --json --node slurmd-0\n" in unit
+    assert f"ExecStart=/usr/bin/python3 -I {health_check.PROGRAM} check --act --json --node slurmd-0\n" in unit
     assert "TimeoutStartSec=60\n" in unit
-    assert gpu_monitor.PROGRAM.stat().st_mode & 0o777 == 0o755
+    assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
     orders.append("again")
-    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    health_check.ensure("slurmd-0", "auto", has_gpus=True)
     assert orders[-1] == "again"
 
 
@@ -59,42 +58,42 @@ def test_the_timer_is_set_up_once(orders: list[str], smi: pathlib.Path):
     [(None, "auto", True, True), ("n0", "off", True, True), ("n0", "auto", False, True), ("n0", "auto", True, False)],
 )
 def test_where_there_is_no_timer(orders: list[str], node: str | None, setting: str, has_gpus: bool, has_smi: bool):
-    gpu_monitor.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
-    gpu_monitor.NVIDIA_SMI.touch()
-    gpu_monitor.ensure("n0", "on", has_gpus=True)
+    health_check.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    health_check.NVIDIA_SMI.touch()
+    health_check.ensure("n0", "on", has_gpus=True)
     if not has_smi:
-        gpu_monitor.NVIDIA_SMI.unlink()
-    gpu_monitor.ensure(node, setting, has_gpus=has_gpus)
+        health_check.NVIDIA_SMI.unlink()
+    health_check.ensure(node, setting, has_gpus=has_gpus)
     assert "disable --now gpu-health.timer" in orders
     assert list(systemd.UNIT_DIR.iterdir()) == []
-    assert not gpu_monitor.PROGRAM.exists()
+    assert not health_check.PROGRAM.exists()
     count = len(orders)
-    gpu_monitor.ensure(node, setting, has_gpus=has_gpus)
+    health_check.ensure(node, setting, has_gpus=has_gpus)
     assert len(orders) == count
 
 
 def test_a_driver_without_nvidia_smi_is_checked_through_its_library(orders: list[str], paths: pathlib.Path):
     """As upstream's slurmd leaves it: nvidia-headless-no-dkms, which has no nvidia-smi."""
-    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    health_check.ensure("slurmd-0", "auto", has_gpus=True)
     assert orders == []
     (paths / "lib").mkdir()
     (paths / "lib/libnvidia-ml.so.1").touch()
-    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    health_check.ensure("slurmd-0", "auto", has_gpus=True)
     assert orders[-1] == "enable --now gpu-health.timer"
-    assert gpu_monitor.problem("on") is None
-    assert gpu_monitor.NVML_PROGRAM.parent == gpu_monitor.PROGRAM.parent, "where gpu-health looks for it"
-    assert gpu_monitor.NVML_PROGRAM.name == gpu_health.NVML_PROGRAM
-    assert gpu_monitor.NVML_PROGRAM.stat().st_mode & 0o777 == 0o755
-    gpu_monitor.ensure_absent()
-    assert not gpu_monitor.NVML_PROGRAM.exists()
+    assert health_check.problem("on") is None
+    assert health_check.NVML_PROGRAM.parent == health_check.PROGRAM.parent, "where gpu-health looks for it"
+    assert health_check.NVML_PROGRAM.name == gpu_health.NVML_PROGRAM
+    assert health_check.NVML_PROGRAM.stat().st_mode & 0o777 == 0o755
+    health_check.ensure_absent()
+    assert not health_check.NVML_PROGRAM.exists()
 
 
 def test_a_setting_that_is_none_or_cannot_be(smi: pathlib.Path):
-    assert [gpu_monitor.problem(setting) for setting in ("auto", "on", "off")] == [None, None, None]
+    assert [health_check.problem(setting) for setting in ("auto", "on", "off")] == [None, None, None]
     smi.unlink()
-    assert gpu_monitor.problem("auto") is None
+    assert health_check.problem("auto") is None
     nothing = "there is no libnvidia-ml.so.1 on this machine: install libnvidia-compute of exactly the driver's version"
-    assert gpu_monitor.problem("on") == f"health-check=on cannot ask the driver: {nothing}"
+    assert health_check.problem("on") == f"health-check=on cannot ask the driver: {nothing}"
 
 
 def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
@@ -108,29 +107,29 @@ def test_an_action_looks_and_says(monkeypatch: pytest.MonkeyPatch, smi: pathlib.
         seen.append(argv[:2] + argv[3:])
         return Completed(1, json.dumps(answer), "")
 
-    monkeypatch.setattr(gpu_monitor, "run", run)
-    results = gpu_monitor.check("n0")
+    monkeypatch.setattr(health_check, "run", run)
+    results = health_check.check("n0")
     assert results == {"result": "drain", "findings": "drain: 1 error 0000:01:00.0", "seconds": "0.4"}
     assert seen == [("/usr/bin/python3", "-I", "check", "--json", "--node", "n0")]
 
 
 @pytest.mark.parametrize("printed", ["", "[]", "{}", "Traceback"])
 def test_an_action_that_gets_no_answer(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path, printed: str):
-    monkeypatch.setattr(gpu_monitor, "run", lambda *_, **__: Completed(1, printed, ""))
-    with pytest.raises(gpu_monitor.MonitorError, match=r"^gpu-health: "):
-        gpu_monitor.check("n0")
+    monkeypatch.setattr(health_check, "run", lambda *_, **__: Completed(1, printed, ""))
+    with pytest.raises(health_check.MonitorError, match=r"^gpu-health: "):
+        health_check.check("n0")
 
 
 def test_an_action_that_hangs_or_has_no_nvidia_smi(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
     def hang(*_: object, **__: object) -> Completed:
         raise CommandTimeout("python3: no answer within 70 s")
 
-    monkeypatch.setattr(gpu_monitor, "run", hang)
-    with pytest.raises(gpu_monitor.MonitorError, match="no answer within 70 s"):
-        gpu_monitor.check("n0")
+    monkeypatch.setattr(health_check, "run", hang)
+    with pytest.raises(health_check.MonitorError, match="no answer within 70 s"):
+        health_check.check("n0")
     smi.unlink()
-    with pytest.raises(gpu_monitor.MonitorError, match=r"there is no libnvidia-ml.so.1 on this machine: install"):
-        gpu_monitor.check("n0")
+    with pytest.raises(health_check.MonitorError, match=r"there is no libnvidia-ml.so.1 on this machine: install"):
+        health_check.check("n0")
 
 
 def test_an_unfit_node_is_the_status(slurm: SlurmDouble, mock_gpu: pathlib.Path):
@@ -153,7 +152,7 @@ def test_a_setting_that_is_none_changes_nothing(slurm: SlurmDouble, mock_gpu: pa
 
 
 def test_more_to_look_at_is_in_the_unit(orders: list[str], smi: pathlib.Path):
-    gpu_monitor.ensure("n0", "on", has_gpus=True, dcgm=True, xids=" +109,-74 ")
+    health_check.ensure("n0", "on", has_gpus=True, dcgm=True, xids=" +109,-74 ")
     unit = (systemd.UNIT_DIR / "gpu-health.service").read_text()
     assert unit.count(' check --act --json --node n0 "--dcgm" "--xids=+109 -74"\n') == 1
 
@@ -163,34 +162,34 @@ def test_more_to_look_at_is_in_the_unit(orders: list[str], smi: pathlib.Path):
 def test_where_slurm_runs_the_check_there_is_no_timer(
     orders: list[str], smi: pathlib.Path, slurm: SlurmDouble, setting: str, has_gpus: bool
 ):
-    gpu_monitor.ensure("n0", "auto", has_gpus=True)
+    health_check.ensure("n0", "auto", has_gpus=True)
     assert orders[-1] == "enable --now gpu-health.timer"
-    slurm.health_program = str(gpu_monitor.PROGRAM)
-    gpu_monitor.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
+    slurm.health_program = str(health_check.PROGRAM)
+    health_check.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
     assert "disable --now gpu-health.timer" in orders
-    assert gpu_monitor.PROGRAM.stat().st_mode & 0o777 == 0o755
+    assert health_check.PROGRAM.stat().st_mode & 0o777 == 0o755
     assert gpu_health.OPTIONS.read_text() == "--xids=+109\n"
     count = len(orders)
-    gpu_monitor.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
+    health_check.ensure("n0", setting, has_gpus=has_gpus, xids="+109")
     assert len(orders) == count
-    assert gpu_monitor.problem(setting) is None
-    gpu_monitor.ensure_absent()
+    assert health_check.problem(setting) is None
+    health_check.ensure_absent()
     assert not gpu_health.OPTIONS.exists()
 
 
 def test_never_both(smi: pathlib.Path, slurm: SlurmDouble):
     command = slurm_advice.command(slurm_advice.HEALTH_CHECK)
-    assert gpu_monitor.problem("slurm") == f"health-check=slurm needs it in Slurm: {command}"
-    slurm.health_program = str(gpu_monitor.PROGRAM)
-    assert gpu_monitor.problem("slurm") is None
-    problem = gpu_monitor.problem("on")
+    assert health_check.problem("slurm") == f"health-check=slurm needs it in Slurm: {command}"
+    slurm.health_program = str(health_check.PROGRAM)
+    assert health_check.problem("slurm") is None
+    problem = health_check.problem("on")
     assert problem is not None
     assert problem.startswith("health-check=on contradicts HealthCheckProgram=")
     slurm.answering = False  # nobody knows
-    assert gpu_monitor.problem("slurm") is None
+    assert health_check.problem("slurm") is None
     slurm.answering = True
-    slurm.health_program = "/usr/sbin/nhc"  # somebody else's check goes well with the timer
-    assert gpu_monitor.problem("on") is None
+    slurm.health_program = "/usr/sbin/nhc"  # another check goes well with the timer
+    assert health_check.problem("on") is None
 
 
 @pytest.mark.parametrize("text", ["109", "+x", "+74 -74"])
@@ -199,7 +198,7 @@ def test_xids_that_are_none_are_refused_by_name(text: str):
         settings.Config(health_xids=text).check()
 
 
-def test_a_card_that_is_unfit_is_told_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
+def test_a_card_that_is_unfit_is_reported_without_what_is_only_odd(monkeypatch: pytest.MonkeyPatch, smi: pathlib.Path):
     def run(*argv: str, **_: object) -> Completed:
         assert argv[-1] == "--dcgm"
         findings = [
@@ -208,23 +207,23 @@ def test_a_card_that_is_unfit_is_told_without_what_is_only_odd(monkeypatch: pyte
         ]
         return Completed(1, json.dumps({"result": "drain", "findings": findings, "seconds": 1}), "")
 
-    monkeypatch.setattr(gpu_monitor, "run", run)
-    assert gpu_monitor.unfit("n0", dcgm=True) == ["recovery action Reset 0000:01:00.0"]
+    monkeypatch.setattr(health_check, "run", run)
+    assert health_check.unfit("n0", dcgm=True) == ["recovery action Reset 0000:01:00.0"]
 
     def hangs(*argv: str, **_: object) -> Completed:
         raise CommandTimeout("python3: no answer within 70 s")
 
-    monkeypatch.setattr(gpu_monitor, "run", hangs)
-    assert gpu_monitor.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
+    monkeypatch.setattr(health_check, "run", hangs)
+    assert health_check.unfit("n0") == ["gpu-health: python3: no answer within 70 s"]
     smi.unlink()
-    assert gpu_monitor.unfit("n0") == []
+    assert health_check.unfit("n0") == []
 
 
 def test_nothing_is_left_behind(orders: list[str], smi: pathlib.Path):
-    gpu_monitor.ensure("slurmd-0", "auto", has_gpus=True)
+    health_check.ensure("slurmd-0", "auto", has_gpus=True)
     watchdog.TEXTFILES.mkdir()
     (watchdog.TEXTFILES / "gpu_health.prom").touch()
     compute.release(owner="slurm-gpu/0")  # no card was ever registered here
-    assert not gpu_monitor.PROGRAM.exists()
+    assert not health_check.PROGRAM.exists()
     assert not (systemd.UNIT_DIR / "gpu-health.timer").exists()
     assert not list(watchdog.TEXTFILES.iterdir())

@@ -129,7 +129,7 @@ def test_structures_are_laid_out_as_nvidias_own(ours: type[ctypes.Structure], th
 
 
 def test_gpu_health_asks_it_where_there_is_no_nvidia_smi(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """With both programs as on a node, where the library is missing as well: which is said, and nothing is passed over."""
+    """With both programs as on a node, where the library is missing as well: which is reported, and nothing is passed over."""
     health_check._install(paths / "gpu-health", paths / "gpu-nvml")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[1:]; from runpy import run_path;"

@@ -67,7 +67,7 @@ def test_four_a100_with_direct_links_keep_nvmls_order():
     ]
 
 
-def test_cores_that_cut_a_socket_are_left_out_on_all_lines_and_said():
+def test_cores_that_cut_a_socket_are_left_out_on_all_lines_and_reported():
     """An EPYC in NPS4: 25.11 would refuse the node with such Cores."""
     near = ("24-47", "0-95")
     gpus = [Gpu("NVIDIA H200", f"0000:0{i}:00.0", i, cpus=numbers(cpus)) for i, cpus in enumerate(near)]
@@ -248,7 +248,7 @@ def test_reading_aliases(text: str, aliases: dict[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("h100", "'h100' is not of the form TYPE=ALIAS, such as nvidia_h100_80gb_hbm3=h100"),
         ("nvidia_h100=H100", "'H100' is no type: small letters, digits and _ . + - only"),
@@ -260,10 +260,10 @@ def test_reading_aliases(text: str, aliases: dict[str, str]):
         ("a=b,a=c", "a is given two names"),
     ],
 )
-def test_aliases_that_are_none_are_refused_by_name(text: str, said: str):
+def test_aliases_that_are_none_are_refused_by_name(text: str, message: str):
     with pytest.raises(gres.GresError) as caught:
         gres.parse_aliases(text)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_a_card_without_a_model_is_refused_in_words():

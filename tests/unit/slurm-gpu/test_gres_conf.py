@@ -88,7 +88,7 @@ def test_two_units_that_claim_one_node_get_no_lines():
     assert gres_conf.parse(written.text()).entries == written.entries
 
 
-def test_lines_that_somebody_edited_are_asked_for_again():
+def test_lines_that_another_edited_are_asked_for_again():
     text = book(entry(), entry("slurm-gpu/1", "slurmd-1")).text()
     edited = text.replace("slurmd-0 AutoDetect=off Name=gpu Type=h100", "slurmd-0 AutoDetect=off Name=gpu Type=a100")
     assert set(gres_conf.parse(edited).entries) == {"slurm-gpu/1"}

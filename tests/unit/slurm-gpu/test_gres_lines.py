@@ -16,27 +16,27 @@ LINE = "Name=gpu Type=h100 File=/dev/nvidia{} Flags=nvidia_gpu_env"
 
 @dataclasses.dataclass
 class Cluster:
-    """Compute units and what they said; counts how often that is read."""
+    """Compute units and what they published; counts how often that is read."""
 
-    said: dict[str, NodeGres | Exception | None] = dataclasses.field(default_factory=dict)
+    shared: dict[str, NodeGres | Exception | None] = dataclasses.field(default_factory=dict)
     reads: list[str] = dataclasses.field(default_factory=list)
 
     def say(self, number: int, num_gpus: int = 1, *, awaits: bool = False, node: str | None = None) -> str:
         lines = tuple(LINE.format(i) for i in range(num_gpus))
         unit = f"slurm-gpu/{number}"
-        self.said[unit] = NodeGres(node=node or f"slurmd-{number}", gres="gpu", lines=lines, awaits=awaits)
+        self.shared[unit] = NodeGres(node=node or f"slurmd-{number}", gres="gpu", lines=lines, awaits=awaits)
         return unit
 
     def read(self, unit: str) -> NodeGres | None:
         self.reads.append(unit)
-        said = self.said[unit]
-        if isinstance(said, Exception):
-            raise said
-        return said
+        offered = self.shared[unit]
+        if isinstance(offered, Exception):
+            raise offered
+        return offered
 
     def sync(self, first: str | None = None) -> gres_lines.View:
         self.reads.clear()
-        return gres_lines.sync(self.said, first, self.read, owner="slurm-gpu-controller/0")
+        return gres_lines.sync(self.shared, first, self.read, owner="slurm-gpu-controller/0")
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def test_a_node_that_goes_takes_its_lines_along(cluster: Cluster, slurm: SlurmDo
     cluster.say(0)
     cluster.say(1)
     cluster.sync()
-    del cluster.said["slurm-gpu/0"]
+    del cluster.shared["slurm-gpu/0"]
     assert cluster.sync().live
     assert node_names() == ["NodeName=slurmd-1"]
-    cluster.said.clear()
+    cluster.shared.clear()
     assert cluster.sync().live
     assert gres_conf.PATH.read_text() == UPSTREAM
     assert slurm.reconfigured == 3
@@ -152,18 +152,18 @@ def test_two_units_that_claim_one_node(cluster: Cluster):
     now = cluster.sync()
     assert now.problem == "slurm-gpu/0 and slurm-gpu/3 both say they are node slurmd-0: remove one"
     assert node_names() == ["NodeName=slurmd-4"]
-    good = cluster.said["slurm-gpu/4"]
+    good = cluster.shared["slurm-gpu/4"]
     assert isinstance(good, NodeGres)
-    assert gres_lines.answer(now, cluster.said, ControllerGres()).applied == (good.digest,)
-    del cluster.said["slurm-gpu/0"]
+    assert gres_lines.answer(now, cluster.shared, ControllerGres()).applied == (good.digest,)
+    del cluster.shared["slurm-gpu/0"]
     assert cluster.sync().problem is None
     assert node_names() == ["NodeName=slurmd-0", "NodeName=slurmd-4"]
 
 
 def test_a_unit_that_says_what_cannot_be_used(cluster: Cluster):
     cluster.say(0)
-    cluster.said["slurm-gpu/1"] = gres_lines.UnreadableError("lines: not a gres.conf record")
-    cluster.said["slurm-gpu/2"] = gres_lines.UnreadableError("lines: not a gres.conf record")
+    cluster.shared["slurm-gpu/1"] = gres_lines.UnreadableError("lines: not a gres.conf record")
+    cluster.shared["slurm-gpu/2"] = gres_lines.UnreadableError("lines: not a gres.conf record")
     now = cluster.sync()
     refresh = "refresh slurm-gpu to one revision on all machines"
     assert now.problem == f"cannot use the lines of slurm-gpu/1, slurm-gpu/2: {refresh}"
@@ -178,26 +178,26 @@ def test_only_nodes_that_wait_are_answered(cluster: Cluster):
     cluster.say(0)
     unit = cluster.say(1, awaits=True)
     now = cluster.sync()
-    said = cluster.said[unit]
-    assert isinstance(said, NodeGres)
-    answer = gres_lines.answer(now, cluster.said, ControllerGres())
-    assert answer == ControllerGres(autodetect="nvidia", applied=(said.digest,))
+    offered = cluster.shared[unit]
+    assert isinstance(offered, NodeGres)
+    answer = gres_lines.answer(now, cluster.shared, ControllerGres())
+    assert answer == ControllerGres(autodetect="nvidia", applied=(offered.digest,))
     assert gres_lines.answer(now, {"slurm-gpu/0"}, ControllerGres()) == ControllerGres(autodetect="nvidia", applied=())
 
 
 def test_an_answer_stands_until_slurmctld_has_read_something_newer(cluster: Cluster, slurm: SlurmDouble):
     cluster.say(0, awaits=True)
-    said = gres_lines.answer(cluster.sync(), cluster.said, ControllerGres())
+    offered = gres_lines.answer(cluster.sync(), cluster.shared, ControllerGres())
     slurm.answering = False
     cluster.say(0, 2, awaits=True)
-    assert gres_lines.answer(cluster.sync(), cluster.said, said) == said
+    assert gres_lines.answer(cluster.sync(), cluster.shared, offered) == offered
     slurm.answering = True
-    assert gres_lines.answer(cluster.sync(), cluster.said, said) != said
+    assert gres_lines.answer(cluster.sync(), cluster.shared, offered) != offered
 
 
 def test_nothing_is_answered_before_there_is_a_file():
-    said = ControllerGres(autodetect="nvml", applied=("0" * 12,))
-    assert gres_lines.answer(gres_lines.View(configured=False), (), said) is said
+    offered = ControllerGres(autodetect="nvml", applied=("0" * 12,))
+    assert gres_lines.answer(gres_lines.View(configured=False), (), offered) is offered
 
 
 def test_a_burst_is_one_file_and_one_reconfigure(cluster: Cluster, slurm: SlurmDouble):
@@ -225,7 +225,7 @@ def test_nodes_that_trickle_in_cost_the_same_each(cluster: Cluster, slurm: Slurm
 
 
 def test_units_that_have_not_spoken_yet_are_not_all_asked_each_time(cluster: Cluster):
-    cluster.said = {f"slurm-gpu/{number}": None for number in range(1000)}
+    cluster.shared = {f"slurm-gpu/{number}": None for number in range(1000)}
     cluster.sync("slurm-gpu/500")
     assert len(cluster.reads) <= 9
     assert cluster.reads[0] == "slurm-gpu/500"

@@ -1,4 +1,4 @@
-"""Whatever a person types: refused in one line that begins with the name of what is wrong, and nothing is changed."""
+"""Whatever the user types: refused in one line that begins with the name of what is wrong, and nothing is changed."""
 
 import itertools
 import pathlib
@@ -14,8 +14,7 @@ from slurm_double import Record
 import charm
 from gpu import detect as gpu_detect
 from maintenance import task
-from node import health_check as gpu_monitor
-from node import slurmd_options
+from node import health_check, slurmd_options
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout
 
@@ -43,7 +42,7 @@ def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.Monkey
     now = [0.0]
     monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr(gpu_monitor, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     monkeypatch.setattr(ops.Unit, "reboot", lambda _: pytest.fail("a reboot"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
@@ -222,12 +221,12 @@ def test_slurms_own_health_check_and_the_timer_are_never_both(
     ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path
 ):
     assert "gpu-health.timer" in settled.active
-    settled.slurm.health_program = str(gpu_monitor.PROGRAM)
+    settled.slurm.health_program = str(health_check.PROGRAM)
     config: dict[str, str | int | float | bool] = {"health-check": "on"}
     out = ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE], config=config))
     assert out.unit_status.message.startswith("health-check=on contradicts HealthCheckProgram=")
     assert not (paths / "etc/systemd/system/gpu-health.timer").exists()
-    assert gpu_monitor.PROGRAM.exists()
+    assert health_check.PROGRAM.exists()
 
 
 @pytest.mark.parametrize("name", ["a b", "$(reboot)", "-x", "n" * 300, "\N{SNOWMAN}"])
@@ -261,7 +260,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_file_of_ours_that_somebody_damaged(
+def test_a_file_of_ours_that_another_damaged(
     ctx: testing.Context[charm.SlurmGpuCharm], settled: MachineDouble, paths: pathlib.Path, name: str
 ):
     """No unit ends in error: what cannot be read counts as not there."""
@@ -310,7 +309,7 @@ def test_a_card_without_a_name(
 def test_a_systemd_and_a_dpkg_that_hang_end_no_unit(
     ctx: testing.Context[charm.SlurmGpuCharm], machine: MachineDouble, paths: pathlib.Path, event: str
 ):
-    """What hangs is told, and the next hook goes on."""
+    """What hangs is reported, and the next hook goes on."""
     config: dict[str, str | int | float | bool] = {"driver": "535"}
     for hanging in ({"dpkg-query"}, {"apt-mark"}, {"apt-get"}, {"modinfo"}, {"nvidia-smi"}, {"rmmod", "modprobe"}):
         machine.hanging = hanging

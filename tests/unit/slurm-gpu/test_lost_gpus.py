@@ -35,7 +35,7 @@ def lose(paths: pathlib.Path, *cards: int) -> None:
 
 
 def orders(node: SlurmDouble) -> list[str]:
-    """Return what the node was told; slurmd's drop-in, which names the cards that it waits for, follows them."""
+    """Record the commands about the node; slurmd's drop-in, which names the cards that it waits for, follows them."""
     return [order for order in node.log if order != "daemon-reload" and "reservation" not in order]
 
 
@@ -66,7 +66,7 @@ def test_a_lost_card_drains_the_node_and_its_return_resumes_it(node: SlurmDouble
     lose(paths, 1)
     assert hook() == STATUS
     assert orders(node) == [DRAIN]
-    assert hook() == STATUS  # said once
+    assert hook() == STATUS  # reported once
     assert orders(node) == [DRAIN]
     assert offer() == NodeGres(node="slurmd-0", gres="gpu:nvidia_h200:1", lines=(), awaits=False)
     assert slurmd_options.PATH.read_text() == before
@@ -108,7 +108,7 @@ def test_what_an_administrator_set_stays(node: SlurmDouble, paths: pathlib.Path,
     assert node.record.reason == "replaced by ops"
 
 
-def test_a_controller_that_is_silent_is_told_later(node: SlurmDouble, paths: pathlib.Path):
+def test_a_controller_that_is_silent_is_reported_later(node: SlurmDouble, paths: pathlib.Path):
     lose(paths, 1)
     node.answering = False
     assert hook() == STATUS

@@ -198,7 +198,7 @@ def test_a_card_that_wants_a_reboot(mig: MachineDouble):
 
 
 @pytest.mark.parametrize("order", ["resume", "drain"])
-def test_no_reboot_of_a_node_that_somebody_took_back(mig: MachineDouble, order: str):
+def test_no_reboot_of_a_node_that_another_took_back(mig: MachineDouble, order: str):
     mig.smi.needs_reset = mig.smi.needs_reboot = True
     set_mig("3g.20gb x2")
     if order == "resume":
@@ -229,8 +229,8 @@ def test_no_reboot_into_a_kernel_without_the_driver(mig: MachineDouble):
     set_mig("3g.20gb x2")
     mig.add_kernel("6.8.0-139-generic")
     assert work.resume_pending() is work.Pending.WAIT
-    said = work.verdict({}, lambda: ACTIVE)
-    assert (said.level, said.text.partition(":")[0]) == (
+    shown = work.verdict({}, lambda: ACTIVE)
+    assert (shown.level, shown.text.partition(":")[0]) == (
         Level.BLOCKED, "kernel 6.8.0-139-generic, which boots next, has no nvidia module"
     )  # fmt: skip
     modules = "linux-modules-nvidia-535-server-open-6.8.0-139-generic"
@@ -364,7 +364,7 @@ def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.Capture
     gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb", "3g.20gb"], "0000:ee:00.0": ["1g.5gb"]}))
     assert gpu_mig.main(["apply"]) == 1
     assert "no card at 0000:ee:00.0" in capsys.readouterr().err
-    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]  # one that is gone keeps nobody else back
+    assert mig.smi.cards[BUS].instances == ["3g.20gb", "3g.20gb"]  # one that was removed keeps nobody else back
     assert gpu_mig.main(["show"]) == 0
     assert capsys.readouterr().out == f"{BUS} {A100}: 3g.20gb, 3g.20gb\n"
     mig.smi.log.clear()
@@ -373,7 +373,7 @@ def test_at_boot_every_layout_is_made(mig: MachineDouble, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "5", "null", '{"0000:1b:00.0": 5}', '{"0000:1b:00.0": [5]}', '{"0000:1b:00.0": ["nonsense"]}']
+    "text", ["{", "[]", "5", "null", '{"0000:1b:00.0": 5}', '{"0000:1b:00.0": [5]}', '{"0000:1b:00.0": ["no profile"]}']
 )
 def test_a_file_that_cannot_be_read(mig: MachineDouble, text: str, capsys: pytest.CaptureFixture[str]):
     gpu_mig.LAYOUTS.write_text(text)
@@ -388,7 +388,7 @@ def test_an_interrupted_destruction_is_finished(mig: MachineDouble):
     assert mig.smi.cards[BUS].instances == ["7g.40gb"]
 
 
-def test_a_card_that_only_a_reboot_switches_is_told(mig: MachineDouble):
+def test_a_card_that_only_a_reboot_switches_is_reported(mig: MachineDouble):
     mig.smi.needs_reset = mig.smi.needs_reboot = True
     gpu_mig.LAYOUTS.write_text(json.dumps({BUS: ["3g.20gb"]}))
     with pytest.raises(RebootNeeded):

@@ -103,7 +103,7 @@ def test_looking_again_changes_nothing(node: SlurmDouble):
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> typing.Callable[[float], None]:
-    """Return what lets so many seconds pass."""
+    """Make a clock that lets so many seconds pass."""
     passed = [0.0]
     real = time.time
     monkeypatch.setattr(node_hold.time, "time", lambda: real() + passed[0])
@@ -160,7 +160,7 @@ def test_a_reservation_that_the_nodes_state_does_not_show_yet_is_not_taken_for_e
     node.maintained.clear()
     later(1800)
     node_hold.keep()
-    assert node.maintained == [], "only now it is seen to be gone"
+    assert node.maintained == [], "only now it is seen to be missing"
     later(620)
     node_hold.keep()
     assert node.maintained == ["slurm-gpu-slurmd-0"]

@@ -11,9 +11,8 @@ from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
 from maintenance import hold as gpu_hold
-from node import health_check as gpu_monitor
+from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
-from node import node_state, resume, slurmd_options
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
 from slurm_ddp.run import Completed
@@ -209,7 +208,7 @@ def test_a_node_that_shows_other_gpus_stays_down(node: SlurmDouble, paths: pathl
 
 def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     complaints = [["fell off the bus"], []]
-    monkeypatch.setattr(gpu_monitor, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: complaints.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     configure(checks_health=True)
     node.register()
     watch = node_watch.Watch()
@@ -218,7 +217,7 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, mon
 
 
 @pytest.mark.parametrize("journal", node_watch.JOURNALS)
-def test_what_a_hook_has_begun_is_left_to_hooks(node: SlurmDouble, journal: str):
+def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str):
     (node_watch.STATE_DIR / journal).write_text("{}")
     node.register()
     assert passes(node_watch.Watch(), 1) == [None]
@@ -246,18 +245,18 @@ def test_a_hold_is_kept_up_for_as_long_as_it_lasts(node: SlurmDouble):
 
 @pytest.fixture
 def woken(paths: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what juju-exec was run with."""
-    told: list[str] = []
+    """Record the arguments of juju-exec."""
+    orders: list[str] = []
     node_watch.JUJU_EXEC.parent.mkdir(parents=True, exist_ok=True)
     node_watch.JUJU_EXEC.touch()
 
     def run(*argv: object, **_: object) -> Completed:
         assert argv[:4] == ("/usr/bin/systemd-run", "--no-block", "--collect", "--quiet")
-        told.append(" ".join(str(word) for word in argv[4:]))
+        orders.append(" ".join(str(word) for word in argv[4:]))
         return Completed(0, "", "")
 
     monkeypatch.setattr(node_watch, "run", run)
-    return told
+    return orders
 
 
 def test_a_unit_that_waits_is_woken_when_what_it_saw_changes(node: SlurmDouble, woken: list[str]):
@@ -357,7 +356,7 @@ def test_the_units(node: SlurmDouble):
     service = (systemd.UNIT_DIR / node_watch.UNIT).read_text()
     assert f"ExecStart=/usr/bin/python3 -s -B {SOURCES}/node/watch.py\n" in service
     assert f"Environment=PYTHONPATH={SOURCES}:{LIBRARY}\n" in service
-    assert f"ConditionPathExists={SOURCES}/node/watch.py\n" in service, "harmless where the charm is gone"
+    assert f"ConditionPathExists={SOURCES}/node/watch.py\n" in service, "harmless where the charm was removed"
     assert f"PathChanged={readiness.DIRECTORY}\n" in (systemd.UNIT_DIR / node_watch.PATH_UNIT).read_text()
     node.log.clear()
     configure()
@@ -383,3 +382,13 @@ def test_registration_journal_names():
     there = {path.name for path in node_state.STATE_DIR.glob("*.json")}
     assert there <= set(node_watch.JOURNALS)
     assert node_hold.WATCH == node_watch.UNIT
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"node": 5}', '{"unit": null}', '{"unit": "a/0", "saw": []}'])
+def test_records_that_cannot_be_read_count_as_none(node: SlurmDouble, woken: list[str], text: str):
+    configure()
+    node_watch.note(UNIT, waits=True, node=NAME)
+    for path in (node_watch.CONFIG, *node_watch.STATE_DIR.glob("waits-*")):
+        path.write_text(text)
+    assert node_watch.Watch().step() is None
+    assert woken == []

@@ -89,7 +89,7 @@ def test_nvml_that_fails_half_way(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert library.is_shut
 
 
-def test_mig_instances_are_told_in_order_whatever_holes_there_are():
+def test_mig_instances_are_listed_in_order_whatever_holes_there_are():
     instances = {i: card(f"NVIDIA H100 80GB HBM3 MIG {i}g.20gb", 7 + i, "", gi=i) for i in (1, 2)}
     (gpu,) = probed(card("NVIDIA H100 80GB HBM3", 0, "00000000:01:00.0", instances=instances))["gpus"]
     assert gpu["instances"] == [

@@ -188,9 +188,9 @@ def test_a_reservation_is_neither_lost_nor_in_the_way_for_good(slurm: Mini, star
         "users=root",
         f"nodes={NAME}",
     )
-    said = "reservation class: wait for its end, or scontrol delete reservationname=class"
-    assert advance() == Progress(Stage.RESERVED, said)
-    assert registration.inspect(NAME, GRES) == Progress(Stage.RESERVED, said)
+    detail = "reservation class: wait for its end, or scontrol delete reservationname=class"
+    assert advance() == Progress(Stage.RESERVED, detail)
+    assert registration.inspect(NAME, GRES) == Progress(Stage.RESERVED, detail)
     assert nodes.reservations(NAME) == {"class": ""}
     assert not nodes.reservations("slurmd-1")
     node = nodes.show(NAME)
@@ -202,7 +202,7 @@ def test_a_reservation_is_neither_lost_nor_in_the_way_for_good(slurm: Mini, star
     slurm.until(is_idle_with_gpu)
 
 
-def test_a_held_node_can_be_deleted_once_somebody_ended_its_reservation(slurm: Mini, monkeypatch: pytest.MonkeyPatch):
+def test_a_held_node_can_be_deleted_once_another_ended_its_reservation(slurm: Mini, monkeypatch: pytest.MonkeyPatch):
     """As upstream's slurmd deletes its node; the README has the command."""
     monkeypatch.setattr(systemd, "start_later", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     reason = "gpu-health: Xid 79"

@@ -137,8 +137,8 @@ def test_a_reservation_that_holds_the_node_is_named_and_nothing_changed(
 def test_a_reservation_that_is_to_come_is_not_lost(slurm: SlurmDouble, options: pathlib.Path):
     slurm.record = Record("")
     slurm.to_come = ["class"]
-    said = "reservation class: wait for its end, or scontrol delete reservationname=class"
-    assert advance() == Progress(Stage.RESERVED, said)
+    printed = "reservation class: wait for its end, or scontrol delete reservationname=class"
+    assert advance() == Progress(Stage.RESERVED, printed)
     assert (slurm.log, slurm.to_come, options.read_text()) == ([], ["class"], OPTIONS)
     slurm.record = Record(GRES)  # nothing is to be changed, so nothing stands in the way
     assert advance() == Progress(Stage.REGISTERED)
@@ -190,7 +190,7 @@ def test_a_job_that_is_being_cleaned_up_is_waited_for(slurm: SlurmDouble, monkey
 FOUND = {
     "idle": Record(""),
     "down by upstream": Record("", base="DOWN", reason="slurmd: not ready"),
-    "drained by a person": Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
+    "drained by an administrator": Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
     "down and drained": Record("", base="DOWN", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan"),
     "down and failing": Record("", base="DOWN", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
     "failing": Record("", flags={"DYNAMIC_NORM", "FAIL"}, reason="bad disk"),
@@ -314,7 +314,7 @@ def test_a_drain_that_slurm_or_we_left_behind_ends(slurm: SlurmDouble, reason: s
 @pytest.mark.parametrize(
     "reason", ["bad fan", "gres/gpu card 3 is broken, ticket 7", "please look at slurm-gpu: odd", ""]
 )
-def test_a_drain_of_somebody_else_stays(slurm: SlurmDouble, reason: str):
+def test_a_drain_of_another_stays(slurm: SlurmDouble, reason: str):
     slurm.record = Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
     assert advance() == Progress(Stage.REGISTERED)
     assert slurm.record == Record(GRES, flags={"DYNAMIC_NORM", "DRAIN"}, reason=reason)
@@ -433,10 +433,23 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble):
 def test_a_silent_controller(slurm: SlurmDouble, options: pathlib.Path):
     slurm.record = Record("")
     slurm.answering = False
-    said = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
-    assert advance() == Progress(Stage.SILENT, said)
+    printed = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
+    assert advance() == Progress(Stage.SILENT, printed)
     assert options.read_text() == WITH_GPU
     assert slurm.log == []
+
+
+@pytest.mark.parametrize("text", [None, "SLURMD_OPTIONS=-Z -N slurmd-0\n"], ids=["removed", "without --conf"])
+def test_options_that_change_while_the_controller_is_silent_are_an_error_in_words(
+    slurm: SlurmDouble, options: pathlib.Path, text: str | None
+):
+    good = slurmd_options.read()
+    assert good is not None
+    slurm.record, slurm.answering = Record(""), False
+    options.unlink() if text is None else options.write_text(text)
+    progress = registration.advance(registration.Target("slurmd-0", GRES, good))
+    assert progress.stage is Stage.FAILED
+    assert progress.detail.startswith(f"{slurmd_options.PATH}: ")
 
 
 def test_options_without_conf_are_an_error_in_words(slurm: SlurmDouble, options: pathlib.Path):
@@ -710,9 +723,9 @@ def test_what_a_former_start_of_slurmd_left_is_ended(
         own = [word.replace(":/system.slice/slurmd.service", ":") for word in command]
         with subprocess.Popen(own, stdout=subprocess.PIPE, text=True) as ends:
             assert left.wait(60) == -(signal.SIGKILL if ignores else signal.SIGTERM)
-            said = ends.communicate(timeout=60)[0].splitlines()
-    assert said[0] == f"slurmd {left.pid} of the former start holds the port: sending SIGTERM"
-    assert any("SIGKILL" in line for line in said) == bool(ignores)
+            printed = ends.communicate(timeout=60)[0].splitlines()
+    assert printed[0] == f"slurmd {left.pid} of the former start holds the port: sending SIGTERM"
+    assert any("SIGKILL" in line for line in printed) == bool(ignores)
 
 
 @pytest.fixture
@@ -747,15 +760,15 @@ def test_slurmd_starts_as_soon_as_nothing_more_is_to_come(
 
 
 @pytest.mark.parametrize(
-    ("said", "version"), [("slurm-wlm 24.11.5", (24, 11)), ("slurm 25.11.2", (25, 11)), ("slurm", None)]
+    ("printed", "version"), [("slurm-wlm 24.11.5", (24, 11)), ("slurm 25.11.2", (25, 11)), ("slurm", None)]
 )
-def test_the_version(slurm: SlurmDouble, said: str, version: tuple[int, int] | None):
-    slurm.version = said
+def test_the_version(slurm: SlurmDouble, printed: str, version: tuple[int, int] | None):
+    slurm.version = printed
     assert slurmd_unit.version() == version
 
 
 @pytest.mark.parametrize("first", [Record(""), Record("", "IDLE", {"DYNAMIC_NORM", "DRAIN"}, "bad memory")])
-def test_a_drain_that_somebody_orders_while_jobs_are_waited_for(slurm: SlurmDouble, first: Record):
+def test_a_drain_that_another_orders_while_jobs_are_waited_for(slurm: SlurmDouble, first: Record):
     slurm.record = dataclasses.replace(first, flags=set(first.flags))
     slurm.jobs, slurm.waiting = ["7"], ["9"]
     assert advance() == Progress(Stage.AWAITS_JOBS, "1 job")
@@ -785,7 +798,7 @@ def test_a_drain_that_ends_while_jobs_are_waited_for_is_restored_unless_an_admin
     assert slurm.record == Record(GRES, flags=flags, reason=reason)
 
 
-def test_a_drain_that_somebody_orders_before_nothing_is_to_be_done_any_more(slurm: SlurmDouble):
+def test_a_drain_that_another_orders_before_nothing_is_to_be_done_any_more(slurm: SlurmDouble):
     slurm.record = Record("")
     slurm.jobs = ["7"]
     advance()
@@ -794,7 +807,7 @@ def test_a_drain_that_somebody_orders_before_nothing_is_to_be_done_any_more(slur
     assert slurm.record == Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason="bad fan")
 
 
-def test_a_controller_that_falls_silent_during_the_status(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
+def test_a_controller_that_stops_responding_during_the_status(slurm: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     slurm.record = Record("")
     slurm.jobs = ["7"]
     advance()

@@ -1,4 +1,4 @@
-"""The charm is taken away: what it drained goes back to work if its GPUs are right, else the reason says who must act."""
+"""The charm is removed: what it drained goes back to work if its GPUs are right, else the reason says who must act."""
 
 import pathlib
 import shutil
@@ -11,8 +11,7 @@ from slurm_double import Record, SlurmDouble
 
 from maintenance import hold as gpu_hold
 from maintenance import work
-from node import compute, node_state, registration, slurmd_options, slurmd_unit
-from node import health_check as gpu_monitor
+from node import compute, health_check, node_state, registration, slurmd_options, slurmd_unit
 from node import machine as machines
 from scripts import health as gpu_health
 from slurm_ddp.interfaces.slurm_gres import ControllerGres
@@ -58,9 +57,9 @@ def lose(paths: pathlib.Path, *cards: int) -> None:
 def looks(monkeypatch: pytest.MonkeyPatch, *passes: list[str]) -> list[list[str]]:
     """Let the health check find these things, one list for each pass; return those that nobody looked at."""
     left = list(passes)
-    gpu_monitor.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
-    gpu_monitor.NVIDIA_SMI.touch()
-    monkeypatch.setattr(gpu_monitor, "unfit", lambda *_, **__: left.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    health_check.NVIDIA_SMI.parent.mkdir(parents=True, exist_ok=True)
+    health_check.NVIDIA_SMI.touch()
+    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: left.pop(0))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return left
 
 
@@ -145,8 +144,8 @@ def test_an_unfit_node_that_cannot_be_looked_at(node: SlurmDouble):
 
 def test_an_unfit_node_on_which_no_card_was_ever_registered(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     compute.OWNER.unlink()
-    gpu_monitor.PROGRAM.parent.mkdir(parents=True)
-    gpu_monitor.PROGRAM.touch()
+    health_check.PROGRAM.parent.mkdir(parents=True)
+    health_check.PROGRAM.touch()
     node.record = Record("", flags={"DYNAMIC_NORM", "DRAIN"}, reason=XID)
     looks(monkeypatch)
     compute.release(owner="slurm-gpu/0")
@@ -182,7 +181,7 @@ def test_a_node_that_waits_for_its_jobs_is_put_back(node: SlurmDouble, paths: pa
     assert node_state.NodeSnapshot.load() is None and not slurmd_unit.DRAINED_ENV.exists()
 
 
-def test_a_drain_that_somebody_ordered_while_jobs_were_waited_for(node: SlurmDouble, paths: pathlib.Path):
+def test_a_drain_that_another_ordered_while_jobs_were_waited_for(node: SlurmDouble, paths: pathlib.Path):
     add_driver(paths, [Card("NVIDIA H200", "0000:c1:00.0")], minors=[2])
     (paths / "dev/nvidia2").touch()
     node.jobs = ["7"]
@@ -224,7 +223,9 @@ def test_a_long_reason_keeps_its_end(node: SlurmDouble, caplog: pytest.LogCaptur
     assert node.record.reason.count(BY_HAND) == 1
 
 
-def test_a_controller_that_is_silent_is_told(node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture):
+def test_a_controller_that_is_silent_is_reported(
+    node: SlurmDouble, paths: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
     lose(paths, 1)
     hook()
     gpu_hold.Hold(NAME, kind=gpu_hold.RESET).save()

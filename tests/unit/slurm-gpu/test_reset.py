@@ -13,8 +13,7 @@ from driver import state as driver_state
 from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
 from maintenance import task, work
-from node import health_check as gpu_monitor
-from node import registration
+from node import health_check, registration
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
 from slurm_ddp import systemd
@@ -169,7 +168,7 @@ def test_seconds_out_of_range(number: object):
     assert problem(caught.value).startswith("wait: input should be ")
 
 
-def test_a_node_that_somebody_resumes_while_its_jobs_are_waited_for(
+def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(
     node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ):
     node.slurm.jobs = ["7"]
@@ -186,7 +185,7 @@ def test_xids_from_before_are_done_with(node: MachineDouble):
     state = gpu_health.State.load()
     assert list(state.resets) == [BUS]
     assert state.resets[BUS] > state.since == 1.0
-    gpu_monitor.note_reset([BUS, "0000:9d:00.0"])
+    health_check.note_reset([BUS, "0000:9d:00.0"])
     assert sorted(gpu_health.State.load().resets) == [BUS, "0000:9d:00.0"]
 
 

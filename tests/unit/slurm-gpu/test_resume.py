@@ -9,9 +9,8 @@ from conftest import OPTIONS, WITH_GPU
 from slurm_double import Record, SlurmDouble
 
 import settings
-from node import health_check as gpu_monitor
+from node import health_check, registration, resume, slurmd_options
 from node import machine as machines
-from node import registration, resume, slurmd_options
 from slurm_ddp import readiness
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.slurm import nodes
@@ -82,7 +81,7 @@ def test_a_node_without_gpus_takes_jobs_again_too(slurm: SlurmDouble):
     assert slurm.state() == "IDLE+DYNAMIC_NORM"
 
 
-def test_a_node_whose_gpus_are_gone_is_drained_with_their_names(
+def test_a_node_whose_gpus_are_missing_is_drained_with_their_names(
     node: SlurmDouble, mock_gpu: pathlib.Path, paths: pathlib.Path
 ):
     information = next((paths / "proc/driver/nvidia/gpus").glob("*/information"))
@@ -176,7 +175,7 @@ def test_a_job_that_still_completes_is_waited_for(node: SlurmDouble):
 
 def test_an_unfit_card_keeps_the_node_down(node: SlurmDouble, monkeypatch: pytest.MonkeyPatch):
     reboot(node)
-    monkeypatch.setattr(gpu_monitor, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
+    monkeypatch.setattr(health_check, "unfit", lambda name, **_: [f"recovery action Reboot on {name}"])
     assert hook().text.endswith("waiting for recovery action Reboot on slurmd-0")
     assert node.state() == "DOWN+DYNAMIC_NORM"
     assert roles.ensure(machines.look(settings.Config(health_check="off"))) is not None
@@ -205,7 +204,7 @@ def test_the_controller_learns_of_a_reboot_only_when_slurmd_registers(node: Slur
     assert hook() == ACTIVE
 
 
-def test_a_new_node_is_let_work_only_where_that_is_asked_for(node: SlurmDouble):
+def test_a_new_node_is_resumed_only_where_that_is_asked_for(node: SlurmDouble):
     node.set_down(resume.NEW, "root@2026-11-20T18:51:55")
     typed = "scontrol update nodename=slurmd-0 state=resume ends that"
     assert hook() == Status(Level.BLOCKED, f"slurmd-0 takes no jobs: down ('n/a'); {typed}")
@@ -221,7 +220,7 @@ def test_a_new_node_is_let_work_only_where_that_is_asked_for(node: SlurmDouble):
 
 
 def test_a_new_node_waits_for_its_gpus(slurm: SlurmDouble, mock_gpu: pathlib.Path):
-    """Upstream registers it down and without its GPUs; it is registered anew, still down, and only then let work."""
+    """Upstream registers it down and without its GPUs; it is registered anew, still down, and only then resumed."""
     slurmd_options.PATH.write_text(OPTIONS)
     slurm.register()
     slurm.set_down(resume.NEW, "root@2026-11-20T18:51:55")

@@ -21,20 +21,20 @@ LINE = "Name=gpu Type=nvidia_h100_80gb_hbm3 File=/dev/nvidia{} Cores={} Links={}
 
 @dataclasses.dataclass
 class Cloud:
-    """Compute units that said what they have. Counts what is read of them and how often the file is written."""
+    """Compute units that published what they have. Counts what is read of them and how often the file is written."""
 
-    said: dict[str, NodeGres]
+    databags: dict[str, NodeGres]
     reads: int = 0
     writes: int = 0
 
     def read(self, unit: str) -> NodeGres:
         self.reads += 1
-        return self.said[unit]
+        return self.databags[unit]
 
     def event(self, unit: str | None) -> gres_lines.View:
         """Handle the event of one unit as the charm does, its answer to the nodes included."""
-        now = gres_lines.sync(self.said, unit, self.read, owner="slurm-gpu-controller/0")
-        gres_lines.answer(now, self.said, ControllerGres())
+        now = gres_lines.sync(self.databags, unit, self.read, owner="slurm-gpu-controller/0")
+        gres_lines.answer(now, self.databags, ControllerGres())
         return now
 
 
@@ -73,7 +73,7 @@ def test_one_nodes_change_among_a_thousand(monkeypatch: pytest.MonkeyPatch, slur
     one = cloud(monkeypatch, NODES)
     one.event("slurm-gpu/0")
     one.reads = one.writes = 0
-    one.said["slurm-gpu/500"] = node(500, 7)
+    one.databags["slurm-gpu/500"] = node(500, 7)
     spent = timed(lambda: one.event("slurm-gpu/500"))
     print(f"one change: {spent:.3f} s")  # seen with pytest -s
     assert spent < EVENT_S
@@ -116,7 +116,7 @@ def test_a_burst_costs_in_proportion(monkeypatch: pytest.MonkeyPatch):
 def test_a_node_that_leaves_a_thousand(monkeypatch: pytest.MonkeyPatch, slurm: SlurmDouble):
     one = cloud(monkeypatch, NODES)
     one.event("slurm-gpu/0")
-    del one.said["slurm-gpu/999"]
+    del one.databags["slurm-gpu/999"]
     one.reads = one.writes = 0
     assert timed(lambda: one.event("slurm-gpu/3")) < EVENT_S
     assert one.writes == 1

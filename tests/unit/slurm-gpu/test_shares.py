@@ -127,7 +127,7 @@ def test_options_that_cannot_be_are_refused_by_name(node: SlurmDouble, options: 
     assert node.log == []
 
 
-def test_a_bad_option_is_told_on_a_machine_without_gpus_too(slurm: SlurmDouble):
+def test_a_bad_option_is_reported_on_a_machine_without_gpus_too(slurm: SlurmDouble):
     assert hook(None, shards_per_gpu=4, mps_per_gpu=4).level == Level.BLOCKED
 
 

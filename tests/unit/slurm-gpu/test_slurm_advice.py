@@ -24,7 +24,7 @@ esac
 
 
 def typed(command: str, option: str, folder: pathlib.Path) -> str:
-    """Return what slurmctld's option holds after the command, given what it held before."""
+    """Run the command on an option of slurmctld: its value afterwards."""
     (folder / "option").write_text(option)
     juju = folder / "juju"
     juju.write_text(JUJU)

@@ -133,8 +133,8 @@ def download(folder: pathlib.Path, target: pathlib.Path) -> None:
     for command in ([*apt, "update"], [*apt, "download", PACKAGE]):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
-            said = done.stderr.strip() or done.stdout.strip()
-            pytest.fail(f"cannot fetch {PACKAGE} from this machine's archives ({found[0]}): {said}", pytrace=False)
+            message = done.stderr.strip() or done.stdout.strip()
+            pytest.fail(f"cannot fetch {PACKAGE} from this machine's archives ({found[0]}): {message}", pytrace=False)
     (package,) = folder.glob(f"{PACKAGE}_*.deb")
     subprocess.run(["dpkg-deb", "-x", str(package), str(target)], check=True, timeout=60)
 
@@ -249,7 +249,7 @@ def bench(request: pytest.FixtureRequest, tree: pathlib.Path, paths: pathlib.Pat
 
 
 def planned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> gres.Plan:
-    """Return what the charm makes of this machine: its own detection, through nvidia-ml-py and the faked library."""
+    """Detect this machine's GPUs as the charm does: its own detection, through nvidia-ml-py and the faked library."""
     real = gpu_detect.run
 
     def run(*argv: str, env: dict[str, str], **keywords: object) -> object:
@@ -386,6 +386,6 @@ def test_the_check_of_shared_cards(tree: pathlib.Path, monkeypatch: pytest.Monke
     settings = conf(1, 2, 1)
     plan = gres.Plan(f"gpu:mock_gpu:2,{name}:8", lines, ())
     assert gres_check.difference("slurmd-0", plan, lines, settings) is None
-    said = gres_check.difference("slurmd-0", gres.Plan("gpu:mock_gpu:2", lines, ()), lines, settings)
-    assert said is not None
-    assert f"it finds no {name} of /dev/null" in said
+    message = gres_check.difference("slurmd-0", gres.Plan("gpu:mock_gpu:2", lines, ()), lines, settings)
+    assert message is not None
+    assert f"it finds no {name} of /dev/null" in message

@@ -125,10 +125,10 @@ def ensure_hold(*, on: bool) -> None:
     if on:
         names = [name for name in apt.installed(*(f"{one}*" for one in _DRIVER)) if not name.startswith(_NOT_DRIVER)]
         files.ensure_file(UNATTENDED, _UNATTENDED.format(names="".join(f'    "{name}";\n' for name in _DRIVER)))
-        _write(HELD, set(_read(HELD).split()) | (set(names) - apt.held()))
+        _write(HELD, set(files.read(HELD).split()) | (set(names) - apt.held()))
         apt.ensure_held(names)
     elif UNATTENDED.exists():  # what an administrator or an image held before stays held
-        apt.ensure_not_held(_read(HELD).split())
+        apt.ensure_not_held(files.read(HELD).split())
         files.ensure_absent(HELD)
         files.ensure_absent(UNATTENDED)  # last, or a failure would leave them held for good
 
@@ -140,7 +140,7 @@ def ensure_persistence(*, on: bool) -> bool:
     """
     if not on or not PERSISTENCED_PROGRAM.exists():
         return systemd.ensure_no_dropin(PERSISTENCED, _DROPIN)
-    account = next((name for name in _ACCOUNTS if re.search(rf"^{name}:", _read(PASSWD), re.MULTILINE)), None)
+    account = next((name for name in _ACCOUNTS if re.search(rf"^{name}:", files.read(PASSWD), re.MULTILINE)), None)
     user = f" --user {account}" if account else ""
     return systemd.ensure_dropin(PERSISTENCED, _DROPIN, _PERSISTENCE.format(program=PERSISTENCED_PROGRAM, user=user))
 
@@ -162,7 +162,7 @@ def load(version: str, facts: Facts) -> bool:
     if facts.nouveau or facts.loaded == version:
         return not facts.nouveau
     try:
-        loaded = [line.partition(" ")[0] for line in _read(PROC_MODULES).splitlines()] if facts.loaded else []
+        loaded = [line.partition(" ")[0] for line in files.read(PROC_MODULES).splitlines()] if facts.loaded else []
         for name in _MODULES:
             if name in loaded:
                 run("/usr/sbin/rmmod", name, timeout=_UNLOAD_S)
@@ -182,7 +182,7 @@ def stop_holders() -> None:
     """Stop what keeps the driver's devices open. Jobs are not among it: check first."""
     active = [unit for unit in HOLDERS if systemd.is_active(unit)]
     if dcgm := set(active) & set(_DCGM):  # recorded first: they run again whatever happens
-        _write(STOPPED, dcgm | set(_read(STOPPED).split()))
+        _write(STOPPED, dcgm | set(files.read(STOPPED).split()))
     for unit in active:
         try:
             systemd.stop(unit, timeout=_STOP_S)
@@ -219,7 +219,7 @@ def ensure_services() -> None:
 
 def _start_dcgm() -> None:
     """Start what `stop_holders` stopped of DCGM, the engine before what queries it."""
-    names = _read(STOPPED).split()
+    names = files.read(STOPPED).split()
     for unit in reversed(_DCGM):
         if unit in names:
             try:
@@ -231,10 +231,3 @@ def _start_dcgm() -> None:
 
 def _write(path: pathlib.Path, names: set[str]) -> None:
     files.ensure_file(path, "".join(f"{name}\n" for name in sorted(names)))
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

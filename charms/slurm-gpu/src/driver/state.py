@@ -10,6 +10,7 @@ import re
 import typing
 
 from gpu import pci
+from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 _TIMEOUT_S = 10.0
@@ -171,11 +172,11 @@ def explain(proc: pathlib.Path, sys: pathlib.Path, *, answers: bool = False) -> 
 
 def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib.Path("/sys")) -> Facts:
     """Return the machine's state. Takes well under a second where nothing hangs, and never much over a minute."""
-    kernel = _read(proc / "sys/kernel/osrelease") or ""
-    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', _read(OS_RELEASE) or "", re.MULTILINE))
+    kernel = files.read(proc / "sys/kernel/osrelease")
+    fields = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', files.read(OS_RELEASE), re.MULTILINE))
     next_kernel = newest_kernel(kernel)
     cards = tuple(dataclasses.replace(card, lost=pci.is_lost(sys, card.bus_id)) for card in pci.cards(sys))
-    loaded = _read(sys / "module/nvidia/version")
+    loaded = files.read(sys / "module/nvidia/version") or None
     facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:
         return facts
@@ -246,10 +247,3 @@ def _ask(*argv: str | pathlib.Path) -> str:
         return run(*argv, timeout=_TIMEOUT_S, check=False).stdout.strip()
     except CommandError:
         return ""
-
-
-def _read(path: pathlib.Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None

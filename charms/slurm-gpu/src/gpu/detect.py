@@ -16,6 +16,7 @@ import pydantic
 from driver import state as driver_state
 from gpu import nvml_probe
 from gpu import pci as gpu_pci
+from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
@@ -149,15 +150,15 @@ def run_probe() -> NvmlAnswer:
 
 
 def ensure_device_files(
-    files: collections.abc.Iterable[pathlib.Path], proc: pathlib.Path = pathlib.Path("/proc")
+    devices: collections.abc.Iterable[pathlib.Path], proc: pathlib.Path = pathlib.Path("/proc")
 ) -> list[pathlib.Path]:
     """Let the driver make its device files where its helper is installed; return those still missing."""
-    files = tuple(files)
-    if all(file.exists() for file in files):
+    devices = tuple(devices)
+    if all(file.exists() for file in devices):
         return []
     if NVIDIA_MODPROBE.exists():
         caps = {number: name for name, number in _mig_minors(proc).items()}
-        for file in files:
+        for file in devices:
             number = re.sub(r"\D", "", file.name) or "0"
             words = ("-u", "-c", number)
             if file.name.startswith(_CAP):
@@ -169,7 +170,7 @@ def ensure_device_files(
                 run(NVIDIA_MODPROBE, *words, check=False)
             except CommandError:  # a driver that hangs: what is missing is reported
                 break
-    return [file for file in files if not file.exists()]
+    return [file for file in devices if not file.exists()]
 
 
 def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roots) -> Detection:
@@ -184,7 +185,7 @@ def _as_nvml_reported(answer: NvmlAnswer, gpus: tuple[_NvmlGpu, ...], roots: Roo
 
 def _mig_minors(proc: pathlib.Path) -> dict[str, int]:
     """Return the minors of the driver's capability files: {"gpu0/gi1/access": 12, "gpu0/gi1/ci0/access": 13}."""
-    text = _read(proc / "driver/nvidia-caps/mig-minors") or ""
+    text = files.read(proc / "driver/nvidia-caps/mig-minors")
     return {name: int(number) for name, number in re.findall(r"^(gpu\S+/access) (\d+)$", text, re.MULTILINE)}
 
 
@@ -242,12 +243,12 @@ def _from_pci(roots: Roots) -> tuple[Gpu, ...]:
 
 
 def _driver_version(roots: Roots) -> str | None:
-    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", _read(roots.proc / "driver/nvidia/version") or "")
+    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", files.read(roots.proc / "driver/nvidia/version"))
     return match[1] if match else None
 
 
 def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:
-    text = _read(roots.sys / "bus/pci/devices" / bus_id / "local_cpulist") if bus_id else None
+    text = files.read(roots.sys / "bus/pci/devices" / bus_id / "local_cpulist") if bus_id else None
     return parse_cpu_list(text) if text else None
 
 
@@ -260,10 +261,3 @@ def parse_cpu_list(text: str) -> frozenset[int] | None:
             return None
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(numbers)
-
-
-def _read(path: pathlib.Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None

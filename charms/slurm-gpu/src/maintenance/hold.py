@@ -78,10 +78,7 @@ def is_ours(node: nodes.Node, kind: str) -> bool:
 
 def jobs_on(node: nodes.Node | None) -> str | None:
     """Count what the node still runs, None when it is free: "2 jobs"."""
-    if node is None or not node.is_busy:
-        return None
-    ids = nodes.job_ids(node.name)
-    return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
+    return registration.count_jobs(node.name) if node is not None and node.is_busy else None
 
 
 def take_turn(kind: str, name: str, why: str) -> str | None:

@@ -17,7 +17,6 @@ from node import registration
 from node import watch as node_watch
 from scripts import health
 from scripts import mig as layouts
-from slurm_ddp import systemd
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -93,36 +92,6 @@ def _ensure_watch(node: str | None, options: Options) -> None:
         node_watch.ensure(config)
     except CommandError as e:
         logger.warning("the service %s is not set up: %s", node_watch.UNIT, e)
-
-
-def note(unit: str, verdict: Status, node: str | None = None, *, waits: bool | None = False) -> None:
-    """Have the unit woken when what it waits for may have come, and what needs no hook done without one.
-
-    Args:
-        unit: the unit.
-        verdict: its status.
-        node: the node of a compute unit, as soon as it has one.
-        waits: whether something is to be done later, though the status is of something else. None: as noted last.
-    """
-    if waits is None and verdict.level != Level.WAITING:
-        return
-    try:
-        node_watch.note(unit, waits=bool(waits) or verdict.level == Level.WAITING, node=node)
-    except CommandError as e:
-        logger.warning("%s is not woken before Juju's next event: %s", unit, e)
-
-
-def renew_watch() -> None:
-    """Restart the service, where it runs, with this version of the charm."""
-    try:
-        systemd.try_restart(node_watch.UNIT)
-    except CommandError as e:
-        logger.warning("%s goes on with the charm's previous code: %s", node_watch.UNIT, e)
-
-
-def is_watching() -> bool:
-    """Whether something of `node.watch` is here, as on machines without GPUs, too."""
-    return node_watch.CONFIG.exists() or (systemd.UNIT_DIR / node_watch.UNIT).exists()
 
 
 @contextlib.contextmanager

@@ -89,12 +89,13 @@ def advance(target: Target) -> Progress:
     """
     hold.end(_LOSS)
     try:
-        return _advance(target)
-    except nodes.ControllerSilent as e:
-        if target.lines_live and target.options.conf is not None:
-            slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
-            refresh_drained_start()
-        return Progress(Stage.SILENT, str(e))
+        try:
+            return _advance(target)
+        except nodes.ControllerSilent as e:
+            if target.lines_live and target.options.conf is not None:
+                slurmd_options.ensure_gres(target.gres)  # so that slurmd registers right the first time
+                refresh_drained_start()
+            return Progress(Stage.SILENT, str(e))
     except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
         return Progress(Stage.FAILED, str(e))
 
@@ -214,6 +215,12 @@ def as_found(node: nodes.Node) -> NodeSnapshot:
     flags = (("drain", node.is_drained), ("fail", "FAIL" in node.flags), ("down", node.is_down))
     states = tuple(state for state, is_set in flags if is_set)
     return NodeSnapshot(node.name, states, node.reason if states else None)
+
+
+def count_jobs(name: str) -> str:
+    """Count the jobs of a busy node: "2 jobs"."""
+    ids = nodes.job_ids(name)
+    return "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
 
 
 def is_anothers(node: nodes.Node, known: str | None) -> bool:
@@ -401,9 +408,7 @@ def _why_away(node: nodes.Node) -> str:
 
 
 def _awaits_jobs(name: str) -> Progress:
-    ids = nodes.job_ids(name)
-    count = "1 job" if len(ids) == 1 else f"{len(ids)} jobs" if ids else "a finishing job"
-    return Progress(Stage.AWAITS_JOBS, count)
+    return Progress(Stage.AWAITS_JOBS, count_jobs(name))
 
 
 def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | None:

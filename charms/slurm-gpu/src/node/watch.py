@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """What must happen on a compute node at once, and not with Juju's next event; a systemd service runs it until done.
 
-- A node that is held is drained and reserved again when anyone but an administrator ended that (`node_hold`).
+- A node that is held is drained and reserved again when anyone but an administrator ended that (`node.hold`).
 - A node that is down only for a reboot, or for being new, takes jobs as soon as its mounts are there, its cards are
-  those that it was registered with, and they are fit (`bring_up`).
+  those that it was registered with, and they are fit (`node.resume`).
 - A unit that waits for Slurm or for this machine is woken (juju-exec) when what it saw has changed.
 
 The service starts at boot, with each change of a readiness file (a path unit), with a hold, and after a hook that left
@@ -19,18 +19,16 @@ import pathlib
 import sys
 import time
 
-from node import health_check as gpu_monitor
+from node import health_check, node_state, resume, slurmd_options
 from node import hold as node_hold
-from node import resume as bring_up
-from node import slurmd_options
-from slurm_ddp import files, readiness, systemd
+from slurm_ddp import files, readiness, records, systemd
 from slurm_ddp.run import CommandError, run
 from slurm_ddp.slurm import nodes
 
 logger = logging.getLogger(__name__)
 
 UNIT, PATH_UNIT = node_hold.WATCH, "slurm-gpu-node.path"
-STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
+STATE_DIR = node_state.STATE_DIR
 CONFIG = STATE_DIR / "node.json"
 _WAITS = "waits-*"  # one file for each unit that waits
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
@@ -90,32 +88,14 @@ class Config:
     dcgm: bool = False
     xids: str = ""
 
-    @classmethod
-    def load(cls) -> "Config | None":
-        """Return it, None before the first hook that knew the node."""
-        try:
-            raw = json.loads(CONFIG.read_text())
-            return cls(**raw)
-        except (OSError, ValueError, TypeError):
-            return None
-
 
 @dataclasses.dataclass(frozen=True)
 class Waits:
     """A unit that waits, and what it saw then."""
 
-    unit: str
-    node: str
-    saw: str
-
-    @classmethod
-    def load(cls, path: pathlib.Path) -> "Waits | None":
-        """Return it, None while the unit does not wait."""
-        try:
-            raw = json.loads(path.read_text())
-            return cls(str(raw["unit"]), str(raw["node"]), str(raw["saw"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    unit: str = ""
+    node: str = ""
+    saw: str = ""
 
 
 def ensure(config: Config) -> None:
@@ -124,35 +104,49 @@ def ensure(config: Config) -> None:
     Raises:
         CommandError: systemd refused.
     """
-    files.ensure_file(CONFIG, json.dumps(dataclasses.asdict(config)) + "\n", mode=0o600)
+    files.ensure_file(CONFIG, records.text(config), mode=0o600)
     _ensure_units()
 
 
-def note(unit: str, *, waits: bool, node: str | None = None) -> None:
-    """Remember whether the unit waits, and what it saw; wake the service where there is something to do.
+def note(unit: str, *, waits: bool | None, node: str | None = None) -> None:
+    """Record whether the unit waits, and what it saw; wake the service where there is something to do.
 
     Args:
         unit: the unit.
-        waits: whether its status says that it waits for something.
+        waits: whether it waits for something, or something is to be done later. None: as noted last.
         node: the node of the compute role, as soon as it has one.
-
-    Raises:
-        CommandError: systemd refused.
     """
-    if waits:
-        text = json.dumps(dataclasses.asdict(Waits(unit, node or "", seen(node)))) + "\n"
-        files.ensure_file(_waits(unit), text, mode=0o600)
-        _ensure_units()
-    else:
-        files.ensure_absent(_waits(unit))
-    if waits or node_hold.held():
-        systemd.start_later(UNIT)
+    if waits is None:
+        return
+    try:
+        if waits:
+            files.ensure_file(_waits(unit), records.text(Waits(unit, node or "", seen(node))), mode=0o600)
+            _ensure_units()
+        else:
+            files.ensure_absent(_waits(unit))
+        if waits or node_hold.held():
+            systemd.start_later(UNIT)
+    except CommandError as e:
+        logger.warning("%s is not woken before Juju's next event: %s", unit, e)
+
+
+def renew() -> None:
+    """Restart the service, where it runs, with this version of the charm."""
+    try:
+        systemd.try_restart(UNIT)
+    except CommandError as e:
+        logger.warning("%s goes on with the charm's previous code: %s", UNIT, e)
+
+
+def is_set_up() -> bool:
+    """Whether something of this service is here, as on machines without GPUs, too."""
+    return CONFIG.exists() or (systemd.UNIT_DIR / UNIT).exists()
 
 
 def _ensure_units() -> None:
     source = pathlib.Path(__file__).resolve()
     library = f"{source.parents[1]}:{pathlib.Path(readiness.__file__).resolve().parents[1]}"
-    text = _SERVICE.format(program=source, library=library, python=gpu_monitor.PYTHON)
+    text = _SERVICE.format(program=source, library=library, python=health_check.PYTHON)
     changed = systemd.ensure_unit(UNIT, text)
     changed |= systemd.ensure_unit(PATH_UNIT, _PATH.format(directory=readiness.DIRECTORY))
     if changed or not systemd.is_active(PATH_UNIT):  # a hook that died may have written them only
@@ -217,8 +211,8 @@ class Watch:
             return _HOLD_S
 
     def _resume(self) -> float | None:
-        config = Config.load()
-        if config is None or not (config.rebooted or config.new):
+        config = records.load(Config(""), CONFIG)
+        if not config.node or not (config.rebooted or config.new):  # none before the first hook that knew the node
             return None
         if node_hold.held() or any((STATE_DIR / name).exists() for name in JOURNALS):
             return None  # a hook or the hold's end goes on from here
@@ -226,23 +220,23 @@ class Watch:
         if now < self._next_resume:
             return self._next_resume - now
         try:
-            wait = self._bring_up(config)
+            wait = self._resume_node(config)
         except (nodes.NodeError, CommandError, slurmd_options.OptionsError) as e:
             logger.info("%s waits: %s", config.node, e)
             wait = self._later()
         self._next_resume = time.monotonic() + (wait or 0.0)
         return wait
 
-    def _bring_up(self, config: Config) -> float | None:
+    def _resume_node(self, config: Config) -> float | None:
         if self._missing and readiness.missing() == self._missing:
             return _LOCAL_S  # without the controller
-        policy = bring_up.Policy(rebooted=config.rebooted, new=config.new)
+        policy = resume.Policy(rebooted=config.rebooted, new=config.new)
         node = nodes.show(config.node)
         if node is None:
             return self._later() if config.new else None
-        if config.rebooted and bring_up.is_stale(node):
+        if config.rebooted and resume.is_stale(node):
             return self._later()
-        found = bring_up.held(node, policy)
+        found = resume.held(node, policy)
         if found is None:
             self._asked = 0
             return None
@@ -252,7 +246,7 @@ class Watch:
         if self._missing:
             logger.info("%s waits for %s", config.node, ", ".join(self._missing))
             return _LOCAL_S
-        held = bring_up.ensure(config.node, policy, lambda: self._lacks(config))
+        held = resume.ensure(config.node, policy, lambda: self._lacks(config))
         if held is None:
             return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
@@ -267,14 +261,14 @@ class Watch:
             lacks.append(f"Gres={wanted or '(none)'} instead of {node.gres or '(none)'}")
         if lacks or not config.checks_health:
             return lacks
-        return gpu_monitor.unfit(config.node, dcgm=config.dcgm, xids=config.xids)
+        return health_check.unfit(config.node, dcgm=config.dcgm, xids=config.xids)
 
     def _later(self) -> float:
         self._asked += 1
         return _SLURM_S[min(self._asked, len(_SLURM_S)) - 1]
 
     def _wake(self) -> float | None:
-        waits = [found for path in STATE_DIR.glob(_WAITS) if (found := Waits.load(path)) is not None]
+        waits = [found for path in STATE_DIR.glob(_WAITS) if (found := records.load(Waits(), path)).unit]
         if not waits or not JUJU_EXEC.exists():
             return None
         now = time.monotonic()
