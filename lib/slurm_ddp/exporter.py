@@ -22,6 +22,7 @@ import prometheus_client
 from prometheus_client import core, registry
 
 from slurm_ddp import files, systemd
+from slurm_ddp.charm import StatusError
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
@@ -70,7 +71,7 @@ def follow(charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.To
 
     Args:
         charm: an ops.CharmBase.
-        serve: starts the service of a unit, and returns its databag; may raise CommandError.
+        serve: starts the service of a unit, and returns its databag; may raise CommandError or StatusError.
     """
     related = [relation for relation in charm.model.relations[cos_agent.ENDPOINT] if relation.active]
     if not related:
@@ -79,7 +80,7 @@ def follow(charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.To
     topology = cos_agent.Topology(charm.model.name, charm.model.uuid, charm.app.name, charm.meta.name)
     try:
         data = serve(charm.unit.name, topology)
-    except CommandError as e:  # the unit's own work goes on without metrics
+    except (CommandError, StatusError) as e:  # the unit's own work goes on without metrics
         logger.warning("%s has no metrics: %s", charm.unit.name, e)
         return
     for relation in related:

@@ -84,9 +84,10 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             watching.wake_once_right(self.app.name, self.unit.name, command)
         elif retries:
             wake.later(self.unit.name, self.charm_dir, _RETRY_S)
-        exporter.follow(self, metrics.ensure)
+        self._observe(event)
 
     def _observe(self, _: ops.EventBase) -> None:
+        """Serve metrics while a collector is related."""
         exporter.follow(self, metrics.ensure)
 
     def _mount(self, plan: mount_plan.Plan) -> Status:

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the mount: what the keeper found last, and how full the filesystem is."""
+"""The metrics of the mount: what the keeper found last, and how full the filesystem is."""
 
 import collections.abc
 import contextlib

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
+import functools
+
 import ops
 
 import actions
+import metrics
 import settings
 from controller import gres_lines
 from driver import upgrade
@@ -13,6 +16,7 @@ from node import machine as machines
 from node.registration import Progress
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
+from slurm_ddp import exporter
 from slurm_ddp.charm import Level, Status, action_name, run_action
 from slurm_ddp.interfaces import slurm_gres
 
@@ -44,6 +48,8 @@ class SlurmGpuCharm(ops.CharmBase):
             self.on[GRES].relation_broken,
         ):
             framework.observe(event, self.reconcile)
+        for event in exporter.events(self.on):
+            framework.observe(event, self._observe)
         for event in (
             self.on[COMPUTE].relation_broken,
             self.on[CONTROLLER].relation_broken,
@@ -64,6 +70,13 @@ class SlurmGpuCharm(ops.CharmBase):
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
             work.renew_watch()
+        self._observe(event)
+
+    def _observe(self, _: ops.EventBase) -> None:
+        """Serve metrics while a collector is related."""
+        roles = {"compute": self._is_compute(), "controller": self._is_controller()}
+        aliases = str(self.config["gpu-type-alias"])
+        exporter.follow(self, functools.partial(metrics.ensure, **roles, aliases=aliases))
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
         pending = work.resume_pending()
@@ -110,6 +123,7 @@ class SlurmGpuCharm(ops.CharmBase):
                 work.release()
             compute.release(owner=self.unit.name, config=self._settings)
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
+        exporter.ensure_none(self.unit.name)
 
     def _note_end(self, event: ops.EventBase) -> None:
         """Take a unit that loses a relation and has no role any more for one that Juju is deleting.
