@@ -1,12 +1,9 @@
 #!/usr/bin/env python3
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
-import functools
-
 import ops
 
 import actions
-import metrics
 import settings
 from controller import gres_lines
 from driver import upgrade
@@ -14,9 +11,9 @@ from maintenance import work
 from node import compute
 from node import machine as machines
 from node.registration import Progress
+from relations import collector
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
-from slurm_ddp import exporter
 from slurm_ddp.charm import Level, Status, action_name, run_action
 from slurm_ddp.interfaces import slurm_gres
 
@@ -32,6 +29,7 @@ class SlurmGpuCharm(ops.CharmBase):
         self.progress: Progress | None = None  # how far the node came in this hook
         self._view: gres_lines.View | None = None  # of the controller, after this hook's changes
         self._left = False  # this unit may be deleted by now
+        self._collector = collector.Collector(self)
         ends = [self.on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES)]
         for event in (
             self.on.install,
@@ -48,8 +46,6 @@ class SlurmGpuCharm(ops.CharmBase):
             self.on[GRES].relation_broken,
         ):
             framework.observe(event, self.reconcile)
-        for event in exporter.events(self.on):
-            framework.observe(event, self._observe)
         for event in (
             self.on[COMPUTE].relation_broken,
             self.on[CONTROLLER].relation_broken,
@@ -70,13 +66,6 @@ class SlurmGpuCharm(ops.CharmBase):
             self._reconcile_controller(event)
         if isinstance(event, ops.UpgradeCharmEvent):
             work.renew_watch()
-        self._observe(event)
-
-    def _observe(self, _: ops.EventBase) -> None:
-        """Serve metrics while a collector is related."""
-        roles = {"compute": self._is_compute(), "controller": self._is_controller()}
-        aliases = str(self.config["gpu-type-alias"])
-        exporter.follow(self, functools.partial(metrics.ensure, **roles, aliases=aliases))
 
     def _reconcile_compute(self, *, may_reboot: bool) -> None:
         pending = work.resume_pending()
@@ -121,9 +110,8 @@ class SlurmGpuCharm(ops.CharmBase):
         with work.leaving():
             if self._is_compute() or compute.OWNER.exists() or work.is_watching():
                 work.release()
-            compute.release(owner=self.unit.name, config=self._settings)
+            compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
-        exporter.ensure_none(self.unit.name)
 
     def _note_end(self, event: ops.EventBase) -> None:
         """Take a unit that loses a relation and has no role any more for one that Juju is deleting.
@@ -189,12 +177,8 @@ class SlurmGpuCharm(ops.CharmBase):
     def machine(self) -> machines.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            self._machine = machines.look(self._settings, self.answer())
+            self._machine = machines.look(self.load_config(settings.Config), self.answer())
         return self._machine
-
-    @property
-    def _settings(self) -> settings.Config:
-        return self.load_config(settings.Config)
 
     def _is_compute(self) -> bool:
         return self._has(COMPUTE)
