@@ -121,6 +121,12 @@ def ensure_none(unit: str) -> None:
     if _settings(unit).exists():
         systemd.ensure_no_unit(service_name(unit))
         files.ensure_absent(_settings(unit))
+        files.ensure_absent(memory(unit))
+
+
+def memory(unit: str) -> pathlib.Path:
+    """Return the file in which the service may keep what a restart of it must not lose."""
+    return _settings(unit).with_suffix(".kept")
 
 
 def service_name(unit: str) -> str:
