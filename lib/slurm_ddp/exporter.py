@@ -195,7 +195,7 @@ class _Reader:
     def _read(self, future: "concurrent.futures.Future[list[core.Metric]]") -> None:
         try:
             found = list(self.source.read())
-        except BaseException as e:  # whatever it is, the others' metrics are to be had
+        except BaseException as e:  # the other sources' metrics are served all the same
             logger.warning("%s: %s: %s", self.source.name, type(e).__name__, e)
             future.set_exception(e)
         else:
@@ -203,7 +203,7 @@ class _Reader:
             future.set_result(found)
 
     def result(self, future: "concurrent.futures.Future[list[core.Metric]]") -> list[core.Metric] | None:
-        """Return what was read; of a read under way what the last one did, while that is fresh; else None."""
+        """Return the metrics; of a read under way those of the last one, while they are fresh; else None."""
         if future.done():
             return None if future.exception() else future.result()
         at, found = self._last
@@ -246,7 +246,7 @@ def _is_free(port: int) -> bool:
 
 
 def _digest(program: pathlib.Path) -> str:
-    """Return what changes with the charm's sources, so that an upgrade restarts the service."""
+    """Fingerprint the charm's sources, so that an upgrade restarts the service."""
     found = hashlib.sha256()
     for folder in (program.parent, pathlib.Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):

@@ -165,7 +165,7 @@ def test_the_newest_runs_of_all_users(
     assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1"]
 
 
-def test_files_that_hold_nonsense_cost_their_figures_only(
+def test_files_that_cannot_be_parsed_cost_their_figures_only(
     settings: Settings, cluster: Cluster, workspace: pathlib.Path
 ):
     make(

@@ -42,7 +42,7 @@ def ensure(
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
-    """Return what is read at each scrape."""
+    """List the sources of a scrape."""
     totals = Totals(exporter.memory(settings["unit"]))
     return [exporter.Source("workspace", lambda: read(settings, totals))]
 

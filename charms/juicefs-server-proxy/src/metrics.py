@@ -39,7 +39,7 @@ def ensure(unit: str, topology: cos_agent.Topology, volume: Target) -> dict[str,
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
-    """Return what is read at each scrape."""
+    """List the sources of a scrape."""
     labels = {"volume": settings["volume"]}
     engine = juicefs_access.Engine(**settings["engine"] | {"hosts": tuple(settings["engine"]["hosts"])})
     access = juicefs_access.Access(engine, settings["url"], settings["environment"], secrets=tuple(settings["secrets"]))

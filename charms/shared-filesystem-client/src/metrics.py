@@ -32,7 +32,7 @@ def ensure(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
-    """Return what is read at each scrape."""
+    """List the sources of a scrape."""
     return [exporter.Source("mount", lambda: read(settings["app"]))]
 
 

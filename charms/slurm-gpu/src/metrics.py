@@ -36,7 +36,7 @@ def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller
 
 
 def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
-    """Return what is read at each scrape."""
+    """List the sources of a scrape."""
     found: list[exporter.Source] = []
     if settings["compute"]:
         found.append(exporter.Source("gpu", lambda: cards(settings["aliases"])))
