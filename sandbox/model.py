@@ -569,7 +569,8 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
     if here or not is_its:
         return here
-    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it was removed: relation-broken
+    removed = [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # relation-broken
+    return removed or [f"{remote}/0"]  # relation-created, before there is one; its databag is empty
 
 
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:

@@ -73,7 +73,8 @@ def follow(charm: typing.Any, serve: collections.abc.Callable[[str, cos_agent.To
         charm: an ops.CharmBase.
         serve: starts the service of a unit, and returns its databag; may raise CommandError or StatusError.
     """
-    related = [relation for relation in charm.model.relations[cos_agent.ENDPOINT] if relation.active]
+    # Before the collector's unit is there, Juju may know no databag of this unit
+    related = [one for one in charm.model.relations[cos_agent.ENDPOINT] if one.active and one.units]
     if not related:
         ensure_none(charm.unit.name)
         return

@@ -152,6 +152,7 @@ class _Named(typing.NamedTuple):
 class _Relation:
     data: dict[_Named, dict[str, str]]
     active: bool = True
+    units: tuple[str, ...] = ("opentelemetry-collector/0",)
 
 
 class _Model(typing.NamedTuple):
@@ -187,7 +188,11 @@ def test_a_collector_gets_what_the_unit_serves(services: Systemd):
     assert seen == [(UNIT, cos_agent.Topology("hpc", "uuid", "trainer", "ddp-trainer"))]
 
 
-@pytest.mark.parametrize("relations", [[], [_Relation({}, active=False)]], ids=["none", "broken"])
+@pytest.mark.parametrize(
+    "relations",
+    [[], [_Relation({}, active=False)], [_Relation({}, units=())]],
+    ids=["none", "broken", "alone"],
+)
 def test_without_a_collector_the_service_goes(services: Systemd, program: pathlib.Path, relations: list[_Relation]):
     exporter.ensure(UNIT, program, {})
     exporter.follow(_Charm(relations), lambda *_: pytest.fail("served"))
