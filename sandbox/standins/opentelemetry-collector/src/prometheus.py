@@ -60,7 +60,11 @@ def apply(published: collections.abc.Sequence[Published]) -> None:
         for path, text in texts.items():
             files.ensure_file(path, text)
     config = {
-        "global": {"scrape_interval": f"{_SCRAPE_S}s", "scrape_timeout": f"{_SCRAPE_S}s", "evaluation_interval": f"{_SCRAPE_S}s"},
+        "global": {
+            "scrape_interval": f"{_SCRAPE_S}s",
+            "scrape_timeout": f"{_SCRAPE_S}s",
+            "evaluation_interval": f"{_SCRAPE_S}s",
+        },
         "rule_files": [f"{_RULES}/*.yaml"],
         "scrape_configs": [job for one in published for job in one.jobs],
     }
