@@ -550,7 +550,7 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
 
 
 def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
-    if not takes_part(model, relation, unit):
+    if not takes_part(model, relation, unit) and event.relation != relation.id:  # the event may be its end
         return False
     # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
     # shows only while a subordinate is there, or is the one that the event is about
