@@ -194,7 +194,8 @@ def test_a_volume_that_fills_is_seen(observed: Cluster):
 
         eventually(is_fuller)
         assert value(observed, host, "slurm_ddp_volume_capacity_bytes") > before
-        assert value(observed, host, "slurm_ddp_volume_sessions") == 3
+        # The session of a client that was killed is listed until another client removes it
+        assert value(observed, host, "slurm_ddp_volume_sessions") in (3, 4)
     finally:
         observed.on("sackd/0", "rm", f"{MP}/filling")
 
