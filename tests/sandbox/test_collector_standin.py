@@ -129,7 +129,7 @@ def test_a_charm_that_has_published_nothing_yet(machine: Machine):
         {"metrics_alert_rules": []},
     ],
 )
-def test_an_invalid_config_is_blocked_by_name(machine: Machine, tmp_path: pathlib.Path, changes: dict[str, object]):
+def test_an_invalid_config_is_blocked_by_name(machine: Machine, tmp_path: pathlib.Path, changes: dict[str, typing.Any]):
     out = machine.run(machine.ctx.on.update_status(), published(tmp_path, **changes))
     assert isinstance(out.unit_status, testing.BlockedStatus)
     assert out.unit_status.message.startswith("trainer/3 published an invalid config: ")
