@@ -58,6 +58,8 @@ def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.I
     shown = [run for run in found["runs"] if run["is_shown"]]
     states = collections.Counter(run["state"] for run in shown)
     yield gauge("runs", "Runs by state.", [({"state": state}, states[state]) for state in telemetry.STATES])
+    running = [(_labels(run), float(run["state"] == "running")) for run in shown]
+    yield gauge("run_running", "Whether a job of the run is running now.", running)
     for name, text in (("requeues", "Times that Slurm requeued"), ("restarts", "Restarts in place of")):
         samples = [(_labels(run), float(run[name])) for run in shown]
         yield counter(f"run_{name}_total", f"{text} the run's jobs.", samples)

@@ -108,6 +108,13 @@ def test_runs_by_state(ddp: FakeProgram, totals: metrics.Totals):
     ddp.runs = [run("a"), run("b"), run("c", state="failed"), run("d", state=None), run("e", is_shown=False)]
     found = read(totals)
     assert (found["runs[running]"], found["runs[failed]"], found["runs[pending]"]) == (2, 1, 0)
+    running = {name: value for name, value in found.items() if name.startswith("run_running")}
+    assert running == {
+        "run_running[a,ann]": 1,
+        "run_running[b,ann]": 1,
+        "run_running[c,ann]": 0,
+        "run_running[d,ann]": 0,
+    }
     assert not [name for name in found if "[e," in name]
 
 
