@@ -60,7 +60,7 @@ _PACKAGES = (
 _DOWNLOADS = (
     "slurmctld", "slurmd", "slurm-client", "sackd", "slurmdbd", "slurmrestd", "slurm-wlm-jwt-plugin",
     "mariadb-server", "redis-server", "openssh-server", "openssh-sftp-server",
-    "fuse3", "nfs-common", "zstd", "rsync", "acl",
+    "fuse3", "nfs-common", "zstd", "rsync", "acl", "prometheus",
 )  # fmt: skip
 # The source packages that the guest takes from SLURM_SUITE: Slurm's own and what that needs.
 _SLURM_SOURCES = (

@@ -550,7 +550,7 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
 
 
 def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
-    if not takes_part(model, relation, unit):
+    if not takes_part(model, relation, unit) and event.relation != relation.id:  # the event may be its end
         return False
     # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
     # shows only while a subordinate is there, or is the one that the event is about
@@ -569,7 +569,8 @@ def _container_members(model: Model, relation: Relation, unit: Unit, event: Even
     here = [other.name for other in model.machine_units(unit.machine) if other.app == remote]
     if here or not is_its:
         return here
-    return [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # it was removed: relation-broken
+    removed = [name for name in relation.left if name.partition("/")[0] == remote][-1:]  # relation-broken
+    return removed or [f"{remote}/0"]  # relation-created, before there is one; its databag is empty
 
 
 def _describe_relation(model: Model, relation: Relation, unit: Unit, event: Event) -> Json:

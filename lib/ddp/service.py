@@ -16,6 +16,8 @@ import typing
 from ddp import config, readiness, verbs
 from ddp.base import Log, ParameterError, Settings, TrainerError
 from ddp.options import fields
+from ddp.runs import telemetry
+from ddp.slurm import jobs
 from ddp.workspace import files, folders, operations, tokens
 from slurm_ddp import run
 
@@ -57,7 +59,7 @@ def answer(request: Json, log: Log) -> Json:
         return {"results": _do(settings, request, log)}
     except TrainerError as e:
         return {"error": str(e), "results": e.results}
-    except (files.RefusedError, run.CommandError) as e:
+    except (files.RefusedError, run.CommandError, jobs.SlurmError) as e:
         return {"error": str(e), "results": {}}
 
 
@@ -76,6 +78,8 @@ def _do(settings: Settings, request: Json, log: Log) -> Json:
         return {}
     if wanted == "check":
         return dataclasses.asdict(readiness.check(settings))
+    if wanted == "metrics":
+        return telemetry.collect(settings)
     verb = verbs.ACTIONS.get(wanted)
     if verb is None:
         raise ParameterError("do", f"there is no {wanted!r}")

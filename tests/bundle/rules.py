@@ -350,8 +350,15 @@ def _relation_problems(
             yield f"{text}: both ends {a.role[:-1]} {a.interface}"
         if a_name == b_name:
             yield f"{text}: an application cannot be related to itself"
-        if "container" in (a.scope, b.scope) and a_charm.is_subordinate == b_charm.is_subordinate:
+        if "container" not in (a.scope, b.scope):
+            continue
+        if not a_charm.is_subordinate and not b_charm.is_subordinate:
             yield f"{text}: lives on one machine, so one end must be subordinate and the other a principal"
+        # As hardware-observer's cos-agent is: tests/functional/bundle.yaml.j2 of canonical/hardware-observer-operator@089ae93
+        if a_charm.is_subordinate and b_charm.is_subordinate:
+            hosts = principals_of(bundle, known)
+            if not hosts[a_name] & hosts[b_name]:
+                yield f"{text}: both ends are subordinate, and they stand beside no application in common"
     for end, count in uses.items():
         name, _, endpoint = end.partition(":")
         limit = known[name].endpoints[endpoint].limit

@@ -385,6 +385,17 @@ def test_rest_without_accounting_is_found(bundle: dict[str, Any], charms: dict[s
     assert rules.problems(merged, charms) == ["slurmrestd: never becomes active without slurmdbd"]
 
 
+def test_two_subordinates_are_related_only_beside_one_principal(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
+    merged = rules.merge(bundle, overlay("cos"))
+    assert rules.problems(merged, charms) == []
+    merged["relations"].remove(["opentelemetry-collector:cos-agent", "slurm-gpu-controller:cos-agent"])
+    merged["relations"].append(["opentelemetry-collector-nodes:cos-agent", "slurm-gpu-controller:cos-agent"])
+    text = "relation ['opentelemetry-collector-nodes:cos-agent', 'slurm-gpu-controller:cos-agent']"
+    assert rules.problems(merged, charms) == [
+        f"{text}: both ends are subordinate, and they stand beside no application in common"
+    ]
+
+
 def test_two_principals_cannot_share_a_machine(bundle: dict[str, Any], charms: dict[str, rules.Charm]):
     fact = charms["sackd"]
     inverted = rules.dataclasses.replace(

@@ -164,6 +164,37 @@ def test_removing_a_relation_breaks_it_and_takes_its_subordinates(world: World):
     assert relation.id not in world.model.relations
 
 
+METRICS = {"cos-agent": {"interface": "cos_agent", "scope": "container"}}
+
+
+@pytest.mark.parametrize("is_principal", [False, True], ids=["subordinate", "principal"])
+def test_each_event_of_a_relation_with_a_collector_shows_the_relation(world: World, is_principal: bool):
+    """Also before the collector's unit is there, and after it was removed."""
+    world.add("server", SERVER | ({"provides": SERVER["provides"] | METRICS} if is_principal else {}))
+    rules.add_application(world.model, app("agent", AGENT | {"provides": METRICS}))
+    collector = AGENT | {"name": "collector", "requires": AGENT["requires"] | METRICS}
+    rules.add_application(world.model, app("collector", collector))
+    related: list[tuple[str, bool]] = []
+
+    def look(event: Event, state: dict[str, typing.Any], result: dict[str, typing.Any]) -> None:
+        if event.relation is not None:
+            related.append((event.label, event.relation in {one["id"] for one in state["relations"]}))
+
+    world.answers |= dict.fromkeys(("server", "agent", "collector"), look)
+    charm = "server" if is_principal else "agent"
+    rules.relate(world.model, "agent:juju-info", "server:juju-info")
+    if not is_principal:
+        rules.relate(world.model, "collector:juju-info", "server:juju-info")
+    rules.relate(world.model, "collector:cos-agent", f"{charm}:cos-agent")
+    world.settle()
+    assert f"{charm}/0 cos-agent-relation-joined collector/0" in world.ran
+    rules.remove_applications(world.model, ["collector"])
+    world.settle()
+    assert f"{charm}/0 cos-agent-relation-broken" in world.ran
+    assert "collector" not in world.model.applications
+    assert [label for label, is_there in related if not is_there] == []
+
+
 def secret_world(world: World) -> typing.Any:
     """A server whose leader grants a secret to its client on `api`; `world.content` is what it holds."""
     world.add("server", SERVER, units=2)

@@ -8,13 +8,15 @@ import pathlib
 import ops
 
 import host
+import metrics
 import program
 import secret_token
 from ddp import verbs
 from ddp.base import ParameterError
 from ddp.options import fields
-from slurm_ddp import wake
+from slurm_ddp import exporter, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, is_principal
+from slurm_ddp.interfaces import cos_agent
 
 _AGAIN_S = 20
 
@@ -40,6 +42,8 @@ class DdpTrainerCharm(ops.CharmBase):
             joined.relation_changed,
         ):
             framework.observe(event, self._reconcile)
+        for event in exporter.events(self.on):
+            framework.observe(event, self._observe)
         framework.observe(joined.relation_broken, self._on_relation_broken)
         framework.observe(self.on.stop, self._withdraw)
         framework.observe(self.on.remove, self._on_remove)
@@ -47,11 +51,21 @@ class DdpTrainerCharm(ops.CharmBase):
         for name in verbs.ACTIONS:
             framework.observe(self.on[name.replace("-", "_")].action, self._on_action)
 
-    def _reconcile(self, _: ops.EventBase) -> None:
+    def _reconcile(self, event: ops.EventBase) -> None:
         """Move this unit to its desired state, whichever event woke it."""
         with contextlib.suppress(StatusError):  # which _on_collect_status reports
             config, token = self._desired()
             self._problem = host.ensure(config, self.unit.name, self.charm_dir, token)
+        self._observe(event)
+
+    def _observe(self, _: ops.EventBase) -> None:
+        """Serve metrics while a collector is related."""
+
+        def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
+            config, _ = self._desired()
+            return metrics.ensure(unit, topology, config.submit_user, host.settings(config, unit))
+
+        exporter.follow(self, serve)
 
     def _on_collect_status(self, event: ops.CollectStatusEvent) -> None:
         if self._left:  # Juju may have deleted the unit already, and then status-set fails
@@ -87,6 +101,7 @@ class DdpTrainerCharm(ops.CharmBase):
     def _on_remove(self, event: ops.EventBase) -> None:
         self._withdraw(event)
         program.remove()
+        exporter.ensure_none(self.unit.name)
 
     def _withdraw(self, _: ops.EventBase) -> None:
         self._left = True

@@ -5,7 +5,9 @@ output "application" {
 
 output "provides" {
   description = "Endpoints that the charm provides."
-  value       = {}
+  value = {
+    cos_agent = "cos-agent"
+  }
 }
 
 output "requires" {

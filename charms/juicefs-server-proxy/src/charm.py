@@ -8,12 +8,14 @@ import ops
 
 import embedded.store
 import embedded.users
+import metrics
 from relations import filesystem
 from relations.filesystem import ENDPOINT
 from relations.peers import PEERS, Ledger
 from relations.sources import ENGINES, STORE, Sources
-from slurm_ddp import juicefs, wake
+from slurm_ddp import exporter, juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
+from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 from volume import actions, formatting, messages
 from volume.target import Target, Unit, install, open_target
@@ -45,6 +47,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             *(event for end in services for event in (end.relation_created, end.relation_changed, end.relation_broken)),
         ):
             framework.observe(event, self._reconcile)
+        for event in exporter.events(self.on):
+            framework.observe(event, self._observe)
         framework.observe(clients.relation_broken, self._on_filesystem_relation_broken)
         framework.observe(self.on["volume"].storage_detaching, self._on_volume_storage_detaching)
         for event in (self.on.stop, self.on.remove):  # either may never come
@@ -53,7 +57,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         for name in actions.ACTIONS:
             framework.observe(self.on[name].action, self._on_action)
 
-    def _reconcile(self, _: ops.EventBase) -> None:
+    def _reconcile(self, event: ops.EventBase) -> None:
         """Move this unit, and on the leader what it offers, to the desired state, whichever event woke it."""
         try:
             with self._explained():
@@ -67,6 +71,17 @@ class JuicefsServerProxyCharm(ops.CharmBase):
             self._status = e.status
             if e.retry:
                 wake.later(self.unit.name, self.charm_dir, _AGAIN_S)
+        self._observe(event)
+
+    def _observe(self, _: ops.EventBase) -> None:
+        """Serve metrics while a collector is related."""
+
+        def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
+            with self._explained():
+                return metrics.ensure(unit, topology, self._target())
+            raise AssertionError("unreachable")
+
+        exporter.follow(self, serve)
 
     def _serve(self) -> embedded.store.Settings | None:
         """Settle on the leader what the volume is, install juicefs, and serve the volume where it is this unit's."""
@@ -157,6 +172,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         except CommandError as e:
             _log.warning("%s", e)
         formatting.remove(self.app.name)
+        exporter.ensure_none(self.unit.name)
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         action = actions.ACTIONS[action_name(event.handle.kind)]

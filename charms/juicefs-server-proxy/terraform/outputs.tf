@@ -7,6 +7,7 @@ output "provides" {
   description = "Endpoints that the charm provides."
   value = {
     filesystem = "filesystem"
+    cos_agent  = "cos-agent"
   }
 }
 

@@ -7,11 +7,12 @@ import pathlib
 
 import ops
 
+import metrics
 import mount_messages as messages
 import mount_plan
 from mount import actions, judge, mounter, plans, watching
 from scripts import keeper
-from slurm_ddp import mounts, readiness, wake
+from slurm_ddp import exporter, mounts, readiness, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, config_errors, is_principal, run_action
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.interfaces import mount_info
@@ -40,6 +41,8 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             *(event for end in ends for event in (end.relation_created, end.relation_changed, end.relation_broken)),
         ):
             framework.observe(event, self._reconcile)
+        for event in exporter.events(self.on):
+            framework.observe(event, self._observe)
         for event in (self.on.stop, self.on.remove):  # either may never come
             framework.observe(event, self._leave)
         framework.observe(self.on.collect_unit_status, self._on_collect_unit_status)
@@ -79,6 +82,11 @@ class SharedFilesystemClientCharm(ops.CharmBase):
             watching.wake_once_right(self.app.name, self.unit.name, command)
         elif retries:
             wake.later(self.unit.name, self.charm_dir, _RETRY_S)
+        self._observe(event)
+
+    def _observe(self, _: ops.EventBase) -> None:
+        """Serve metrics while a collector is related."""
+        exporter.follow(self, metrics.ensure)
 
     def _mount(self, plan: mount_plan.Plan) -> Status:
         """Mount as planned; return the status."""
@@ -96,6 +104,7 @@ class SharedFilesystemClientCharm(ops.CharmBase):
         """Remove all from this machine; report nothing to Juju, which may have deleted the unit already (4.0.15)."""
         self._unmount()
         readiness.withdraw(self.unit.name)
+        exporter.ensure_none(self.unit.name)
 
     def _beside(self, endpoint: str) -> list[ops.Relation]:
         """List the relations of a container-scoped endpoint to this unit's principal."""

@@ -11,6 +11,7 @@ from maintenance import work
 from node import compute, watch
 from node import machine as machines
 from node.registration import Progress
+from relations import collector
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
 from slurm_ddp.charm import Level, Status, action_name, run_action
@@ -28,6 +29,7 @@ class SlurmGpuCharm(ops.CharmBase):
         self.progress: Progress | None = None  # how far the node came in this hook
         self._view: gres_lines.View | None = None  # of the controller, after this hook's changes
         self._left = False  # this unit may be deleted by now
+        self._collector = collector.Collector(self)
         ends = [self.on[name] for name in (COMPUTE, CONTROLLER, NODE_GRES, GRES)]
         for event in (
             self.on.install,
@@ -108,7 +110,7 @@ class SlurmGpuCharm(ops.CharmBase):
         with work.leaving():
             if self._is_compute() or compute.OWNER.exists() or watch.is_set_up():
                 work.release()
-            compute.release(owner=self.unit.name, config=self._settings)
+            compute.release(owner=self.unit.name, config=self.load_config(settings.Config))
             gres_lines.release(owner=self.unit.name, last=self.app.planned_units() == 0)
 
     def _note_end(self, event: ops.EventBase) -> None:
@@ -175,12 +177,8 @@ class SlurmGpuCharm(ops.CharmBase):
     def machine(self) -> machines.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            self._machine = machines.look(self._settings, self.answer())
+            self._machine = machines.look(self.load_config(settings.Config), self.answer())
         return self._machine
-
-    @property
-    def _settings(self) -> settings.Config:
-        return self.load_config(settings.Config)
 
     def _is_compute(self) -> bool:
         return self._has(COMPUTE)

@@ -7,6 +7,7 @@ output "provides" {
   description = "Endpoints that the charm provides."
   value = {
     node_gres = "node-gres"
+    cos_agent = "cos-agent"
   }
 }
 

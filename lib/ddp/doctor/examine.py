@@ -19,6 +19,7 @@ from ddp.doctor.node_facts import Facts, Finding, Json, Level, as_dict, first_fe
 from ddp.environment import archives, environments
 from ddp.measure import sampling
 from ddp.options import declared, models
+from ddp.runs import telemetry
 from ddp.slurm import access, jobs
 from ddp.submit import checks, resources
 from ddp.workspace import folders, operations
@@ -35,6 +36,9 @@ def doctor(settings: Settings, params: models.Doctor, log: Log) -> Results:
     facts = gather(settings, params, checks.partitions(params.reservation), log)
     findings = judge(settings, facts)
     results = reporting.report(settings, facts, findings)
+    counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}
+    with contextlib.suppress(folders.WorkspaceError):  # only the metrics lack it then
+        folders.call(settings, telemetry.note_findings, folder=str(settings.baselines), counts=counts)
     worst = next((finding for finding in findings if finding.level == "error"), None)
     if worst is not None:
         raise TrainerError(f"{results['verdict']}; the first: {worst.where}: {worst.text}", results=results)

@@ -126,6 +126,7 @@ class Cluster:
         self.mine: tuple[str, ...] = ("physics||normal",)
         self.dbd = True  # whether sacctmgr finds slurmdbd
         self.reservations = ""
+        self.running = ""  # user and TRES of running jobs, as squeue prints them
         self.config = (
             "Configuration data as of 2026-11-20T18:48:42\nAccountingStorageType   = accounting_storage/slurmdbd\n"
             "ClusterName             = main\nJobRequeue              = 1\nKillWait                = 30 sec\nPreemptMode             = OFF\n"
@@ -260,6 +261,8 @@ class Cluster:
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT
                 return Completed(0, "".join(job.line() for job in self.jobs), "")
+            case ("--noheader", "--states=RUNNING", "--Format=UserName:|,tres-alloc:|"):
+                return Completed(0, self.running, "")
             case ("-h", "-a", "-t", "all", "-u", user, *name, "-O", form):
                 assert form == QUEUE_FORMAT
                 assert user == self.user

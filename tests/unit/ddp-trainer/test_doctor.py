@@ -26,6 +26,7 @@ from ddp.base import Settings
 from ddp.doctor import cluster_rules, examine, node_facts, probe, reporting
 from ddp.environment import environments
 from ddp.measure import sampling
+from ddp.runs import telemetry
 from ddp.slurm import jobs
 from ddp.submit import fabrics
 from slurm_ddp.run import Completed
@@ -321,6 +322,8 @@ def test_the_kind_of_tracking_is_reported(trainer: Trainer, cluster: Cluster, ur
         "WARNING tracking: mlflow-tracking-uri=/srv/mlruns is outside the workspace" in results["findings"]
     ) is warns
     assert results["slurm"].startswith("KillWait=30 sec: between TERM and KILL")
+    kept = json.loads((trainer.workspace / "baselines" / telemetry.DOCTOR).read_text())  # for the metrics
+    assert (str(kept["error"]), str(kept["warning"])) == (results["errors"], results["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ class Health:
     detail: str = ""
     since: float = 0.0  # when the mount began to work, or ceased to
     checked: float = 0.0
+    took: float = 0.0  # the first look of the pass, in seconds
     wrote: float = 0.0  # the last pass that wrote
     slow: float = 0.0  # since when it answers while writes do not end; 0 when they do
     hung: float = 0.0  # since when it does not answer; 0 when it does
@@ -175,7 +176,9 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     was_hung = old.state == State.HUNG.value  # then a plain look has all the time there is
     # A server that was silent is asked first: while it still is, whoever waits for our turn is not to wait long
     down = unreachable(watch.servers, watch.speaks) if old.down else ""
+    began = time.monotonic()
     look = probe(watch, write=writes and not was_hung, deadline=_SILENT_PROBE_S if down else _PROBE_S)
+    took = time.monotonic() - began
     if look and writes and was_hung:
         look = probe(watch, write=True)
     is_hung = look.state is State.HUNG
@@ -207,6 +210,7 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
         state=look.state.value,
         detail=look.detail,
         checked=now,
+        took=took,
         wrote=now if writes else old.wrote,
         slow=_since(old.slow, now, look.state is State.SLOW),
         hung=hung if is_hung else 0.0,

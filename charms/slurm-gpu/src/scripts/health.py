@@ -92,7 +92,7 @@ _XIDS_BY_TEXT: dict[int, tuple[str, str]] = {
     **dict.fromkeys(range(144, 151), (r"Fatal", "fatal NVLink error")),
 }
 _LOGGED = r"NVRM: Xid|nvidia-nvswitch\d*: SXid"
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(.*)")
 # Of an NVSwitch; where it harms a card, an Xid 74 comes with it.
 _SXID = re.compile(r"(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), (Fatal)?")
 
@@ -310,7 +310,7 @@ def xid_finding(line: str, scope: Scope | None = None) -> Finding | None:
     if switch is not None:
         kind = "fatal " if switch[4] else ""
         return Finding(WARN, "sxid", f"SXid {switch[3]}: {kind}error of {switch[1]}", _bus(switch[2]))
-    match = _XID.search(line)
+    match = XID.search(line)
     if match is None or int(match[2]) in scope.ignore_xids:
         return None
     code = int(match[2])

@@ -1,0 +1,118 @@
+"""The metrics of the workspace's runs, as the program reports them to the submit user."""
+
+import collections
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import socket
+import time
+import typing
+
+from prometheus_client import core
+
+import program
+from ddp.runs import telemetry
+from slurm_ddp import exporter, files
+from slurm_ddp.exporter import counter, gauge
+from slurm_ddp.interfaces import cos_agent
+
+_ANSWER_S = 25.0
+_LONGEST_S = 300.0  # between two looks, of which the GPUs' time is counted
+
+_VALUES = {
+    "step": "Last step of the run.",
+    "max_steps": "Steps that the run has in all.",
+    "loss": "Loss of the last step.",
+    "tokens_per_second": "Tokens per second of all ranks.",
+    "mfu_ratio": "Share of the GPUs' peak that the model uses.",
+    "progress_timestamp_seconds": "When the run made its last step.",
+    "checkpoint_timestamp_seconds": "When the run's last checkpoint was complete.",
+    "checkpoint_stall_seconds": "How long the last checkpoint held up the training.",
+}
+
+
+def ensure(
+    unit: str, topology: cos_agent.Topology, user: str, config: collections.abc.Mapping[str, object]
+) -> dict[str, str]:
+    """Serve the metrics; return the unit's databag of the relation. Raises CommandError."""
+    source = pathlib.Path(__file__).resolve()
+    port = exporter.ensure(unit, source, {"unit": unit, "user": user, "config": dict(config)})
+    return cos_agent.dump(topology, [cos_agent.Job("runs", port, socket.gethostname())], source.parent / "cos")
+
+
+def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
+    """List the sources of a scrape."""
+    totals = Totals(exporter.memory(settings["unit"]))
+    return [exporter.Source("workspace", lambda: read(settings, totals))]
+
+
+def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.Iterator[core.Metric]:
+    """Ask the program as the submit user. Raises ProgramError."""
+    request = {"do": "metrics", "config": settings["config"], "unit": settings["unit"]}
+    answer = program.ask(settings["user"], request, lambda _: None, timeout_s=_ANSWER_S)
+    if answer.error:
+        raise program.ProgramError(answer.error)
+    found = answer.results
+    totals.add(found["runs"], found["gpus"], time.time())
+    shown = [run for run in found["runs"] if run["is_shown"]]
+    states = collections.Counter(run["state"] for run in shown)
+    yield gauge("runs", "Runs by state.", [({"state": state}, states[state]) for state in telemetry.STATES])
+    running = [(_labels(run), float(run["state"] == "running")) for run in shown]
+    yield gauge("run_running", "Whether a job of the run is running now.", running)
+    for name, text in (("requeues", "Times that Slurm requeued"), ("restarts", "Restarts in place of")):
+        samples = [(_labels(run), float(run[name])) for run in shown]
+        yield counter(f"run_{name}_total", f"{text} the run's jobs.", samples)
+    for name, text in _VALUES.items():
+        having = [run for run in shown if name in run["values"]]
+        yield gauge(f"run_{name}", text, [(_labels(run), run["values"][name]) for run in having])
+    reasons = {reason: totals.failures.get(reason, 0) for reason in telemetry.KINDS}
+    yield counter("run_failures_total", "Failed attempts.", [({"reason": key}, n) for key, n in reasons.items()])
+    seconds = [({"user": user}, n) for user, n in sorted(totals.gpu_seconds.items())]
+    yield counter("gpu_seconds_total", "Seconds that jobs held a GPU.", seconds)
+    if doctor := found["doctor"]:
+        levels = [({"severity": level}, float(doctor.get(level, 0))) for level in ("error", "warning")]
+        yield gauge("doctor_findings", "Findings of the last ddp doctor.", levels)
+        yield gauge("doctor_timestamp_seconds", "When ddp doctor ran last.", [({}, float(doctor["time"]))])
+
+
+@dataclasses.dataclass
+class Totals:
+    """Counters over runs that may be removed; kept over a restart of the service."""
+
+    path: pathlib.Path
+    failures: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+    gpu_seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    seen: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict[str, dict[str, int]])  # by run
+    at: float = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            kept = json.loads(self.path.read_text())
+            self.failures, self.gpu_seconds, self.seen = kept["failures"], kept["gpu_seconds"], kept["seen"]
+        except (OSError, ValueError, KeyError, TypeError):
+            self.failures, self.gpu_seconds, self.seen = {}, {}, {}
+
+    def add(self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float) -> None:
+        """Count what is new since the last look, and keep it."""
+        for run in runs:
+            name = f"{run['user']}/{run['run']}"
+            before = self.seen.get(name, {})
+            for reason, count in run["failures"].items():
+                self.failures[reason] = self.failures.get(reason, 0) + max(0, count - before.get(reason, 0))
+            self.seen[name] = run["failures"]
+        self.seen = {name: self.seen[name] for run in runs if (name := f"{run['user']}/{run['run']}") in self.seen}
+        passed = min(max(0.0, now - self.at), _LONGEST_S) if self.at else 0.0
+        for user, count in gpus.items():
+            self.gpu_seconds[user] = self.gpu_seconds.get(user, 0.0) + count * passed
+        self.at = now
+        kept = {"failures": self.failures, "gpu_seconds": self.gpu_seconds, "seen": self.seen}
+        files.ensure_file(self.path, json.dumps(kept) + "\n", mode=0o600)
+
+
+def _labels(run: dict[str, typing.Any]) -> dict[str, str]:
+    return {"run": run["run"], "user": run["user"]}
+
+
+if __name__ == "__main__":  # pragma: no cover
+    exporter.serve(sources)

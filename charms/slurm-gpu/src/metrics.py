@@ -1,0 +1,132 @@
+"""The metrics of a node's GPUs, and of the controller's gres.conf. The cards' own figures are DCGM's exporter's."""
+
+import collections
+import collections.abc
+import pathlib
+import socket
+import typing
+
+from prometheus_client import core
+
+from controller import gres_lines
+from gpu import detect, gres, gres_conf
+from maintenance import hold
+from node import hold as node_hold
+from node import machine as machines
+from node import registration, slurmd_options
+from scripts import health
+from slurm_ddp import exporter, records, systemd
+from slurm_ddp.exporter import counter, gauge
+from slurm_ddp.interfaces import cos_agent
+from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import nodes
+
+_LOG_S = 6.0
+# Why a node is held, by the kind of the hold, which its reason begins with
+_REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold.RESET: "reset"}
+_OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has a metric of its own
+
+
+def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, aliases: str) -> dict[str, str]:
+    """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
+    program = pathlib.Path(__file__).resolve()
+    settings = {"compute": compute, "controller": controller, "aliases": aliases}
+    port = exporter.ensure(unit, program, settings)
+    return cos_agent.dump(topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos")
+
+
+def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
+    """List the sources of a scrape."""
+    found: list[exporter.Source] = []
+    if settings["compute"]:
+        found.append(exporter.Source("gpu", lambda: cards(settings["aliases"])))
+        found.append(exporter.Source("gpu_log", xids))
+        found.append(exporter.Source("node", holds))
+    if settings["controller"]:
+        found.append(exporter.Source("controller", controller_lines))
+    return found
+
+
+def cards(aliases: str) -> collections.abc.Iterator[core.Metric]:
+    """Compare the GPUs that the node registers with those that are there; read the last health check."""
+    options = slurmd_options.read()
+    expected = _count(options.gres if options else None)
+    found = detect.detect(machines.ROOTS)
+    names = gres.parse_aliases(aliases)
+    detected: collections.Counter[str] = collections.Counter()
+    profiles: collections.Counter[str] = collections.Counter()
+    for gpu in found.gpus if found.is_usable else ():
+        model = gpu.name or "gpu"
+        profiles.update(instance.profile for instance in gpu.instances)
+        types = [gres.slurm_type(f"{model}_{instance.profile}") for instance in gpu.instances]
+        detected.update(names.get(kind, kind) for kind in types or [gres.slurm_type(model)])
+    if set(expected) == {"gpu"}:  # registered without types
+        detected = collections.Counter({"gpu": detected.total()})
+    for kind in expected:
+        detected[kind] += 0  # a type of which no card is left
+    yield gauge("gpus_expected", "GPUs that the node registers with Slurm.", _by("type", expected))
+    yield gauge("gpus_detected", "GPUs that work on the machine.", _by("type", detected))
+    yield gauge("gpu_mig_instances", "MIG instances on the machine.", _by("profile", profiles))
+    if health.STATE.exists():
+        state = records.read(health.State, health.STATE)
+        yield gauge("gpu_health_ok", "Whether the last check found the GPUs fit for jobs.", [({}, not state.reason)])
+        text = "When the GPUs were checked last."
+        yield gauge("gpu_health_check_timestamp_seconds", text, [({}, health.STATE.stat().st_mtime)])
+
+
+def xids() -> collections.abc.Iterator[core.Metric]:
+    """Count the Xids that the kernel logged since the machine's boot. Raises CommandError."""
+    argv = (health.JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "cat", "-g", "NVRM: Xid")
+    done = run(*argv, timeout=_LOG_S, check=False)
+    if done.returncode not in (0, 1) or done.stderr.strip():  # 1: no such line
+        raise CommandError(f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")
+    found = collections.Counter(match[2] for match in map(health.XID.search, done.stdout.splitlines()) if match)
+    yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", _by("xid", found))
+
+
+def holds() -> collections.abc.Iterator[core.Metric]:
+    """Report why jobs are kept from the node. Raises NodeError or OptionsError."""
+    held = {_REASONS[one.kind] for one in node_hold.held() if one.kind in _REASONS}
+    options = slurmd_options.read()
+    node = nodes.show(options.node) if options and options.node else None
+    if node is not None and node.is_drained:
+        held.add(_why(node))
+    values = {reason: float(reason in held) for reason in (*_REASONS.values(), "registration", "administrator")}
+    yield gauge("node_held", "Whether the node is kept from new jobs for this reason.", _by("reason", values))
+
+
+def controller_lines() -> collections.abc.Iterator[core.Metric]:
+    """Count the nodes in gres.conf. Raises CommandError while slurmctld does not run."""
+    if not systemd.is_active(gres_lines.SLURMCTLD):
+        raise CommandError(f"{gres_lines.SLURMCTLD} does not run")
+    num_nodes, _ = gres_lines.counts(gres_conf.read(gres_conf.PATH))
+    yield gauge("controller_gres_nodes", "Nodes whose lines are in gres.conf.", [({}, num_nodes)])
+
+
+def _why(node: nodes.Node) -> str:
+    reason = node.reason or ""
+    for kind, why in _REASONS.items():
+        if reason.startswith(f"{kind}:"):
+            return why
+    if reason.startswith(_OTHERS):
+        return ""
+    return "administrator" if registration.is_anothers(node, None) else "registration"
+
+
+def _count(text: str | None) -> collections.Counter[str]:
+    """Count GPUs by type in a Gres string such as gpu:h100:8; those without a type are `gpu`."""
+    found: collections.Counter[str] = collections.Counter()
+    for item in (nodes.plain_gres(text) or "").split(","):
+        name, *kind = item.split(":")
+        if name == "gpu":
+            count = int(kind.pop()) if kind and kind[-1].isdigit() else 1
+            found[kind[0] if kind else name] += count
+    return found
+
+
+def _by(label: str, values: collections.abc.Mapping[str, float]) -> list[tuple[dict[str, str], float]]:
+    return [({label: key}, value) for key, value in sorted(values.items())]
+
+
+if __name__ == "__main__":  # pragma: no cover
+    exporter.serve(sources)

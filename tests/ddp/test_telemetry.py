@@ -1,0 +1,197 @@
+"""What the exporter shows of runs: each figure follows what the run's files and Slurm have."""
+
+import json
+import os
+import pathlib
+import pwd
+import time
+import typing
+
+import pytest
+from cluster import Cluster, Job
+
+from ddp.base import Settings
+from ddp.runs import telemetry
+from ddp.slurm import jobs
+
+USER = pwd.getpwuid(os.geteuid()).pw_name
+Json = dict[str, typing.Any]
+
+
+def make(top: pathlib.Path, name: str, job_id: int = 40, **files: str) -> pathlib.Path:
+    """Make a run's folder; `control__40_r0_outcome` is the file control/40.r0.outcome."""
+    folder = top / "runs" / name
+    (folder / "control").mkdir(parents=True)
+    (folder / "logs").mkdir()
+    (folder / "job.json").write_text(json.dumps({"job_id": job_id, "kind": "gpt"}))
+    for path, text in files.items():
+        at = path.replace("__", "/").replace("_", ".")
+        (folder / at).write_text(text)
+    return folder
+
+
+def queued(cluster: Cluster, name: str, state: str, *, job_id: int = 40, restarts: int = 0) -> None:
+    job = Job(job_id, USER, name, pathlib.Path("/s"), "", [(state, 0)], restarts=restarts)
+    cluster.jobs.append(job)
+
+
+def only(settings: Settings) -> Json:
+    (run,) = telemetry.collect(settings)["runs"]
+    return run
+
+
+def failed(attempt: str, kind: str) -> str:
+    return f"2026-11-20T18:48:22Z\t{attempt}\t{kind}\tslurmd-0\twords\n"
+
+
+def test_a_workspace_without_runs(settings: Settings, cluster: Cluster):
+    assert telemetry.collect(settings) == {"runs": [], "gpus": {}, "doctor": None}
+
+
+def test_a_run_that_trains(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
+    log = (
+        "0: [TRAIN] step=9/200 loss=3.5 mfu=0.25\n0: [CKPT] saved=epoch-1 step=9 stall_s=0.5 write_s=2\n"
+        "0: [TRAIN] step=10/200 loss=3.25 mfu=0.375\n"
+    )
+    metric = {"kind": "step", "step": 10, "loss": 3.25, "tokens_per_second": 1000.0, "time": 5000.5}
+    folder = make(workspace, "owt", logs__40_out=log, metrics_jsonl=json.dumps(metric) + "\n")
+    (folder / "epoch-1").mkdir()
+    (folder / "latest").symlink_to("epoch-1")
+    queued(cluster, "owt", "RUNNING")
+    run = only(settings)
+    at = run["values"].pop("checkpoint_timestamp_seconds")
+    assert abs(at - time.time()) < 60
+    assert run["values"] == {
+        "step": 10,
+        "max_steps": 200,
+        "loss": 3.25,
+        "tokens_per_second": 1000.0,
+        "mfu_ratio": 0.375,
+        "progress_timestamp_seconds": 5000.5,
+        "checkpoint_stall_seconds": 0.5,
+    }
+    assert (run["run"], run["user"], run["state"], run["is_shown"]) == ("owt", USER, "running", True)
+    assert (run["requeues"], run["restarts"], run["failures"]) == (0, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "shown"),
+    [
+        ("PENDING", 0, "pending"),
+        ("PENDING", 1, "requeued"),
+        ("REQUEUED", 0, "requeued"),
+        ("RUNNING", 1, "running"),
+        ("COMPLETING", 0, "running"),
+    ],
+)
+def test_an_active_jobs_state(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path, state: str, restarts: int, shown: str
+):
+    make(workspace, "owt")
+    queued(cluster, "owt", state, restarts=restarts)
+    run = only(settings)
+    assert (run["state"], run["requeues"]) == (shown, restarts)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [("done", "completed"), ("failed", "failed"), ("cancelled", "cancelled"), ("preempted", "cancelled")],
+)
+def test_an_outcome_is_the_state_of_a_run_that_ended(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path, outcome: str, shown: str
+):
+    make(workspace, "owt", control__40_r0_outcome=json.dumps({"outcome": outcome}))
+    assert only(settings)["state"] == shown
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"), [("COMPLETED", "completed"), ("CANCELLED", "cancelled"), ("TIMEOUT", "failed")]
+)
+def test_without_an_outcome_the_job_decides(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path, state: str, shown: str
+):
+    make(workspace, "owt")
+    queued(cluster, "owt", state)
+    assert only(settings)["state"] == shown
+
+
+def test_a_run_that_nobody_knows_has_no_state(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
+    make(workspace, "owt")
+    assert only(settings)["state"] is None
+
+
+def test_requeues_restarts_and_failures_add_up_over_attempts_and_jobs(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path
+):
+    make(
+        workspace,
+        "owt",
+        control__40_failures=failed("40.r0", "node") + failed("40.r1", "program") + failed("40.r1t1", "program"),
+        control__39_failures=failed("39.r0", "filesystem") + failed("39.r0", "invented") + "half a li",
+        control__40_r2_outcome=json.dumps({"outcome": "done"}),
+    )
+    queued(cluster, "owt", "RUNNING", restarts=3)
+    run = only(settings)
+    assert (run["requeues"], run["restarts"]) == (3, 1)
+    assert run["failures"] == {"node": 1, "program": 2, "filesystem": 1}
+
+
+def test_a_run_that_ended_long_ago_is_counted_and_not_shown(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path
+):
+    folder = make(workspace, "owt", control__40_failures=failed("40.r0", "node"))
+    os.utime(folder / "job.json", (1000, 1000))
+    run = only(settings)
+    assert (run["is_shown"], run["failures"]) == (False, {"node": 1})
+    queued(cluster, "owt", "RUNNING")
+    assert only(settings)["is_shown"]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "prepare", "collectives"])
+def test_what_is_no_training_is_left_out(settings: Settings, cluster: Cluster, workspace: pathlib.Path, kind: str):
+    folder = make(workspace, "owt")
+    (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": kind}))
+    assert telemetry.collect(settings)["runs"] == []
+
+
+def test_the_newest_runs_of_all_users(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number, top in enumerate([workspace, workspace / "users" / "ann", workspace]):
+        folder = make(top, f"run-{number}")
+        os.utime(folder / "job.json", (1000 + number, 1000 + number))
+    assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1", "run-0"]
+    monkeypatch.setattr(telemetry, "MAX_RUNS", 2)
+    assert [run["run"] for run in telemetry.collect(settings)["runs"]] == ["run-2", "run-1"]
+
+
+def test_files_that_cannot_be_parsed_cost_their_figures_only(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path
+):
+    make(
+        workspace,
+        "owt",
+        logs__40_out="[TRAIN] step=x/y mfu=fast\n[CKPT] stall_s=long\n",
+        metrics_jsonl='{"kind": "step", "step": "ten", "loss": [1], "time": true}\n',
+        summary_json="[",
+        control__40_r0_outcome="{",
+    )
+    assert only(settings)["values"] == {}
+
+
+def test_gpus_that_jobs_hold_by_user(settings: Settings, cluster: Cluster):
+    cluster.running = "ann|cpu=4,mem=8000M,node=2,billing=4,gres/gpu=8,gres/gpu:h100=8|\nbob|cpu=1,node=1,billing=1|\nann|gres/gpu=2|\n"
+    assert telemetry.collect(settings)["gpus"] == {"ann": 10}
+
+
+def test_a_controller_that_does_not_answer_is_an_error(settings: Settings, cluster: Cluster):
+    cluster.silent = 9
+    with pytest.raises(jobs.NotAnsweringError):
+        telemetry.collect(settings)
+
+
+def test_doctors_findings_are_kept(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
+    telemetry.note_findings(str(settings.baselines), {"error": 1, "warning": 2})
+    doctor = telemetry.collect(settings)["doctor"]
+    assert abs(doctor.pop("time") - time.time()) < 60
+    assert doctor == {"error": 1, "warning": 2}

@@ -1,0 +1,299 @@
+"""The exporter: its service, its port, and scrapes that end in time whatever a source does."""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import socket
+import threading
+import typing
+
+import pytest
+from prometheus_client import core, exposition, registry
+
+from slurm_ddp import exporter, systemd
+from slurm_ddp.exporter import Source, counter, gauge
+from slurm_ddp.interfaces import cos_agent
+from slurm_ddp.run import CommandError, Completed
+
+UNIT, NAME = "trainer/0", "slurm-ddp-exporter-trainer-0.service"
+SETTINGS = "trainer-0.json"
+
+
+@dataclasses.dataclass
+class Systemd:
+    """systemctl, which refuses a command that no test expects."""
+
+    active: set[str] = dataclasses.field(default_factory=set[str])
+    ran: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])
+    broken: bool = False
+
+    def run(self, *argv: str, timeout: float = 60, check: bool = True) -> Completed:
+        assert argv[0] == "/usr/bin/systemctl"
+        name = argv[-1]
+        match argv[1:-1]:
+            case ("is-active", "--quiet"):
+                return Completed(0 if name in self.active else 3, "", "")
+            case ("enable", "--now"):
+                if self.broken:
+                    raise CommandError("systemctl exited 1: no such interpreter")
+                self.active.add(name)
+            case ("restart",):
+                assert name in self.active
+            case ("disable", "--now"):
+                self.active.discard(name)
+            case () | ("reset-failed",):
+                pass
+            case _:
+                raise AssertionError(argv)
+        if name != "daemon-reload" and argv[1] != "reset-failed":
+            self.ran.append(argv[1:])
+        return Completed(0, "", "")
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Systemd:
+    double = Systemd()
+    monkeypatch.setattr(systemd, "run", double.run)
+    monkeypatch.setattr(systemd, "UNIT_DIR", tmp_path / "units")
+    monkeypatch.setattr(exporter, "STATE", tmp_path / "state")
+    return double
+
+
+@pytest.fixture
+def program(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "src" / "metrics.py"
+    path.parent.mkdir()
+    path.write_text("first\n")
+    return path
+
+
+def test_the_service_runs_the_charms_program_with_its_settings(
+    services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path
+):
+    port = exporter.ensure(UNIT, program, {"app": "trainer", "password": "hunter2"})
+    settings = tmp_path / "state" / SETTINGS
+    assert json.loads(settings.read_text()) == {"port": port, "app": "trainer", "password": "hunter2"}
+    assert settings.stat().st_mode & 0o777 == 0o600
+    text = (tmp_path / "units" / NAME).read_text()
+    assert f" -B {program} {settings}\n" in text
+    assert f"PYTHONPATH={pathlib.Path(exporter.__file__).parents[1]}:{program.parent}\n" in text
+    assert f"ConditionPathExists={program}\n" in text
+    assert "hunter2" not in text
+    assert services.ran == [("enable", "--now", NAME)]
+
+
+def test_a_second_run_does_nothing(services: Systemd, program: pathlib.Path):
+    assert exporter.ensure(UNIT, program, {}) == exporter.ensure(UNIT, program, {})
+    assert services.ran == [("enable", "--now", NAME)]
+
+
+@pytest.mark.parametrize("what", ["settings", "program"])
+def test_what_changes_restarts_it(services: Systemd, program: pathlib.Path, what: str):
+    port = exporter.ensure(UNIT, program, {})
+    if what == "program":
+        program.write_text("second\n")
+    assert exporter.ensure(UNIT, program, {"new": 1} if what == "settings" else {}) == port
+    assert services.ran == [("enable", "--now", NAME), ("restart", NAME)]
+
+
+def test_a_service_that_died_is_started(services: Systemd, program: pathlib.Path):
+    exporter.ensure(UNIT, program, {})
+    services.active.clear()
+    exporter.ensure(UNIT, program, {})
+    assert services.ran == [("enable", "--now", NAME)] * 2
+
+
+def test_it_is_removed_whole_and_once(services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path):
+    exporter.ensure(UNIT, program, {})
+    exporter.ensure_none(UNIT)
+    exporter.ensure_none(UNIT)
+    assert services.ran == [("enable", "--now", NAME), ("disable", "--now", NAME)]
+    assert [path for path in (tmp_path / "units", tmp_path / "state") if any(path.iterdir())] == []
+
+
+def test_nothing_is_asked_of_systemd_where_there_was_no_collector(services: Systemd):
+    exporter.ensure_none(UNIT)
+    assert services.ran == []
+
+
+def test_units_of_one_machine_have_ports_of_their_own(services: Systemd, program: pathlib.Path):
+    first = exporter.ensure(UNIT, program, {})
+    second = exporter.ensure("data/0", program, {})
+    assert first != second
+    assert min(first, second) >= 9701
+    assert exporter.ensure(UNIT, program, {}) == first
+
+
+def test_a_port_that_another_program_has_is_left_alone(services: Systemd, program: pathlib.Path):
+    taken = exporter.ensure(UNIT, program, {})
+    exporter.ensure_none(UNIT)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", taken))
+        other.listen()
+        assert exporter.ensure(UNIT, program, {}) > taken
+
+
+def test_settings_that_cannot_be_read_take_no_port(services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path):
+    exporter.STATE.mkdir()
+    (exporter.STATE / SETTINGS).write_text("[]")
+    assert exporter.ensure(UNIT, program, {}) >= 9701
+
+
+# --- following the relation -------------------------------------------------------------------------------------------
+
+
+class _Named(typing.NamedTuple):
+    name: str
+
+
+@dataclasses.dataclass
+class _Relation:
+    data: dict[_Named, dict[str, str]]
+    active: bool = True
+    units: tuple[str, ...] = ("opentelemetry-collector/0",)
+
+
+class _Model(typing.NamedTuple):
+    name: str
+    uuid: str
+    relations: dict[str, list[_Relation]]
+
+
+@dataclasses.dataclass
+class _Charm:
+    """What `follow` uses of an ops.CharmBase."""
+
+    relations: list[_Relation]
+    unit: typing.ClassVar = _Named(UNIT)
+    app: typing.ClassVar = _Named("trainer")
+    meta: typing.ClassVar = _Named("ddp-trainer")
+
+    @property
+    def model(self) -> _Model:
+        return _Model("hpc", "uuid", {cos_agent.ENDPOINT: self.relations})
+
+
+def test_a_collector_gets_what_the_unit_serves(services: Systemd):
+    relation = _Relation({_Named(UNIT): {}})
+    seen: list[tuple[str, cos_agent.Topology]] = []
+
+    def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
+        seen.append((unit, topology))
+        return {"config": "x"}
+
+    exporter.follow(_Charm([relation]), serve)
+    assert relation.data == {_Named(UNIT): {"config": "x"}}
+    assert seen == [(UNIT, cos_agent.Topology("hpc", "uuid", "trainer", "ddp-trainer"))]
+
+
+@pytest.mark.parametrize(
+    "relations",
+    [[], [_Relation({}, active=False)], [_Relation({}, units=())]],
+    ids=["none", "broken", "alone"],
+)
+def test_without_a_collector_the_service_goes(services: Systemd, program: pathlib.Path, relations: list[_Relation]):
+    exporter.ensure(UNIT, program, {})
+    exporter.follow(_Charm(relations), lambda *_: pytest.fail("served"))
+    assert services.active == set()
+
+
+def test_a_service_that_does_not_start_fails_no_hook(
+    services: Systemd, program: pathlib.Path, caplog: pytest.LogCaptureFixture
+):
+    services.broken = True
+    relation = _Relation({_Named(UNIT): {}})
+
+    def serve(unit: str, _: cos_agent.Topology) -> dict[str, str]:
+        exporter.ensure(unit, program, {})
+        raise AssertionError("it started")
+
+    exporter.follow(_Charm([relation]), serve)
+    assert relation.data == {_Named(UNIT): {}}
+    assert "trainer/0 has no metrics: systemctl exited 1: no such interpreter" in caplog.text
+
+
+# --- scrapes ----------------------------------------------------------------------------------------------------------
+
+
+def scraped(collector: exporter.Collector) -> list[str]:
+    collected = registry.CollectorRegistry(auto_describe=False)
+    collected.register(collector)
+    lines = exposition.generate_latest(collected).decode().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def reading(name: str, value: float) -> Source:
+    return Source(name, lambda: [gauge(f"{name}_value", "Text.", [({"at": "/a"}, value)])])
+
+
+def failing(name: str, error: BaseException) -> Source:
+    def read() -> collections.abc.Iterable[core.Metric]:
+        yield gauge(f"{name}_half", "Text.", [({}, 1)])
+        raise error
+
+    return Source(name, read, {"volume": "shared"})
+
+
+def test_a_scrape_has_the_metrics_and_that_their_source_answers():
+    collector = exporter.Collector([reading("mount", 3)])
+    assert scraped(collector) == ['slurm_ddp_mount_value{at="/a"} 3.0', "slurm_ddp_mount_up 1.0"]
+
+
+@pytest.mark.parametrize("error", [OSError("no"), ValueError("odd"), CommandError("exited 1"), SystemExit(3)])
+def test_a_source_that_fails_is_down_and_shows_nothing_else(error: BaseException):
+    collector = exporter.Collector([failing("volume", error), reading("mount", 3)])
+    assert scraped(collector) == [
+        'slurm_ddp_volume_up{volume="shared"} 0.0',
+        'slurm_ddp_mount_value{at="/a"} 3.0',
+        "slurm_ddp_mount_up 1.0",
+    ]
+
+
+def test_a_source_that_hangs_is_down_and_holds_up_no_scrape_and_takes_one_thread():
+    free = threading.Event()
+    entered: list[int] = []
+
+    def hang() -> list[core.Metric]:
+        entered.append(1)
+        free.wait(30)
+        return [gauge("late", "Text.", [({}, 1)])]
+
+    collector = exporter.Collector([Source("mount", hang), reading("disk", 1)], timeout_s=0.05)
+    for _ in range(3):
+        assert scraped(collector) == [
+            "slurm_ddp_mount_up 0.0",
+            'slurm_ddp_disk_value{at="/a"} 1.0',
+            "slurm_ddp_disk_up 1.0",
+        ]
+    assert entered == [1]
+    free.set()
+    collector = exporter.Collector([Source("mount", hang)])
+    assert scraped(collector) == ["slurm_ddp_late 1.0", "slurm_ddp_mount_up 1.0"]
+
+
+def test_what_a_slow_source_returned_last_stands_for_a_while(monkeypatch: pytest.MonkeyPatch):
+    free = threading.Event()
+    free.set()
+
+    def slow() -> list[core.Metric]:
+        free.wait(30)
+        return [gauge("late", "Text.", [({}, 1)])]
+
+    collector = exporter.Collector([Source("mount", slow)], timeout_s=0.5)
+    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0"
+    free.clear()
+    assert scraped(collector) == ["slurm_ddp_late 1.0", "slurm_ddp_mount_up 1.0"]
+    monkeypatch.setattr(exporter, "_FRESH_S", 0.0)
+    assert scraped(collector) == ["slurm_ddp_mount_up 0.0"]
+    free.set()
+
+
+def test_a_counter_ends_with_total():
+    made = counter("mount_heals_total", "Text.", [({}, 2)])
+    assert [sample.name for sample in made.samples] == ["slurm_ddp_mount_heals_total"]
+
+
+def test_a_metric_without_samples_is_no_error():
+    assert gauge("x", "Text.", []).samples == []

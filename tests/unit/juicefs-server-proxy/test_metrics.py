@@ -1,0 +1,215 @@
+"""The volume's metrics: what each follows, and the relation with a collector."""
+
+import collections.abc
+import dataclasses
+import json
+import os
+import pathlib
+import socket
+import threading
+import typing
+
+import pytest
+from doubles import UUID
+from ops import testing
+from rig import Rig, peers
+
+import embedded.store
+import metrics
+from slurm_ddp import exporter, juicefs
+from slurm_ddp.interfaces import cos_agent
+from slurm_ddp.run import CommandError
+
+APP, UNIT = "juicefs-server-proxy", "juicefs-server-proxy/0"
+URL = "redis://192.0.2.0:6379/1"
+LABELS = {"volume": "shared"}
+
+
+@dataclasses.dataclass
+class FakeExporter:
+    """The exporters of this machine."""
+
+    serving: dict[str, dict[str, typing.Any]] = dataclasses.field(default_factory=dict[str, dict[str, typing.Any]])
+
+    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
+        assert (program.name, program.parent.parent.name) == ("metrics.py", APP)
+        self.serving[unit] = json.loads(json.dumps(settings))  # as the service reads it
+        return 9701
+
+    def ensure_none(self, unit: str) -> None:
+        self.serving.pop(unit, None)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
+    double = FakeExporter()
+    monkeypatch.setattr(exporter, "ensure", double.ensure)
+    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
+    return double
+
+
+def collector() -> testing.SubordinateRelation:
+    return testing.SubordinateRelation(cos_agent.ENDPOINT, id=9, remote_app_name="opentelemetry-collector")
+
+
+def related(rig: Rig, **options: typing.Any) -> testing.State:
+    return rig.state(peers(), collector(), **options)
+
+
+def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
+    found = {sample.name: sample for metric in read for sample in metric.samples}
+    assert all(sample.labels == LABELS for sample in found.values())
+    return {name.removeprefix("slurm_ddp_"): sample.value for name, sample in found.items()}
+
+
+def source(served: FakeExporter, name: str) -> exporter.Source:
+    (found,) = (one for one in metrics.sources(served.serving[UNIT]) if one.name == name)
+    assert found.labels == LABELS
+    return found
+
+
+# --- the relation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
+def test_a_collector_gets_the_job(rig: Rig, served: FakeExporter, event: str):
+    out = rig.ctx.run(getattr(rig.ctx.on, event)(), related(rig))
+    bag = out.get_relation(9).local_unit_data["config"]
+    (job,) = json.loads(bag)["metrics_scrape_jobs"]
+    assert job["job_name"] == f"{APP}_volume"
+    assert job["static_configs"][0]["targets"] == ["localhost:9701"]
+    password = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
+    assert served.serving[UNIT]["redis"] == password
+    assert password not in bag + repr(rig.ctx.juju_log)
+
+
+def test_the_relations_own_events_publish_at_once(rig: Rig, served: FakeExporter):
+    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
+    assert served.serving == {}
+    state = dataclasses.replace(first, relations={*first.relations, collector()})
+    out = rig.ctx.run(rig.ctx.on.relation_joined(state.get_relation(9)), state)
+    assert "config" in out.get_relation(9).local_unit_data
+
+
+def test_the_service_goes_with_the_relation_and_the_unit(rig: Rig, served: FakeExporter):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
+    rig.ctx.run(rig.ctx.on.relation_broken(out.get_relation(9)), out)
+    assert served.serving == {}
+    for event in (rig.ctx.on.stop(), rig.ctx.on.remove()):
+        rig.ctx.run(rig.ctx.on.config_changed(), out)
+        assert served.serving
+        rig.ctx.run(event, out)
+        assert served.serving == {}
+
+
+def test_a_volume_that_is_not_known_yet_has_no_metrics(rig: Rig, served: FakeExporter):
+    out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig, leader=False))
+    assert served.serving == {}
+    assert "config" not in out.get_relation(9).local_unit_data
+    assert isinstance(out.unit_status, testing.WaitingStatus)
+
+
+def test_without_a_collector_the_status_is_the_same(rig: Rig, served: FakeExporter):
+    alone = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
+    assert served.serving == {}
+    assert rig.ctx.run(rig.ctx.on.config_changed(), related(rig)).unit_status == alone.unit_status
+
+
+# --- the volume -------------------------------------------------------------------------------------------------------
+
+
+def test_the_volume_is_asked_with_the_units_credentials(rig: Rig, served: FakeExporter):
+    rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
+    rig.world.passwords[URL] = served.serving[UNIT]["environment"]["REDIS_PASSWORD"]
+    rig.world.volumes[URL] = dataclasses.replace(
+        rig.world.volumes[URL], used_bytes=4096, used_inodes=7, clients=("a at /m", "b at /m"), capacity_gib=2
+    )
+    assert samples(source(served, "volume").read()) == {
+        "volume_used_bytes": 4096,
+        "volume_used_inodes": 7,
+        "volume_sessions": 2,
+        "volume_trash_days": 1,
+        "volume_capacity_bytes": 2 << 30,
+    }
+    rig.world.volumes[URL] = dataclasses.replace(rig.world.volumes[URL], used_bytes=8192, capacity_gib=0)
+    found = samples(source(served, "volume").read())
+    assert found["volume_used_bytes"] == 8192
+    assert "volume_capacity_bytes" not in found
+
+
+@pytest.mark.parametrize("trouble", ["down", "empty"])
+def test_an_engine_without_the_volume_is_a_failure(rig: Rig, served: FakeExporter, trouble: str):
+    rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
+    if trouble == "down":
+        rig.world.down.add("192.0.2.0:6379")
+    else:
+        rig.world.volumes.clear()
+    with pytest.raises(juicefs.JuicefsError):
+        list(source(served, "volume").read())
+
+
+def test_the_last_backup(tmp_path: pathlib.Path):
+    assert samples(metrics.backups(tmp_path / "none", LABELS)) == {"volume_backup_timestamp_seconds": 0}
+    for name, at in (("shared-1.json.gz", 1000), ("shared-2.json.gz", 2000), ("notes.txt", 9000)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at, at))
+    assert samples(metrics.backups(tmp_path, LABELS)) == {"volume_backup_timestamp_seconds": 2000}
+
+
+class Redis:
+    """A server that answers one connection with a reply in two parts."""
+
+    def __init__(self, reply: str) -> None:
+        self.asked = ""
+        self._reply = reply.replace("\n", "\r\n").encode()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        connection, _ = self._server.accept()
+        with self._server, connection:
+            self.asked = connection.recv(1000).decode()
+            connection.sendall(self._reply[:20])
+            connection.sendall(self._reply[20:])
+
+    def join(self) -> str:
+        self._thread.join()
+        return self.asked
+
+
+def test_redis_reports_its_memory(monkeypatch: pytest.MonkeyPatch):
+    redis = Redis("+OK\n$60\n# Memory\nused_memory:1536\nused_memory_peak:9999\nmaxmemory:4096\n\n+OK\n")
+    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
+    assert samples(metrics.memory("topSecret", LABELS)) == {
+        "engine_memory_bytes": 1536,
+        "engine_memory_limit_bytes": 4096,
+    }
+    assert redis.join() == "AUTH topSecret\r\nINFO memory\r\nQUIT\r\n"
+
+
+def test_a_redis_that_refuses_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    redis = Redis("-WRONGPASS invalid\n-NOAUTH Authentication required.\n+OK\n")
+    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
+    with pytest.raises(ValueError, match="did not report"):
+        list(metrics.memory("topSecret", LABELS))
+    redis.join()
+
+
+def test_only_the_unit_that_serves_the_volume_asks_its_redis(
+    rig: Rig, served: FakeExporter, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(embedded.store, "is_enabled", lambda app: False)
+    rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
+    assert [one.name for one in metrics.sources(served.serving[UNIT])] == ["volume", "backups"]
+
+
+def test_an_exporter_that_does_not_start_fails_no_hook(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> int:
+        raise CommandError("systemctl exited 1")
+
+    monkeypatch.setattr(exporter, "ensure", refuse)
+    out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
+    assert isinstance(out.unit_status, testing.ActiveStatus)
+    assert rig.world.volumes[URL].uuid == UUID

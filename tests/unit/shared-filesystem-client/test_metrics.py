@@ -1,0 +1,202 @@
+"""The mount's metrics: what each follows, and the relation with a collector."""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import typing
+
+import pytest
+from fake_mounter import CHARM_ROOT, Site, offer, volume
+from ops import testing
+
+import metrics
+import mount_plan
+from mount import states
+from scripts import keeper
+from slurm_ddp import exporter, records
+from slurm_ddp.interfaces import cos_agent
+from slurm_ddp.run import CommandError, Completed
+
+APP, UNIT = "shared-filesystem-client", "shared-filesystem-client/0"
+HEALTH = keeper.Health(
+    state="right", since=1000.0, checked=2000.0, took=0.25, heals=3, boot="this", passes=7, wrote=1990.0
+)
+LABELS = '{kind="juicefs",mountpoint="/mnt/shared"}'
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    monkeypatch.setattr(mount_plan, "STATE", tmp_path)
+    monkeypatch.setattr(metrics, "run", lambda *argv, timeout: Completed(0, "1000 250 4096\n", ""))
+    return tmp_path / APP
+
+
+def watching(folder: pathlib.Path, health: keeper.Health, fstype: str = "fuse.juicefs") -> None:
+    watch = keeper.Watch(APP, "/mnt/shared", "a.service", (fstype,), ("JuiceFS:shared",), (), writable=True)
+    folder.mkdir(exist_ok=True)
+    (folder / keeper.WATCH).write_text(records.text(watch))
+    health.save(folder)
+
+
+def read(app: str = APP) -> dict[str, float]:
+    """Read the samples as Prometheus names them."""
+    found: dict[str, float] = {}
+    for metric in metrics.read(app):
+        for sample in metric.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_a_mount_that_works(folder: pathlib.Path):
+    watching(folder, HEALTH)
+    assert read() == {
+        f"slurm_ddp_mount_healthy{LABELS}": 1,
+        f"slurm_ddp_mount_state_timestamp_seconds{LABELS}": 1000,
+        f"slurm_ddp_mount_probe_timestamp_seconds{LABELS}": 2000,
+        f"slurm_ddp_mount_probe_duration_seconds{LABELS}": 0.25,
+        f"slurm_ddp_mount_heals_total{LABELS}": 3,
+        f"slurm_ddp_mount_size_bytes{LABELS}": 4096000,
+        f"slurm_ddp_mount_available_bytes{LABELS}": 1024000,
+    }
+
+
+def test_a_mount_that_does_not_work_is_not_measured(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "run", lambda *argv, timeout: pytest.fail("it would hang"))
+    watching(folder, dataclasses.replace(HEALTH, state="absent", heals=4))
+    found = read()
+    assert found[f"slurm_ddp_mount_healthy{LABELS}"] == 0
+    assert found[f"slurm_ddp_mount_heals_total{LABELS}"] == 4
+    assert not [name for name in found if "_bytes" in name]
+
+
+def test_a_filesystem_that_cannot_be_measured_keeps_the_rest(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    def hang(*argv: str, timeout: float) -> Completed:
+        assert argv[0] == "/usr/bin/stat"
+        assert argv[-1] == "/mnt/shared"
+        raise CommandError("stat: no answer within 3 s")
+
+    monkeypatch.setattr(metrics, "run", hang)
+    watching(folder, HEALTH)
+    found = read()
+    assert found[f"slurm_ddp_mount_healthy{LABELS}"] == 1
+    assert not [name for name in found if "_bytes" in name]
+
+
+@pytest.mark.parametrize(
+    ("fstype", "kind"),
+    [("fuse.juicefs", "juicefs"), ("nfs4", "nfs"), ("ceph", "cephfs"), ("lustre", "lustre"), ("beegfs", "beegfs")],
+)
+def test_each_kind_has_its_name(folder: pathlib.Path, fstype: str, kind: str):
+    watching(folder, HEALTH, fstype)
+    assert all(f'kind="{kind}"' in name for name in read())
+
+
+def test_no_mount_has_no_metrics_and_is_no_failure(folder: pathlib.Path):
+    assert read() == {}
+
+
+def test_a_watch_that_cannot_be_read_is_a_failure(folder: pathlib.Path):
+    watching(folder, HEALTH)
+    (folder / keeper.WATCH).write_text("{")
+    with pytest.raises(ValueError, match="Expecting"):
+        read()
+
+
+def test_the_service_reads_its_application():
+    (source,) = metrics.sources({"app": "another", "port": 9701})
+    assert source.name == "mount"
+    assert list(source.read()) == []
+
+
+# --- the relation -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class FakeExporter:
+    """The exporters of this machine."""
+
+    serving: dict[str, collections.abc.Mapping[str, object]] = dataclasses.field(default_factory=dict[str, typing.Any])
+    error: Exception | None = None
+
+    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
+        assert program == CHARM_ROOT / "src" / "metrics.py"
+        if self.error is not None:
+            raise self.error
+        self.serving[unit] = settings
+        return 9701
+
+    def ensure_none(self, unit: str) -> None:
+        self.serving.pop(unit, None)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
+    double = FakeExporter()
+    monkeypatch.setattr(exporter, "ensure", double.ensure)
+    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
+    return double
+
+
+def collector() -> testing.SubordinateRelation:
+    return testing.SubordinateRelation(cos_agent.ENDPOINT, id=9, remote_app_name="opentelemetry-collector")
+
+
+@pytest.fixture
+def related(site: Site) -> testing.State:
+    secret = testing.Secret({"meta-password": "topSecret1"})
+    state = site.state(offer(volume(secret)), secrets=[secret])
+    return dataclasses.replace(state, relations={*state.relations, collector()})
+
+
+def config(out: testing.State) -> cos_agent.Json:
+    return json.loads(out.get_relation(9).local_unit_data["config"])
+
+
+@pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
+def test_a_collector_gets_jobs_alerts_and_dashboards(
+    site: Site, related: testing.State, served: FakeExporter, event: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(states, "load", lambda app: states.State(mountpoint="/m", unit="u", fstypes=("f",), port=9567))
+    out = site.ctx.run(getattr(site.ctx.on, event)(), related)
+    assert served.serving == {UNIT: {"app": APP}}
+    found = config(out)
+    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in found["metrics_scrape_jobs"]}
+    assert jobs == {f"{APP}_mount": ["localhost:9701"], f"{APP}_juicefs": ["localhost:9567"]}
+    assert "topSecret" not in repr(found)
+
+
+def test_the_relations_own_events_publish_at_once(site: Site, related: testing.State, served: FakeExporter):
+    for name in ("relation_joined", "relation_changed"):
+        out = site.ctx.run(getattr(site.ctx.on, name)(related.get_relation(9)), related)
+        assert [job["job_name"] for job in config(out)["metrics_scrape_jobs"]] == [f"{APP}_mount"]
+
+
+def test_the_service_goes_with_the_relation(site: Site, related: testing.State, served: FakeExporter):
+    site.ctx.run(site.ctx.on.config_changed(), related)
+    site.ctx.run(site.ctx.on.relation_broken(related.get_relation(9)), related)
+    assert served.serving == {}
+
+
+@pytest.mark.parametrize("event", ["stop", "remove"])
+def test_the_service_goes_with_the_unit(site: Site, related: testing.State, served: FakeExporter, event: str):
+    site.ctx.run(site.ctx.on.config_changed(), related)
+    site.ctx.run(getattr(site.ctx.on, event)(), related)
+    assert served.serving == {}
+
+
+def test_without_a_collector_nothing_runs_and_the_status_is_the_same(
+    site: Site, related: testing.State, served: FakeExporter
+):
+    alone = dataclasses.replace(related, relations={r for r in related.relations if r.id != 9})
+    without = site.ctx.run(site.ctx.on.config_changed(), alone)
+    assert served.serving == {}
+    assert without.unit_status == site.ctx.run(site.ctx.on.config_changed(), related).unit_status
+
+
+def test_an_exporter_that_does_not_start_fails_no_hook(site: Site, related: testing.State, served: FakeExporter):
+    served.error = CommandError("systemctl exited 1")
+    out = site.ctx.run(site.ctx.on.config_changed(), related)
+    assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
+    assert "config" not in out.get_relation(9).local_unit_data

@@ -1,0 +1,297 @@
+"""The metrics of both roles: what each follows, and the relation with a collector."""
+
+import collections.abc
+import dataclasses
+import json
+import os
+import pathlib
+import typing
+
+import pytest
+from conftest import OPTIONS, WITH_GPU
+from ops import testing
+from slurm_double import SlurmDouble
+
+import charm
+import metrics
+from controller import gres_lines
+from gpu import detect as gpu_detect
+from gpu import gres_conf
+from maintenance import hold
+from node import hold as node_hold
+from node import machine as machines
+from node import slurmd_options
+from scripts import health
+from slurm_ddp import exporter, records, systemd
+from slurm_ddp.interfaces import cos_agent
+from slurm_ddp.interfaces.slurm_gres import NodeGres
+from slurm_ddp.run import CommandError, Completed
+from slurm_ddp.slurm import nodes
+
+ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
+COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
+CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
+COLLECTOR = testing.SubordinateRelation(cos_agent.ENDPOINT, remote_app_name="opentelemetry-collector")
+REASONS = ("health", "driver", "mig", "reset", "registration", "administrator")
+
+
+def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for metric in read:
+        for sample in metric.samples:
+            labels = ",".join(sample.labels.values())
+            found[sample.name.removeprefix("slurm_ddp_") + (f"[{labels}]" if labels else "")] = sample.value
+    return found
+
+
+# --- the compute role -------------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_its_gpu(mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(WITH_GPU)
+    assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 1, "gpus_detected[mock_gpu]": 1}
+
+
+def test_a_gpu_that_is_lost(mock_gpu: pathlib.Path, paths: pathlib.Path):
+    slurmd_options.PATH.write_text(WITH_GPU.replace("mock_gpu:1", "mock_gpu:2"))
+    assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 2, "gpus_detected[mock_gpu]": 1}
+    (paths / "proc/driver/nvidia/gpus/0000:01:00.0/information").unlink()
+    (paths / "proc/driver/nvidia/gpus/0000:01:00.0").rmdir()
+    assert samples(metrics.cards("")) == {"gpus_expected[mock_gpu]": 2, "gpus_detected[mock_gpu]": 0}
+
+
+def test_gpus_that_the_driver_cannot_give_to_jobs_are_not_there(
+    mock_gpu: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    slurmd_options.PATH.write_text(WITH_GPU)
+    dead = gpu_detect.NvmlAnswer(error="GPU is lost", broken=True)
+    monkeypatch.setattr(gpu_detect, "run_probe", lambda: dead)
+    assert samples(metrics.cards(""))["gpus_detected[mock_gpu]"] == 0
+
+
+def test_an_alias_counts_for_its_type(mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(WITH_GPU.replace("mock_gpu", "big"))
+    found = samples(metrics.cards("mock_gpu=big"))
+    assert found == {"gpus_expected[big]": 1, "gpus_detected[big]": 1}
+
+
+def test_gpus_that_are_registered_without_a_type(mock_gpu: pathlib.Path):
+    slurmd_options.PATH.write_text(WITH_GPU.replace("gpu:mock_gpu:1", "gpu:2"))
+    assert samples(metrics.cards("")) == {"gpus_expected[gpu]": 2, "gpus_detected[gpu]": 1}
+
+
+def test_mig_instances_count_by_profile_and_type(monkeypatch: pytest.MonkeyPatch):
+    instances = tuple(gpu_detect.Instance(profile, (1, 2)) for profile in ("1g.5gb", "1g.5gb", "3g.20gb"))
+    card = gpu_detect.Gpu("NVIDIA A100-SXM4-40GB", "0000:01:00.0", 0, mig=True, instances=instances)
+    monkeypatch.setattr(gpu_detect, "detect", lambda roots: gpu_detect.Detection("nvml", (card,)))
+    found = samples(metrics.cards(""))
+    assert {name: value for name, value in found.items() if "mig" in name} == {
+        "gpu_mig_instances[1g.5gb]": 2,
+        "gpu_mig_instances[3g.20gb]": 1,
+    }
+    detected = {name: value for name, value in found.items() if name.startswith("gpus_detected")}
+    assert sorted(detected.values()) == [1, 2]
+
+
+def test_a_node_before_upstreams_charm_set_it_up():
+    assert samples(metrics.cards("")) == {}
+
+
+@pytest.mark.parametrize(("reason", "ok"), [("", 1), ("gpu-health: Xid 79", 0)])
+def test_the_last_health_check(reason: str, ok: int):
+    health.STATE.parent.mkdir(parents=True, exist_ok=True)
+    health.STATE.write_text(records.text(health.State(reason=reason)))
+    os.utime(health.STATE, (1000, 1000))
+    assert samples(metrics.cards("")) == {"gpu_health_ok": ok, "gpu_health_check_timestamp_seconds": 1000}
+
+
+def test_a_state_of_the_check_that_cannot_be_read_is_a_failure():
+    health.STATE.parent.mkdir(parents=True, exist_ok=True)
+    health.STATE.write_text("{")
+    with pytest.raises(ValueError, match="Expecting"):
+        samples(metrics.cards(""))
+
+
+def log(monkeypatch: pytest.MonkeyPatch, text: str, returncode: int = 0, stderr: str = "") -> None:
+    def run(*argv: str, timeout: float, check: bool) -> Completed:
+        assert argv[0] == "/usr/bin/journalctl"
+        assert {"-k", "-b"} <= set(argv)
+        return Completed(returncode, text, stderr)
+
+    monkeypatch.setattr(metrics, "run", run)
+
+
+def test_xids_count_by_number(monkeypatch: pytest.MonkeyPatch):
+    line = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
+    log(monkeypatch, line.format(79) + line.format(31) + line.format(79) + "NVRM: Xid garbled\n")
+    assert samples(metrics.xids()) == {"gpu_xid_errors_total[31]": 1, "gpu_xid_errors_total[79]": 2}
+
+
+def test_a_log_without_xids(monkeypatch: pytest.MonkeyPatch):
+    log(monkeypatch, "", returncode=1)
+    assert samples(metrics.xids()) == {}
+
+
+@pytest.mark.parametrize(("returncode", "stderr"), [(1, "No journal files were found."), (2, "")])
+def test_a_log_that_cannot_be_read_is_a_failure(monkeypatch: pytest.MonkeyPatch, returncode: int, stderr: str):
+    log(monkeypatch, "", returncode, stderr)
+    with pytest.raises(CommandError, match=f"journalctl exited {returncode}"):
+        samples(metrics.xids())
+
+
+@pytest.fixture
+def registered(slurm: SlurmDouble) -> SlurmDouble:
+    slurmd_options.PATH.write_text(OPTIONS)
+    slurm.register()
+    return slurm
+
+
+def held() -> set[str]:
+    found = samples(metrics.holds())
+    assert list(found) == [f"node_held[{reason}]" for reason in sorted(REASONS)]
+    return {reason for reason in REASONS if found[f"node_held[{reason}]"] == 1}
+
+
+def test_a_node_in_service(registered: SlurmDouble):
+    assert held() == set()
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("gpu-health: Xid 79", {"health"}),
+        ("gpu-driver: driver 580", {"driver"}),
+        ("gpu-mig: new layout", {"mig"}),
+        ("gpu-reset: GPU 0", {"reset"}),
+        ("slurm-gpu: 1 of 2 GPUs found", {"registration"}),
+        ("disk is full", {"administrator"}),
+        ("mount-keeper data: hangs", set[str]()),
+    ],
+)
+def test_a_drain_by_its_reason(registered: SlurmDouble, reason: str, why: set[str]):
+    nodes.drain("slurmd-0", reason)
+    assert held() == why
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("gpu-health", "health"), (hold.DRIVER, "driver"), (hold.MIG, "mig"), (hold.RESET, "reset")]
+)
+def test_a_hold_counts_also_while_its_drain_is_ended(registered: SlurmDouble, kind: str, why: str):
+    node_hold.DIRECTORY.mkdir(parents=True)
+    (node_hold.DIRECTORY / f"{kind}.json").write_text(json.dumps({"node": "slurmd-0", "reason": f"{kind}: x"}))
+    assert held() == {why}
+
+
+def test_a_machine_without_a_node():
+    assert held() == set()
+
+
+# --- the controller role ----------------------------------------------------------------------------------------------
+
+
+def test_the_nodes_in_gres_conf(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(systemd, "is_active", lambda name: name == "slurmctld.service")
+    assert samples(metrics.controller_lines()) == {"controller_gres_nodes": 0}
+    line = "Name=gpu Type=h100 File=/dev/nvidia0"
+    entries = {
+        unit: gres_conf.Entry.of(unit, NodeGres(node=node, lines=lines))
+        for unit, node, lines in (
+            ("slurm-gpu/0", "slurmd-0", (line,)),
+            ("slurm-gpu/1", "slurmd-1", (line,)),
+            ("slurm-gpu/2", "slurmd-2", ()),
+        )
+    }
+    gres_conf.write(gres_conf.GresConf().with_entries(entries))
+    assert samples(metrics.controller_lines()) == {"controller_gres_nodes": 2}
+
+
+def test_a_controller_that_does_not_run_is_a_failure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(systemd, "is_active", lambda name: False)
+    with pytest.raises(CommandError, match=f"{gres_lines.SLURMCTLD} does not run"):
+        samples(metrics.controller_lines())
+
+
+# --- the relation -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class FakeExporter:
+    """The exporters of this machine."""
+
+    serving: dict[str, typing.Any] = dataclasses.field(default_factory=dict[str, typing.Any])
+
+    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
+        assert program == ROOT / "src" / "metrics.py"
+        self.serving[unit] = settings
+        return 9703
+
+    def ensure_none(self, unit: str) -> None:
+        self.serving.pop(unit, None)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
+    double = FakeExporter()
+    monkeypatch.setattr(exporter, "ensure", double.ensure)
+    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
+    return double
+
+
+@pytest.fixture
+def ctx() -> testing.Context[charm.SlurmGpuCharm]:
+    return testing.Context(charm.SlurmGpuCharm, charm_root=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("role", "names"), [(COMPUTE, ["gpu", "gpu_log", "node"]), (CONTROLLER, ["controller"])], ids=["compute", "ctl"]
+)
+def test_each_role_has_its_sources(
+    ctx: testing.Context[charm.SlurmGpuCharm],
+    served: FakeExporter,
+    role: testing.SubordinateRelation,
+    names: list[str],
+):
+    state = testing.State(leader=True, relations=[role, COLLECTOR])
+    for happened in (ctx.on.update_status(), ctx.on.relation_joined(COLLECTOR), ctx.on.relation_changed(COLLECTOR)):
+        out = ctx.run(happened, state)
+        (job,) = json.loads(out.get_relation(COLLECTOR.id).local_unit_data["config"])["metrics_scrape_jobs"]
+        assert job["job_name"] == "slurm-gpu_gpu"
+        assert job["static_configs"][0]["targets"] == ["localhost:9703"]
+    assert [source.name for source in metrics.sources(served.serving["slurm-gpu/0"])] == names
+
+
+def test_the_aliases_reach_the_service(ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter):
+    config = {"gpu-type-alias": "nvidia_h100=h100"}
+    ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE, COLLECTOR], config=config))
+    assert served.serving["slurm-gpu/0"]["aliases"] == "nvidia_h100=h100"
+
+
+def test_the_service_goes_with_the_relation_and_with_the_unit(
+    ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter
+):
+    state = testing.State(relations=[COMPUTE, COLLECTOR])
+    ends = (ctx.on.relation_broken(COLLECTOR), ctx.on.relation_broken(COMPUTE), ctx.on.stop(), ctx.on.remove())
+    for happened in ends:
+        ctx.run(ctx.on.update_status(), state)
+        assert served.serving
+        ctx.run(happened, state)
+        assert served.serving == {}
+
+
+def test_without_a_collector_the_status_is_the_same(ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter):
+    alone = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
+    assert served.serving == {}
+    related = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE, COLLECTOR]))
+    assert related.unit_status == alone.unit_status
+
+
+def test_the_machines_own_tree_is_asked(monkeypatch: pytest.MonkeyPatch):
+    asked: list[object] = []
+
+    def detect(roots: object) -> gpu_detect.Detection:
+        asked.append(roots)
+        return gpu_detect.Detection("none")
+
+    monkeypatch.setattr(gpu_detect, "detect", detect)
+    samples(metrics.cards(""))
+    assert asked == [machines.ROOTS]
