@@ -28,6 +28,7 @@ libc6-dev: tests build an NVML of their own
 slurmctld: tests ask a Slurm of two nodes on this host
 slurmd: tests ask a Slurm of two nodes on this host, and what slurmd makes of a gres.conf
 slurm-client: tests start tasks with srun
+prometheus: tests run promtool on alerts, and the queries of dashboards on a server of their own
 chromium: tests look at the page of ddp report in a browser
 EOF
         ;;
@@ -133,7 +134,7 @@ trap 'exit 130' INT TERM
 if [ ! -e "$policy" ]; then
     made_policy=1
     # shellcheck disable=SC2016  # for policy-rc.d to expand
-    printf '#!/bin/sh\ncase $1 in redis* | ssh* | munge* | slurm* | mariadb* | mysql* | postgresql*) exit 101 ;; esac\n' | $as_root tee "$policy" >/dev/null
+    printf '#!/bin/sh\ncase $1 in redis* | ssh* | prometheus* | munge* | slurm* | mariadb* | mysql* | postgresql*) exit 101 ;; esac\n' | $as_root tee "$policy" >/dev/null
     $as_root chmod 755 "$policy"
 fi
 

@@ -1,0 +1,179 @@
+"""The dashboards are what their program writes, and each of their queries returns series on a real Prometheus."""
+
+import collections.abc
+import contextlib
+import json
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+import observability
+import pytest
+import rules
+from grafana_foundation_sdk.models import dashboard as models
+
+from scripts import dashboards
+
+PATHS = {
+    path: json.loads(path.read_text())
+    for charm in observability.CHARMS
+    for path in observability.files(charm, "dashboards")
+}
+_NOT_OURS = {  # documented by JuiceFS and by NVIDIA's DCGM exporter
+    "juicefs_fuse_read_size_bytes_sum": ("mp",),
+    "juicefs_fuse_written_size_bytes_sum": ("mp",),
+    "juicefs_blockcache_hits": ("mp",),
+    "juicefs_blockcache_miss": ("mp",),
+    "juicefs_object_request_errors": ("mp",),
+    "DCGM_FI_DEV_GPU_UTIL": ("gpu", "Hostname"),
+    "DCGM_FI_DEV_FB_USED": ("gpu", "Hostname"),
+    "DCGM_FI_DEV_GPU_TEMP": ("gpu", "Hostname"),
+}
+_GRAFANA = {"$__rate_interval": "5m", "$__range": "1h"}
+_VALUES = {"Hostname": "node-0", "state": None, "severity": "error"}
+_ONES = {"slurm_ddp_run_running", "slurm_ddp_node_held"}
+_STATES = ("pending", "running", "requeued", "failed")
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return board["panels"]
+
+
+def queries() -> list[tuple[str, str, str]]:
+    """Return (dashboard, panel, expression) of each query of Prometheus."""
+    return [
+        (board["title"], panel["title"], target["expr"])
+        for board in PATHS.values()
+        for panel in panels(board)
+        if panel["datasource"]["type"] == "prometheus"
+        for target in panel["targets"]
+    ]
+
+
+def samples(end: int) -> collections.abc.Iterator[str]:
+    """Yield two hours of every metric, as OpenMetrics text."""
+    for name, labels in {**observability.NAMES, **_NOT_OURS}.items():
+        for state in _STATES if "state" in labels else ("error",):
+            values = {label: _VALUES.get(label) or (state if label == "state" else "x") for label in labels}
+            values |= observability.TOPOLOGY | {"instance": "node-0"}
+            text = ",".join(f'{label}="{value}"' for label, value in values.items())
+            for number, at in enumerate(range(end - 7200, end + 1, 60)):
+                yield f"{name}{{{text}}} {1 if name in _ONES else number + 1} {at}"
+    yield "# EOF"
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[tuple[str, int]]:
+    """Start Prometheus on samples of every metric; yield its address and the samples' last second."""
+    if not (shutil.which("prometheus") and shutil.which("promtool")):
+        pytest.fail("no prometheus here: scripts/setup.sh test", pytrace=False)
+    folder, end = tmp_path_factory.mktemp("prometheus"), int(time.time()) // 60 * 60 - 60
+    (folder / "samples").write_text("\n".join(samples(end)) + "\n")
+    argv = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "samples", folder / "data"]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    (folder / "prometheus.yml").write_text("{}\n")
+    port = free_port()
+    process = subprocess.Popen(
+        [
+            "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=1d", "--log.level=error",
+        ]
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=2):
+                break
+            assert process.poll() is None, "prometheus ended"
+            time.sleep(0.25)
+        else:
+            pytest.fail("prometheus is not ready")
+        yield url, end
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def ask(server: tuple[str, int], expression: str) -> list[Any]:
+    for variable, value in _GRAFANA.items():
+        expression = expression.replace(variable, value)
+    expression = re.sub(r'"\$[a-z]\w+"', '".*"', expression)
+    assert "$" not in expression.replace('"$1"', ""), expression
+    url, end = server
+    query = urllib.parse.urlencode({"query": expression, "time": end})
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:
+            return json.load(answer)["data"]["result"]
+    except urllib.error.HTTPError as e:
+        pytest.fail(f"{expression}: {e.read().decode()}")
+
+
+@pytest.mark.parametrize("query", queries(), ids=lambda query: f"{query[0]}: {query[1]}")
+def test_every_query_returns_series(query: tuple[str, str, str], server: tuple[str, int]):
+    assert ask(server, query[2]), query[2]
+
+
+def test_the_files_are_what_the_program_writes():
+    assert list(dashboards.stale()) == [], "run python scripts/dashboards.py"
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_grafana_s_schema_reads_it(path: pathlib.Path):
+    read = models.Dashboard.from_json(PATHS[path])
+    assert read.title
+    assert len(read.panels or []) == len(panels(PATHS[path]))
+    encoded = json.loads(json.dumps(read, cls=dashboards.encoder.JSONEncoder))
+    assert encoded["title"] == PATHS[path]["title"]
+    assert [panel["targets"] for panel in encoded["panels"]] == [panel["targets"] for panel in panels(PATHS[path])]
+
+
+def test_uids_and_titles_are_unique():
+    for key in ("uid", "title"):
+        values = [board[key] for board in PATHS.values()]
+        assert len(values) == len(set(values))
+        assert all(len(value) <= 40 for value in values)  # Grafana's limit of a uid
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_every_panel_has_a_description_a_unit_and_a_data_source_of_cos(path: pathlib.Path):
+    for panel in panels(PATHS[path]):
+        assert panel["description"].endswith(".") or ":" in panel["description"], panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"]["uid"] in {"${prometheusds}", "${lokids}"}
+    titles = [panel["title"] for panel in panels(PATHS[path])]
+    assert len(titles) == len(set(titles))
+    places = [tuple(panel["gridPos"][key] for key in "xy") for panel in panels(PATHS[path])]
+    assert len(places) == len(set(places))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_it_has_the_variables_of_cos(path: pathlib.Path):
+    board = PATHS[path]
+    names = [one["name"] for one in board["templating"]["list"]]
+    assert names[:6] == ["prometheusds", "lokids", *(name for name in dashboards.TOPOLOGY)]
+    text = json.dumps(board["panels"])
+    used = set(re.findall(r"\$\{?(\w+)", text)) - {"__rate_interval", "__range", "1"}
+    assert used <= set(names)
+
+
+def test_every_metric_of_ours_is_on_a_dashboard():
+    text = " ".join(expression for *_, expression in queries())
+    assert {name for name in observability.NAMES if name not in text} == set()
+
+
+def test_the_how_to_names_every_dashboard():
+    page = (rules.ROOT / "docs" / "howto" / "observe.md").read_text()
+    assert [board["title"] for board in PATHS.values() if f"*{board['title']}*" not in page] == []
