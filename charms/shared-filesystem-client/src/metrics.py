@@ -11,7 +11,7 @@ from prometheus_client import core
 import mount_plan
 from mount import states
 from scripts import keeper
-from slurm_ddp import exporter
+from slurm_ddp import exporter, records
 from slurm_ddp.exporter import counter, gauge
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError, run
@@ -41,8 +41,8 @@ def read(app: str) -> collections.abc.Iterator[core.Metric]:
     folder = mount_plan.STATE / app
     if not (folder / keeper.WATCH).exists():
         return
-    watch = keeper.Watch.load(folder)
-    health = keeper.Health.load(folder)
+    watch = records.read(keeper.Watch, folder / keeper.WATCH)
+    health = records.load(keeper.Health(), folder / keeper.HEALTH)
     labels = {"mountpoint": watch.mountpoint, "kind": _KINDS.get(watch.fstypes[0], watch.fstypes[0])}
     yield gauge("mount_healthy", "Whether the mount works.", [(labels, float(health.works))])
     for name, text, value in (

@@ -36,7 +36,7 @@ def watching(folder: pathlib.Path, health: keeper.Health, fstype: str = "fuse.ju
     watch = keeper.Watch(APP, "/mnt/shared", "a.service", (fstype,), ("JuiceFS:shared",), (), writable=True)
     folder.mkdir(exist_ok=True)
     (folder / keeper.WATCH).write_text(records.text(watch))
-    health.save(folder)
+    (folder / keeper.HEALTH).write_text(records.text(health))
 
 
 def read(app: str = APP) -> dict[str, float]:
