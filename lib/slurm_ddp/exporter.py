@@ -98,7 +98,7 @@ def ensure(unit: str, program: pathlib.Path, settings: collections.abc.Mapping[s
     """Run `program` with these settings, which may hold secrets; return its port.
 
     Raises:
-        CommandError: the service does not start.
+        CommandError: the service does not start, or has no port to listen on.
     """
     path = _settings(unit)
     port = _port(path)
@@ -232,8 +232,10 @@ def _port(path: pathlib.Path) -> int:
             known[file] = int(json.loads(file.read_text())["port"])
     if path in known:
         return known[path]
-    ports = range(_FIRST_PORT, _FIRST_PORT + _NUM_PORTS)
-    return next(port for port in ports if port not in known.values() and _is_free(port))
+    for port in range(_FIRST_PORT, _FIRST_PORT + _NUM_PORTS):
+        if port not in known.values() and _is_free(port):
+            return port
+    raise CommandError(f"no port from {_FIRST_PORT} to {_FIRST_PORT + _NUM_PORTS - 1} is free")
 
 
 def _is_free(port: int) -> bool:

@@ -135,6 +135,14 @@ def test_a_port_that_another_program_has_is_left_alone(services: Systemd, progra
         assert exporter.ensure(UNIT, program, {}) > taken
 
 
+def test_without_a_free_port_there_is_one_line(
+    services: Systemd, program: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(exporter, "_is_free", lambda port: False)
+    with pytest.raises(CommandError, match=r"^no port from 9701 to 9900 is free$"):
+        exporter.ensure("trainer/0", program, {})
+
+
 def test_settings_that_cannot_be_read_take_no_port(services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path):
     exporter.STATE.mkdir()
     (exporter.STATE / SETTINGS).write_text("[]")

@@ -79,7 +79,6 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
             with self._explained():
                 return metrics.ensure(unit, topology, self._target())
-            raise AssertionError("unreachable")
 
         exporter.follow(self, serve)
 
@@ -197,7 +196,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         if self._status is not None:
             event.add_status(ops.StatusBase.from_name(self._status.level, self._status.text))
 
-    def _explained(self) -> contextlib.AbstractContextManager[None]:
+    def _explained(self) -> contextlib.AbstractContextManager[None, None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
 
         def explain(_: Exception, text: str, passes: bool) -> StatusError:

@@ -10,8 +10,10 @@ import pytest
 from harness import SOURCE, Trainer
 from ops import testing
 
+import fake_exporter
 import metrics
 import program
+from fake_exporter import FakeExporter
 from slurm_ddp import exporter
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
@@ -186,33 +188,12 @@ def test_the_service_keeps_its_totals_beside_its_settings(monkeypatch: pytest.Mo
 # --- the relation -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class FakeExporter:
-    """The exporters of this machine."""
-
-    serving: dict[str, typing.Any] = dataclasses.field(default_factory=dict[str, typing.Any])
-    error: Exception | None = None
-
-    def ensure(self, unit: str, source: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
-        assert source == SOURCE / "src" / "metrics.py"
-        if self.error is not None:
-            raise self.error
-        self.serving[unit] = json.loads(json.dumps(settings))
-        return 9704
-
-    def ensure_none(self, unit: str) -> None:
-        self.serving.pop(unit, None)
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
-    double = FakeExporter()
-    monkeypatch.setattr(exporter, "ensure", double.ensure)
-    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
-    return double
+    return fake_exporter.install(monkeypatch, SOURCE)
 
 
-COLLECTOR = testing.SubordinateRelation(cos_agent.ENDPOINT, id=900, remote_app_name="opentelemetry-collector")
+COLLECTOR = fake_exporter.collector()
 
 
 def happen(trainer: Trainer, name: str, endpoint: str = "") -> testing.State:
@@ -227,7 +208,7 @@ def test_a_collector_gets_the_job(trainer: Trainer, served: FakeExporter):
     for out in (happen(trainer, "config_changed"), happen(trainer, "relation_joined", cos_agent.ENDPOINT)):
         (job,) = json.loads(out.get_relation(900).local_unit_data["config"])["metrics_scrape_jobs"]
         assert job["job_name"] == "trainer_runs"
-        assert job["static_configs"][0]["targets"] == ["localhost:9704"]
+        assert job["static_configs"][0]["targets"] == ["localhost:9701"]
     settings = served.serving[UNIT]
     assert settings["user"] == trainer.config["submit-user"]
     assert settings["config"]["workspace"] == str(trainer.workspace)

@@ -15,9 +15,10 @@ from ops import testing
 from rig import Rig, peers
 
 import embedded.store
+import fake_exporter
 import metrics
+from fake_exporter import FakeExporter
 from slurm_ddp import exporter, juicefs
-from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
 APP, UNIT = "juicefs-server-proxy", "juicefs-server-proxy/0"
@@ -25,35 +26,13 @@ URL = "redis://192.0.2.0:6379/1"
 LABELS = {"volume": "shared"}
 
 
-@dataclasses.dataclass
-class FakeExporter:
-    """The exporters of this machine."""
-
-    serving: dict[str, dict[str, typing.Any]] = dataclasses.field(default_factory=dict[str, dict[str, typing.Any]])
-
-    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
-        assert (program.name, program.parent.parent.name) == ("metrics.py", APP)
-        self.serving[unit] = json.loads(json.dumps(settings))  # as the service reads it
-        return 9701
-
-    def ensure_none(self, unit: str) -> None:
-        self.serving.pop(unit, None)
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
-    double = FakeExporter()
-    monkeypatch.setattr(exporter, "ensure", double.ensure)
-    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
-    return double
-
-
-def collector() -> testing.SubordinateRelation:
-    return testing.SubordinateRelation(cos_agent.ENDPOINT, id=9, remote_app_name="opentelemetry-collector")
+    return fake_exporter.install(monkeypatch, pathlib.Path(metrics.__file__).resolve().parents[1])
 
 
 def related(rig: Rig, **options: typing.Any) -> testing.State:
-    return rig.state(peers(), collector(), **options)
+    return rig.state(peers(), fake_exporter.collector(), **options)
 
 
 def samples(read: collections.abc.Iterable[typing.Any]) -> dict[str, float]:
@@ -74,7 +53,7 @@ def source(served: FakeExporter, name: str) -> exporter.Source:
 @pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
 def test_a_collector_gets_the_job(rig: Rig, served: FakeExporter, event: str):
     out = rig.ctx.run(getattr(rig.ctx.on, event)(), related(rig))
-    bag = out.get_relation(9).local_unit_data["config"]
+    bag = out.get_relation(900).local_unit_data["config"]
     (job,) = json.loads(bag)["metrics_scrape_jobs"]
     assert job["job_name"] == f"{APP}_volume"
     assert job["static_configs"][0]["targets"] == ["localhost:9701"]
@@ -86,14 +65,14 @@ def test_a_collector_gets_the_job(rig: Rig, served: FakeExporter, event: str):
 def test_the_relations_own_events_publish_at_once(rig: Rig, served: FakeExporter):
     first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
     assert served.serving == {}
-    state = dataclasses.replace(first, relations={*first.relations, collector()})
-    out = rig.ctx.run(rig.ctx.on.relation_joined(state.get_relation(9)), state)
-    assert "config" in out.get_relation(9).local_unit_data
+    state = dataclasses.replace(first, relations={*first.relations, fake_exporter.collector()})
+    out = rig.ctx.run(rig.ctx.on.relation_joined(state.get_relation(900)), state)
+    assert "config" in out.get_relation(900).local_unit_data
 
 
 def test_the_service_goes_with_the_relation_and_the_unit(rig: Rig, served: FakeExporter):
     out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
-    rig.ctx.run(rig.ctx.on.relation_broken(out.get_relation(9)), out)
+    rig.ctx.run(rig.ctx.on.relation_broken(out.get_relation(900)), out)
     assert served.serving == {}
     for event in (rig.ctx.on.stop(), rig.ctx.on.remove()):
         rig.ctx.run(rig.ctx.on.config_changed(), out)
@@ -105,7 +84,7 @@ def test_the_service_goes_with_the_relation_and_the_unit(rig: Rig, served: FakeE
 def test_a_volume_that_is_not_known_yet_has_no_metrics(rig: Rig, served: FakeExporter):
     out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig, leader=False))
     assert served.serving == {}
-    assert "config" not in out.get_relation(9).local_unit_data
+    assert "config" not in out.get_relation(900).local_unit_data
     assert isinstance(out.unit_status, testing.WaitingStatus)
 
 

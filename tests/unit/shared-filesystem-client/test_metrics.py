@@ -1,20 +1,20 @@
 """The mount's metrics: what each follows, and the relation with a collector."""
 
-import collections.abc
 import dataclasses
 import json
 import pathlib
-import typing
 
 import pytest
 from fake_mounter import CHARM_ROOT, Site, offer, volume
 from ops import testing
 
+import fake_exporter
 import metrics
 import mount_plan
+from fake_exporter import FakeExporter
 from mount import states
 from scripts import keeper
-from slurm_ddp import exporter, records
+from slurm_ddp import records
 from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError, Completed
 
@@ -113,45 +113,20 @@ def test_the_service_reads_its_application():
 # --- the relation -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class FakeExporter:
-    """The exporters of this machine."""
-
-    serving: dict[str, collections.abc.Mapping[str, object]] = dataclasses.field(default_factory=dict[str, typing.Any])
-    error: Exception | None = None
-
-    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
-        assert program == CHARM_ROOT / "src" / "metrics.py"
-        if self.error is not None:
-            raise self.error
-        self.serving[unit] = settings
-        return 9701
-
-    def ensure_none(self, unit: str) -> None:
-        self.serving.pop(unit, None)
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
-    double = FakeExporter()
-    monkeypatch.setattr(exporter, "ensure", double.ensure)
-    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
-    return double
-
-
-def collector() -> testing.SubordinateRelation:
-    return testing.SubordinateRelation(cos_agent.ENDPOINT, id=9, remote_app_name="opentelemetry-collector")
+    return fake_exporter.install(monkeypatch, CHARM_ROOT)
 
 
 @pytest.fixture
 def related(site: Site) -> testing.State:
     secret = testing.Secret({"meta-password": "topSecret1"})
     state = site.state(offer(volume(secret)), secrets=[secret])
-    return dataclasses.replace(state, relations={*state.relations, collector()})
+    return dataclasses.replace(state, relations={*state.relations, fake_exporter.collector()})
 
 
 def config(out: testing.State) -> cos_agent.Json:
-    return json.loads(out.get_relation(9).local_unit_data["config"])
+    return json.loads(out.get_relation(900).local_unit_data["config"])
 
 
 @pytest.mark.parametrize("event", ["config_changed", "update_status", "upgrade_charm"])
@@ -169,13 +144,13 @@ def test_a_collector_gets_jobs_alerts_and_dashboards(
 
 def test_the_relations_own_events_publish_at_once(site: Site, related: testing.State, served: FakeExporter):
     for name in ("relation_joined", "relation_changed"):
-        out = site.ctx.run(getattr(site.ctx.on, name)(related.get_relation(9)), related)
+        out = site.ctx.run(getattr(site.ctx.on, name)(related.get_relation(900)), related)
         assert [job["job_name"] for job in config(out)["metrics_scrape_jobs"]] == [f"{APP}_mount"]
 
 
 def test_the_service_goes_with_the_relation(site: Site, related: testing.State, served: FakeExporter):
     site.ctx.run(site.ctx.on.config_changed(), related)
-    site.ctx.run(site.ctx.on.relation_broken(related.get_relation(9)), related)
+    site.ctx.run(site.ctx.on.relation_broken(related.get_relation(900)), related)
     assert served.serving == {}
 
 
@@ -189,7 +164,7 @@ def test_the_service_goes_with_the_unit(site: Site, related: testing.State, serv
 def test_without_a_collector_nothing_runs_and_the_status_is_the_same(
     site: Site, related: testing.State, served: FakeExporter
 ):
-    alone = dataclasses.replace(related, relations={r for r in related.relations if r.id != 9})
+    alone = dataclasses.replace(related, relations={r for r in related.relations if r.endpoint != cos_agent.ENDPOINT})
     without = site.ctx.run(site.ctx.on.config_changed(), alone)
     assert served.serving == {}
     assert without.unit_status == site.ctx.run(site.ctx.on.config_changed(), related).unit_status
@@ -199,4 +174,4 @@ def test_an_exporter_that_does_not_start_fails_no_hook(site: Site, related: test
     served.error = CommandError("systemctl exited 1")
     out = site.ctx.run(site.ctx.on.config_changed(), related)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /mnt/shared")
-    assert "config" not in out.get_relation(9).local_unit_data
+    assert "config" not in out.get_relation(900).local_unit_data

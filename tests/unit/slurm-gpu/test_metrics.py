@@ -1,10 +1,10 @@
 """The metrics of both roles: what each follows, and the relation with a collector."""
 
 import collections.abc
-import dataclasses
 import json
 import os
 import pathlib
+import re
 import typing
 
 import pytest
@@ -13,8 +13,10 @@ from ops import testing
 from slurm_double import SlurmDouble
 
 import charm
+import fake_exporter
 import metrics
 from controller import gres_lines
+from fake_exporter import FakeExporter
 from gpu import detect as gpu_detect
 from gpu import gres_conf
 from maintenance import hold
@@ -22,8 +24,7 @@ from node import hold as node_hold
 from node import machine as machines
 from node import slurmd_options
 from scripts import health
-from slurm_ddp import exporter, records, systemd
-from slurm_ddp.interfaces import cos_agent
+from slurm_ddp import records, systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import CommandError, Completed
 from slurm_ddp.slurm import nodes
@@ -31,7 +32,7 @@ from slurm_ddp.slurm import nodes
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
 COMPUTE = testing.SubordinateRelation("compute", interface="juju-info", remote_app_name="slurmd")
 CONTROLLER = testing.SubordinateRelation("controller", interface="juju-info", remote_app_name="slurmctld")
-COLLECTOR = testing.SubordinateRelation(cos_agent.ENDPOINT, remote_app_name="opentelemetry-collector")
+COLLECTOR = fake_exporter.collector()
 REASONS = ("health", "driver", "mig", "reset", "registration", "administrator")
 
 
@@ -127,6 +128,13 @@ def test_xids_count_by_number(monkeypatch: pytest.MonkeyPatch):
     assert samples(metrics.xids()) == {"gpu_xid_errors_total[31]": 1, "gpu_xid_errors_total[79]": 2}
 
 
+def test_the_alert_leaves_out_no_xid_of_the_tables():
+    """Those that an application causes are left out, as in the table of gpu-health."""
+    text = (ROOT / "src/cos/alerts/slurm-gpu.yaml").read_text()
+    (left_out,) = re.findall(r'slurm_ddp_gpu_xid_errors_total\{xid!~"([0-9|]+)"', text)
+    assert not {int(number) for number in left_out.split("|")} & {*health.XIDS, *health._XIDS_BY_TEXT}
+
+
 def test_a_log_without_xids(monkeypatch: pytest.MonkeyPatch):
     log(monkeypatch, "", returncode=1)
     assert samples(metrics.xids()) == {}
@@ -214,27 +222,9 @@ def test_a_controller_that_does_not_run_is_a_failure(monkeypatch: pytest.MonkeyP
 # --- the relation -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class FakeExporter:
-    """The exporters of this machine."""
-
-    serving: dict[str, typing.Any] = dataclasses.field(default_factory=dict[str, typing.Any])
-
-    def ensure(self, unit: str, program: pathlib.Path, settings: collections.abc.Mapping[str, object]) -> int:
-        assert program == ROOT / "src" / "metrics.py"
-        self.serving[unit] = settings
-        return 9703
-
-    def ensure_none(self, unit: str) -> None:
-        self.serving.pop(unit, None)
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> FakeExporter:
-    double = FakeExporter()
-    monkeypatch.setattr(exporter, "ensure", double.ensure)
-    monkeypatch.setattr(exporter, "ensure_none", double.ensure_none)
-    return double
+    return fake_exporter.install(monkeypatch, ROOT)
 
 
 @pytest.fixture
@@ -256,7 +246,7 @@ def test_each_role_has_its_sources(
         out = ctx.run(happened, state)
         (job,) = json.loads(out.get_relation(COLLECTOR.id).local_unit_data["config"])["metrics_scrape_jobs"]
         assert job["job_name"] == "slurm-gpu_gpu"
-        assert job["static_configs"][0]["targets"] == ["localhost:9703"]
+        assert job["static_configs"][0]["targets"] == ["localhost:9701"]
     assert [source.name for source in metrics.sources(served.serving["slurm-gpu/0"])] == names
 
 
