@@ -77,8 +77,10 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         """Serve metrics while a collector is related."""
 
         def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
+            data: dict[str, str] = {}
             with self._explained():
-                return metrics.ensure(unit, topology, self._target())
+                data.update(metrics.ensure(unit, topology, self._target()))
+            return data
 
         exporter.follow(self, serve)
 
@@ -196,7 +198,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
         if self._status is not None:
             event.add_status(ops.StatusBase.from_name(self._status.level, self._status.text))
 
-    def _explained(self) -> contextlib.AbstractContextManager[None, None]:
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
 
         def explain(_: Exception, text: str, passes: bool) -> StatusError:
