@@ -1,20 +1,20 @@
 """A mount, whatever its filesystem: the options (`Config`, `Spec`), and the `Plan` that kinds/ makes for mount/."""
 
 import dataclasses
-import functools
 import pathlib
 import re
 import typing
 
+import jinja2
 import pydantic
 
 import mount_messages as messages
-from slurm_ddp import templates
 
 ETC = pathlib.Path("/etc/slurm-ddp")
 LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
 STATE = pathlib.Path("/var/lib/slurm-ddp")
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
+_TEMPLATES = pathlib.Path(__file__).with_name("templates")
 # Folders of the system itself: nothing may be mounted over the first, nor anywhere inside the second
 _SYSTEM = {"/", "/media", "/mnt", "/tmp", "/var"}  # noqa: S108 - compared, not used
 _SYSTEM_TREES = tuple(
@@ -22,7 +22,6 @@ _SYSTEM_TREES = tuple(
 )
 
 Stripped = typing.Annotated[str, pydantic.StringConstraints(strip_whitespace=True)]
-render = functools.partial(templates.render, pathlib.Path(__file__).with_name("templates"))
 Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one must answer
 
 
@@ -103,6 +102,19 @@ def check_mountpoint(path: str) -> None:
 def is_inside(path: str, folder: str) -> bool:
     """Report whether a path is a folder, or lies in it."""
     return path == folder or path.startswith(f"{folder}/")
+
+
+def render(template: str, **values: object) -> str:
+    """Fill in a template of this charm; a value that is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - unit files, not HTML
+    )
+    return environment.get_template(template).render(**values)
 
 
 def quoted(argument: str) -> str:
