@@ -127,6 +127,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.name == "test_destroy_leaves_nothing_behind")
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> typing.Iterator[None]:
+    """Show the nodes' states, and Slurm's reasons for them, beside a failure: the next tests may fail for the same."""
+    outcome: typing.Any = yield
+    report = outcome.get_result()
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        answer = cluster.ctl("exec", "--unit", "slurmctld/0", "--", "sinfo", "-hN", "-o", "%N %T %E %H", timeout=60)
+        report.sections.append(("nodes in Slurm", answer.out or answer.err))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _root() -> None:
     if os.geteuid() != 0:
