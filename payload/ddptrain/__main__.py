@@ -1,13 +1,28 @@
 """`python -m ddptrain`."""
 
+import atexit
 import gc
+import os
 import sys
 
 # Importing torch makes some hundred thousand objects that stay. To look through them for garbage again and again takes
 # a tenth of the start; cli.end_imports lets the search begin again, without them.
 gc.disable()
 
+_codes: list[int] = []
+
+
+@atexit.register  # before every other import registers its own, so that it runs last
+def _leave() -> None:
+    """End here, not in the interpreter's finalization: threads of torch that it meets end the process by SIGABRT."""
+    if _codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_codes[0])
+
+
 from ddptrain import cli  # noqa: E402 - see above
 
 if __name__ == "__main__":
-    sys.exit(cli.main())
+    _codes.append(cli.main())
+    sys.exit(_codes[0])

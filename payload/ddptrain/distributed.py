@@ -128,9 +128,20 @@ class World:
         if self.size > 1:
             dist.barrier(group=self.control)
 
+    def leave_control(self) -> None:
+        """Wait for all ranks and take down the group that `adopted` made.
+
+        A group's threads end with the last reference to it. One that still releases the tensors of its last collective
+        when the interpreter ends takes the whole process down with SIGABRT (torch 2.13; pytorch issue 190489).
+        """
+        self.barrier()
+        if self.control is not None:
+            dist.destroy_process_group(self.control)
+            self.control = None
+
     def leave_groups(self) -> None:
         """Wait for all ranks and take the process groups down, those of a script too."""
-        self.barrier()
+        self.leave_control()
         if dist.is_initialized():
             dist.destroy_process_group()
 

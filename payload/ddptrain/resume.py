@@ -170,6 +170,7 @@ class Run:
     def done(self, *, step: int, loss: float | None = None) -> None:
         """Report the outcome `done`. Every rank calls it, at the very end."""
         self._report(DONE, step, loss)
+        self._world.leave_control()
         markers.emit("DONE", step=step, loss=loss, checkpoint=self._saved)
 
     def _report(self, outcome: str, step: int, loss: float | None) -> None:

@@ -264,3 +264,27 @@ def test_keep_must_leave_one_when_a_save_fails(tmp_path: pathlib.Path, monkeypat
     code = "from ddptrain import resume; resume.Run(keep=1)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert f"{errors.__name__}.SharedError: keep=1: must be at least 2" in done.stderr
+
+
+THREADS = """
+import os, pathlib
+from torch import distributed
+from ddptrain import resume
+distributed.init_process_group("gloo")
+run = resume.Run()
+run.done(step=0)
+names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+os.write(1, f"loops={names.count('pt_gloo_runloop')}\\n".encode())
+distributed.destroy_process_group()
+"""
+
+
+def test_at_its_end_no_thread_of_the_control_group_is_left(tmp_path: pathlib.Path):
+    """Such a thread, still releasing its last tensors, would end the interpreter by SIGABRT and the job as FAILED."""
+    script = tmp_path / "train.py"
+    script.write_text(THREADS)
+    done = conftest.torchrun(
+        2, script, accident="accident_script", DO="nothing", AT="0", RUN_DIR=str(tmp_path / "run"), RUN_ATTEMPT_ID="1.r0"
+    )  # fmt: skip
+    assert done.returncode == 0, done.output
+    assert done.output.count("loops=2\n") == 2, done.output  # each rank has those of its own default group
