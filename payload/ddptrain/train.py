@@ -470,8 +470,6 @@ class Training:
         return curve
 
     def _set_modes(self) -> None:
-        if self.world.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
         if self.settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)

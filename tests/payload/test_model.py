@@ -1,12 +1,15 @@
 """The model's short cuts: what they compute is what the plain form computes."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import collections.abc
+import pathlib
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from ddptrain import crossentropy, model, shapes
+from ddptrain import crossentropy, hardware, model, shapes
 
 B, T, C, V = 4, 300, 16, 5000
 
@@ -59,7 +62,7 @@ def test_few_logits_and_validation_take_their_own_ways():
         assert not any(gradient.any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("seq_len", [24, model._FP32_ATTENTION_BELOW])
+@pytest.mark.parametrize("seq_len", [24, model._WHOLE_BELOW])
 def test_bf16_attention_agrees_with_fp32_on_both_sides_of_the_switch(seq_len: int):
     torch.manual_seed(1)
     gpt = model.GPT(shapes.Shape(2, 2, 32, seq_len, 64))
@@ -86,3 +89,73 @@ def test_no_position_sees_a_later_one():
         before_BTV, after_BTV = gpt(tokens_BT), gpt(changed_BT)
     torch.testing.assert_close(after_BTV[:, :15], before_BTV[:, :15])
     assert not torch.allclose(after_BTV[:, 15:], before_BTV[:, 15:])
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 64])
+def test_attention_from_all_scores_at_once_is_torchs(seq_len: int):
+    generator = torch.Generator().manual_seed(1)
+    joint = torch.randn(3, 2, 4, seq_len, 8, generator=generator, dtype=torch.float64)
+    grads = []
+    for attend in (
+        lambda q, k, v: model._whole_attention(q, k, v, 0.0),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+    ):
+        parts = joint.clone().requires_grad_()
+        out_BHTD = attend(*parts)
+        (out_BHTD * torch.arange(1, seq_len + 1).view(-1, 1)).sum().backward()
+        grads.append((out_BHTD, parts.grad))
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_attention_drops_weights_only_when_asked_to():
+    ones = torch.ones(2, 1, 16, 4)
+    torch.testing.assert_close(model._whole_attention(ones, ones, ones, 0.0), ones)
+    assert not torch.allclose(model._whole_attention(ones, ones, ones, 0.5), ones)
+
+
+AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "wanted"),
+    [
+        (AMD, True),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
+        (AMD.replace("avx512f ", ""), False),
+        ("", False),
+    ],
+)
+def test_onednn_multiplies_on_amd_with_avx512(cpuinfo: str, wanted: bool, tmp_path: pathlib.Path):
+    path = tmp_path / "cpuinfo"
+    path.write_text(cpuinfo)
+    assert hardware._is_amd_with_avx512(path) is wanted
+    assert not hardware._is_amd_with_avx512(tmp_path / "none")
+
+
+@pytest.fixture
+def matmul() -> collections.abc.Iterator[None]:
+    """Leave the setting of the process as it was."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("is_own", "error", "chosen"), [(True, 1e-6, "medium"), (True, 1e-2, "highest"), (False, 1e-6, "highest")]
+)
+def test_products_that_round_to_bf16_are_refused(
+    is_own: bool, error: float, chosen: str, matmul: None, monkeypatch: pytest.MonkeyPatch
+):
+    torch.set_float32_matmul_precision("highest")
+    monkeypatch.setattr(hardware, "_is_amd_with_avx512", lambda _: True)
+    monkeypatch.setattr(hardware, "_matmul_error", lambda: error)
+    hardware.set_matmul(torch.device("cpu"), is_own=is_own)
+    assert torch.get_float32_matmul_precision() == chosen
+
+
+def test_the_error_of_a_product_tells_fp32_from_bf16(matmul: None):
+    torch.set_float32_matmul_precision("highest")
+    assert hardware._matmul_error() < hardware._FP32_ERROR
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert hardware._matmul_error() > hardware._FP32_ERROR
