@@ -14,7 +14,7 @@ from node.registration import Progress
 from relations import collector
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
-from slurm_ddp.charm import Level, Status, action_name, run_action
+from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
 from slurm_ddp.interfaces import slurm_gres
 
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
@@ -103,7 +103,7 @@ class SlurmGpuCharm(ops.CharmBase):
         Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
         `stop` and `remove` do it again where they come.
         """
-        if isinstance(event, ops.RelationBrokenEvent) and not endpoints.is_principals(event.relation):
+        if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
             self._note_end(event)
             return
         self._left = True

@@ -7,16 +7,16 @@ import pathlib
 import tempfile
 import time
 
-from controller import advice
 from driver import state as driver_state
 from gpu import nvml
 from scripts import health
 from scripts import nvml as nvml_report
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.run import CommandError, run
-from slurm_ddp.slurm import nodes
+from slurm_ddp.slurm import advice, nodes
 
-PROGRAM = advice.PROGRAM
+PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
+HEALTH_CHECK = {"HealthCheckProgram": str(PROGRAM), "HealthCheckInterval": "300"}  # in slurm.conf
 NVML_PROGRAM = PROGRAM.with_name(health.NVML_PROGRAM)
 NVIDIA_SMI = pathlib.Path(health.NVIDIA_SMI)
 SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
@@ -26,7 +26,7 @@ _NO_LIBRARY = f"there is no {nvml.LIBRARY} on this machine: install libnvidia-co
 _CONTRADICTS = (
     f"health-check=on contradicts HealthCheckProgram={PROGRAM} of slurm.conf: set it to slurm, or take that out"
 )
-_NEEDS_SLURM = f"health-check=slurm needs it in Slurm: {advice.command(advice.HEALTH_CHECK)}"
+_NEEDS_SLURM = f"health-check=slurm needs it in Slurm: {advice.slurm_conf(HEALTH_CHECK)}"
 
 _SERVICE = """\
 # Written by the slurm-gpu charm.

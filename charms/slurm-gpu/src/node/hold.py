@@ -130,7 +130,6 @@ def release() -> None:
             _end_reservation()
         except nodes.NodeError as e:
             logger.warning("the reservation of this node ends by itself within the hour: %s", e)
-            files.ensure_absent(_reserved())
     shutil.rmtree(DIRECTORY, ignore_errors=True)
 
 

@@ -9,11 +9,10 @@ import socket
 import typing
 
 import settings
-from controller import advice
 from gpu import detect, gres, gres_check, gres_conf
 from node import health_check, node_state, slurmd_options, slurmd_unit
 from slurm_ddp.interfaces import slurm_gres
-from slurm_ddp.slurm import nodes
+from slurm_ddp.slurm import advice, nodes
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +181,7 @@ def _check_gres_types(shares: gres.Shares | None) -> None:
     wanted = {"gpu": "", **({shares.name: f"{settings.SHARES[shares.name]}: "} if shares else {})}
     for name, option in wanted.items():
         if name not in types:
-            typed = advice.gres_types({*wanted, *types})
+            typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})
             raise ValueError(_NO_GRES_TYPE.format(option=option, name=name, typed=typed))
 
 

@@ -99,11 +99,7 @@ class Waits:
 
 
 def ensure(config: Config) -> None:
-    """Set the service up for this node, and let it look.
-
-    Raises:
-        CommandError: systemd refused.
-    """
+    """Set the service up for this node, and let it look. Raises `CommandError`: systemd refused."""
     files.ensure_file(CONFIG, records.text(config), mode=0o600)
     _ensure_units()
 
@@ -230,30 +226,27 @@ class Watch:
     def _resume_node(self, config: Config) -> float | None:
         if self._missing and readiness.missing() == self._missing:
             return _LOCAL_S  # without the controller
-        policy = resume.Policy(rebooted=config.rebooted, new=config.new)
-        node = nodes.show(config.node)
-        if node is None:
-            return self._later() if config.new else None
-        if config.rebooted and resume.is_stale(node):
+        if config.new and nodes.show(config.node) is None:
             return self._later()
-        found = resume.held(node, policy)
-        if found is None:
+        checked: list[str] = []
+
+        def checks() -> list[str]:
+            self._missing = readiness.missing()
+            checked.extend(self._missing or self._lacks(config))
+            return checked
+
+        policy = resume.Policy(rebooted=config.rebooted, new=config.new)
+        held = resume.ensure(config.node, policy, checks, register_s=0.0)
+        if held is None:
             self._asked = 0
             return None
-        if found.lacks:  # the end of jobs, which only the controller knows of
-            return self._later()
-        self._missing = readiness.missing()
-        if self._missing:
-            logger.info("%s waits for %s", config.node, ", ".join(self._missing))
-            return _LOCAL_S
-        held = resume.ensure(config.node, policy, lambda: self._lacks(config))
-        if held is None:
-            return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
-        return _UNFIT_S if config.checks_health else self._later()
+        if checked and self._missing:
+            return _LOCAL_S
+        return _UNFIT_S if checked and config.checks_health else self._later()
 
     def _lacks(self, config: Config) -> list[str]:
-        lacks = [*readiness.missing(), *_missing_cards()]
+        lacks = _missing_cards()
         node = nodes.show(config.node)
         options = slurmd_options.read()
         wanted = options.gres if options else None

@@ -131,11 +131,7 @@ def check(name: str, layout: collections.abc.Sequence[str]) -> None:
 
 
 def cards() -> list[Card]:
-    """Return the cards.
-
-    Raises:
-        MigError: the driver does not respond.
-    """
+    """Return the cards. Raises `MigError`: the driver does not respond."""
     printed = _smi("--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader")
     rows = ([field.strip() for field in line.split(",")] for line in printed.splitlines())
     modes = {"Enabled": True, "Disabled": False}
@@ -148,11 +144,7 @@ def cards() -> list[Card]:
 
 
 def card_at(bus_id: str) -> Card:
-    """Return the card as it is now.
-
-    Raises:
-        MigError: it left the bus, or the driver does not respond.
-    """
+    """Return the card as it is now. Raises `MigError`: it left the bus, or the driver does not respond."""
     for card in cards():
         if card.bus_id == bus_id:
             return card
@@ -199,11 +191,7 @@ def load() -> dict[str, tuple[str, ...]]:
 
 
 def apply_all() -> list[str]:
-    """Make every layout of the file; return what was done.
-
-    Raises:
-        MigError: one could not be made; the others are.
-    """
+    """Make every layout of the file; return what was done. Raises `MigError`: one could not be made; the others are."""
     wanted = load()
     present = {card.bus_id: card for card in cards()} if wanted else {}
     done: list[str] = []
