@@ -61,13 +61,14 @@ class MachineError(Exception):
     """This machine cannot do what an action asks. `str()` is one line."""
 
 
-def offer(machine: Machine, published: slurm_gres.NodeGres | None) -> slurm_gres.NodeGres | None:
+def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     """Compose what to publish, None for what is published already.
 
     Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
     slurmd that reads them meanwhile must not report less. A line for a device file that is not there would keep slurmd
     from starting, so the lines of a lost card are left out.
     """
+    published = machine.before
     before = (published.lines or ()) if published and published.node == machine.node else ()
     if lost(machine) and machine.node is not None:
         lines = machine.lines if machine.plan is not None and not machine.problem else before
@@ -106,23 +107,20 @@ def accept(machine: Machine) -> None:
     files.ensure_absent(machines.CARDS)
 
 
-def lines_live(machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None) -> bool:
+def lines_live(machine: Machine) -> bool:
     """Whether slurmd will find the devices if it registers now: the controller has the lines offered, or none."""
-    if machine.plan is None or machine.local or offered is None:
-        return machine.local or machine.plan is None
+    if machine.plan is None or machine.local:
+        return True
+    offered = offer(machine)
+    if offered is None:
+        return False
     if machines.pushed_lines(machine.node) == gres.node_lines(offered.node or "", offered.lines or ()):
         return True
-    return bool(answer and answer.applied and offered.digest in answer.applied)
+    return bool(machine.answer and machine.answer.applied and offered.digest in machine.answer.applied)
 
 
-def ensure(
-    machine: Machine,
-    offered: slurm_gres.NodeGres | None,
-    answer: slurm_gres.ControllerGres | None,
-    *,
-    owner: str,
-) -> Progress | None:
-    """Bring the node's GPUs into Slurm as far as it goes now; `offered` is published. None with nothing to bring."""
+def ensure(machine: Machine, *, owner: str) -> Progress | None:
+    """Bring the node's GPUs into Slurm as far as it goes now; `offer` is published. None with nothing to bring."""
     registration.refresh_drained_start()
     _ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
@@ -140,7 +138,7 @@ def ensure(
         slurmd_unit.ensure_dropin(plan.device_files)
         if detect.ensure_device_files(plan.device_files, machines.ROOTS.proc):
             return None
-        live = _ensure_local_lines(machine) if machine.local else lines_live(machine, offered, answer)
+        live = _ensure_local_lines(machine) if machine.local else lines_live(machine)
     except (gres_conf.GresConfError, nodes.NodeError, CommandError) as e:
         return Progress(Stage.FAILED, str(e))
     progress = registration.advance(registration.Target(node, machine.wanted, machine.options, lines_live=live))
@@ -197,9 +195,7 @@ def detected(machine: Machine) -> dict[str, str]:
     return {key: text for key, text in results.items() if text is not None}
 
 
-def summary(
-    machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None
-) -> dict[str, str]:
+def summary(machine: Machine) -> dict[str, str]:
     """Compare what is wanted, what is written down and what the controller has, for the `show-gres` action."""
     results = {
         "node": machine.node or "",
@@ -207,7 +203,7 @@ def summary(
         "configured": machine.configured or "",
         "lines": "\n".join(gres.node_lines(machine.node or "?", machine.lines)),
         "notes": "\n".join(machine.plan.notes) if machine.plan else "",
-        "lines-live": str(lines_live(machine, offered, answer)).lower(),
+        "lines-live": str(lines_live(machine)).lower(),
         "found-by": _how(machine) if machine.plan else "",
         "problem": machine.problem or "",
     }
@@ -223,14 +219,7 @@ def summary(
     return {key: text for key, text in results.items() if text}
 
 
-def status(
-    machine: Machine,
-    offered: slurm_gres.NodeGres | None,
-    answer: slurm_gres.ControllerGres | None,
-    *,
-    related: bool,
-    progress: Progress | None,
-) -> Status:
+def status(machine: Machine, *, related: bool, progress: Progress | None) -> Status:
     """Return the status of the node, asking the controller anew where this hook's `progress` is not an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
@@ -250,7 +239,7 @@ def status(
     complaint = health_check.complaint()
     if complaint and stage in {Stage.REGISTERED, Stage.KEPT_AWAY}:
         return Status(Level.BLOCKED, _UNFIT.format(node=node, complaint=complaint))
-    needs_lines = stage is Stage.AWAITS_LINES or not lines_live(machine, offered, answer)
+    needs_lines = stage is Stage.AWAITS_LINES or not lines_live(machine)
     if needs_lines and stage not in {Stage.REGISTERED, Stage.KEPT}:
         if not related:
             return _NO_CONTROLLER

@@ -36,6 +36,8 @@ class Machine:
     config: settings.Config
     version: tuple[int, int] | None  # slurmd's
     autodetect: str  # what the controller's gres.conf makes nodes do
+    answer: slurm_gres.ControllerGres | None = None  # what the controller published
+    before: slurm_gres.NodeGres | None = None  # what this unit published before
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
     local: bool = False  # slurmd reads this machine's own files
@@ -71,10 +73,14 @@ class Machine:
         return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres if self.plan else "", lines=self.lines)
 
 
-def look(config: settings.Config | None = None, answer: slurm_gres.ControllerGres | None = None) -> Machine:
-    """Return this machine under these options, and under what the controller published."""
+def look(
+    config: settings.Config | None = None,
+    answer: slurm_gres.ControllerGres | None = None,
+    before: slurm_gres.NodeGres | None = None,
+) -> Machine:
+    """Return this machine under these options, under what the controller published, and what this unit did."""
     config = config or settings.Config()
-    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer))
+    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
         aliases = config.check()
