@@ -19,7 +19,6 @@ from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.
 FAILURES = (
-    compute.MachineError,
     health_check.MonitorError,
     DriverError,
     hold.HoldError,

@@ -68,7 +68,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         },
         compute: {"OWNER": "var/slurm-gpu/compute"},
         machines: {
-            "CARDS": "var/slurm-gpu/cards.json",
             "SHARED": "var/slurm-gpu/shared",
             "PUSHED": "run/slurm/conf/gres.conf",
         },
@@ -93,7 +92,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         node_watch: {
             "STATE_DIR": "var/slurm-gpu",
             "CONFIG": "var/slurm-gpu/node.json",
-            "CARDS": "var/slurm-gpu/cards.json",
             "PUSHED": "run/slurm/conf/gres.conf",
             "PCI": "sys/bus/pci/devices",
             "PROC_GPUS": "proc/driver/nvidia/gpus",

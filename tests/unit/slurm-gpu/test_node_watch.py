@@ -41,7 +41,7 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     slurm.booted = stamp(-60)
     configure()
     slurm.log.clear()
-    node_watch.CARDS.write_text('["0000:01:00.0"]')
+    (node_state.STATE_DIR / node_state.CARDS).write_text('["0000:01:00.0"]')
     return slurm
 
 

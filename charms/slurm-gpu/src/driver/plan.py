@@ -84,32 +84,19 @@ _MAY_GO = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "linux-objects-nvid
            "xserver-xorg-video-nvidia", "cuda-drivers", "libcuda1", "libcudadebugger1", "firmware-nvidia-")  # fmt: skip
 
 
-# Which option of the charm each field of `Spec` has.
-_OPTIONS = {
-    "branch": "driver",
-    "flavour": "driver-flavour",
-    "module": "kernel-module",
-    "utils": "driver-utils",
-    "cuda": "cuda-toolkit",
-    "fabric": "fabric-manager",
-    "persistence": "persistence-mode",
-    "hold": "hold-driver",
-}
-
-
 class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
-    """The options, checked one by one and together."""
+    """The options, which are the aliases, checked one by one and together."""
 
-    model_config = pydantic.ConfigDict(alias_generator=lambda name: _OPTIONS.get(name, name))
-
-    branch: typing.Literal["keep", Branch] = "keep"
-    flavour: typing.Literal["server"] = "server"
-    module: typing.Literal["auto", "open", "proprietary"] = "auto"
-    utils: bool = True
-    cuda: bool = False
-    fabric: typing.Literal["auto", "on", "off"] = "auto"
-    persistence: bool = True
-    hold: bool = True
+    branch: typing.Literal["keep", Branch] = pydantic.Field(default="keep", validation_alias="driver")
+    flavour: typing.Literal["server"] = pydantic.Field(default="server", validation_alias="driver-flavour")
+    module: typing.Literal["auto", "open", "proprietary"] = pydantic.Field(
+        default="auto", validation_alias="kernel-module"
+    )
+    utils: bool = pydantic.Field(default=True, validation_alias="driver-utils")
+    cuda: bool = pydantic.Field(default=False, validation_alias="cuda-toolkit")
+    fabric: typing.Literal["auto", "on", "off"] = pydantic.Field(default="auto", validation_alias="fabric-manager")
+    persistence: bool = pydantic.Field(default=True, validation_alias="persistence-mode")
+    hold: bool = pydantic.Field(default=True, validation_alias="hold-driver")
     version: str | None = None  # exactly this one: "580.173.02"
 
     @pydantic.field_validator("branch", "flavour", "module", "fabric", mode="before")

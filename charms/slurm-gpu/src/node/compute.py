@@ -14,7 +14,7 @@ from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
 from slurm_ddp import files, readiness
-from slurm_ddp.charm import Level, Status
+from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -57,10 +57,6 @@ _NO_CONTROLLER = Status(
 _UNFIT = "{node} is unfit: {complaint}"
 
 
-class MachineError(Exception):
-    """This machine cannot do what an action asks. `str()` is one line."""
-
-
 def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     """Compose what to publish, None for what is published already.
 
@@ -100,11 +96,11 @@ def accept(machine: Machine) -> None:
     """Take the cards that are here now for all that this node should have.
 
     Raises:
-        MachineError: there is none, or what is here cannot be registered.
+        ActionError: there is none, or what is here cannot be registered.
     """
     if machine.problem or machine.plan is None:
-        raise MachineError(machine.problem or _NO_GPU)
-    files.ensure_absent(machines.CARDS)
+        raise ActionError(machine.problem or _NO_GPU)
+    node_state.clear(node_state.CARDS)
 
 
 def lines_live(machine: Machine) -> bool:
@@ -145,7 +141,7 @@ def ensure(machine: Machine, *, owner: str) -> Progress | None:
     if progress.stage is not Stage.REGISTERED:
         return progress
     cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
-    files.ensure_file(machines.CARDS, json.dumps(cards) + "\n")
+    files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
     _note_shares(machine)
     return _resume_if_ready(machine, node)
 
@@ -173,8 +169,9 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
             logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
-    node_state.clear(node_state.ORDER)
-    for path in (slurmd_unit.DRAINED_ENV, machines.CARDS, machines.SHARED, OWNER):
+    for journal in (node_state.ORDER, node_state.CARDS):
+        node_state.clear(journal)
+    for path in (slurmd_unit.DRAINED_ENV, machines.SHARED, OWNER):
         files.ensure_absent(path)
 
 

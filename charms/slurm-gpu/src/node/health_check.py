@@ -109,23 +109,20 @@ def can_look() -> bool:
     return NVIDIA_SMI.exists() or any((folder / nvml.LIBRARY).exists() for folder in driver_state.LIBRARY_DIRS)
 
 
-def is_slurms() -> bool:
-    """Tell whether this check is Slurm's HealthCheckProgram; False while the controller does not respond."""
+def is_slurms() -> bool | None:
+    """Tell whether this check is Slurm's HealthCheckProgram; None while the controller does not respond."""
     try:
-        return _is_slurms()
+        return nodes.setting("HealthCheckProgram") == str(PROGRAM)
     except nodes.NodeError:
-        return False
+        return None
 
 
 def problem(setting: str) -> str | None:
-    """State what is wrong with the option health-check on this machine."""
-    try:
-        by_slurm = _is_slurms() if setting in {"on", "slurm"} else False
-    except nodes.NodeError:
-        by_slurm = setting == "slurm"  # until the controller responds, no contradiction is known
+    """State what is wrong with the option health-check on this machine; nothing is known without a controller."""
+    by_slurm = is_slurms() if setting in {"on", "slurm"} else None
     if setting == "on" and by_slurm:
         return _CONTRADICTS
-    if setting == "slurm" and not by_slurm:
+    if setting == "slurm" and by_slurm is False:
         return _NEEDS_SLURM
     return f"health-check=on cannot ask the driver: {_NO_LIBRARY}" if setting == "on" and not can_look() else None
 
@@ -191,10 +188,6 @@ def _arguments(dcgm: bool, xids: str) -> list[str]:
     """Return the options for more checks. `xids` was checked, so that no quoting is needed in a unit file."""
     words = " ".join(xids.replace(",", " ").split())
     return [*(("--dcgm",) if dcgm else ()), *((f"--xids={words}",) if words else ())]
-
-
-def _is_slurms() -> bool:
-    return nodes.setting("HealthCheckProgram") == str(PROGRAM)
 
 
 def _ensure_no_timer() -> None:

@@ -2,21 +2,19 @@
 
 import collections.abc
 import dataclasses
-import json
 import logging
 import pathlib
 import socket
-import typing
 
 import settings
 from gpu import detect, gres, gres_check, gres_conf
 from node import health_check, node_state, slurmd_options, slurmd_unit
+from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.slurm import advice, nodes
 
 logger = logging.getLogger(__name__)
 
-CARDS = node_state.STATE_DIR / "cards.json"  # the bus ids of the cards that the node was registered with last
 SHARED = node_state.STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
@@ -94,7 +92,7 @@ def look(
 
 def lost(machine: Machine) -> str | None:
     """Return which of the node's cards are missing or without a working driver, None when all that it had are there."""
-    had = _registered_cards()
+    had = node_state.cards()
     cards = [gpu.bus_id for gpu in machine.detection.gpus]
     if not had:
         return None
@@ -108,19 +106,12 @@ def lost(machine: Machine) -> str | None:
 
 def pushed_lines(node: str | None) -> list[str]:
     """Return the node's records in the gres.conf that its slurmd fetched last."""
-    try:
-        rows = PUSHED.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [row for row in rows if row.startswith(f"NodeName={node} ")]
+    return [row for row in files.read(PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
 
 
 def registered_shares() -> list[str]:
     """Return the name of the shares that this charm registered, which go when the option does."""
-    try:
-        return SHARED.read_text().split()
-    except OSError:
-        return []
+    return files.read(SHARED).split()
 
 
 def _with_node(machine: Machine) -> Machine:
@@ -189,14 +180,6 @@ def _check_gres_types(shares: gres.Shares | None) -> None:
         if name not in types:
             typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})
             raise ValueError(_NO_GRES_TYPE.format(option=option, name=name, typed=typed))
-
-
-def _registered_cards() -> set[str]:
-    try:
-        cards = json.loads(CARDS.read_text())
-    except (OSError, ValueError):
-        return set()
-    return {str(card) for card in typing.cast("list[object]", cards)} if isinstance(cards, list) else set()
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:

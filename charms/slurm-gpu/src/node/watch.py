@@ -33,8 +33,7 @@ CONFIG = STATE_DIR / "node.json"
 _WAITS = "waits-*"  # one file for each unit that waits
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
 PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")
-JOURNALS = ("registration.json", "upgrade.json", "hold.json")  # of what only hooks finish
-CARDS = STATE_DIR / "cards.json"
+JOURNALS = (node_state.REGISTRATION, node_state.UPGRADE, node_state.HOLD)  # of what only hooks finish
 _DAEMONS = (node_hold.SLURMD, "slurmctld.service")
 _CONTROLLERS = (pathlib.Path("/etc/slurm/slurm.conf"), pathlib.Path("/etc/slurm/gres.conf"))
 PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
@@ -306,11 +305,8 @@ def _waits(unit: str) -> pathlib.Path:
 
 
 def _missing_cards() -> list[str]:
-    try:
-        cards = json.loads(CARDS.read_text())
-    except (OSError, ValueError):
-        return []
-    return [f"GPU {card}" for card in cards if not (PCI / str(card)).exists() and not (PROC_GPUS / str(card)).exists()]
+    missing = (card for card in sorted(node_state.cards()) if not any((at / card).exists() for at in (PCI, PROC_GPUS)))
+    return [f"GPU {card}" for card in missing]
 
 
 def _digest(path: pathlib.Path) -> str | None:
