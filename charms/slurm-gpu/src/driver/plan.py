@@ -1,7 +1,7 @@
 """Which driver this machine should have: from options, devices and archives to one exact set of packages.
 
-Names and branches are tables; apt resolves the rest. A driver that is not available is refused with the option's name
-and what to type instead.
+Names and branches are tables; apt resolves the rest. What is not available raises `DriverError` with the
+option's name and what to type instead.
 
 Sources. Ubuntu: the archive of 22.04 and 24.04, components restricted and multiverse, as of November 2026. Debian:
 bookworm and bookworm-security, components contrib, non-free and non-free-firmware, as of November 2026.
@@ -131,11 +131,7 @@ class Plan(pydantic.BaseModel, frozen=True):
 
 
 def spec(options: collections.abc.Mapping[str, object]) -> Spec:
-    """Return the charm's options as one specification.
-
-    Raises:
-        DriverError: one has no such value, or two contradict each other.
-    """
+    """Return the charm's options as one specification."""
     try:
         return Spec.model_validate(dict(options))
     except pydantic.ValidationError as e:
@@ -146,9 +142,6 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
     """Return the specification with the parameters of `upgrade-driver` on top.
 
     `present` is the branch of the driver that is there, which counts where nothing else names one.
-
-    Raises:
-        DriverError: the parameters contradict the option or each other, or nothing names a branch that there is.
     """
     if branch and not wanted.keeps and branch != wanted.branch:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
@@ -165,11 +158,7 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
 
 
 def kernel_modules(facts: Facts, wanted: Spec) -> tuple[str, ...]:
-    """Return which of NVIDIA's kernel modules drive all cards in this branch, the better one first.
-
-    Raises:
-        DriverError: none does, or not the one of the option.
-    """
+    """Return which of NVIDIA's kernel modules drive all cards in this branch, the better one first."""
     asked = _EITHER if wanted.module == "auto" else (wanted.module,)
     needs: dict[str, str] = {}
     for card in facts.cards:
@@ -199,10 +188,6 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
     """Return the set of packages that apt would install now, after reading the archives anew.
 
     Where the cards take either kernel module, the newer version decides, and between equals the open one.
-
-    Raises:
-        DriverError: the distribution or a device does not fit the options, the archives do not have the driver as a
-            whole, or apt would remove something else for it.
     """
     release = RELEASES.get(facts.release)
     if release is None:

@@ -180,9 +180,10 @@ def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib
     facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:
         return facts
-    switches = len(pci.switches(sys))
-    module = on_disk(kernel)
-    facts = dataclasses.replace(
+    switches, has_fabric, module = len(pci.switches(sys)), FABRIC_PROGRAM.exists(), on_disk(kernel)
+    fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if has_fabric else None
+    fabric_state = _ask("/usr/bin/systemctl", "is-active", FABRIC) if switches or has_fabric else ""
+    return dataclasses.replace(
         facts,
         switches=switches,
         nvlink5=not switches and any(card.device >= _BLACKWELL for card in cards) and _has_nvlink5(sys),
@@ -192,13 +193,10 @@ def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib
         library=_library(),
         module=module,
         next_module=module if next_kernel == kernel else on_disk(next_kernel),
+        fabric=fabric[0] if fabric else None,
+        fabric_state=fabric_state or facts.fabric_state,
         runfile=RUNFILE.exists(),
     )
-    if not switches and not FABRIC_PROGRAM.exists():
-        return facts
-    fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if FABRIC_PROGRAM.exists() else None
-    state = _ask("/usr/bin/systemctl", "is-active", FABRIC) or facts.fabric_state
-    return dataclasses.replace(facts, fabric=fabric[0] if fabric else None, fabric_state=state)
 
 
 def newest_kernel(running: str) -> str:

@@ -1,4 +1,4 @@
-"""MIG layouts on a node free of jobs, and the program that makes them again at boot."""
+"""MIG layouts on a node free of jobs, and the program that makes them again at boot. Errors are those of `reset`."""
 
 import contextlib
 import json
@@ -32,13 +32,7 @@ WantedBy=multi-user.target
 
 
 def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Log) -> Results:
-    """Give one card, or with "all" each, a MIG layout, which lasts. The node is still held afterwards.
-
-    Raises:
-        ActionError: the layout does not fit, there is no such card, jobs run on for `wait_s` seconds, or the driver
-            refuses.
-        NodeError, HoldError: the node cannot be held.
-    """
+    """Give one card, or with "all" each, a MIG layout, which lasts. The node is still held afterwards."""
     reset.check_smi()
     try:
         layout = mig.parse(profiles)

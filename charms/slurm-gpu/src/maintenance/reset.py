@@ -1,6 +1,7 @@
 """Reset a card on a node free of jobs; `maintenance.work` registers the node and restores its state afterwards.
 
 `known`, `check_smi` and `free` serve MIG layouts as well: the card that is asked for, and a node free of jobs.
+What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or `HoldError`.
 """
 
 import re
@@ -24,12 +25,7 @@ _BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
-    """Reset one card, or with "all" all of them. The node is still held afterwards.
-
-    Raises:
-        ActionError: there is no such card, jobs still run after `wait_s` seconds, or the driver refuses.
-        NodeError, HoldError: the node cannot be held.
-    """
+    """Reset one card, or with "all" all of them. The node is still held afterwards."""
     cards = tuple(card.bus_id for card in pci.cards(upgrade.ROOTS.sys))
     chosen = cards if gpu == "all" else (known(gpu, cards),)
     if gpu != "all" and _FIRST_SWITCH in pci.switches(upgrade.ROOTS.sys):
@@ -51,11 +47,7 @@ def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
 
 
 def known(gpu: str, cards: tuple[str, ...]) -> str:
-    """Return the bus id of a card, in sysfs' spelling.
-
-    Raises:
-        ActionError: it is not a bus id, or of none of these cards.
-    """
+    """Return the bus id of a card, in sysfs' spelling."""
     if not _BUS_ID.fullmatch(gpu):
         raise ActionError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
     bus_id = pci.bus_id(gpu)
@@ -72,12 +64,7 @@ def check_smi() -> None:
 
 
 def free(kind: str, node: str | None, why: str, wait_s: float, log: Log) -> None:
-    """Hold the node and wait until it is free of jobs; release it where they stay.
-
-    Raises:
-        ActionError: jobs still run after `wait_s` seconds, or another took the node over.
-        NodeError, HoldError: the node cannot be held.
-    """
+    """Hold the node and wait until it is free of jobs; release it where they stay."""
     if node is None:
         return
     if upgrade.Upgrade.load() is not None:

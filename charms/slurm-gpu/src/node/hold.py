@@ -86,11 +86,7 @@ def held() -> list[Hold]:
 
 
 def keep() -> list[Hold]:
-    """Drain and reserve the node again unless an administrator ended that; return the holds.
-
-    Raises:
-        NodeError: the controller did not do as asked.
-    """
+    """Drain and reserve the node again unless an administrator ended that; return the holds. Raises `NodeError`."""
     if not DIRECTORY.is_dir():
         return []
     with lock():

@@ -127,11 +127,7 @@ def _with_node(machine: Machine) -> Machine:
 
 
 def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.Plan:
-    """Return the Gres and lines of this machine's GPUs.
-
-    Raises:
-        ValueError: a GPU cannot be given to jobs, or slurm.conf does not have such Gres.
-    """
+    """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
     shares = machine.config.shares
     plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shares=shares)

@@ -67,11 +67,7 @@ def restart_if_active() -> None:
 
 
 def drain_at_start() -> None:
-    """Make slurmd register its node drained whenever it starts next.
-
-    Raises:
-        OptionsError: its options have no `--conf`.
-    """
+    """Make slurmd register its node drained whenever it starts next. Raises `OptionsError`."""
     files.ensure_file(DRAINED_ENV, slurmd_options.drained(slurmd_options.PATH.read_text()), mode=0o600)
 
 
