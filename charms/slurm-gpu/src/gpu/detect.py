@@ -244,7 +244,7 @@ def _driver_version(roots: Roots) -> str | None:
 
 
 def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:
-    text = files.read(roots.sys / "bus/pci/devices" / bus_id / "local_cpulist") if bus_id else None
+    text = files.read(roots.sys / gpu_pci.DEVICES / bus_id / "local_cpulist") if bus_id else None
     return parse_cpu_list(text) if text else None
 
 
