@@ -161,7 +161,7 @@ class SlurmGpuCharm(ops.CharmBase):
         for relation in self._relations(NODE_GRES):
             try:
                 return endpoints.published(relation, self.unit)
-            except gres_lines.UnreadableError:
+            except ValueError:
                 return None
         return None
 

@@ -11,7 +11,7 @@ from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
 from maintenance import hold as gpu_hold
-from node import health_check, node_state, resume, slurmd_options
+from node import health_check, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
@@ -114,7 +114,7 @@ def test_units_are_woken_while_a_mount_is_missing(node: SlurmDouble, asked: list
     assert passes(watch, 30) == [1.0] * 30
     assert woken == []
     assert len(set(asked)) <= 7, "every five seconds"
-    node_watch.PUSHED.write_text("AutoDetect=nvidia\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n")
     assert passes(watch, 6) == [1.0] * 6
     assert len(woken) == 1
 
@@ -282,7 +282,7 @@ def test_a_unit_that_waits_is_woken_when_what_it_saw_changes(node: SlurmDouble, 
         lambda slurm: slurm.set_down("x"),
         lambda slurm: setattr(slurm.record, "gres", ""),
         lambda slurm: slurmd_options.PATH.write_text(OPTIONS),
-        lambda slurm: node_watch.PUSHED.write_text("AutoDetect=nvidia\n"),
+        lambda slurm: slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n"),
     ],
     ids=["slurmd", "controller", "registered", "down", "gres", "options", "lines"],
 )

@@ -16,11 +16,11 @@ import pydantic
 
 from driver import state as driver_state
 from gpu import pci as gpu_pci
-from scripts import nvml
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
+_PROGRAM = str(pathlib.Path(__file__).parents[1] / "scripts/nvml.py")
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
 _CAP = "nvidia-cap"
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
@@ -142,7 +142,7 @@ def run_probe() -> NvmlAnswer:
     """Ask NVML in a child process; where no answer comes, say so."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
-        done = run(sys.executable, nvml.__file__, "gpus", env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
+        done = run(sys.executable, _PROGRAM, "gpus", env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
         return NvmlAnswer.model_validate_json(done.stdout)
     except CommandError as e:
         return NvmlAnswer(error=f"the driver does not answer ({e})", broken=True)

@@ -76,7 +76,7 @@ def plan(
     detection: detect.Detection,
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
-    dev: pathlib.Path = pathlib.Path("/dev"),
+    dev: pathlib.Path = detect.Roots.dev,
     aliases: collections.abc.Mapping[str, str] | None = None,
     *,
     shares: Shares | None = None,
@@ -165,7 +165,7 @@ def slurm_type(name: str) -> str:
     return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 
 
-def read_topology(sys_root: pathlib.Path = pathlib.Path("/sys")) -> Topology | None:
+def read_topology(sys_root: pathlib.Path = detect.Roots.sys) -> Topology | None:
     """Return this machine's cores, or None where the kernel does not show them."""
     packages: dict[int, set[frozenset[int]]] = {}
     for directory in (sys_root / "devices/system/cpu").glob("cpu[0-9]*"):

@@ -32,7 +32,6 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 DIRECTORY = node_state.STATE_DIR / "holds"
-SLURMD = slurmd_unit.SLURMD
 WATCH = "slurm-gpu-node.service"  # which runs node.watch
 LASTS_S = 3600  # the reservation, unless it is prolonged: longer than a boot takes
 _SHOWS_S = 30.0  # a node shows its reservation only after some seconds
@@ -140,7 +139,7 @@ def lock() -> collections.abc.Generator[None]:
 
 def is_administrators() -> bool:
     """Report whether a drain that has ended was ended by an administrator, and not by upstream's slurmd."""
-    running = systemd.active_for(SLURMD)
+    running = systemd.active_for(slurmd_unit.SLURMD)
     return running is not None and running > _UPSTREAM_S
 
 

@@ -16,7 +16,6 @@ from slurm_ddp.slurm import advice, nodes
 logger = logging.getLogger(__name__)
 
 SHARED = node_state.STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
-PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = detect.Roots()
 
@@ -106,7 +105,7 @@ def lost(machine: Machine) -> str | None:
 
 def pushed_lines(node: str | None) -> list[str]:
     """Return the node's records in the gres.conf that its slurmd fetched last."""
-    return [row for row in files.read(PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
+    return [row for row in files.read(slurmd_unit.PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
 
 
 def registered_shares() -> list[str]:
@@ -183,6 +182,6 @@ def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
     if answer and answer.autodetect:
         return answer.autodetect
     try:
-        return gres_conf.read(PUSHED).autodetect if PUSHED.exists() else "nvidia"
+        return gres_conf.read(slurmd_unit.PUSHED).autodetect if slurmd_unit.PUSHED.exists() else "nvidia"
     except gres_conf.GresConfError:
         return "off"

@@ -19,7 +19,7 @@ import pathlib
 import sys
 import time
 
-from node import health_check, node_state, resume, slurmd_options
+from node import health_check, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
 from slurm_ddp.run import CommandError, run
@@ -32,9 +32,8 @@ STATE_DIR = node_state.STATE_DIR
 CONFIG = STATE_DIR / "node.json"
 _WAITS = "waits-*"  # one file for each unit that waits
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
-PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")
 JOURNALS = (node_state.REGISTRATION, node_state.UPGRADE, node_state.HOLD)  # of what only hooks finish
-_DAEMONS = (node_hold.SLURMD, "slurmctld.service")
+_DAEMONS = (slurmd_unit.SLURMD, "slurmctld.service")
 _CONTROLLERS = (pathlib.Path("/etc/slurm/slurm.conf"), pathlib.Path("/etc/slurm/gres.conf"))
 PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
 
@@ -165,7 +164,7 @@ def seen(node: str | None) -> str:
     """
     facts: list[object] = [
         *map(systemd.is_active, _DAEMONS),
-        *map(_digest, (slurmd_options.PATH, PUSHED, *_CONTROLLERS)),
+        *map(_digest, (slurmd_options.PATH, slurmd_unit.PUSHED, *_CONTROLLERS)),
     ]
     try:
         found = nodes.show(node) if node else None

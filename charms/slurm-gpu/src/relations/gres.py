@@ -2,7 +2,6 @@
 
 import ops
 
-from controller import gres_lines
 from slurm_ddp import charm
 from slurm_ddp.interfaces import slurm_gres
 
@@ -25,17 +24,8 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Read what a compute unit published, None for nothing yet.
-
-    Raises:
-        UnreadableError: it is not what the interface allows.
-    """
-    if not relation.data[unit].get("node"):
-        return None
-    try:
-        return relation.load(slurm_gres.NodeGres, unit)
-    except ValueError as e:
-        raise gres_lines.UnreadableError(str(e)) from e
+    """Read what a compute unit published, None for nothing yet. Raises `ValueError` for what is no such thing."""
+    return relation.load(slurm_gres.NodeGres, unit) if relation.data[unit].get("node") else None
 
 
 def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:
