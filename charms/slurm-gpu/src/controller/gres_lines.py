@@ -166,7 +166,7 @@ def answer(
 
 
 def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
-    """Return how many nodes have lines, and how many devices they describe."""
+    """Count the nodes that have lines, and the devices that these describe."""
     sizes = [sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values() if entry.lines]
     return len(sizes), sum(sizes)
 

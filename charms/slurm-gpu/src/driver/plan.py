@@ -158,7 +158,7 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
 
 
 def kernel_modules(facts: Facts, wanted: Spec) -> tuple[str, ...]:
-    """Return which of NVIDIA's kernel modules drive all cards in this branch, the better one first."""
+    """Choose NVIDIA's kernel modules that drive all cards in this branch, the better one first."""
     asked = _EITHER if wanted.module == "auto" else (wanted.module,)
     needs: dict[str, str] = {}
     for card in facts.cards:
@@ -257,7 +257,7 @@ def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: 
 
 
 def _of_version(version: str, signed: collections.abc.Iterable[str]) -> set[str]:
-    """Return which of these packages with signed modules are of this version.
+    """Choose the packages with signed modules of this version.
 
     They name it in what they depend on, some as a lower bound only: apt would take newer user space for them.
     """

@@ -159,7 +159,7 @@ def diagnose(facts: Facts) -> Problem | None:
 
 
 def explain(proc: pathlib.Path, sys: pathlib.Path, *, answers: bool = False) -> str | None:
-    """Return why jobs cannot use this machine's GPUs and what to do; None where nothing is known to be wrong.
+    """Explain what keeps jobs from this machine's GPUs and what to do; None where nothing is known to be wrong.
 
     With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
     """
@@ -221,7 +221,7 @@ def on_disk(kernel: str) -> Module | None:
 
 
 def _has_nvlink5(sys: pathlib.Path) -> bool:
-    """Return whether an mlx5 function manages NVLink switches (SW_MNG in its product data)."""
+    """Report whether an mlx5 function manages NVLink switches (SW_MNG in its product data)."""
     paths = sorted((sys / "class/infiniband").glob("*/device/vpd"))
     return any(_ask("/usr/bin/grep", "-ac", "SW_MNG", path) not in {"", "0"} for path in paths)
 

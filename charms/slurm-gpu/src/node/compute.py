@@ -398,7 +398,7 @@ def _end_drain(machine: Machine) -> None:
 
 
 def _how(machine: Machine) -> str:
-    """Return how slurmd finds the GPUs: "from NVML; found by AutoDetect=nvml"."""
+    """Describe how slurmd finds the GPUs: "from NVML; found by AutoDetect=nvml"."""
     source = detect.SOURCES[machine.detection.source]
     if machine.local:
         return f"from {source}; lines in this node's gres.conf"

@@ -133,7 +133,7 @@ def is_ours(reason: str | None) -> bool:
 
 
 def complaint() -> str | None:
-    """Return why jobs must stay away, as of the last check."""
+    """Read the last check's reason to keep jobs away, None without one."""
     return health.State.load().reason or None
 
 

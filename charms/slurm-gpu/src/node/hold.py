@@ -181,7 +181,7 @@ def _write(node: str, until: float, *, was_ended: bool = False) -> None:
 
 
 def _last() -> tuple[float, bool]:
-    """Return when this charm's reservation ends, 0 for none, and whether it was ended before by others."""
+    """Read the end of this charm's reservation, 0 for none, and whether others ended it before."""
     record = node_state.read(_reserved()) or {}
     try:
         return float(record["until"]), bool(record.get("ended"))

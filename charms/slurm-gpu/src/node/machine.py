@@ -90,7 +90,7 @@ def look(
 
 
 def lost(machine: Machine) -> str | None:
-    """Return which of the node's cards are missing or without a working driver, None when all that it had are there."""
+    """List the node's cards that are missing or without a working driver, None when all that it had are there."""
     had = node_state.cards()
     cards = [gpu.bus_id for gpu in machine.detection.gpus]
     if not had:

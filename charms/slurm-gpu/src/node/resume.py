@@ -53,7 +53,7 @@ class Held:
 
 
 def held(node: nodes.Node | None, policy: Policy) -> Held | None:
-    """Return why the node is down, if that is one of the reasons that `policy` lets us clear."""
+    """Find the reason for which the node is down, None unless `policy` allows to clear it."""
     if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags:
         return None
     lacks = ("its former jobs to end",) if node.is_busy else ()  # which may complete for minutes after a reboot
