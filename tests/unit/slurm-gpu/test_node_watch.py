@@ -216,6 +216,17 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, mon
     assert node.log == [RESUMED]
 
 
+def test_checks_that_passed_before_slurmd_registered_are_not_made_again_at_once(
+    node: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: [])  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    configure(checks_health=True)
+    node.register()
+    assert node.record is not None
+    node.record.flags.add("INVALID_REG")
+    assert passes(node_watch.Watch(), 1) == [60.0]
+
+
 @pytest.mark.parametrize("journal", node_watch.JOURNALS)
 def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str):
     (node_watch.STATE_DIR / journal).write_text("{}")

@@ -226,22 +226,24 @@ class Watch:
             return _LOCAL_S  # without the controller
         if config.new and nodes.show(config.node) is None:
             return self._later()
-        checked: list[str] = []
+        checked: list[list[str]] = []
 
         def checks() -> list[str]:
             self._missing = readiness.missing()
-            checked.extend(self._missing or self._lacks(config))
-            return checked
+            checked.append(self._missing or self._lacks(config))
+            return checked[0]
 
         policy = resume.Policy(rebooted=config.rebooted, new=config.new)
         held = resume.ensure(config.node, policy, checks, register_s=0.0)
         if held is None:
             self._asked = 0
             return None
+        if not checked:  # only the controller knows more
+            return self._later()
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
-        if checked and self._missing:
+        if self._missing:
             return _LOCAL_S
-        return _UNFIT_S if checked and config.checks_health else self._later()
+        return _UNFIT_S if config.checks_health else self._later()
 
     def _lacks(self, config: Config) -> list[str]:
         lacks = _missing_cards()
