@@ -13,7 +13,7 @@ import typing
 
 import pydantic
 
-from driver.state import DriverError, Facts
+from driver.state import DriverError, Facts, version_key
 from slurm_ddp import apt, charm
 from slurm_ddp.run import CommandError
 
@@ -206,7 +206,9 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
         names = {module: _named(release.driver[0], wanted, module) for module in modules}
         newest = apt.candidates(names.values())
         refused: list[DriverError] = []
-        for module in sorted(modules, key=lambda module: _version_key(newest.get(names[module], "")), reverse=True):
+        for module in sorted(
+            modules, key=lambda module: version_key(apt.upstream(newest.get(names[module], ""))), reverse=True
+        ):
             try:
                 return _resolve(facts, wanted, release, module, wanted.version or newest.get(names[module], ""))
             except DriverError as e:
@@ -282,8 +284,3 @@ def _check_builds(facts: Facts, option: str, headers: collections.abc.Container[
 
 def _named(pattern: str, wanted: Spec, module: str, kernel: str = "") -> str:
     return pattern.format(b=wanted.branch, o="-open" if module == "open" else "", k=kernel)
-
-
-def _version_key(number: str) -> tuple[int, ...]:
-    """Return a package's version as numbers, to compare it."""
-    return tuple(int(part) for part in re.findall(r"\d+", apt.upstream(number)))

@@ -202,12 +202,12 @@ def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib
 def newest_kernel(running: str) -> str:
     """Return the release of the newest kernel in /boot, the running one where there is none."""
     names = [path.name.removeprefix("vmlinuz-") for path in BOOT.glob("vmlinuz-*")]
-    return max((name for name in names if _KERNEL.fullmatch(name)), key=_kernel_key, default=running)
+    return max((name for name in names if _KERNEL.fullmatch(name)), key=version_key, default=running)
 
 
-def _kernel_key(release: str) -> list[tuple[int, int | str]]:
-    """Return a sort key under which 6.8.0-100 comes after 6.8.0-99."""
-    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.findall(r"\d+|[a-z]+", release)]
+def version_key(version: str) -> list[tuple[int, int | str]]:
+    """Make a sort key of a release or version, under which 6.8.0-100 comes after 6.8.0-99."""
+    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.findall(r"\d+|[a-z]+", version)]
 
 
 def on_disk(kernel: str) -> Module | None:
