@@ -14,13 +14,11 @@ from maintenance import hold, mig, reset
 from node import compute, health_check, registration
 from node.machine import Machine
 from slurm_ddp.charm import Action, ActionError, Log, Parameters, Results
-from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
 
 # What fails an action with one line and no traceback.
 FAILURES = (
-    compute.MachineError,
     health_check.MonitorError,
     DriverError,
     hold.HoldError,
@@ -39,24 +37,13 @@ class Unit:
     is_controller: bool
     config: collections.abc.Mapping[str, typing.Any]
     machine: collections.abc.Callable[[], Machine]
-    published: collections.abc.Callable[[], slurm_gres.NodeGres | None]  # by this unit, for the controller
-    answer: collections.abc.Callable[[], slurm_gres.ControllerGres | None]  # what the controller published
     reconcile: collections.abc.Callable[[], registration.Progress | None]  # looks at the machine again, registers it
 
     def node(self) -> str | None:
-        """Return the name of this machine's node.
-
-        Raises:
-            ActionError: the unit is not on a compute node.
-        """
+        """Return the name of this machine's node. Raises `ActionError`: the unit is not on a compute node."""
         if not self.is_compute:
             raise ActionError("this unit has no node's GPUs: run it on a unit that is integrated with slurmd")
         return self.machine().node
-
-    def gres(self) -> Results:
-        """Return the Gres and lines that the node's GPUs call for, and what slurmd and the controller have."""
-        machine = self.machine()
-        return compute.summary(machine, compute.offer(machine, self.published()), self.answer())
 
 
 class _HealthCheck(Parameters, frozen=True):
@@ -100,7 +87,7 @@ def _detect(unit: Unit, _: Parameters, _log: Log) -> Results:
 
 
 def _show_gres(unit: Unit, _: Parameters, _log: Log) -> Results:
-    return gres_lines.summary() if unit.is_controller and not unit.is_compute else unit.gres()
+    return gres_lines.summary() if unit.is_controller and not unit.is_compute else compute.summary(unit.machine())
 
 
 def _health_check(unit: Unit, wanted: _HealthCheck, _log: Log) -> Results:
@@ -116,7 +103,7 @@ def _accept_gpus(unit: Unit, _: Parameters, _log: Log) -> Results:
     progress = unit.reconcile()
     if progress is not None and progress.stage in {registration.Stage.FAILED, registration.Stage.INVALID}:
         raise ActionError(f"the node is not registered: {progress.detail}; see journalctl -u slurmd")
-    return unit.gres()
+    return compute.summary(unit.machine())
 
 
 def _upgrade_driver(unit: Unit, wanted: _UpgradeDriver, log: Log) -> Results:

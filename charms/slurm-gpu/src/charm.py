@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Registers GPUs in Slurm. One charm, two roles: on compute nodes (slurmd) and on the controller (slurmctld)."""
 
+import functools
+
 import ops
 
 import actions
@@ -14,7 +16,7 @@ from node.registration import Progress
 from relations import collector
 from relations import gres as endpoints
 from relations.gres import COMPUTE, CONTROLLER, GRES, NODE_GRES
-from slurm_ddp.charm import Level, Status, action_name, run_action
+from slurm_ddp.charm import Level, Status, action_name, is_principal, run_action
 from slurm_ddp.interfaces import slurm_gres
 
 _NO_ROLE = Status(Level.BLOCKED, "integrate compute with slurmd:juju-info or controller with slurmctld:juju-info")
@@ -77,7 +79,7 @@ class SlurmGpuCharm(ops.CharmBase):
         if pending is work.Pending.REGISTER:
             self._machine = None
         self._publish()
-        self.progress = compute.ensure(self.machine, self._offer(), self.answer(), owner=self.unit.name)
+        self.progress = compute.ensure(self.machine, owner=self.unit.name)
         self._publish()  # a Gres that is registered now may need fewer lines
         if work.complete_pending(self.machine.node, self.config, self.progress):
             self._reconcile_compute(may_reboot=may_reboot)
@@ -103,7 +105,7 @@ class SlurmGpuCharm(ops.CharmBase):
         Juju was seen to delete a unit right behind `relation-broken` with its principal, so everything is done there;
         `stop` and `remove` do it again where they come.
         """
-        if isinstance(event, ops.RelationBrokenEvent) and not endpoints.is_principals(event.relation):
+        if isinstance(event, ops.RelationBrokenEvent) and not is_principal(event.relation.app.name):
             self._note_end(event)
             return
         self._left = True
@@ -126,7 +128,9 @@ class SlurmGpuCharm(ops.CharmBase):
             return
         found: list[Status] = []
         if self._is_compute():
-            found.append(work.verdict(self.config, self._compute_status))
+            related = self._has(NODE_GRES)
+            look = functools.partial(compute.status, self.machine, related=related, progress=self.progress)
+            found.append(work.verdict(self.config, look))
             waits = compute.awaits_drain(self.machine, self.progress)
             watch.note(self.unit.name, waits=found[-1].level == Level.WAITING or waits, node=self.machine.node)
         if self._is_controller():
@@ -143,12 +147,8 @@ class SlurmGpuCharm(ops.CharmBase):
             return self.progress
 
         roles = self._is_compute(), self._is_controller()
-        unit = actions.Unit(*roles, self.config, lambda: self.machine, self.published, self.answer, reconcile)
+        unit = actions.Unit(*roles, self.config, lambda: self.machine, reconcile)
         run_action(actions.ACTIONS[action_name(event.handle.kind)], lambda: unit, event, failures=actions.FAILURES)
-
-    def _compute_status(self) -> Status:
-        related = self._has(NODE_GRES)
-        return compute.status(self.machine, self._offer(), self.answer(), related=related, progress=self.progress)
 
     def answer(self) -> slurm_gres.ControllerGres | None:
         """Read what the controller role published, None without one."""
@@ -161,15 +161,12 @@ class SlurmGpuCharm(ops.CharmBase):
         for relation in self._relations(NODE_GRES):
             try:
                 return endpoints.published(relation, self.unit)
-            except gres_lines.UnreadableError:
+            except ValueError:
                 return None
         return None
 
-    def _offer(self) -> slurm_gres.NodeGres | None:
-        return compute.offer(self.machine, self.published())
-
     def _publish(self) -> None:
-        offered = self._offer()
+        offered = compute.offer(self.machine)
         for relation in self._relations(NODE_GRES) if offered else ():
             relation.save(offered, self.unit)
 
@@ -177,7 +174,7 @@ class SlurmGpuCharm(ops.CharmBase):
     def machine(self) -> machines.Machine:
         """This machine as it was when first looked at."""
         if self._machine is None:
-            self._machine = machines.look(self.load_config(settings.Config), self.answer())
+            self._machine = machines.look(self.load_config(settings.Config), self.answer(), self.published())
         return self._machine
 
     def _is_compute(self) -> bool:

@@ -47,7 +47,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     moved = {
         slurmd_options: {"PATH": "etc/default/slurmd", "SLURM_CONF": "etc/slurm/slurm.conf"},
         node_state: {"STATE_DIR": "var/slurm-gpu"},
-        slurmd_unit: {"DRAINED_ENV": "var/slurm-gpu/held-options"},
+        slurmd_unit: {"DRAINED_ENV": "var/slurm-gpu/held-options", "PUSHED": "run/slurm/conf/gres.conf"},
         driver_install: {
             "NOUVEAU": "etc/modprobe.d/slurm-gpu-nouveau.conf",
             "HELD": "var/slurm-gpu/held-packages",
@@ -68,9 +68,7 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         },
         compute: {"OWNER": "var/slurm-gpu/compute"},
         machines: {
-            "CARDS": "var/slurm-gpu/cards.json",
             "SHARED": "var/slurm-gpu/shared",
-            "PUSHED": "run/slurm/conf/gres.conf",
         },
         gres_lines: {
             "OWNER": "var/slurm-gpu/controller",
@@ -93,8 +91,6 @@ def paths(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
         node_watch: {
             "STATE_DIR": "var/slurm-gpu",
             "CONFIG": "var/slurm-gpu/node.json",
-            "CARDS": "var/slurm-gpu/cards.json",
-            "PUSHED": "run/slurm/conf/gres.conf",
             "PCI": "sys/bus/pci/devices",
             "PROC_GPUS": "proc/driver/nvidia/gpus",
             "JUJU_EXEC": "usr/bin/juju-exec",

@@ -74,11 +74,9 @@ def detection(*gpus: gpu_detect.Gpu) -> gpu_detect.Detection:
 def topology(sockets: int, cores: int, threads: int) -> gres.Topology:
     """Return such processors, already read."""
     total = sockets * cores
-    return gres.Topology(
-        tuple(
-            tuple(frozenset(first + core + total * thread for thread in range(threads)) for core in range(cores))
-            for first in range(0, total, cores)
-        )
+    return tuple(
+        tuple(frozenset(first + core + total * thread for thread in range(threads)) for core in range(cores))
+        for first in range(0, total, cores)
     )
 
 

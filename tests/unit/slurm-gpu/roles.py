@@ -1,5 +1,7 @@
 """What one hook of the compute role runs, without Juju."""
 
+import dataclasses
+
 import settings
 from node import compute, registration
 from node import machine as machines
@@ -14,7 +16,7 @@ def ensure(
     machine: machines.Machine, answer: ControllerGres | None = UPSTREAM, published: NodeGres | None = None
 ) -> registration.Progress | None:
     """Register the GPUs of the machine."""
-    return compute.ensure(machine, compute.offer(machine, published), answer, owner="slurm-gpu/0")
+    return compute.ensure(dataclasses.replace(machine, answer=answer, before=published), owner="slurm-gpu/0")
 
 
 def hook(
@@ -38,8 +40,7 @@ def status(
     progress: registration.Progress | None = None,
 ) -> Status:
     """Return the status of the node."""
-    offered = compute.offer(machine, None)
-    return compute.status(machine, offered, answer, related=related, progress=progress)
+    return compute.status(dataclasses.replace(machine, answer=answer), related=related, progress=progress)
 
 
 def offer(
@@ -48,7 +49,7 @@ def offer(
     published: NodeGres | None = None,
 ) -> NodeGres | None:
     """Build the databag that the unit publishes."""
-    return compute.offer(machines.look(config, answer), published)
+    return compute.offer(machines.look(config, answer, published))
 
 
 def live(answer: ControllerGres = OFF, config: settings.Config | None = None) -> ControllerGres:
@@ -60,4 +61,4 @@ def live(answer: ControllerGres = OFF, config: settings.Config | None = None) ->
 
 def summary(machine: machines.Machine, answer: ControllerGres | None = UPSTREAM) -> dict[str, str]:
     """Run the action show-gres: its results."""
-    return compute.summary(machine, compute.offer(machine, None), answer)
+    return compute.summary(dataclasses.replace(machine, answer=answer))

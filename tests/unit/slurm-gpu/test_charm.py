@@ -15,9 +15,8 @@ from slurm_double import Record, SlurmDouble
 import charm
 from controller import gres_lines
 from gpu import gres_conf
-from node import compute, slurmd_options
+from node import compute, slurmd_options, slurmd_unit
 from node import hold as node_hold
-from node import machine as machines
 from slurm_ddp import systemd
 from slurm_ddp.interfaces.slurm_gres import NodeGres
 from slurm_ddp.run import Completed
@@ -138,7 +137,7 @@ def test_a_compute_node_waits_for_the_controller(ctx: testing.Context[charm.Slur
 
 
 def test_an_answer_that_is_not_json_counts_as_none(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    machines.PUSHED.write_text("AutoDetect=off\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     relation = dataclasses.replace(node_gres(), remote_app_data={"applied": "{"})
     assert run_compute(ctx, "node-gres:changed", relation).unit_status == AWAITS
 
@@ -146,7 +145,7 @@ def test_an_answer_that_is_not_json_counts_as_none(ctx: testing.Context[charm.Sl
 def test_a_compute_node_without_a_gres_lines(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
     assert out.unit_status == BY_DETECTION
-    machines.PUSHED.write_text("AutoDetect=off\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     registered.record = Record("")
     out = ctx.run(ctx.on.update_status(), testing.State(relations=[COMPUTE]))
     assert out.unit_status == ops.BlockedStatus(
@@ -183,7 +182,7 @@ def test_a_node_with_jobs(ctx: testing.Context[charm.SlurmGpuCharm], registered:
 
 
 def test_the_controller_relation_may_break(ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble):
-    machines.PUSHED.write_text("AutoDetect=off\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     relation = node_gres({"autodetect": "off", "applied": []})
     out = ctx.run(ctx.on.relation_broken(relation), testing.State(relations=[COMPUTE, relation]))
     assert isinstance(out.unit_status, ops.BlockedStatus)
@@ -215,7 +214,7 @@ def test_the_unit_lets_go_with_whatever_hook_comes(
     ctx: testing.Context[charm.SlurmGpuCharm], registered: SlurmDouble, mock_gpu: pathlib.Path, event: str
 ):
     """Juju 4 was seen to delete a unit behind relation-broken: neither stop nor remove came, and status-set failed."""
-    machines.PUSHED.write_text("AutoDetect=off\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     run_compute(ctx, "start", node_gres(applied(mock_gpu)))
     assert registered.record == Record("gpu:mock_gpu:1")
     happened = {"broken": ctx.on.relation_broken(COMPUTE), "stop": ctx.on.stop(), "remove": ctx.on.remove()}
@@ -500,7 +499,7 @@ def test_the_two_roles_settle_with_each_other(
     configured: SlurmDouble,
 ):
     """One round over the relation, as it runs in the bundle: node, controller, node."""
-    machines.PUSHED.write_text("AutoDetect=off\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=off\n")
     here = node_gres()
     out = run_compute(ctx, "node-gres:created", here)
     assert out.unit_status == AWAITS

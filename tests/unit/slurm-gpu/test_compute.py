@@ -74,7 +74,7 @@ def test_a_node_waits_for_lines_that_it_needs(registered: SlurmDouble):
     assert hook(OFF) == AWAITS
     assert registered.record == Record("")
     assert slurmd_options.PATH.read_text() == OPTIONS
-    machines.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
+    slurmd_unit.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
     assert hook(live()) == Status(Level.ACTIVE, BY_LINES)
     assert registered.record == Record("gpu:mock_gpu:1")
     registered.log.clear()
@@ -85,7 +85,7 @@ def test_a_node_waits_for_lines_that_it_needs(registered: SlurmDouble):
 def test_lines_that_arrive_while_a_hook_runs_count_in_the_next(registered: SlurmDouble):
     machine = machines.look(answer=OFF)
     progress = roles.ensure(machine, OFF)
-    machines.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
+    slurmd_unit.PUSHED.write_text("".join(f"{line}\n" for line in pushed_lines()))
     assert roles.status(machine, OFF, progress=progress) == AWAITS
     assert hook(OFF) == Status(Level.ACTIVE, BY_LINES)
 
@@ -96,7 +96,7 @@ def pushed_lines() -> list[str]:
 
 def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: SlurmDouble):
     (line,) = pushed_lines()
-    machines.PUSHED.write_text(f"# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{line}\n")
+    slurmd_unit.PUSHED.write_text(f"# NodeName=slurmd-0\nNodeName=slurmd-1 Name=gpu\n{line}\n")
     assert hook(None) == Status(Level.ACTIVE, BY_LINES)
 
 
@@ -105,7 +105,7 @@ def test_lines_that_slurmd_has_fetched_count_without_an_answer(registered: Slurm
 )
 def test_other_lines_that_slurmd_has_fetched_do_not_count(registered: SlurmDouble, text: str):
     (line,) = pushed_lines()
-    machines.PUSHED.write_text(text.format(line))
+    slurmd_unit.PUSHED.write_text(text.format(line))
     assert hook(OFF) == AWAITS
 
 
@@ -121,7 +121,7 @@ def test_slurmd_finds_the_gpus_by_itself(registered: SlurmDouble):
 
 
 def test_a_fetched_gres_conf_without_detection_counts_before_an_answer(registered: SlurmDouble):
-    machines.PUSHED.write_text("# nothing\n")
+    slurmd_unit.PUSHED.write_text("# nothing\n")
     assert hook(None) == AWAITS
     assert hook(live()).level == Level.ACTIVE
 
@@ -132,7 +132,7 @@ def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
     """A node of an earlier revision, with a line, gets a second card: the line would hide it from the detection."""
     (line,) = pushed_lines()
     published = NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(LINE.format(mock_gpu),), awaits=True)
-    machines.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
+    slurmd_unit.PUSHED.write_text(f"AutoDetect=nvidia\n{line}\n")
     slurmd_options.PATH.write_text(WITH_GPU)
     registered.record = Record("gpu:mock_gpu:1")
     assert hook(published=published).level == Level.ACTIVE
@@ -142,7 +142,7 @@ def test_lines_that_are_not_needed_go_before_slurmd_registers_anew(
     assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:2", lines=(), awaits=True)
     assert hook(published=published) == AWAITS
     assert registered.record == Record("gpu:mock_gpu:1")
-    machines.PUSHED.write_text("AutoDetect=nvidia\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n")
     assert hook(published=offered) == Status(Level.ACTIVE, BY_DETECTION.replace("gpu:1", "gpu:2"))
 
 
@@ -176,7 +176,7 @@ def test_detected_cores_that_cut_a_socket_need_lines_first(nps: SlurmDouble, pat
     assert nps.record == Record("")
     assert hook(live(UPSTREAM)).level == Level.ACTIVE
     assert nps.record == Record(NPS)
-    machines.PUSHED.write_text(f"AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=off {line}\n")
+    slurmd_unit.PUSHED.write_text(f"AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=off {line}\n")
     compute.release(owner="slurm-gpu/0")
     assert nps.record == Record(""), "without the line the node would be refused"
 
@@ -223,7 +223,7 @@ def test_lines_that_the_registered_gres_needs_stay_until_it_is_another(registere
     first = offer(config=shares)
     assert first is not None
     assert hook(live(UPSTREAM, shares), shares).level == Level.ACTIVE
-    machines.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\nNodeName=slurmd-0 AutoDetect=nvidia Name=shard Count=4\n")
     assert offer(published=first) == first.model_copy(update={"gres": "gpu:mock_gpu:1"})
     assert hook(published=first).level == Level.ACTIVE
     assert registered.record == Record("gpu:mock_gpu:1")
@@ -241,7 +241,7 @@ def test_the_line_of_a_lost_card_goes(registered: SlurmDouble, paths: pathlib.Pa
     offered = offer(OFF, published=published)
     line = LINE.format(mock_gpu)
     assert offered == NodeGres(node="slurmd-0", gres="gpu:mock_gpu:1", lines=(line,), awaits=False)
-    machines.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
+    slurmd_unit.PUSHED.write_text(f"NodeName=slurmd-0 AutoDetect=off {line}\n")
     registered.devices = 1
     registered.register()  # slurmd starts by itself, and Slurm has its own reason
     assert registered.record is not None
@@ -487,7 +487,7 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble, mock_gpu: pathlib.
 
 
 def test_leaving_a_node_that_needs_the_controllers_lines(registered: SlurmDouble, paths: pathlib.Path):
-    machines.PUSHED.write_text("")
+    slurmd_unit.PUSHED.write_text("")
     hook(live())
     compute.release(owner="another/0")
     assert registered.record == Record("gpu:mock_gpu:1")

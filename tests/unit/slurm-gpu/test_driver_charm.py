@@ -15,7 +15,7 @@ import actions
 import charm
 from driver import upgrade as driver_upgrade
 from maintenance import hold as gpu_hold
-from maintenance import task
+from maintenance import reset as maintenance_reset
 from node import slurmd_options
 
 ROOT = pathlib.Path(charm.__file__).resolve().parents[1]
@@ -41,8 +41,8 @@ def reboots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node of Slurm 25.11 with an H100 and branch 535 of the driver."""
     now = [0.0]
-    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     slurmd_options.PATH.write_text(OPTIONS)
     node.install_driver("535", "535.288.01")
     node.slurm.register()

@@ -11,8 +11,8 @@ from conftest import ask_nvml
 from machines import Card, add_driver, add_pci, numbers
 
 from gpu import detect as gpu_detect
-from gpu import nvml_probe
 from gpu.detect import Detection, NvmlAnswer
+from scripts import nvml as gpu_nvml
 from slurm_ddp.run import CommandError, CommandTimeout, Completed
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -127,7 +127,7 @@ def test_a_driver_that_fails_is_a_problem_in_words(roots: gpu_detect.Roots, path
 )
 def test_a_probe_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answer: Completed | CommandError, error: str):
     def run(*argv: object, env: dict[str, str], timeout: float) -> Completed:
-        assert argv == (sys.executable, nvml_probe.__file__)
+        assert argv == (sys.executable, gpu_nvml.__file__, "gpus")
         assert set(env) == {"PYTHONPATH"}
         assert timeout == 60
         if isinstance(answer, CommandError):
@@ -142,7 +142,7 @@ def test_the_probe_runs_as_a_program_where_there_is_no_library(monkeypatch: pyte
     """The real child process, with the real bindings, against a library that is not one."""
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     done = subprocess.run(
-        [sys.executable, nvml_probe.__file__],
+        [sys.executable, gpu_nvml.__file__, "gpus"],
         capture_output=True,
         text=True,
         timeout=60,

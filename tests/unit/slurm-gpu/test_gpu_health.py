@@ -1,5 +1,6 @@
 """gpu-health on samples of nvidia-smi's and the kernel's words, with programs in the places of the real ones."""
 
+import collections.abc
 import dataclasses
 import json
 import os
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+import typing
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -25,6 +27,7 @@ from slurm_ddp.slurm import nodes
 
 BUS = "0000:01:00.0"
 OURS = "gpu-health: Xid 79: fell off the bus: reboot 0000:01:00.0"
+LOG = r"-k -b -q --no-pager -o short-unix -g NVRM: Xid|nvidia-nvswitch\d*: SXid"
 REAL = {"sleep": time.sleep, "monotonic": time.monotonic}
 
 
@@ -46,11 +49,11 @@ class Scene:
 
     def smi(self, printed: str, code: int = 0) -> None:
         (self.root / "xml").write_text(printed)
-        self.program("nvidia-smi", f"cat {self.root}/xml; exit {code}")
+        self.program("nvidia-smi", f'[ "$*" = "-q -x" ] || exit 99; cat {self.root}/xml; exit {code}')
 
     def log(self, printed: str, code: int = 0) -> None:
         (self.root / "log").write_text(printed)
-        self.program("journalctl", f"cat {self.root}/log; exit {code}")
+        self.program("journalctl", f"[ \"$*\" = '{LOG}' ] || exit 99; cat {self.root}/log; exit {code}")
 
     def node(
         self,
@@ -63,7 +66,7 @@ class Scene:
         record = f"NodeName=n0 Arch=x86_64 CPUAlloc=0 Gres={gres} NodeAddr=n0 State={state} ThreadsPerCore=1"
         record += f" SlurmdStartTime={began}{reason}"
         (self.root / "record").write_text(f"{record}\n")
-        show = f'if [ "$1" = show ]; then cat {self.root}/record; else echo "$*" >> {self.orders}; fi'
+        show = f'[ "$*" = "show node n0 -o" ] && exec cat {self.root}/record; echo "$*" >> {self.orders}'
         self.program("scontrol", show)
 
     def check(self, *arguments: str) -> int:
@@ -163,7 +166,12 @@ def test_every_rule_is_tested():
     [
         ({"fabric/state": "In Progress"}, 1000, "fabric/state In Progress: is nvidia-fabricmanager running?"),
         ({"fabric/status": "NVML_ERROR_X"}, 1000, "fabric/status NVML_ERROR_X: is nvidia-fabricmanager running?"),
-        ({"fabric/state": "In Progress"}, 100, None),  # it has five minutes after boot
+        ({"fabric/state": "In Progress"}, 300, None),  # it has five minutes after boot
+        (
+            {"fabric/state": "In Progress", "fabric/status": "X"},
+            301,
+            "fabric/state In Progress: is nvidia-fabricmanager running?",
+        ),
     ],
 )
 def test_the_fabric(scene: Scene, values: dict[str, str], uptime: int, text: str | None):
@@ -467,6 +475,8 @@ def test_metrics_where_a_node_exporter_reads_them(scene: Scene):
     (file,) = watchdog.TEXTFILES.iterdir()
     rows = file.read_text().splitlines()
     assert "gpu_health_ok 0" in rows
+    (checked,) = [float(row.split()[1]) for row in rows if row.startswith("gpu_health_checked_seconds ")]
+    assert abs(time.time() - checked) < 60
     assert f'gpu_health_findings{{level="drain",check="recovery",gpu="{BUS}"}} 1' in rows
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
@@ -497,6 +507,8 @@ def test_errors_of_a_switch_are_warned_of_and_drained_for_where_they_harm_a_card
     scene.log(sxid(12028, "Non-fatal") + sxid(20034, "Fatal"))
     assert scene.check() == 2
     assert scene.commands == []
+    found = gpu_health.xid_finding(sxid(12028, "Non-fatal"))
+    assert found == Finding(WARN, "sxid", "SXid 12028: error of nvidia-nvswitch3", "0000:c3:00.0")
     found = gpu_health.xid_finding(sxid(20034, "Fatal"))
     assert found == Finding(WARN, "sxid", "SXid 20034: fatal error of nvidia-nvswitch3", "0000:c3:00.0")
     scene.log(sxid(20034, "Fatal") + xid(74, time.time()))
@@ -510,6 +522,7 @@ def test_errors_of_a_switch_are_warned_of_and_drained_for_where_they_harm_a_card
         (BARE, (1, 0, 1000), 0),
         (BARE, (0, 3, 1000), 0),
         (BARE, (1, 3, 100), 0),
+        ({}, (1, 3, 1000), 1),  # an older driver has no such element
         (HEALTHY, (1, 3, 1000), 0),  # the cards know better
     ],
 )
@@ -692,3 +705,232 @@ def test_what_the_service_took_for_an_administrators_order_is_one(scene: Scene):
     gpu_health.HOLD.unlink()
     scene.node("IDLE", began="2026-11-20T19:00:00")  # and slurmd was restarted since
     assert scene.check() == 0
+
+
+def answered(capsys: pytest.CaptureFixture[str]) -> dict[str, typing.Any]:
+    return json.loads(capsys.readouterr().out)
+
+
+def missing(scene: Scene, name: str) -> None:
+    (scene.root / "bin" / name).unlink()
+
+
+def two_cards(scene: Scene, printed: str) -> None:
+    add_pci(scene.root, "0000:02:00.0")
+    scene.smi(printed)
+
+
+def switched(scene: Scene) -> None:
+    add_pci(scene.root, "0000:c0:00.0", kind="0x068000")
+    scene.smi(answer(BARE))
+
+
+def broken_log(scene: Scene) -> None:
+    scene.program("journalctl", "echo 'Failed to compile' >&2; exit 1")
+
+
+def failing_diagnosis(scene: Scene) -> None:
+    scene.program("dcgmi", """echo '{"tests": [{"name": "pcie", "results": [{"status": "Fail", "gpu_ids": "0"}]}]}'""")
+
+
+NO_FILE = "No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (lambda scene: scene.smi("", 15), [DRAIN, "query", "nvidia-smi exited 15: a GPU fell off the bus: reboot"]),
+        (
+            lambda scene: scene.smi(answer(HEALTHY), 14),
+            [WARN, "query", "nvidia-smi exited 14: infoROM is corrupt"],
+        ),
+        (lambda scene: scene.smi("x" * 130, 77), [DRAIN, "query", f"nvidia-smi exited 77: {'x' * 120}"]),
+        (
+            lambda scene: scene.program("nvidia-smi", f"echo out; echo {'y' * 130} >&2; exit 77"),
+            [DRAIN, "query", f"nvidia-smi exited 77: {'y' * 120}"],
+        ),
+        (lambda scene: scene.node(gres="gpu:2"), [DRAIN, "count", "the driver has 1 of the 2 GPUs in Slurm"]),
+        (
+            lambda scene: two_cards(scene, answer(HEALTHY)),
+            [DRAIN, "count", "the driver has 1 of 2 GPUs without 0000:02:00.0"],
+        ),
+        (
+            lambda scene: two_cards(scene, answer(HEALTHY, HEALTHY, attached=1)),
+            [DRAIN, "count", "the driver has 1 of 2 GPUs"],
+        ),
+        (switched, [WARN, "fabric", f"systemctl: {NO_FILE}"]),
+        (
+            lambda scene: (switched(scene), scene.program("systemctl", "exit 3")),
+            [DRAIN, "fabric", "nvidia-fabricmanager.service does not run"],
+        ),
+        (lambda scene: missing(scene, "journalctl"), [WARN, "log", f"journalctl: {NO_FILE}"]),
+        (broken_log, [WARN, "log", "journalctl exited 1: Failed to compile"]),
+        (lambda scene: scene.program("dcgmi", "echo no; exit 7"), [WARN, "dcgm", "dcgmi exited 7: no"]),
+        (lambda scene: missing(scene, "dcgmi"), [WARN, "dcgm", "there is no dcgmi on this machine"]),
+        (lambda scene: (scene.root / "bin/dcgmi").chmod(0), [WARN, "dcgm", "dcgmi: Permission denied"]),
+        (failing_diagnosis, [DRAIN, "dcgm", "dcgmi: pcie failed on GPU 0"]),
+        (
+            lambda scene: scene.log(xid(119, time.time() + 60)),
+            [DRAIN, "xid", "Xid 119: GSP does not respond: reset it", BUS],
+        ),
+    ],
+)  # fmt: skip
+def test_each_finding_with_its_check(
+    scene: Scene,
+    capsys: pytest.CaptureFixture[str],
+    spoil: collections.abc.Callable[[Scene], object],
+    finding: list[str],
+):
+    scene.program("dcgmi", "echo '{}'")
+    spoil(scene)
+    gpu_health.main(["check", "--json", "--dcgm", "--node", "n0"])
+    level, check, text, *card = finding
+    assert answered(capsys)["findings"] == [
+        {"level": level, "check": check, "text": text, "gpu": card[0] if card else ""}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attached", "fine"), [("2", True), ("1", False), ("unknown", False)], ids=["more", "as listed", "not a number"]
+)
+def test_the_drivers_own_count_comes_before_its_list(scene: Scene, attached: str, fine: bool):
+    two_cards(scene, answer(HEALTHY).replace("<attached_gpus>1", f"<attached_gpus>{attached}"))
+    assert (scene.check() == 0) is fine
+
+
+def test_a_bus_id_that_is_none_is_shown_as_it_is():
+    for name, shown in (('id=" card "', "card"), ("", "")):
+        card = ET.fromstring(f"<gpu {name}><gpu_recovery_action>Reset</gpu_recovery_action></gpu>")
+        assert [found.gpu for found in gpu_health.judge(card)] == [shown]
+
+
+def test_a_warning_keeps_nobody_from_the_diagnosis_and_a_fault_does(scene: Scene, capsys: pytest.CaptureFixture[str]):
+    failing_diagnosis(scene)
+    scene.smi(answer(HEALTHY | {"clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown": "Active"}))
+    assert scene.check("--dcgm", "--json") == 1
+    assert [found["check"] for found in answered(capsys)["findings"]] == ["thermal", "dcgm"]
+    scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset"}))
+    assert scene.check("--dcgm", "--json") == 1
+    assert [found["check"] for found in answered(capsys)["findings"]] == ["recovery"]
+
+
+def test_the_answer_as_text_and_as_json(
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    scene.smi(answer(HEALTHY | {"gpu_recovery_action": "Reset"}))
+    gpu_health.main(["check"])
+    assert capsys.readouterr().out == f"drain\ndrain: recovery action Reset {BUS}\n"
+    clock = iter([100.0, 101.26])
+    monkeypatch.setattr(gpu_health.time, "time", lambda: next(clock))
+    gpu_health.main(["check", "--json"])
+    assert answered(capsys) == {
+        "result": "drain",
+        "findings": [{"level": "drain", "check": "recovery", "text": "recovery action Reset", "gpu": BUS}],
+        "did": "",
+        "seconds": 1.3,
+    }
+
+
+def test_without_a_nodes_name_slurm_is_not_asked(scene: Scene, paths: pathlib.Path):
+    scene.node(gres="gpu:h100:2")
+    assert gpu_health.main(["check"]) == 0
+    assert scene.commands == []
+    (paths / f"sys/bus/pci/devices/{BUS}/vendor").write_text("0x8086\n")
+    scene.smi("", 9)
+    assert gpu_health.main(["check"]) == 0, "no card on the bus, and none is known to be missing"
+
+
+def test_the_command_line(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    scene.smi("", 9)
+    monkeypatch.setattr(sys, "argv", ["gpu-health", "check", "--node", "n0"])
+    monkeypatch.setenv("SLURMD_NODENAME", "n0")
+    assert gpu_health.main() == 1
+    assert scene.commands == [], "only a program without arguments is Slurm's"
+    monkeypatch.delenv("SLURMD_NODENAME")
+    with pytest.raises(SystemExit):
+        gpu_health.main([])
+
+
+def test_no_line_in_the_log_is_no_fault(scene: Scene):
+    scene.log("", 1)
+    assert scene.check() == 0
+
+
+def test_an_xid_of_the_moment_of_the_last_pass_is_done_with(scene: Scene):
+    gpu_health.State(since=1700000000.5).save()
+    scene.log(xid(79, 1700000000.5))
+    assert gpu_health.main(["check", "--node", "n0"]) == 0
+
+
+def test_what_a_check_leaves_for_the_next(scene: Scene):
+    assert scene.check() == 0
+    fine = gpu_health.State.load()
+    assert (fine.passes, fine.drained, fine.reason) == (1, False, "")
+    scene.log(xid(79, time.time() + 60))
+    assert scene.check() == 1
+    drained = gpu_health.State.load()
+    assert (drained.since, drained.passes, drained.drained, drained.reason) == (fine.since, 0, True, OURS)
+    scene.node("IDLE+DRAIN", OURS)
+    scene.log("")
+    assert scene.check() == 0
+    assert gpu_health.State.load().since == fine.since, "the Xids count until the node is resumed"
+    assert scene.check() == 0
+    assert gpu_health.State.load().drained is False
+
+
+def test_the_faults_of_a_node_that_another_drained_count_on(scene: Scene):
+    scene.node("IDLE+DRAIN", "replaced by ops")
+    scene.log(xid(79, time.time() + 60))
+    assert scene.check() == 1
+    state = gpu_health.State.load()
+    assert (state.since, state.drained, state.reason) == (0.0, False, OURS)
+
+
+def test_a_drain_without_its_record_is_recorded_again(scene: Scene):
+    scene.program("systemctl", f'echo "$*" >> {scene.root}/systemctl')
+    reason = f"{OURS} and more"
+    scene.node("IDLE+DRAIN", reason)
+    scene.log(xid(79, time.time() + 60))
+    assert scene.check() == 1
+    assert hold(scene) == {"node": "n0", "reason": reason}
+    assert gpu_health.State.load().drained is True
+    assert (scene.root / "systemctl").read_text() == "start --no-block slurm-gpu-node.service\n"
+    assert scene.check() == 1
+    assert len((scene.root / "systemctl").read_text().splitlines()) == 1, "it is there"
+    gpu_health.HOLD.unlink()
+    scene.log("")
+    assert scene.check() == 0
+    assert hold(scene) is None, "only a fault asks for one"
+
+
+def test_only_a_check_that_acts_ends_the_record_of_a_drain(scene: Scene):
+    scene.log(xid(79, time.time() + 1))
+    assert scene.check() == 1
+    scene.log("")
+    scene.node("IDLE")
+    scene.program("systemctl", f'echo "$*" >> {scene.root}/systemctl')
+    assert gpu_health.main(["check", "--node", "n0"]) == 0
+    assert hold(scene) is not None
+    assert not (scene.root / "systemctl").exists()
+    assert scene.check() == 0
+    assert hold(scene) is None
+    assert (scene.root / "systemctl").read_text() == "start --no-block slurm-gpu-node.service\n"
+    assert gpu_health.State.load().drained is False
+
+
+def test_the_record_is_written_under_the_lock_of_the_holds(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    locked: list[tuple[str, int]] = []
+    monkeypatch.setattr(gpu_health.fcntl, "flock", lambda file, how: locked.append((file.name, how)))
+    scene.smi("", 9)
+    assert scene.check() == 1
+    assert locked == [(str(node_hold.DIRECTORY / "lock"), gpu_health.fcntl.LOCK_EX)]
+
+
+def test_slurm_that_refuses_is_reported(scene: Scene, capsys: pytest.CaptureFixture[str]):
+    scene.program(
+        "scontrol", f'[ "$1" = show ] && exec cat {scene.root}/record; echo "slurm_update error: no" >&2; exit 1'
+    )
+    scene.smi("", 9)
+    assert scene.check("--json") == 1
+    assert answered(capsys)["did"] == "scontrol exited 1: slurm_update error: no"
+    assert gpu_health.State.load().drained is False

@@ -9,13 +9,13 @@ from conftest import OPTIONS
 from slurm_double import SlurmDouble
 
 import settings
-from controller import advice as slurm_advice
 from node import compute, health_check, slurmd_options
 from node import machine as machines
 from scripts import health as gpu_health
 from scripts import nvml
 from slurm_ddp import systemd, watchdog
 from slurm_ddp.run import CommandTimeout, Completed
+from slurm_ddp.slurm import advice as slurm_advice
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_where_slurm_runs_the_check_there_is_no_timer(
 
 
 def test_never_both(smi: pathlib.Path, slurm: SlurmDouble):
-    command = slurm_advice.command(slurm_advice.HEALTH_CHECK)
+    command = slurm_advice.slurm_conf(health_check.HEALTH_CHECK)
     assert health_check.problem("slurm") == f"health-check=slurm needs it in Slurm: {command}"
     slurm.health_program = str(health_check.PROGRAM)
     assert health_check.problem("slurm") is None

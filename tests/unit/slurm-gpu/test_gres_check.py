@@ -150,7 +150,7 @@ def test_a_difference_is_the_status_and_nothing_is_touched(slurm: SlurmDouble, m
     machine = machines.look()
     assert machine.problem == f"slurmd -G: {mock_gpu} has Type=other, not mock_gpu"
     assert roles.ensure(machine) is None
-    assert compute.offer(machine, None) is None
+    assert compute.offer(machine) is None
     assert slurm.log == []
     assert slurmd_options.PATH.read_text() == OPTIONS
 

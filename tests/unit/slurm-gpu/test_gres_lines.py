@@ -162,8 +162,8 @@ def test_two_units_that_claim_one_node(cluster: Cluster):
 
 def test_a_unit_that_says_what_cannot_be_used(cluster: Cluster):
     cluster.say(0)
-    cluster.shared["slurm-gpu/1"] = gres_lines.UnreadableError("lines: not a gres.conf record")
-    cluster.shared["slurm-gpu/2"] = gres_lines.UnreadableError("lines: not a gres.conf record")
+    cluster.shared["slurm-gpu/1"] = ValueError("lines: not a gres.conf record")
+    cluster.shared["slurm-gpu/2"] = ValueError("lines: not a gres.conf record")
     now = cluster.sync()
     refresh = "refresh slurm-gpu to one revision on all machines"
     assert now.problem == f"cannot use the lines of slurm-gpu/1, slurm-gpu/2: {refresh}"

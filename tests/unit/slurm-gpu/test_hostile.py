@@ -13,7 +13,7 @@ from slurm_double import Record
 
 import charm
 from gpu import detect as gpu_detect
-from maintenance import task
+from maintenance import reset as maintenance_reset
 from node import health_check, slurmd_options
 from slurm_ddp import systemd
 from slurm_ddp.run import CommandTimeout
@@ -40,8 +40,8 @@ def ctx() -> testing.Context[charm.SlurmGpuCharm]:
 def machine(paths: pathlib.Path, node: MachineDouble, monkeypatch: pytest.MonkeyPatch) -> MachineDouble:
     """A registered node of Slurm 25.11 with an A100, its driver, nvidia-smi and the health check's timer."""
     now = [0.0]
-    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     monkeypatch.setattr(health_check, "check", lambda *_, **__: {"result": "ok"})  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     monkeypatch.setattr(ops.Unit, "reboot", lambda _: pytest.fail("a reboot"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     slurmd_options.PATH.write_text(OPTIONS)

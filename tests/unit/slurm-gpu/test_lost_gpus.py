@@ -15,7 +15,7 @@ from slurm_double import SlurmDouble
 import charm
 from gpu import detect as gpu_detect
 from gpu.detect import NvmlAnswer
-from node import compute, resume, slurmd_options
+from node import compute, node_state, resume, slurmd_options
 from node import machine as machines
 from node import watch as node_watch
 from slurm_ddp.charm import Level, Status
@@ -202,19 +202,19 @@ def test_accepting_nothing_is_refused(node: SlurmDouble, paths: pathlib.Path):
     with pytest.raises(testing.ActionFailed) as caught:
         run_accept()
     assert caught.value.message == "no NVIDIA GPU on this machine"
-    assert machines.CARDS.exists()
+    assert (node_state.STATE_DIR / node_state.CARDS).exists()
 
 
 @pytest.mark.parametrize("text", ["", "null", "{}", "["])
 def test_a_damaged_memory_is_no_loss(node: SlurmDouble, paths: pathlib.Path, text: str):
-    machines.CARDS.write_text(text)
+    (node_state.STATE_DIR / node_state.CARDS).write_text(text)
     assert machines.lost(machines.look()) is None
 
 
 def test_a_charm_that_goes_forgets_the_cards(node: SlurmDouble):
-    assert machines.CARDS.exists()
+    assert (node_state.STATE_DIR / node_state.CARDS).exists()
     compute.release(owner="slurm-gpu/0")
-    assert not machines.CARDS.exists()
+    assert not (node_state.STATE_DIR / node_state.CARDS).exists()
 
 
 def test_upstreams_idle_brings_no_job_to_a_node_that_lost_a_card(node: SlurmDouble, paths: pathlib.Path):

@@ -12,7 +12,8 @@ from slurm_double import Killed, Record, SlurmDouble
 from driver import upgrade as driver_upgrade
 from maintenance import hold as gpu_hold
 from maintenance import mig as maintenance_mig
-from maintenance import task, work
+from maintenance import reset as maintenance_reset
+from maintenance import work
 from node import registration
 from scripts import mig as gpu_mig
 from scripts.mig import MigError, RebootNeeded, check, parse
@@ -30,8 +31,8 @@ DONE = registration.Progress(registration.Stage.REGISTERED)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
 from maintenance import hold as gpu_hold
-from node import health_check, node_state, resume, slurmd_options
+from node import health_check, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from node import watch as node_watch
 from slurm_ddp import readiness, systemd
@@ -41,7 +41,7 @@ def node(slurm: SlurmDouble, mock_gpu: pathlib.Path) -> SlurmDouble:
     slurm.booted = stamp(-60)
     configure()
     slurm.log.clear()
-    node_watch.CARDS.write_text('["0000:01:00.0"]')
+    (node_state.STATE_DIR / node_state.CARDS).write_text('["0000:01:00.0"]')
     return slurm
 
 
@@ -114,7 +114,7 @@ def test_units_are_woken_while_a_mount_is_missing(node: SlurmDouble, asked: list
     assert passes(watch, 30) == [1.0] * 30
     assert woken == []
     assert len(set(asked)) <= 7, "every five seconds"
-    node_watch.PUSHED.write_text("AutoDetect=nvidia\n")
+    slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n")
     assert passes(watch, 6) == [1.0] * 6
     assert len(woken) == 1
 
@@ -216,6 +216,17 @@ def test_unfit_cards_keep_it_down_and_are_looked_at_again(node: SlurmDouble, mon
     assert node.log == [RESUMED]
 
 
+def test_checks_that_passed_before_slurmd_registered_are_not_made_again_at_once(
+    node: SlurmDouble, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(health_check, "unfit", lambda *_, **__: [])  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    configure(checks_health=True)
+    node.register()
+    assert node.record is not None
+    node.record.flags.add("INVALID_REG")
+    assert passes(node_watch.Watch(), 1) == [60.0]
+
+
 @pytest.mark.parametrize("journal", node_watch.JOURNALS)
 def test_what_a_hook_has_started_is_left_to_hooks(node: SlurmDouble, journal: str):
     (node_watch.STATE_DIR / journal).write_text("{}")
@@ -282,7 +293,7 @@ def test_a_unit_that_waits_is_woken_when_what_it_saw_changes(node: SlurmDouble, 
         lambda slurm: slurm.set_down("x"),
         lambda slurm: setattr(slurm.record, "gres", ""),
         lambda slurm: slurmd_options.PATH.write_text(OPTIONS),
-        lambda slurm: node_watch.PUSHED.write_text("AutoDetect=nvidia\n"),
+        lambda slurm: slurmd_unit.PUSHED.write_text("AutoDetect=nvidia\n"),
     ],
     ids=["slurmd", "controller", "registered", "down", "gres", "options", "lines"],
 )

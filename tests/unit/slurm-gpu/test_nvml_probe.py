@@ -7,7 +7,8 @@ import typing
 import pytest
 from nvml_double import LOST, Card, Library
 
-from gpu import nvml, nvml_probe
+from gpu import nvml
+from scripts import nvml as gpu_nvml
 
 
 def card(name: str, minor: int, bus_id: str, **more: object) -> Card:
@@ -17,7 +18,7 @@ def card(name: str, minor: int, bus_id: str, **more: object) -> Card:
 def probed(*cards: Card) -> dict[str, typing.Any]:
     library = Library(list(cards))
     with nvml.opened(library) as opened:
-        answer = nvml_probe.probe(opened)
+        answer = gpu_nvml.probe(opened)
     assert library.is_shut
     return answer
 
@@ -26,7 +27,7 @@ def printed(
     library: Library, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> collections.abc.Mapping[str, typing.Any]:
     monkeypatch.setattr(nvml.ctypes, "CDLL", lambda _: library)
-    assert nvml_probe.main() == 0
+    assert gpu_nvml.main(["gpus"]) == 0
     return json.loads(capsys.readouterr().out)
 
 

@@ -12,7 +12,6 @@ from slurm_double import Record, SlurmDouble
 from maintenance import hold as gpu_hold
 from maintenance import work
 from node import compute, health_check, node_state, registration, slurmd_options, slurmd_unit
-from node import machine as machines
 from scripts import health as gpu_health
 from slurm_ddp.interfaces.slurm_gres import ControllerGres
 from slurm_ddp.slurm import nodes
@@ -93,7 +92,7 @@ def test_cards_that_are_still_lost(node: SlurmDouble, paths: pathlib.Path, caplo
 
 def test_a_slurm_that_needed_the_lines_goes_on_without_gpus(slurm: SlurmDouble, paths: pathlib.Path):
     """With the lines the cards go, the lost ones as well as the others, so nothing is wrong any more."""
-    machines.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
+    slurmd_unit.PUSHED.write_text("")  # a controller's gres.conf without AutoDetect
     for minor in range(2):
         (paths / f"dev/nvidia{minor}").touch()
     for lost in ((1,), (0, 1)):

@@ -12,7 +12,7 @@ from driver import install as driver_install
 from driver import state as driver_state
 from maintenance import hold as gpu_hold
 from maintenance import reset as maintenance_reset
-from maintenance import task, work
+from maintenance import work
 from node import health_check, registration
 from scripts import health as gpu_health
 from scripts import mig as gpu_mig
@@ -30,8 +30,8 @@ DONE = registration.Progress(registration.Stage.REGISTERED)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(task.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(task.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(maintenance_reset.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
 
 @pytest.fixture(autouse=True)
@@ -86,13 +86,13 @@ def test_its_layout_is_made_again(node: MachineDouble):
 
 def test_jobs_are_waited_for(node: MachineDouble, monkeypatch: pytest.MonkeyPatch):
     node.slurm.jobs = ["7"]
-    sleep = task.time.sleep
+    sleep = maintenance_reset.time.sleep
 
     def ends(seconds: float) -> None:
         node.slurm.jobs = []
         sleep(seconds)
 
-    monkeypatch.setattr(task.time, "sleep", ends)
+    monkeypatch.setattr(maintenance_reset.time, "sleep", ends)
     assert reset()["result"] == "reset"
     assert node.slurm.ended == []
 
@@ -172,7 +172,7 @@ def test_a_node_that_another_resumes_while_its_jobs_are_waited_for(
     node: MachineDouble, monkeypatch: pytest.MonkeyPatch
 ):
     node.slurm.jobs = ["7"]
-    monkeypatch.setattr(task.time, "sleep", lambda _: nodes.resume(NAME))
+    monkeypatch.setattr(maintenance_reset.time, "sleep", lambda _: nodes.resume(NAME))
     with pytest.raises(ActionError, match=r"another changed the state of slurmd-0 .*, so nothing was done"):
         reset()
     assert (node.smi.log, node.slurm.jobs, node.slurm.ended) == ([], ["7"], [])

@@ -9,13 +9,13 @@ from conftest import OPTIONS, WITH_GPU
 from slurm_double import SlurmDouble
 
 import settings
-from controller import advice as slurm_advice
 from gpu import detect as gpu_detect
 from gpu import gres, gres_conf
 from node import machine as machines
 from node import slurmd_options
 from slurm_ddp.charm import Level, Status
 from slurm_ddp.interfaces.slurm_gres import ControllerGres, NodeGres
+from slurm_ddp.slurm import advice as slurm_advice
 from slurm_ddp.slurm import nodes
 
 CARDS = gpu_detect.Detection(
@@ -91,13 +91,13 @@ def test_nothing_is_touched_before_slurm_knows_the_name(node: SlurmDouble):
     assert hook(live(), shards_per_gpu=4) == Status(
         Level.BLOCKED,
         "shards-per-gpu: slurm.conf has no shard among its GresTypes: "
-        + slurm_advice.command({"GresTypes": "gpu,shard"}),
+        + slurm_advice.slurm_conf({"GresTypes": "gpu,shard"}),
     )
     answer = live()
     node.types = ""
     assert hook(answer) == Status(
         Level.BLOCKED,
-        "slurm.conf has no gpu among its GresTypes: " + slurm_advice.command({"GresTypes": "gpu"}),
+        "slurm.conf has no gpu among its GresTypes: " + slurm_advice.slurm_conf({"GresTypes": "gpu"}),
     )
     assert slurmd_options.PATH.read_text() == OPTIONS
     assert node.log == []

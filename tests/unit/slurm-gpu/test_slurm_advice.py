@@ -8,7 +8,8 @@ import pytest
 import yaml
 from slurmutils import CGroupConfig, ModelError, Partition, SlurmConfig
 
-from controller import advice as slurm_advice
+from node import health_check
+from slurm_ddp.slurm import advice as slurm_advice
 
 ROOT = pathlib.Path(__file__).parents[3]
 CHARM = ROOT / "charms/slurm-gpu"
@@ -52,13 +53,13 @@ HELD: dict[str, set[str]] = {
 
 @pytest.mark.parametrize("option", HELD)
 @pytest.mark.parametrize(
-    "settings", [slurm_advice.HEALTH_CHECK, {"GresTypes": "gpu,shard"}], ids=["health-check", "shares"]
+    "settings", [health_check.HEALTH_CHECK, {"GresTypes": "gpu,shard"}], ids=["health-check", "shares"]
 )
 def test_upstreams_model_takes_what_is_advised_and_loses_nothing(
     tmp_path: pathlib.Path, settings: dict[str, str], option: str
 ):
     before = SlurmConfig.from_str(option).dict() if option else {}
-    after = SlurmConfig.from_str(typed(slurm_advice.command(settings), option, tmp_path)).dict()
+    after = SlurmConfig.from_str(typed(slurm_advice.slurm_conf(settings), option, tmp_path)).dict()
     advised = SlurmConfig.from_str("".join(f"{key}={value}\n" for key, value in settings.items())).dict()
     assert {key: after[key] for key in advised} == advised
     assert after == before | advised
@@ -66,21 +67,21 @@ def test_upstreams_model_takes_what_is_advised_and_loses_nothing(
 
 
 def test_typing_it_again_changes_nothing(tmp_path: pathlib.Path):
-    command = slurm_advice.command(slurm_advice.HEALTH_CHECK)
+    command = slurm_advice.slurm_conf(health_check.HEALTH_CHECK)
     once = SlurmConfig.from_str(typed(command, "PrologFlags=alloc", tmp_path)).dict()
     assert SlurmConfig.from_str(typed(command, (tmp_path / "option").read_text(), tmp_path)).dict() == once
 
 
 def test_two_settings_in_one_line_are_one_to_the_model():
     """Why the advice has a line for each: with this text slurmctld does not start."""
-    one_line = " ".join(f"{key}={value}" for key, value in slurm_advice.HEALTH_CHECK.items())
+    one_line = " ".join(f"{key}={value}" for key, value in health_check.HEALTH_CHECK.items())
     assert set(SlurmConfig.from_str(one_line).dict()) == {"healthcheckprogram"}
     with pytest.raises(ModelError):
         SlurmConfig.from_str("GresTypes=gpu\nGresTypes=gpu,shard")
 
 
 def test_the_documents_say_what_the_charm_says():
-    ours = {slurm_advice.command(slurm_advice.HEALTH_CHECK), slurm_advice.gres_types({"gpu", "shard"})}
+    ours = {slurm_advice.slurm_conf(health_check.HEALTH_CHECK), slurm_advice.slurm_conf({"GresTypes": "gpu,shard"})}
     assert set(documented()) >= ours
 
 

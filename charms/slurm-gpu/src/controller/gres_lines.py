@@ -37,10 +37,6 @@ _NOT_RELATED = Status(Level.BLOCKED, "integrate gres with node-gres of the slurm
 Read = collections.abc.Callable[[str], slurm_gres.NodeGres | None]
 
 
-class UnreadableError(Exception):
-    """A unit's databag is not what the interface allows. `str()` says in which way."""
-
-
 @dataclasses.dataclass(frozen=True)
 class View:
     """The controller now, for the status and the answer."""
@@ -60,7 +56,7 @@ def sync(units: collections.abc.Collection[str], first: str | None, read: Read, 
     Args:
         units: names of all compute units that are related now; entries of others are removed with their nodes' Gres.
         first: the unit to read first, with others only while there are changes; None to read all.
-        read: returns what a unit published, None for nothing yet, or raises `UnreadableError`.
+        read: returns what a unit published, None for nothing yet, or raises `ValueError`.
         owner: this unit's name.
     """
     now = view()
@@ -170,7 +166,7 @@ def answer(
 
 
 def counts(conf: gres_conf.GresConf) -> tuple[int, int]:
-    """Return how many nodes have lines, and how many devices they describe."""
+    """Count the nodes that have lines, and the devices that these describe."""
     sizes = [sum("Name=gpu" in line.split() for line in entry.lines) for entry in conf.entries.values() if entry.lines]
     return len(sizes), sum(sizes)
 
@@ -244,7 +240,7 @@ def _has_gres(entry: gres_conf.Entry) -> bool:
 def _entry(unit: str, read: Read) -> gres_conf.Entry | None:
     try:
         published = read(unit)
-    except UnreadableError:
+    except ValueError:  # not what the interface allows
         return gres_conf.Entry(unit, "unknown", slurm_gres.digest(unit, ()), refused=True)
     return gres_conf.Entry.of(unit, published) if published is not None and published.node is not None else None
 
@@ -262,10 +258,8 @@ def _reload(conf: gres_conf.GresConf) -> str | None:
 
 
 def _is_live(conf: gres_conf.GresConf) -> bool:
-    try:
-        return LIVE.read_text().strip() == conf.digest
-    except FileNotFoundError:
-        return conf.digest == gres_conf.GresConf().digest  # no line of this charm was ever written
+    last = files.read(LIVE) or gres_conf.GresConf().digest  # else no line of this charm was ever written
+    return last == conf.digest
 
 
 def _count(number: int, noun: str) -> str:

@@ -191,11 +191,7 @@ def stop_holders() -> None:
 
 
 def start_services(*, fabric: bool) -> None:
-    """Start what belongs to a driver that was loaded.
-
-    Raises:
-        DriverError: one does not start.
-    """
+    """Start what belongs to a driver that was loaded. Raises `DriverError`: one does not start."""
     unit = PERSISTENCED
     try:
         if PERSISTENCED_PROGRAM.exists():

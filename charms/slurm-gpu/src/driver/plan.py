@@ -1,7 +1,7 @@
 """Which driver this machine should have: from options, devices and archives to one exact set of packages.
 
-Names and branches are tables; apt resolves the rest. A driver that is not available is refused with the option's name
-and what to type instead.
+Names and branches are tables; apt resolves the rest. What is not available raises `DriverError` with the
+option's name and what to type instead.
 
 Sources. Ubuntu: the archive of 22.04 and 24.04, components restricted and multiverse, as of November 2026. Debian:
 bookworm and bookworm-security, components contrib, non-free and non-free-firmware, as of November 2026.
@@ -13,7 +13,7 @@ import typing
 
 import pydantic
 
-from driver.state import DriverError, Facts
+from driver.state import DriverError, Facts, version_key
 from slurm_ddp import apt, charm
 from slurm_ddp.run import CommandError
 
@@ -84,32 +84,19 @@ _MAY_GO = ("nvidia-", "libnvidia-", "linux-modules-nvidia-", "linux-objects-nvid
            "xserver-xorg-video-nvidia", "cuda-drivers", "libcuda1", "libcudadebugger1", "firmware-nvidia-")  # fmt: skip
 
 
-# Which option of the charm each field of `Spec` has.
-_OPTIONS = {
-    "branch": "driver",
-    "flavour": "driver-flavour",
-    "module": "kernel-module",
-    "utils": "driver-utils",
-    "cuda": "cuda-toolkit",
-    "fabric": "fabric-manager",
-    "persistence": "persistence-mode",
-    "hold": "hold-driver",
-}
-
-
 class Spec(pydantic.BaseModel, frozen=True, populate_by_name=True):
-    """The options, checked one by one and together."""
+    """The options, which are the aliases, checked one by one and together."""
 
-    model_config = pydantic.ConfigDict(alias_generator=lambda name: _OPTIONS.get(name, name))
-
-    branch: typing.Literal["keep", Branch] = "keep"
-    flavour: typing.Literal["server"] = "server"
-    module: typing.Literal["auto", "open", "proprietary"] = "auto"
-    utils: bool = True
-    cuda: bool = False
-    fabric: typing.Literal["auto", "on", "off"] = "auto"
-    persistence: bool = True
-    hold: bool = True
+    branch: typing.Literal["keep", Branch] = pydantic.Field(default="keep", validation_alias="driver")
+    flavour: typing.Literal["server"] = pydantic.Field(default="server", validation_alias="driver-flavour")
+    module: typing.Literal["auto", "open", "proprietary"] = pydantic.Field(
+        default="auto", validation_alias="kernel-module"
+    )
+    utils: bool = pydantic.Field(default=True, validation_alias="driver-utils")
+    cuda: bool = pydantic.Field(default=False, validation_alias="cuda-toolkit")
+    fabric: typing.Literal["auto", "on", "off"] = pydantic.Field(default="auto", validation_alias="fabric-manager")
+    persistence: bool = pydantic.Field(default=True, validation_alias="persistence-mode")
+    hold: bool = pydantic.Field(default=True, validation_alias="hold-driver")
     version: str | None = None  # exactly this one: "580.173.02"
 
     @pydantic.field_validator("branch", "flavour", "module", "fabric", mode="before")
@@ -144,11 +131,7 @@ class Plan(pydantic.BaseModel, frozen=True):
 
 
 def spec(options: collections.abc.Mapping[str, object]) -> Spec:
-    """Return the charm's options as one specification.
-
-    Raises:
-        DriverError: one has no such value, or two contradict each other.
-    """
+    """Return the charm's options as one specification."""
     try:
         return Spec.model_validate(dict(options))
     except pydantic.ValidationError as e:
@@ -159,9 +142,6 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
     """Return the specification with the parameters of `upgrade-driver` on top.
 
     `present` is the branch of the driver that is there, which counts where nothing else names one.
-
-    Raises:
-        DriverError: the parameters contradict the option or each other, or nothing names a branch that there is.
     """
     if branch and not wanted.keeps and branch != wanted.branch:
         raise DriverError(f"branch={branch} contradicts the option driver={wanted.branch}: set driver={branch} first")
@@ -178,11 +158,7 @@ def narrowed(wanted: Spec, branch: Branch | None, version: str | None, present: 
 
 
 def kernel_modules(facts: Facts, wanted: Spec) -> tuple[str, ...]:
-    """Return which of NVIDIA's kernel modules drive all cards in this branch, the better one first.
-
-    Raises:
-        DriverError: none does, or not the one of the option.
-    """
+    """Choose NVIDIA's kernel modules that drive all cards in this branch, the better one first."""
     asked = _EITHER if wanted.module == "auto" else (wanted.module,)
     needs: dict[str, str] = {}
     for card in facts.cards:
@@ -212,10 +188,6 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
     """Return the set of packages that apt would install now, after reading the archives anew.
 
     Where the cards take either kernel module, the newer version decides, and between equals the open one.
-
-    Raises:
-        DriverError: the distribution or a device does not fit the options, the archives do not have the driver as a
-            whole, or apt would remove something else for it.
     """
     release = RELEASES.get(facts.release)
     if release is None:
@@ -234,7 +206,9 @@ def resolve(facts: Facts, wanted: Spec) -> Plan:
         names = {module: _named(release.driver[0], wanted, module) for module in modules}
         newest = apt.candidates(names.values())
         refused: list[DriverError] = []
-        for module in sorted(modules, key=lambda module: _version_key(newest.get(names[module], "")), reverse=True):
+        for module in sorted(
+            modules, key=lambda module: version_key(apt.upstream(newest.get(names[module], ""))), reverse=True
+        ):
             try:
                 return _resolve(facts, wanted, release, module, wanted.version or newest.get(names[module], ""))
             except DriverError as e:
@@ -285,7 +259,7 @@ def _resolve(facts: Facts, wanted: Spec, release: Release, module: str, newest: 
 
 
 def _of_version(version: str, signed: collections.abc.Iterable[str]) -> set[str]:
-    """Return which of these packages with signed modules are of this version.
+    """Choose the packages with signed modules of this version.
 
     They name it in what they depend on, some as a lower bound only: apt would take newer user space for them.
     """
@@ -310,8 +284,3 @@ def _check_builds(facts: Facts, option: str, headers: collections.abc.Container[
 
 def _named(pattern: str, wanted: Spec, module: str, kernel: str = "") -> str:
     return pattern.format(b=wanted.branch, o="-open" if module == "open" else "", k=kernel)
-
-
-def _version_key(number: str) -> tuple[int, ...]:
-    """Return a package's version as numbers, to compare it."""
-    return tuple(int(part) for part in re.findall(r"\d+", apt.upstream(number)))

@@ -159,7 +159,7 @@ def diagnose(facts: Facts) -> Problem | None:
 
 
 def explain(proc: pathlib.Path, sys: pathlib.Path, *, answers: bool = False) -> str | None:
-    """Return why jobs cannot use this machine's GPUs and what to do; None where nothing is known to be wrong.
+    """Explain what keeps jobs from this machine's GPUs and what to do; None where nothing is known to be wrong.
 
     With `answers` a driver responded, so it is loaded whatever this machine shows of it, as in a container.
     """
@@ -180,9 +180,10 @@ def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib
     facts = Facts(f"{fields.get('ID', '')} {fields.get('VERSION_ID', '')}".strip(), kernel, next_kernel, cards)
     if not cards and loaded is None:
         return facts
-    switches = len(pci.switches(sys))
-    module = on_disk(kernel)
-    facts = dataclasses.replace(
+    switches, has_fabric, module = len(pci.switches(sys)), FABRIC_PROGRAM.exists(), on_disk(kernel)
+    fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if has_fabric else None
+    fabric_state = _ask("/usr/bin/systemctl", "is-active", FABRIC) if switches or has_fabric else ""
+    return dataclasses.replace(
         facts,
         switches=switches,
         nvlink5=not switches and any(card.device >= _BLACKWELL for card in cards) and _has_nvlink5(sys),
@@ -192,24 +193,21 @@ def look(proc: pathlib.Path = pathlib.Path("/proc"), sys: pathlib.Path = pathlib
         library=_library(),
         module=module,
         next_module=module if next_kernel == kernel else on_disk(next_kernel),
+        fabric=fabric[0] if fabric else None,
+        fabric_state=fabric_state or facts.fabric_state,
         runfile=RUNFILE.exists(),
     )
-    if not switches and not FABRIC_PROGRAM.exists():
-        return facts
-    fabric = re.search(r"\d+(\.\d+)+", _ask(FABRIC_PROGRAM, "--version")) if FABRIC_PROGRAM.exists() else None
-    state = _ask("/usr/bin/systemctl", "is-active", FABRIC) or facts.fabric_state
-    return dataclasses.replace(facts, fabric=fabric[0] if fabric else None, fabric_state=state)
 
 
 def newest_kernel(running: str) -> str:
     """Return the release of the newest kernel in /boot, the running one where there is none."""
     names = [path.name.removeprefix("vmlinuz-") for path in BOOT.glob("vmlinuz-*")]
-    return max((name for name in names if _KERNEL.fullmatch(name)), key=_kernel_key, default=running)
+    return max((name for name in names if _KERNEL.fullmatch(name)), key=version_key, default=running)
 
 
-def _kernel_key(release: str) -> list[tuple[int, int | str]]:
-    """Return a sort key under which 6.8.0-100 comes after 6.8.0-99."""
-    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.findall(r"\d+|[a-z]+", release)]
+def version_key(version: str) -> list[tuple[int, int | str]]:
+    """Make a sort key of a release or version, under which 6.8.0-100 comes after 6.8.0-99."""
+    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.findall(r"\d+|[a-z]+", version)]
 
 
 def on_disk(kernel: str) -> Module | None:
@@ -223,7 +221,7 @@ def on_disk(kernel: str) -> Module | None:
 
 
 def _has_nvlink5(sys: pathlib.Path) -> bool:
-    """Return whether an mlx5 function manages NVLink switches (SW_MNG in its product data)."""
+    """Report whether an mlx5 function manages NVLink switches (SW_MNG in its product data)."""
     paths = sorted((sys / "class/infiniband").glob("*/device/vpd"))
     return any(_ask("/usr/bin/grep", "-ac", "SW_MNG", path) not in {"", "0"} for path in paths)
 

@@ -2,7 +2,8 @@
 
 A journal holds the next step and the exact set of packages, written before the step begins, and each step may be done
 twice. So an upgrade may be interrupted anywhere, by a reboot too, and the next hook goes on. A step that fails leaves
-the node drained with the reason, and reports what to do; running the upgrade again tries that step again.
+the node drained with the reason, and reports what to do; running the upgrade again tries that step again. What cannot
+begin or be cancelled raises `DriverError`.
 """
 
 import collections.abc
@@ -105,11 +106,7 @@ class Step(typing.NamedTuple):
 
 
 def begin(node: str | None, wanted: Spec, *, rolling: bool = True, patience_s: float = DAY_S) -> Upgrade | None:
-    """Begin an upgrade, or go on with the one that is under way; return None where there is nothing to do.
-
-    Raises:
-        DriverError: the driver is not available, another upgrade is under way, or this machine has no GPU.
-    """
+    """Begin an upgrade, or go on with the one that is under way; return None where there is nothing to do."""
     running = Upgrade.load()
     if running is not None:
         if wanted.version in {None, running.plan.version} and wanted.branch == running.spec.branch:
@@ -128,12 +125,7 @@ def begin(node: str | None, wanted: Spec, *, rolling: bool = True, patience_s: f
 
 
 def cancel() -> str:
-    """Stop an upgrade, and restore the node's state; return what was done.
-
-    Raises:
-        DriverError: there is none, or it is where stopping would leave half a driver.
-        NodeError: the controller did not do as asked.
-    """
+    """Stop an upgrade, and restore the node's state; return what was done."""
     upgrade = Upgrade.load()
     if upgrade is None:
         raise DriverError("no upgrade is under way")

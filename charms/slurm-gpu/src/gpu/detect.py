@@ -10,16 +10,17 @@ import os
 import pathlib
 import re
 import sys
+import typing
 
 import pydantic
 
 from driver import state as driver_state
-from gpu import nvml_probe
 from gpu import pci as gpu_pci
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
 _PROBE_TIMEOUT_S = 60.0  # a driver with a dead GSP answers after about 45 s or never
+_PROGRAM = str(pathlib.Path(__file__).parents[1] / "scripts/nvml.py")
 _FIELD = re.compile(r"^\s*([^:\n]+?)\s*:[ \t]*(.*?)\s*$", re.MULTILINE)
 _CAP = "nvidia-cap"
 NVIDIA_MODPROBE = pathlib.Path("/usr/bin/nvidia-modprobe")
@@ -102,7 +103,7 @@ class _NvmlGpu(pydantic.BaseModel, frozen=True):
 
 
 class NvmlAnswer(pydantic.BaseModel, frozen=True):
-    """What `nvml_probe` prints."""
+    """What `scripts.nvml` prints."""
 
     gpus: tuple[_NvmlGpu, ...] | None = None
     driver: str | None = None
@@ -141,7 +142,7 @@ def run_probe() -> NvmlAnswer:
     """Ask NVML in a child process; where no answer comes, say so."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
-        done = run(sys.executable, nvml_probe.__file__, env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
+        done = run(sys.executable, _PROGRAM, "gpus", env={"PYTHONPATH": path}, timeout=_PROBE_TIMEOUT_S)
         return NvmlAnswer.model_validate_json(done.stdout)
     except CommandError as e:
         return NvmlAnswer(error=f"the driver does not answer ({e})", broken=True)
@@ -197,17 +198,12 @@ def _instance(found: _NvmlInstance, minor: int, minors: collections.abc.Mapping[
 
 def _from_nvml(gpu: _NvmlGpu, roots: Roots, minors: collections.abc.Mapping[str, int]) -> Gpu:
     bus_id = gpu_pci.bus_id(gpu.bus_id)
-    return Gpu(
-        name=gpu.name,
-        bus_id=bus_id,
-        minor=gpu.minor,
-        uuid=gpu.uuid,
-        cpus=gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id),
-        links=gpu.links,
-        memory_bytes=gpu.memory_bytes,
-        mig=gpu.mig,
-        instances=tuple(_instance(found, gpu.minor, minors) for found in gpu.instances),
-    )
+    here: dict[str, typing.Any] = {
+        "bus_id": bus_id,
+        "cpus": gpu.cpus if gpu.cpus is not None else _local_cpus(roots, bus_id),
+        "instances": tuple(_instance(found, gpu.minor, minors) for found in gpu.instances),
+    }
+    return Gpu(**dict(gpu) | here)
 
 
 def _from_proc(roots: Roots) -> tuple[Gpu, ...]:
@@ -248,7 +244,7 @@ def _driver_version(roots: Roots) -> str | None:
 
 
 def _local_cpus(roots: Roots, bus_id: str | None) -> frozenset[int] | None:
-    text = files.read(roots.sys / "bus/pci/devices" / bus_id / "local_cpulist") if bus_id else None
+    text = files.read(roots.sys / gpu_pci.DEVICES / bus_id / "local_cpulist") if bus_id else None
     return parse_cpu_list(text) if text else None
 
 

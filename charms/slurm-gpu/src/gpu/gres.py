@@ -35,6 +35,10 @@ _CUT_SOCKET = (
 _UNUSED_ALIAS = "gpu-type-alias names none of this machine's types: {types}"
 
 
+# The cores of a machine in Slurm's order (hwloc's): socket by socket, and the kernel's CPUs of each core
+Topology = tuple[tuple[frozenset[int], ...], ...]
+
+
 class GresError(ValueError):
     """These GPUs cannot be given to jobs as they are. `str()` is one line and says what to do."""
 
@@ -45,18 +49,6 @@ class Shares:
 
     name: str  # "shard" or "mps"
     count: int  # of each card
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """The cores of this machine in Slurm's order (hwloc's): socket by socket, and the kernel's CPUs of each."""
-
-    sockets: tuple[tuple[frozenset[int], ...], ...]
-
-    @property
-    def num_cores(self) -> int:
-        """The number of cores of all sockets."""
-        return sum(len(socket) for socket in self.sockets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +76,7 @@ def plan(
     detection: detect.Detection,
     settings: collections.abc.Mapping[str, str],
     topology: Topology | None,
-    dev: pathlib.Path = pathlib.Path("/dev"),
+    dev: pathlib.Path = detect.Roots.dev,
     aliases: collections.abc.Mapping[str, str] | None = None,
     *,
     shares: Shares | None = None,
@@ -173,7 +165,7 @@ def slurm_type(name: str) -> str:
     return _NOT_IN_TYPES.sub("_", _as_slurm_detects(name))
 
 
-def read_topology(sys_root: pathlib.Path = pathlib.Path("/sys")) -> Topology | None:
+def read_topology(sys_root: pathlib.Path = detect.Roots.sys) -> Topology | None:
     """Return this machine's cores, or None where the kernel does not show them."""
     packages: dict[int, set[frozenset[int]]] = {}
     for directory in (sys_root / "devices/system/cpu").glob("cpu[0-9]*"):
@@ -185,7 +177,7 @@ def read_topology(sys_root: pathlib.Path = pathlib.Path("/sys")) -> Topology | N
         if siblings:
             packages.setdefault(package, set()).add(siblings)
     sockets = [tuple(sorted(cores, key=min)) for cores in packages.values()]
-    return Topology(tuple(sorted(sockets, key=lambda cores: min(cores[0])))) if sockets else None
+    return tuple(sorted(sockets, key=lambda cores: min(cores[0]))) or None
 
 
 def ranges(numbers: collections.abc.Iterable[int]) -> str:
@@ -250,13 +242,13 @@ def _cores(
     """Return the Cores of each GPU, or None and the reason why no line gets any; and whether one's cut a socket."""
     if topology is None or any(not gpu.cpus for gpu in gpus):
         return None, [], False
-    shape = [len(socket) for socket in topology.sockets]
+    shape = [len(socket) for socket in topology]
     if shape != _configured_shape(settings, shape):
         return None, [_OTHER_SOCKETS], False
-    numbered = [core for socket in topology.sockets for core in socket]
+    numbered = [core for socket in topology for core in socket]
     firsts = [sum(shape[:i]) for i in range(len(shape))]
     whole = {frozenset(range(first, first + size)) for first, size in zip(firsts, shape, strict=True)}
-    whole.add(frozenset(range(topology.num_cores)))
+    whole.add(frozenset(range(len(numbered))))
     found: list[str] = []
     for gpu in gpus:
         near = frozenset(i for i, core in enumerate(numbered) if core & (gpu.cpus or frozenset()))

@@ -49,7 +49,7 @@ def difference(
     settings: collections.abc.Mapping[str, str],
     autodetect: str = "off",
 ) -> str | None:
-    """Return how slurmd's devices with these lines differ from the plan, or None when they are equal.
+    """Compare slurmd's devices with these lines to the plan; None when they are equal.
 
     `settings` is the node's `--conf`, `autodetect` what gres.conf sets for all nodes. A slurmd that prints no device,
     or does not answer, is no difference.
@@ -78,7 +78,7 @@ def difference(
 
 
 def refusal(node: str, lines: collections.abc.Iterable[str], settings: collections.abc.Mapping[str, str]) -> str | None:
-    """Return why the controller would refuse these lines, in its words; None when it takes them.
+    """Find the reason for which the controller would refuse these lines, in its words; None when it takes them.
 
     It requires the Cores of a card to be those of one whole socket, or all (_check_core_range_matches_sock() of
     src/interfaces/gres.c); `slurmd -G` does not check that. Where `settings`, the node's `--conf`, has no sockets and

@@ -106,11 +106,7 @@ class GresConf:
 
 
 def read(path: pathlib.Path | None = None) -> GresConf:
-    """Return the file, an empty one when it is not there.
-
-    Raises:
-        GresConfError: its markers do not pair up.
-    """
+    """Return the file, an empty one when it is not there. Raises `GresConfError`: its markers do not pair up."""
     path = path or PATH
     try:
         return parse(path.read_text())

@@ -1,4 +1,4 @@
-"""NVML, the driver's library, through ctypes: standard library only, as two programs need it that run on their own.
+"""NVML, the driver's library, through ctypes: standard library only, as a program needs it that runs on its own.
 
 Functions, structures and numbers are those of NVIDIA's nvml.h of driver 580 (NVML API reference).
 """
@@ -25,55 +25,29 @@ class NvmlError(Exception):
         self.code, self.text = code, text
 
 
-class Pci(ctypes.Structure):
-    """nvmlPciInfo_t."""
-
-    _fields_: typing.ClassVar = [
-        ("legacy", ctypes.c_char * 16), ("domain", ctypes.c_uint), ("bus", ctypes.c_uint), ("device", ctypes.c_uint),
-        ("id", ctypes.c_uint), ("subsystem", ctypes.c_uint), ("bus_id", ctypes.c_char * 32),
-    ]  # fmt: skip
+def _structure(**fields: type[typing.Any]) -> typing.Any:
+    """Make a structure of NVML's, with these fields in its order."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class Memory(ctypes.Structure):
-    """nvmlMemory_t, in bytes."""
+_UINT, _LONG = ctypes.c_uint, ctypes.c_ulonglong
+_SRAM = "aggregate_parity aggregate_secded aggregate_corrected parity secded corrected l2 sm pcie mcu other"
 
-    _fields_: typing.ClassVar = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-
-
-class Field(ctypes.Structure):
-    """nvmlFieldValue_t; the value is a union, of which an unsigned int is read."""
-
-    _fields_: typing.ClassVar = [
-        ("id", ctypes.c_uint), ("scope", ctypes.c_uint), ("at", ctypes.c_longlong), ("latency", ctypes.c_longlong),
-        ("type", ctypes.c_uint), ("result", ctypes.c_uint), ("value", ctypes.c_uint), ("rest", ctypes.c_uint),
-    ]  # fmt: skip
-
-
-class Sram(ctypes.Structure):
-    """nvmlEccSramErrorStatus_v1_t."""
-
-    _counters: typing.ClassVar = (
-        "aggregate_parity", "aggregate_secded", "aggregate_corrected", "parity", "secded", "corrected",
-        "l2", "sm", "pcie", "mcu", "other",
-    )  # fmt: skip
-    _fields_: typing.ClassVar = [
-        ("version", ctypes.c_uint), *((name, ctypes.c_ulonglong) for name in _counters), ("exceeded", ctypes.c_uint),
-    ]  # fmt: skip
-
-
-class Repair(ctypes.Structure):
-    """nvmlRepairStatus_v1_t."""
-
-    _fields_: typing.ClassVar = [("version", ctypes.c_uint), ("channel", ctypes.c_uint), ("tpc", ctypes.c_uint)]
-
-
-class Fabric(ctypes.Structure):
-    """nvmlGpuFabricInfo_t; the state is an unsigned char in an unsigned int's place."""
-
-    _fields_: typing.ClassVar = [
-        ("cluster", ctypes.c_ubyte * 16), ("status", ctypes.c_uint), ("clique", ctypes.c_uint),
-        ("state", ctypes.c_ubyte),
-    ]  # fmt: skip
+# nvmlPciInfo_t
+Pci = _structure(
+    legacy=ctypes.c_char * 16, domain=_UINT, bus=_UINT, device=_UINT, id=_UINT, subsystem=_UINT,
+    bus_id=ctypes.c_char * 32,
+)  # fmt: skip
+Memory = _structure(total=_LONG, free=_LONG, used=_LONG)  # nvmlMemory_t, in bytes
+# nvmlFieldValue_t; the value is a union, of which an unsigned int is read
+Field = _structure(
+    id=_UINT, scope=_UINT, at=ctypes.c_longlong, latency=ctypes.c_longlong, type=_UINT, result=_UINT, value=_UINT,
+    rest=_UINT,
+)  # fmt: skip
+Sram = _structure(version=_UINT, **dict.fromkeys(_SRAM.split(), _LONG), exceeded=_UINT)  # nvmlEccSramErrorStatus_v1_t
+Repair = _structure(version=_UINT, channel=_UINT, tpc=_UINT)  # nvmlRepairStatus_v1_t
+# nvmlGpuFabricInfo_t; the state is an unsigned char in an unsigned int's place
+Fabric = _structure(cluster=ctypes.c_ubyte * 16, status=_UINT, clique=_UINT, state=ctypes.c_ubyte)
 
 
 class Nvml:
@@ -149,11 +123,7 @@ class Nvml:
 
 @contextlib.contextmanager
 def opened(library: typing.Any = None) -> collections.abc.Generator[Nvml]:
-    """Load and initialize the library.
-
-    Raises:
-        NvmlError: it is not installed, or does not initialize.
-    """
+    """Load and initialize the library. Raises `NvmlError`: it is not installed, or does not initialize."""
     try:
         nvml = Nvml(library or ctypes.CDLL(LIBRARY))
     except OSError as e:

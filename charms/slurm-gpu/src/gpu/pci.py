@@ -7,6 +7,7 @@ import re
 from slurm_ddp import files
 from slurm_ddp.run import CommandError, run
 
+DEVICES = "bus/pci/devices"  # in sysfs: a folder for each device, named by its bus id
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers; 0x0403 is a card's audio
 _SWITCH_CLASS = "0x0680"  # "bridge, other": NVSwitches up to the fourth generation of NVLink
@@ -25,11 +26,6 @@ class Card:
     lost: bool = False  # it is listed and does not answer
 
 
-def devices(sys: pathlib.Path) -> pathlib.Path:
-    """Return the folder with one folder for each device, named by its bus id."""
-    return sys / "bus/pci/devices"
-
-
 def cards(sys: pathlib.Path) -> tuple[Card, ...]:
     """List the GPUs in the order of their bus ids. `lost` is not determined: see `is_lost`."""
     return tuple(Card(path.name, _device(path), _bound_to(path)) for path in _of_class(sys, _GPU_CLASSES))
@@ -42,7 +38,7 @@ def switches(sys: pathlib.Path) -> tuple[int, ...]:
 
 def is_lost(sys: pathlib.Path, bus_id: str) -> bool:
     """Tell whether the device left the bus while the kernel still lists it."""
-    config = devices(sys) / bus_id / "config"
+    config = sys / DEVICES / bus_id / "config"
     if not config.exists():
         return False
     try:
@@ -68,7 +64,7 @@ def bus_key(name: str) -> tuple[int, str]:
 
 
 def _of_class(sys: pathlib.Path, classes: tuple[str, ...]) -> list[pathlib.Path]:
-    found = sorted(devices(sys).glob("*"), key=lambda path: bus_key(path.name))
+    found = sorted((sys / DEVICES).glob("*"), key=lambda path: bus_key(path.name))
     return [
         path
         for path in found

@@ -3,6 +3,7 @@
 The hold is a drain with a reason of its own (`gpu-driver: ...`), which neither the registration nor the health check
 takes for theirs, kept up by `node.hold`. What the node was before is in a journal on disk, written before the first
 step, so whichever hook finds the journal later can restore it. Jobs are waited for, never ended.
+`HoldError` is raised where something else holds the node, `NodeError` where the controller did not do as asked.
 
 One at a time: the drain is the lock. Every node can read every other's reason from slurmctld, so no relation has to
 carry it and no unit is woken; an administrator sees in `sinfo -R` who holds it. Each node writes only its own reason,
@@ -40,10 +41,6 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
     """Keep new jobs away from the node; return it, or None when the controller does not know it, so no job can use it.
 
     Taking it again changes nothing but the reason's text.
-
-    Raises:
-        NodeError: the controller did not do as asked.
-        HoldError: something else holds the node.
     """
     hold = Hold.load()
     if hold is not None and (hold.kind, hold.node) != (kind, name):
@@ -66,11 +63,7 @@ def take(kind: str, name: str, why: str) -> nodes.Node | None:
 
 
 def is_ours(node: nodes.Node, kind: str) -> bool:
-    """Whether the node is still drained for this: an administrator may have resumed it or drained it anew.
-
-    Raises:
-        NodeError: upstream's slurmd ended the drain, and the controller did not make it again.
-    """
+    """Whether the node is still drained for this: an administrator may have resumed it or drained it anew."""
     if not node.is_drained and any(hold.kind == kind for hold in node_hold.keep()):
         node = nodes.show(node.name) or node
     return node.is_drained and (node.reason or "").startswith(f"{kind}:")
@@ -85,10 +78,6 @@ def take_turn(kind: str, name: str, why: str) -> str | None:
     """Take the one turn that the cluster has; return which node to wait for, None when this node has it and is held.
 
     Try again later where a node is named. A node that failed keeps its turn until the operator acts.
-
-    Raises:
-        NodeError: the controller did not do as asked.
-        HoldError: something else holds the node.
     """
     others = _held(kind, name)
     if others and Hold.load() is None:
@@ -105,9 +94,6 @@ def release() -> bool:
     """Restore the state in which the node was found; return whether that is done.
 
     What another did to it meanwhile counts: a drain or a state that is not the hold's is left alone.
-
-    Raises:
-        NodeError: the controller did not do as asked.
     """
     hold = Hold.load()
     if hold is None:

@@ -1,11 +1,11 @@
-"""MIG layouts on a node free of jobs, and the program that makes them again at boot."""
+"""MIG layouts on a node free of jobs, and the program that makes them again at boot. Errors are those of `reset`."""
 
 import contextlib
 import json
 import pathlib
 
 from driver import install, upgrade
-from maintenance import hold, task
+from maintenance import hold, reset
 from scripts import mig
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.charm import ActionError, Log, Results
@@ -32,18 +32,12 @@ WantedBy=multi-user.target
 
 
 def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Log) -> Results:
-    """Give one card, or with "all" each, a MIG layout, which lasts. The node is still held afterwards.
-
-    Raises:
-        ActionError: the layout does not fit, there is no such card, jobs run on for `wait_s` seconds, or the driver
-            refuses.
-        NodeError, HoldError: the node cannot be held.
-    """
-    task.check_smi()
+    """Give one card, or with "all" each, a MIG layout, which lasts. The node is still held afterwards."""
+    reset.check_smi()
     try:
         layout = mig.parse(profiles)
         cards = {card.bus_id: card for card in mig.cards()}
-        chosen = sorted(cards) if gpu == "all" else [task.known(gpu, tuple(cards))]
+        chosen = sorted(cards) if gpu == "all" else [reset.known(gpu, tuple(cards))]
         for bus_id in chosen:
             if cards[bus_id].enabled is None:
                 raise ActionError(f"gpu: {cards[bus_id].name} at {bus_id} has no MIG")
@@ -54,7 +48,7 @@ def set_layout(gpu: str, profiles: str, node: str | None, wait_s: float, log: Lo
     shown = ", ".join(layout) or "off"
     if all(cards[bus_id].has(layout) and before.get(bus_id, ()) == layout for bus_id in chosen):
         return {"result": "unchanged", "layout": shown}
-    task.free(hold.MIG, node, f"{gpu}: {shown}", wait_s, log)
+    reset.free(hold.MIG, node, f"{gpu}: {shown}", wait_s, log)
     install.stop_holders()
     _ensure_layouts(before | dict.fromkeys(chosen, layout))  # first, so that an interrupted one is finished
     done: list[str] = []

@@ -1,33 +1,38 @@
-"""Reset a card on a node free of jobs; `maintenance.work` registers the node and restores its state afterwards."""
+"""Reset a card on a node free of jobs; `maintenance.work` registers the node and restores its state afterwards.
+
+`known`, `check_smi` and `free` serve MIG layouts as well: the card that is asked for, and a node free of jobs.
+What cannot be done raises `ActionError`, a node that cannot be held `NodeError` or `HoldError`.
+"""
+
+import re
+import time
 
 from driver import install, upgrade
 from gpu import pci
-from maintenance import hold, task
+from maintenance import hold
 from node import health_check
 from scripts import mig
 from slurm_ddp.charm import ActionError, Log, Results
 from slurm_ddp.run import CommandError, run
+from slurm_ddp.slurm import nodes
 
 _RESET_S = 180.0
 # NVSwitches of the first generation for which one GPU cannot be reset alone (nvidia-smi(1), "-r": GPUs connected by
 # NVLink are reset together; from the H100 on, each by itself).
 _FIRST_SWITCH = 0x1AF1
+_POLL_S = 10.0
+_BUS_ID = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 
 
 def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
-    """Reset one card, or with "all" all of them. The node is still held afterwards.
-
-    Raises:
-        ActionError: there is no such card, jobs still run after `wait_s` seconds, or the driver refuses.
-        NodeError, HoldError: the node cannot be held.
-    """
+    """Reset one card, or with "all" all of them. The node is still held afterwards."""
     cards = tuple(card.bus_id for card in pci.cards(upgrade.ROOTS.sys))
-    chosen = cards if gpu == "all" else (task.known(gpu, cards),)
+    chosen = cards if gpu == "all" else (known(gpu, cards),)
     if gpu != "all" and _FIRST_SWITCH in pci.switches(upgrade.ROOTS.sys):
         raise ActionError("gpu: this board's NVSwitches reset all GPUs together: gpu=all")
-    task.check_smi()
+    check_smi()
     shown = "all GPUs" if gpu == "all" else f"GPU {chosen[0]}"
-    task.free(hold.RESET, node, "all" if gpu == "all" else chosen[0], wait_s, log)
+    free(hold.RESET, node, "all" if gpu == "all" else chosen[0], wait_s, log)
     log(f"resetting {shown}")
     install.stop_holders()
     try:
@@ -39,3 +44,43 @@ def reset(gpu: str, node: str | None, wait_s: float, log: Log) -> Results:
     finally:
         install.ensure_services()
     return {"result": "reset", "gpus": ", ".join(chosen)}
+
+
+def known(gpu: str, cards: tuple[str, ...]) -> str:
+    """Return the bus id of a card, in sysfs' spelling."""
+    if not _BUS_ID.fullmatch(gpu):
+        raise ActionError(f"gpu: {gpu!r:.60} is not a bus id such as 0000:1b:00.0; the action detect shows them")
+    bus_id = pci.bus_id(gpu)
+    if bus_id is None or bus_id not in cards:
+        raise ActionError(f"gpu: no card at {bus_id}; there is {', '.join(cards) or 'none'}")
+    return bus_id
+
+
+def check_smi() -> None:
+    """Raise `ActionError` where there is no nvidia-smi."""
+    if not install.NVIDIA_SMI.exists():
+        why = f"there is no {install.NVIDIA_SMI} on this machine, and NVML alone cannot do it"
+        raise ActionError(f"{why}: {install.utils_advice()}")
+
+
+def free(kind: str, node: str | None, why: str, wait_s: float, log: Log) -> None:
+    """Hold the node and wait until it is free of jobs; release it where they stay."""
+    if node is None:
+        return
+    if upgrade.Upgrade.load() is not None:
+        raise ActionError("a driver upgrade is under way: wait for it, or run upgrade-driver cancel=true")
+    found = hold.take(kind, node, why)
+    end = time.monotonic() + wait_s
+    reported = ""
+    while (jobs := hold.jobs_on(found)) is not None:
+        if time.monotonic() >= end:
+            hold.release()
+            raise ActionError(f"{jobs} still ran on {node} after {wait_s:g} s, so nothing was done: try later")
+        if jobs != reported:
+            log(f"{node} is drained: waiting for {jobs}")
+            reported = jobs
+        time.sleep(_POLL_S)
+        found = nodes.show(node)
+        if found is not None and not hold.is_ours(found, kind):  # a job may start at any time
+            hold.forget()
+            raise ActionError(f"another changed the state of {node} before it was free, so nothing was done")

@@ -78,15 +78,20 @@ def _before_reboot(held: hold.Hold) -> Pending:
 
 
 def _ensure_watch(node: str | None, options: Options) -> None:
-    if node is None or not health.are_xids(str(options.get("health-xids", ""))):
+    xids = str(options.get("health-xids", ""))
+    try:
+        health.parse_xids(xids)
+    except ValueError:
         return  # the status shows it
+    if node is None:
+        return
     config = node_watch.Config(
         node,
         rebooted=bool(options.get("resume-after-reboot", True)),
         new=bool(options.get("resume-when-ready", False)),
         checks_health=options.get("health-check") != "off",
         dcgm=bool(options.get("health-dcgm", False)),
-        xids=str(options.get("health-xids", "")),
+        xids=xids,
     )
     try:
         node_watch.ensure(config)

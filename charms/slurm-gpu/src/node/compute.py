@@ -14,7 +14,7 @@ from node import machine as machines
 from node.machine import Machine, lost
 from node.registration import Progress, Stage
 from slurm_ddp import files, readiness
-from slurm_ddp.charm import Level, Status
+from slurm_ddp.charm import ActionError, Level, Status
 from slurm_ddp.interfaces import slurm_gres
 from slurm_ddp.run import CommandError
 from slurm_ddp.slurm import nodes
@@ -57,17 +57,14 @@ _NO_CONTROLLER = Status(
 _UNFIT = "{node} is unfit: {complaint}"
 
 
-class MachineError(Exception):
-    """This machine cannot do what an action asks. `str()` is one line."""
-
-
-def offer(machine: Machine, published: slurm_gres.NodeGres | None) -> slurm_gres.NodeGres | None:
+def offer(machine: Machine) -> slurm_gres.NodeGres | None:
     """Compose what to publish, None for what is published already.
 
     Its lines suit the Gres that the node is registered with, too, as long as that is another than it should have: a
     slurmd that reads them meanwhile must not report less. A line for a device file that is not there would keep slurmd
     from starting, so the lines of a lost card are left out.
     """
+    published = machine.before
     before = (published.lines or ()) if published and published.node == machine.node else ()
     if lost(machine) and machine.node is not None:
         lines = machine.lines if machine.plan is not None and not machine.problem else before
@@ -99,30 +96,27 @@ def accept(machine: Machine) -> None:
     """Take the cards that are here now for all that this node should have.
 
     Raises:
-        MachineError: there is none, or what is here cannot be registered.
+        ActionError: there is none, or what is here cannot be registered.
     """
     if machine.problem or machine.plan is None:
-        raise MachineError(machine.problem or _NO_GPU)
-    files.ensure_absent(machines.CARDS)
+        raise ActionError(machine.problem or _NO_GPU)
+    node_state.clear(node_state.CARDS)
 
 
-def lines_live(machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None) -> bool:
+def lines_live(machine: Machine) -> bool:
     """Whether slurmd will find the devices if it registers now: the controller has the lines offered, or none."""
-    if machine.plan is None or machine.local or offered is None:
-        return machine.local or machine.plan is None
+    if machine.plan is None or machine.local:
+        return True
+    offered = offer(machine)
+    if offered is None:
+        return False
     if machines.pushed_lines(machine.node) == gres.node_lines(offered.node or "", offered.lines or ()):
         return True
-    return bool(answer and answer.applied and offered.digest in answer.applied)
+    return bool(machine.answer and machine.answer.applied and offered.digest in machine.answer.applied)
 
 
-def ensure(
-    machine: Machine,
-    offered: slurm_gres.NodeGres | None,
-    answer: slurm_gres.ControllerGres | None,
-    *,
-    owner: str,
-) -> Progress | None:
-    """Bring the node's GPUs into Slurm as far as it goes now; `offered` is published. None with nothing to bring."""
+def ensure(machine: Machine, *, owner: str) -> Progress | None:
+    """Bring the node's GPUs into Slurm as far as it goes now; `offer` is published. None with nothing to bring."""
     registration.refresh_drained_start()
     _ensure_health_check(machine)
     loss, node, plan = lost(machine), machine.node, machine.plan
@@ -140,14 +134,14 @@ def ensure(
         slurmd_unit.ensure_dropin(plan.device_files)
         if detect.ensure_device_files(plan.device_files, machines.ROOTS.proc):
             return None
-        live = _ensure_local_lines(machine) if machine.local else lines_live(machine, offered, answer)
+        live = _ensure_local_lines(machine) if machine.local else lines_live(machine)
     except (gres_conf.GresConfError, nodes.NodeError, CommandError) as e:
         return Progress(Stage.FAILED, str(e))
     progress = registration.advance(registration.Target(node, machine.wanted, machine.options, lines_live=live))
     if progress.stage is not Stage.REGISTERED:
         return progress
     cards = sorted(gpu.bus_id for gpu in machine.detection.gpus if gpu.bus_id)
-    files.ensure_file(machines.CARDS, json.dumps(cards) + "\n")
+    files.ensure_file(node_state.STATE_DIR / node_state.CARDS, json.dumps(cards) + "\n")
     _note_shares(machine)
     return _resume_if_ready(machine, node)
 
@@ -175,8 +169,9 @@ def release(*, owner: str, config: settings.Config | None = None) -> None:
             logger.warning("see %s for lines of slurm-gpu that are left: %s", gres_conf.PATH, e)
     health_check.ensure_absent()
     slurmd_unit.ensure_no_dropin()
-    node_state.clear(node_state.ORDER)
-    for path in (slurmd_unit.DRAINED_ENV, machines.CARDS, machines.SHARED, OWNER):
+    for journal in (node_state.ORDER, node_state.CARDS):
+        node_state.clear(journal)
+    for path in (slurmd_unit.DRAINED_ENV, machines.SHARED, OWNER):
         files.ensure_absent(path)
 
 
@@ -197,9 +192,7 @@ def detected(machine: Machine) -> dict[str, str]:
     return {key: text for key, text in results.items() if text is not None}
 
 
-def summary(
-    machine: Machine, offered: slurm_gres.NodeGres | None, answer: slurm_gres.ControllerGres | None
-) -> dict[str, str]:
+def summary(machine: Machine) -> dict[str, str]:
     """Compare what is wanted, what is written down and what the controller has, for the `show-gres` action."""
     results = {
         "node": machine.node or "",
@@ -207,7 +200,7 @@ def summary(
         "configured": machine.configured or "",
         "lines": "\n".join(gres.node_lines(machine.node or "?", machine.lines)),
         "notes": "\n".join(machine.plan.notes) if machine.plan else "",
-        "lines-live": str(lines_live(machine, offered, answer)).lower(),
+        "lines-live": str(lines_live(machine)).lower(),
         "found-by": _how(machine) if machine.plan else "",
         "problem": machine.problem or "",
     }
@@ -223,14 +216,7 @@ def summary(
     return {key: text for key, text in results.items() if text}
 
 
-def status(
-    machine: Machine,
-    offered: slurm_gres.NodeGres | None,
-    answer: slurm_gres.ControllerGres | None,
-    *,
-    related: bool,
-    progress: Progress | None,
-) -> Status:
+def status(machine: Machine, *, related: bool, progress: Progress | None) -> Status:
     """Return the status of the node, asking the controller anew where this hook's `progress` is not an obstacle."""
     node, plan, loss = machine.node, machine.plan, lost(machine)
     if machine.problem or loss:
@@ -250,7 +236,7 @@ def status(
     complaint = health_check.complaint()
     if complaint and stage in {Stage.REGISTERED, Stage.KEPT_AWAY}:
         return Status(Level.BLOCKED, _UNFIT.format(node=node, complaint=complaint))
-    needs_lines = stage is Stage.AWAITS_LINES or not lines_live(machine, offered, answer)
+    needs_lines = stage is Stage.AWAITS_LINES or not lines_live(machine)
     if needs_lines and stage not in {Stage.REGISTERED, Stage.KEPT}:
         if not related:
             return _NO_CONTROLLER
@@ -412,7 +398,7 @@ def _end_drain(machine: Machine) -> None:
 
 
 def _how(machine: Machine) -> str:
-    """Return how slurmd finds the GPUs: "from NVML; found by AutoDetect=nvml"."""
+    """Describe how slurmd finds the GPUs: "from NVML; found by AutoDetect=nvml"."""
     source = detect.SOURCES[machine.detection.source]
     if machine.local:
         return f"from {source}; lines in this node's gres.conf"

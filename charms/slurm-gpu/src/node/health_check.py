@@ -7,16 +7,16 @@ import pathlib
 import tempfile
 import time
 
-from controller import advice
 from driver import state as driver_state
 from gpu import nvml
 from scripts import health
 from scripts import nvml as nvml_report
 from slurm_ddp import files, systemd, watchdog
 from slurm_ddp.run import CommandError, run
-from slurm_ddp.slurm import nodes
+from slurm_ddp.slurm import advice, nodes
 
-PROGRAM = advice.PROGRAM
+PROGRAM = pathlib.Path("/usr/local/sbin/gpu-health")
+HEALTH_CHECK = {"HealthCheckProgram": str(PROGRAM), "HealthCheckInterval": "300"}  # in slurm.conf
 NVML_PROGRAM = PROGRAM.with_name(health.NVML_PROGRAM)
 NVIDIA_SMI = pathlib.Path(health.NVIDIA_SMI)
 SERVICE, TIMER = "gpu-health.service", "gpu-health.timer"
@@ -26,7 +26,7 @@ _NO_LIBRARY = f"there is no {nvml.LIBRARY} on this machine: install libnvidia-co
 _CONTRADICTS = (
     f"health-check=on contradicts HealthCheckProgram={PROGRAM} of slurm.conf: set it to slurm, or take that out"
 )
-_NEEDS_SLURM = f"health-check=slurm needs it in Slurm: {advice.command(advice.HEALTH_CHECK)}"
+_NEEDS_SLURM = f"health-check=slurm needs it in Slurm: {advice.slurm_conf(HEALTH_CHECK)}"
 
 _SERVICE = """\
 # Written by the slurm-gpu charm.
@@ -109,23 +109,20 @@ def can_look() -> bool:
     return NVIDIA_SMI.exists() or any((folder / nvml.LIBRARY).exists() for folder in driver_state.LIBRARY_DIRS)
 
 
-def is_slurms() -> bool:
-    """Tell whether this check is Slurm's HealthCheckProgram; False while the controller does not respond."""
+def is_slurms() -> bool | None:
+    """Tell whether this check is Slurm's HealthCheckProgram; None while the controller does not respond."""
     try:
-        return _is_slurms()
+        return nodes.setting("HealthCheckProgram") == str(PROGRAM)
     except nodes.NodeError:
-        return False
+        return None
 
 
 def problem(setting: str) -> str | None:
-    """State what is wrong with the option health-check on this machine."""
-    try:
-        by_slurm = _is_slurms() if setting in {"on", "slurm"} else False
-    except nodes.NodeError:
-        by_slurm = setting == "slurm"  # until the controller responds, no contradiction is known
+    """State what is wrong with the option health-check on this machine; nothing is known without a controller."""
+    by_slurm = is_slurms() if setting in {"on", "slurm"} else None
     if setting == "on" and by_slurm:
         return _CONTRADICTS
-    if setting == "slurm" and not by_slurm:
+    if setting == "slurm" and by_slurm is False:
         return _NEEDS_SLURM
     return f"health-check=on cannot ask the driver: {_NO_LIBRARY}" if setting == "on" and not can_look() else None
 
@@ -136,7 +133,7 @@ def is_ours(reason: str | None) -> bool:
 
 
 def complaint() -> str | None:
-    """Return why jobs must stay away, as of the last check."""
+    """Read the last check's reason to keep jobs away, None without one."""
     return health.State.load().reason or None
 
 
@@ -191,10 +188,6 @@ def _arguments(dcgm: bool, xids: str) -> list[str]:
     """Return the options for more checks. `xids` was checked, so that no quoting is needed in a unit file."""
     words = " ".join(xids.replace(",", " ").split())
     return [*(("--dcgm",) if dcgm else ()), *((f"--xids={words}",) if words else ())]
-
-
-def _is_slurms() -> bool:
-    return nodes.setting("HealthCheckProgram") == str(PROGRAM)
 
 
 def _ensure_no_timer() -> None:

@@ -32,7 +32,6 @@ from slurm_ddp.slurm import nodes
 logger = logging.getLogger(__name__)
 
 DIRECTORY = node_state.STATE_DIR / "holds"
-SLURMD = slurmd_unit.SLURMD
 WATCH = "slurm-gpu-node.service"  # which runs node.watch
 LASTS_S = 3600  # the reservation, unless it is prolonged: longer than a boot takes
 _SHOWS_S = 30.0  # a node shows its reservation only after some seconds
@@ -86,11 +85,7 @@ def held() -> list[Hold]:
 
 
 def keep() -> list[Hold]:
-    """Drain and reserve the node again unless an administrator ended that; return the holds.
-
-    Raises:
-        NodeError: the controller did not do as asked.
-    """
+    """Drain and reserve the node again unless an administrator ended that; return the holds. Raises `NodeError`."""
     if not DIRECTORY.is_dir():
         return []
     with lock():
@@ -130,7 +125,6 @@ def release() -> None:
             _end_reservation()
         except nodes.NodeError as e:
             logger.warning("the reservation of this node ends by itself within the hour: %s", e)
-            files.ensure_absent(_reserved())
     shutil.rmtree(DIRECTORY, ignore_errors=True)
 
 
@@ -145,7 +139,7 @@ def lock() -> collections.abc.Generator[None]:
 
 def is_administrators() -> bool:
     """Report whether a drain that has ended was ended by an administrator, and not by upstream's slurmd."""
-    running = systemd.active_for(SLURMD)
+    running = systemd.active_for(slurmd_unit.SLURMD)
     return running is not None and running > _UPSTREAM_S
 
 
@@ -187,7 +181,7 @@ def _write(node: str, until: float, *, was_ended: bool = False) -> None:
 
 
 def _last() -> tuple[float, bool]:
-    """Return when this charm's reservation ends, 0 for none, and whether it was ended before by others."""
+    """Read the end of this charm's reservation, 0 for none, and whether others ended it before."""
     record = node_state.read(_reserved()) or {}
     try:
         return float(record["until"]), bool(record.get("ended"))

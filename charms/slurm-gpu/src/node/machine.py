@@ -2,24 +2,20 @@
 
 import collections.abc
 import dataclasses
-import json
 import logging
 import pathlib
 import socket
-import typing
 
 import settings
-from controller import advice
 from gpu import detect, gres, gres_check, gres_conf
 from node import health_check, node_state, slurmd_options, slurmd_unit
+from slurm_ddp import files
 from slurm_ddp.interfaces import slurm_gres
-from slurm_ddp.slurm import nodes
+from slurm_ddp.slurm import advice, nodes
 
 logger = logging.getLogger(__name__)
 
-CARDS = node_state.STATE_DIR / "cards.json"  # the bus ids of the cards that the node was registered with last
 SHARED = node_state.STATE_DIR / "shared"  # the name of the shares of cards that the node was registered with last
-PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 PLUGIN_DIRS = (pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm-wlm"), pathlib.Path("/usr/lib/x86_64-linux-gnu/slurm"))
 ROOTS = detect.Roots()
 
@@ -37,6 +33,8 @@ class Machine:
     config: settings.Config
     version: tuple[int, int] | None  # slurmd's
     autodetect: str  # what the controller's gres.conf makes nodes do
+    answer: slurm_gres.ControllerGres | None = None  # what the controller published
+    before: slurm_gres.NodeGres | None = None  # what this unit published before
     options: slurmd_options.Options | None = None  # None while slurmd's charm has not written them
     node: str | None = None
     local: bool = False  # slurmd reads this machine's own files
@@ -72,10 +70,14 @@ class Machine:
         return slurm_gres.NodeGres(node=self.node, gres=self.plan.gres if self.plan else "", lines=self.lines)
 
 
-def look(config: settings.Config | None = None, answer: slurm_gres.ControllerGres | None = None) -> Machine:
-    """Return this machine under these options, and under what the controller published."""
+def look(
+    config: settings.Config | None = None,
+    answer: slurm_gres.ControllerGres | None = None,
+    before: slurm_gres.NodeGres | None = None,
+) -> Machine:
+    """Return this machine under these options, under what the controller published, and what this unit did."""
     config = config or settings.Config()
-    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer))
+    machine = Machine(detect.detect(ROOTS), config, slurmd_unit.version(), _autodetect(answer), answer, before)
     try:
         machine = _with_node(machine)
         aliases = config.check()
@@ -88,8 +90,8 @@ def look(config: settings.Config | None = None, answer: slurm_gres.ControllerGre
 
 
 def lost(machine: Machine) -> str | None:
-    """Return which of the node's cards are missing or without a working driver, None when all that it had are there."""
-    had = _registered_cards()
+    """List the node's cards that are missing or without a working driver, None when all that it had are there."""
+    had = node_state.cards()
     cards = [gpu.bus_id for gpu in machine.detection.gpus]
     if not had:
         return None
@@ -103,19 +105,12 @@ def lost(machine: Machine) -> str | None:
 
 def pushed_lines(node: str | None) -> list[str]:
     """Return the node's records in the gres.conf that its slurmd fetched last."""
-    try:
-        rows = PUSHED.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    return [row for row in rows if row.startswith(f"NodeName={node} ")]
+    return [row for row in files.read(slurmd_unit.PUSHED).splitlines() if row.startswith(f"NodeName={node} ")]
 
 
 def registered_shares() -> list[str]:
     """Return the name of the shares that this charm registered, which go when the option does."""
-    try:
-        return SHARED.read_text().split()
-    except OSError:
-        return []
+    return files.read(SHARED).split()
 
 
 def _with_node(machine: Machine) -> Machine:
@@ -131,11 +126,7 @@ def _with_node(machine: Machine) -> Machine:
 
 
 def _plan(machine: Machine, aliases: collections.abc.Mapping[str, str]) -> gres.Plan:
-    """Return the Gres and lines of this machine's GPUs.
-
-    Raises:
-        ValueError: a GPU cannot be given to jobs, or slurm.conf does not have such Gres.
-    """
+    """Return the Gres and lines of this machine's GPUs. Raises `ValueError` where jobs cannot have them."""
     conf = machine.options.settings if machine.options else {}
     shares = machine.config.shares
     plan = gres.plan(machine.detection, conf, gres.read_topology(ROOTS.sys), ROOTS.dev, aliases, shares=shares)
@@ -182,16 +173,8 @@ def _check_gres_types(shares: gres.Shares | None) -> None:
     wanted = {"gpu": "", **({shares.name: f"{settings.SHARES[shares.name]}: "} if shares else {})}
     for name, option in wanted.items():
         if name not in types:
-            typed = advice.gres_types({*wanted, *types})
+            typed = advice.slurm_conf({"GresTypes": ",".join(sorted({*wanted, *types}))})
             raise ValueError(_NO_GRES_TYPE.format(option=option, name=name, typed=typed))
-
-
-def _registered_cards() -> set[str]:
-    try:
-        cards = json.loads(CARDS.read_text())
-    except (OSError, ValueError):
-        return set()
-    return {str(card) for card in typing.cast("list[object]", cards)} if isinstance(cards, list) else set()
 
 
 def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
@@ -199,6 +182,6 @@ def _autodetect(answer: slurm_gres.ControllerGres | None) -> str:
     if answer and answer.autodetect:
         return answer.autodetect
     try:
-        return gres_conf.read(PUSHED).autodetect if PUSHED.exists() else "nvidia"
+        return gres_conf.read(slurmd_unit.PUSHED).autodetect if slurmd_unit.PUSHED.exists() else "nvidia"
     except gres_conf.GresConfError:
         return "off"

@@ -10,10 +10,11 @@ import json
 import pathlib
 import typing
 
-from slurm_ddp import files
+from slurm_ddp import files, records
 
 STATE_DIR = pathlib.Path("/var/lib/slurm-gpu")
 REGISTRATION, HOLD, UPGRADE, ORDER = "registration.json", "hold.json", "upgrade.json", "order.json"
+CARDS = "cards.json"
 
 Record = dict[str, typing.Any]
 
@@ -31,17 +32,23 @@ class NodeSnapshot:
     @classmethod
     def load(cls, journal: str = "") -> typing.Self | None:
         """Read what a journal holds, None without one."""
-        record = read(journal or cls.JOURNAL) or {}
         try:
-            fields = {field.name: record[field.name] for field in dataclasses.fields(cls)}
-            fields["states"] = tuple(fields["states"])
-            return cls(**fields)
-        except (KeyError, TypeError):
+            return records.read(cls, STATE_DIR / (journal or cls.JOURNAL))
+        except (OSError, ValueError):
             return None
 
     def save(self, journal: str = "") -> None:
         """Write it to a journal."""
         write(journal or self.JOURNAL, dataclasses.asdict(self))
+
+
+def cards() -> set[str]:
+    """Read the bus ids of the cards that the node was registered with last."""
+    try:
+        listed = json.loads((STATE_DIR / CARDS).read_text())
+    except (OSError, ValueError):
+        return set()
+    return {str(card) for card in typing.cast("list[object]", listed)} if isinstance(listed, list) else set()
 
 
 def read(journal: str | pathlib.Path) -> Record | None:

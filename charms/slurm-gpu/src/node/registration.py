@@ -145,7 +145,7 @@ def resume_if_ready(name: str, policy: resume.Policy, checks: resume.Checks) -> 
 
 
 def inspect(name: str, gres: str | None, policy: resume.Policy | None = None) -> Progress:
-    """Return where the node is, without changing anything."""
+    """Inspect how far the node is, without changing anything."""
     try:
         return _inspect(name, gres, policy)
     except (nodes.NodeError, CommandError) as e:
@@ -393,7 +393,7 @@ def _reports_less(node: nodes.Node, gres: str | None) -> bool:
 
 
 def _recorded(node: nodes.Node) -> tuple[str, int] | None:
-    """Return of which Gres a refused node reported too few, and how many its record has."""
+    """Parse the Gres of which a refused node reported too few, and the count in its record."""
     match = None if node.is_valid else _RECORDED.match(node.reason or "")
     if match is None:
         return None
@@ -401,7 +401,7 @@ def _recorded(node: nodes.Node) -> tuple[str, int] | None:
 
 
 def _why_away(node: nodes.Node) -> str:
-    """Return how and why the node takes no jobs: "drained (bad fan)"."""
+    """Describe the state and reason that keep jobs away: "drained (bad fan)"."""
     flags = (("down", node.is_down), ("drained", node.is_drained), ("failing", "FAIL" in node.flags))
     state = " and ".join(word for word, is_set in flags if is_set)
     return f"{state} ({node.reason or 'no reason given'})"
@@ -412,7 +412,7 @@ def _awaits_jobs(name: str) -> Progress:
 
 
 def _reserved(node: nodes.Node, snapshot: NodeSnapshot | None) -> Progress | None:
-    """Return that the node is in a reservation, after restoring its state: jobs may run until that ends.
+    """Report a reservation that holds the node, after restoring its state: jobs may run until that ends.
 
     Deleting the node would silently take it out of a later reservation.
     """

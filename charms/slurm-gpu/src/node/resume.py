@@ -53,7 +53,7 @@ class Held:
 
 
 def held(node: nodes.Node | None, policy: Policy) -> Held | None:
-    """Return why the node is down, if that is one of the reasons that `policy` lets us clear."""
+    """Find the reason for which the node is down, None unless `policy` allows to clear it."""
     if node is None or not node.is_down or node.is_drained or "FAIL" in node.flags:
         return None
     lacks = ("its former jobs to end",) if node.is_busy else ()  # which may complete for minutes after a reboot
@@ -64,19 +64,17 @@ def held(node: nodes.Node | None, policy: Policy) -> Held | None:
     return None
 
 
-def ensure(name: str, policy: Policy, checks: Checks) -> Held | None:
+def ensure(name: str, policy: Policy, checks: Checks, register_s: float = _REGISTER_S) -> Held | None:
     """Resume the node if only its newness or its reboot keeps it down; return why it still is.
 
-    Waits some seconds for a slurmd that has just started to register, since the controller learns of a reboot only
-    then.
-
-    `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
+    Waits `register_s` seconds for a slurmd that has just started to register, since the controller learns of a reboot
+    only then. `checks` returns what jobs would miss; it is called only when that matters, since it may take a minute.
 
     Raises:
         nodes.NodeError: Slurm refused, or did not answer.
     """
     if policy.rebooted and is_stale(nodes.show(name)):
-        node = nodes.wait(name, lambda node: not is_stale(node), timeout=_REGISTER_S)
+        node = nodes.wait(name, lambda node: not is_stale(node), timeout=register_s)
         if is_stale(node):
             return Held("was rebooted", _TO_REGISTER)
     found = held(nodes.show(name), policy)

@@ -3,6 +3,7 @@
 Upstream's slurmd charm writes `SLURMD_OPTIONS=--conf 'cpus=... gres=... features=...' -Z -N compute-0 --conf-server
 ...`: the value is not quoted as a whole, `shlex.join` quotes each word, and the charm reads the line back on later
 events. Only `gres=` inside `--conf '...'` is this charm's; every other byte of the file stays.
+A file that upstream would not read, or that has no `--conf` to write into, raises `OptionsError`.
 """
 
 import collections.abc
@@ -48,11 +49,7 @@ class Options:
 
 
 def read() -> Options | None:
-    """Return the options, or None while slurmd's charm has not written them.
-
-    Raises:
-        OptionsError: the file is not as upstream writes it.
-    """
+    """Return the options, or None while slurmd's charm has not written them."""
     text = _read_text()
     return None if text is None else parse(text)
 
@@ -78,9 +75,6 @@ def ensure_gres(gres: str | None) -> bool:
     Upstream's hooks edit the file, too, and may run beside a parallel action: it is replaced only while it is as it was
     read. Upstream takes no lock: what it read before and writes after this restores the former Gres, and the next hook
     registers the node anew.
-
-    Raises:
-        OptionsError: it is not there, has no `--conf`, or changes all the time.
     """
     aside = PATH.with_name(f".{PATH.name}.slurm-gpu")
     for _ in range(_TRIES):
@@ -99,11 +93,7 @@ def ensure_gres(gres: str | None) -> bool:
 
 
 def with_gres(text: str, gres: str | None) -> str:
-    """Return the text of the file with another Gres in `--conf`, and every other byte as it was.
-
-    Raises:
-        OptionsError: there is no `--conf 'V'` to write it into.
-    """
+    """Return the text of the file with another Gres in `--conf`, and every other byte as it was."""
     words = _words(text)
     (start, end), before = words[_conf_index(words)]
     conf = _conf_with_gres(before, gres)

@@ -10,6 +10,7 @@ from slurm_ddp.run import CommandError, run
 SLURMD = "slurmd.service"
 PROGRAM = "/usr/sbin/slurmd"
 DROPIN = "20-gpu.conf"
+PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd fetched
 # The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its node is deleted.
 DRAINED_ENV = node_state.STATE_DIR / "held-options"
 _DEVICE_WAIT_S = 60
@@ -67,11 +68,7 @@ def restart_if_active() -> None:
 
 
 def drain_at_start() -> None:
-    """Make slurmd register its node drained whenever it starts next.
-
-    Raises:
-        OptionsError: its options have no `--conf`.
-    """
+    """Make slurmd register its node drained whenever it starts next. Raises `OptionsError`."""
     files.ensure_file(DRAINED_ENV, slurmd_options.drained(slurmd_options.PATH.read_text()), mode=0o600)
 
 

@@ -19,7 +19,7 @@ import pathlib
 import sys
 import time
 
-from node import health_check, node_state, resume, slurmd_options
+from node import health_check, node_state, resume, slurmd_options, slurmd_unit
 from node import hold as node_hold
 from slurm_ddp import files, readiness, records, systemd
 from slurm_ddp.run import CommandError, run
@@ -32,10 +32,8 @@ STATE_DIR = node_state.STATE_DIR
 CONFIG = STATE_DIR / "node.json"
 _WAITS = "waits-*"  # one file for each unit that waits
 JUJU_EXEC = pathlib.Path("/usr/bin/juju-exec")
-PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")
-JOURNALS = ("registration.json", "upgrade.json", "hold.json")  # of what only hooks finish
-CARDS = STATE_DIR / "cards.json"
-_DAEMONS = (node_hold.SLURMD, "slurmctld.service")
+JOURNALS = (node_state.REGISTRATION, node_state.UPGRADE, node_state.HOLD)  # of what only hooks finish
+_DAEMONS = (slurmd_unit.SLURMD, "slurmctld.service")
 _CONTROLLERS = (pathlib.Path("/etc/slurm/slurm.conf"), pathlib.Path("/etc/slurm/gres.conf"))
 PCI, PROC_GPUS = pathlib.Path("/sys/bus/pci/devices"), pathlib.Path("/proc/driver/nvidia/gpus")
 
@@ -99,11 +97,7 @@ class Waits:
 
 
 def ensure(config: Config) -> None:
-    """Set the service up for this node, and let it look.
-
-    Raises:
-        CommandError: systemd refused.
-    """
+    """Set the service up for this node, and let it look. Raises `CommandError`: systemd refused."""
     files.ensure_file(CONFIG, records.text(config), mode=0o600)
     _ensure_units()
 
@@ -170,7 +164,7 @@ def seen(node: str | None) -> str:
     """
     facts: list[object] = [
         *map(systemd.is_active, _DAEMONS),
-        *map(_digest, (slurmd_options.PATH, PUSHED, *_CONTROLLERS)),
+        *map(_digest, (slurmd_options.PATH, slurmd_unit.PUSHED, *_CONTROLLERS)),
     ]
     try:
         found = nodes.show(node) if node else None
@@ -230,30 +224,29 @@ class Watch:
     def _resume_node(self, config: Config) -> float | None:
         if self._missing and readiness.missing() == self._missing:
             return _LOCAL_S  # without the controller
-        policy = resume.Policy(rebooted=config.rebooted, new=config.new)
-        node = nodes.show(config.node)
-        if node is None:
-            return self._later() if config.new else None
-        if config.rebooted and resume.is_stale(node):
+        if config.new and nodes.show(config.node) is None:
             return self._later()
-        found = resume.held(node, policy)
-        if found is None:
+        checked: list[list[str]] = []
+
+        def checks() -> list[str]:
+            self._missing = readiness.missing()
+            checked.append(self._missing or self._lacks(config))
+            return checked[0]
+
+        policy = resume.Policy(rebooted=config.rebooted, new=config.new)
+        held = resume.ensure(config.node, policy, checks, register_s=0.0)
+        if held is None:
             self._asked = 0
             return None
-        if found.lacks:  # the end of jobs, which only the controller knows of
+        if not checked:  # only the controller knows more
             return self._later()
-        self._missing = readiness.missing()
-        if self._missing:
-            logger.info("%s waits for %s", config.node, ", ".join(self._missing))
-            return _LOCAL_S
-        held = resume.ensure(config.node, policy, lambda: self._lacks(config))
-        if held is None:
-            return None
         logger.info("%s %s and waits for %s", config.node, held.why, ", ".join(held.lacks))
+        if self._missing:
+            return _LOCAL_S
         return _UNFIT_S if config.checks_health else self._later()
 
     def _lacks(self, config: Config) -> list[str]:
-        lacks = [*readiness.missing(), *_missing_cards()]
+        lacks = _missing_cards()
         node = nodes.show(config.node)
         options = slurmd_options.read()
         wanted = options.gres if options else None
@@ -313,11 +306,8 @@ def _waits(unit: str) -> pathlib.Path:
 
 
 def _missing_cards() -> list[str]:
-    try:
-        cards = json.loads(CARDS.read_text())
-    except (OSError, ValueError):
-        return []
-    return [f"GPU {card}" for card in cards if not (PCI / str(card)).exists() and not (PROC_GPUS / str(card)).exists()]
+    missing = (card for card in sorted(node_state.cards()) if not any((at / card).exists() for at in (PCI, PROC_GPUS)))
+    return [f"GPU {card}" for card in missing]
 
 
 def _digest(path: pathlib.Path) -> str | None:

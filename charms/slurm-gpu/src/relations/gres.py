@@ -1,10 +1,8 @@
 """The charm's relations: which of them concern this unit, and what is in their databags."""
 
-import os
-
 import ops
 
-from controller import gres_lines
+from slurm_ddp import charm
 from slurm_ddp.interfaces import slurm_gres
 
 COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gres"
@@ -13,13 +11,7 @@ COMPUTE, CONTROLLER, NODE_GRES, GRES = "compute", "controller", "node-gres", "gr
 def relations(model: ops.Model, endpoint: str) -> list[ops.Relation]:
     """Return the relations that are not being removed, without those of other machines' principals."""
     found = [relation for relation in model.relations[endpoint] if relation.active]
-    return [relation for relation in found if endpoint in (NODE_GRES, GRES) or is_principals(relation)]
-
-
-def is_principals(relation: ops.Relation) -> bool:
-    """Whether a relation is with the principal of this machine: Juju 4 shows a subordinate those of others, too."""
-    principal = os.environ.get("JUJU_PRINCIPAL_UNIT", "")
-    return not principal or relation.app.name == principal.partition("/")[0]
+    return [relation for relation in found if endpoint in (NODE_GRES, GRES) or charm.is_principal(relation.app.name)]
 
 
 def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
@@ -27,22 +19,13 @@ def is_leaving(event: ops.EventBase, unit: ops.Unit) -> bool:
     if not isinstance(event, ops.RelationDepartedEvent):
         return False
     if event.relation.name == COMPUTE:
-        return is_principals(event.relation)
+        return charm.is_principal(event.relation.app.name)
     return event.departing_unit == unit
 
 
 def published(relation: ops.Relation, unit: ops.Unit) -> slurm_gres.NodeGres | None:
-    """Read what a compute unit published, None for nothing yet.
-
-    Raises:
-        UnreadableError: it is not what the interface allows.
-    """
-    if not relation.data[unit].get("node"):
-        return None
-    try:
-        return relation.load(slurm_gres.NodeGres, unit)
-    except ValueError as e:
-        raise gres_lines.UnreadableError(str(e)) from e
+    """Read what a compute unit published, None for nothing yet. Raises `ValueError` for what is no such thing."""
+    return relation.load(slurm_gres.NodeGres, unit) if relation.data[unit].get("node") else None
 
 
 def answer(relation: ops.Relation, app: ops.Application) -> slurm_gres.ControllerGres:

@@ -210,15 +210,6 @@ def parse_xids(text: str) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset(given["+"]), frozenset(given["-"])
 
 
-def are_xids(text: str) -> bool:
-    """Tell whether `parse_xids` takes this text."""
-    try:
-        parse_xids(text)
-    except ValueError:
-        return False
-    return True
-
-
 def main(arguments: collections.abc.Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     _Deadline.end = time.monotonic() + _WHOLE_S

@@ -7,6 +7,7 @@
 A layout is a list of GPU instance profiles, each with one compute instance of its whole size; an empty one means that
 the card is whole. Instances vanish with a reboot or a reset, and on some cards the mode does too, so a unit applies
 them before slurmd starts. Standard library only: the slurm-gpu charm packs it with the modules that it imports.
+All functions raise `MigError`.
 """
 
 import argparse
@@ -88,11 +89,7 @@ class Card:
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "off" for a whole card.
-
-    Raises:
-        MigError: it is none.
-    """
+    """Return the layout in `text`: profiles with commas, `x7` behind one for seven of it, "off" for a whole card."""
     if text.strip() == "off":
         return ()
     layout: list[str] = []
@@ -107,11 +104,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def check(name: str, layout: collections.abc.Sequence[str]) -> None:
-    """Check that the layout fits on a card of this name, as far as the table knows it; the card itself decides.
-
-    Raises:
-        MigError: it does not; the text names what the card has.
-    """
+    """Check that the layout fits on a card of this name, as far as the table knows it; the card itself decides."""
     kind = next((kind for kind in KINDS if re.search(kind.pattern, name)), None)
     if kind is None or not layout:
         return
@@ -131,11 +124,7 @@ def check(name: str, layout: collections.abc.Sequence[str]) -> None:
 
 
 def cards() -> list[Card]:
-    """Return the cards.
-
-    Raises:
-        MigError: the driver does not respond.
-    """
+    """Return the cards."""
     printed = _smi("--query-gpu=pci.bus_id,name,mig.mode.current,mig.mode.pending", "--format=csv,noheader")
     rows = ([field.strip() for field in line.split(",")] for line in printed.splitlines())
     modes = {"Enabled": True, "Disabled": False}
@@ -148,11 +137,7 @@ def cards() -> list[Card]:
 
 
 def card_at(bus_id: str) -> Card:
-    """Return the card as it is now.
-
-    Raises:
-        MigError: it left the bus, or the driver does not respond.
-    """
+    """Return the card as it is now."""
     for card in cards():
         if card.bus_id == bus_id:
             return card
@@ -163,10 +148,6 @@ def apply(card: Card, layout: collections.abc.Sequence[str]) -> bool:
     """Give the card this layout; return whether anything had to change. Nothing may use the card.
 
     A layout that the card refuses leaves it with the one it had.
-
-    Raises:
-        RebootNeeded: only a reboot switches the card's mode.
-        MigError: it could not be made.
     """
     if card.enabled is None and layout:
         raise MigError(f"{card.name} at {card.bus_id} has no MIG")
@@ -184,11 +165,7 @@ def apply(card: Card, layout: collections.abc.Sequence[str]) -> bool:
 
 
 def load() -> dict[str, tuple[str, ...]]:
-    """Return the layouts that the cards should have, by bus id; an empty one for a card to be whole.
-
-    Raises:
-        MigError: the file is not readable or not such an object.
-    """
+    """Return the layouts that the cards should have, by bus id; an empty one for a card to be whole."""
     try:
         layouts = typing.cast("dict[str, list[str]]", json.loads(LAYOUTS.read_text()))
         return {bus_id: parse(",".join(profiles)) if profiles else () for bus_id, profiles in layouts.items()}
@@ -199,11 +176,7 @@ def load() -> dict[str, tuple[str, ...]]:
 
 
 def apply_all() -> list[str]:
-    """Make every layout of the file; return what was done.
-
-    Raises:
-        MigError: one could not be made; the others are.
-    """
+    """Make every layout of the file; return what was done. One that cannot be made keeps no other from it."""
     wanted = load()
     present = {card.bus_id: card for card in cards()} if wanted else {}
     done: list[str] = []
