@@ -129,7 +129,10 @@ LINE = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
     [
         ("", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),
         ("+13 -79", {"13": "drain", "63": "warn", "79": "none", "154": "none"}),
-        ("seventy-nine", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),  # the unit's status names the option
+        (
+            "seventy-nine",
+            {"13": "none", "63": "warn", "79": "drain", "154": "none"},
+        ),  # the unit's status names the option
     ],
 )
 def test_xids_count_by_number_and_what_the_check_makes_of_them(
