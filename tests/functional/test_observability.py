@@ -267,7 +267,6 @@ def test_limits_of_the_volume_are_seen(observed: Cluster):
         eventually(lambda: _equals(observed, PROXY, "slurm_ddp_volume_capacity_bytes", 12 << 30))
     finally:
         observed.ok("config", "--once", "juicefs-server-proxy", "--reset", "capacity,trash-days")
-    eventually(lambda: _equals(observed, PROXY, "slurm_ddp_volume_trash_days", 1))
 
 
 def test_a_backup_is_seen(observed: Cluster):
@@ -372,8 +371,6 @@ def test_cards_that_are_put_in_and_lines_in_gres_conf_are_seen(observed: Cluster
         observed.ok("gpus", host, "1 x Mock GPU")
         observed.ok("run", unit, "accept-gpus")
         observed.ok("update-status", "--once", unit)
-    eventually(lambda: _equals(observed, host, expected, 1))
-    eventually(lambda: _equals(observed, CONTROLLER, "slurm_ddp_controller_gres_nodes", 0))
 
 
 def test_mig_instances_and_xids_are_seen(observed: Cluster, tmp_path: pathlib.Path):
@@ -402,7 +399,6 @@ def test_mig_instances_and_xids_are_seen(observed: Cluster, tmp_path: pathlib.Pa
                 eventually(lambda number=number: are(number))
     finally:
         observed.on(host, "rm", "-rf", library, "/etc/fake-nvml", "/etc/fake-log", "/proc/driver/nvidia-caps")
-    eventually(lambda: _equals(observed, host, "sum(slurm_ddp_gpus_detected)", 1))
 
 
 def test_a_health_check_that_fails_is_seen(observed: Cluster):
@@ -471,7 +467,6 @@ def test_each_source_that_fails_is_seen(observed: Cluster):
         _equals(observed, LOGIN, "slurm_ddp_mount_healthy", wanted)
 
     eventually(lambda: are(1))
-    before = value(observed, PROXY, limit)
     put(observed, "slurmd/0", health, "{")
     observed.on("slurmd/1", "sh", "-c", f"cp -p {watch} {watch}.good; echo '{{' > {watch}")
     observed.on(
@@ -492,7 +487,6 @@ def test_each_source_that_fails_is_seen(observed: Cluster):
     eventually(lambda: are(1))
     _equals(observed, PROXY, limit, 1 << 30)
     observed.on(PROXY, "sh", "-c", f"sed -i '/^maxmemory 1gb/d' {settings}; systemctl restart {storage_faults.ENGINE}")
-    eventually(lambda: _equals(observed, PROXY, limit, before))
     storage_faults.until_right(observed)
 
 
