@@ -25,6 +25,7 @@ TOPOLOGY = ("juju_model", "juju_model_uuid", "juju_application", "juju_unit")
 _MODEL = 'juju_model=~"$juju_model", juju_model_uuid=~"$juju_model_uuid"'
 _UNIT = f'{_MODEL}, juju_application=~"$juju_application", juju_unit=~"$juju_unit"'
 _RUN = f'run=~"$run", user=~"$user", {_UNIT}'
+_LOGS = "/var/log/slurm-ddp/.+[.]log"  # which the exporters of ddp-trainer write
 _HEIGHT, _SMALL, _WIDTH = 8, 4, 24
 
 
@@ -199,10 +200,10 @@ _ONE_RUN = Board(
             ("restarts", _of("run_restarts_total", _RUN)),
         ),
         Panel(
-            "Log",
-            "What the ranks print, where run logs go to Loki.",
+            "Events",
+            "Checkpoints, failures, restarts, requeues and the end, as the run's log has them.",
             "none",
-            (("", f'{{run=~"$run", {_MODEL}}}'),),
+            (("", f'{{filename=~"{_LOGS}", {_MODEL}}} | logfmt | run=~"$run" | user=~"$user"'),),
             _WIDTH,
             is_log=True,
         ),
@@ -299,9 +300,9 @@ _VOLUME = Board(
         _stat("Trash", "Days that deleted files are kept.", "d", f"max({_of('volume_trash_days')})"),
         _stat(
             "Backup ago",
-            "Time since the metadata was backed up.",
+            "Time since the metadata was backed up; empty where it never was.",
             "s",
-            f"time() - max({_of('volume_backup_timestamp_seconds')})",
+            f"time() - (max({_of('volume_backup_timestamp_seconds')}) > 0)",
         ),
         _graph(
             "Used",
@@ -383,9 +384,9 @@ _GPUS = Board(
         ),
         _graph(
             "Xids",
-            "Errors that the driver logged since boot, by number.",
+            "Errors that the driver logged since boot, by number and what the health check makes of them.",
             "short",
-            ("{{instance}} Xid {{xid}}", _of("gpu_xid_errors_total")),
+            ("{{instance}} Xid {{xid}} ({{level}})", _of("gpu_xid_errors_total")),
         ),
         _graph("Health check", "1: the last one found no fault.", "bool", ("{{instance}}", _of("gpu_health_ok"))),
         _graph(

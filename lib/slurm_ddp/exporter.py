@@ -27,6 +27,7 @@ from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError
 
 STATE = pathlib.Path("/var/lib/slurm-ddp-exporter")
+LOGS = pathlib.Path("/var/log/slurm-ddp")
 PREFIX = "slurm_ddp_"
 _FIRST_PORT, _NUM_PORTS = 9701, 200
 _SCRAPE_S = 7.0  # Prometheus itself waits 10 s by default
@@ -123,11 +124,20 @@ def ensure_none(unit: str) -> None:
         systemd.ensure_no_unit(service_name(unit))
         files.ensure_absent(_settings(unit))
         files.ensure_absent(memory(unit))
+        for path in LOGS.glob(f"{log(unit).name}*"):
+            files.ensure_absent(path)
+        with contextlib.suppress(OSError):  # another unit's log is there, or none was written
+            LOGS.rmdir()
 
 
 def memory(unit: str) -> pathlib.Path:
     """Return the file in which the service may keep what a restart of it must not lose."""
     return _settings(unit).with_suffix(".kept")
+
+
+def log(unit: str) -> pathlib.Path:
+    """Return the file that the service may write for Loki: the collector follows /var/log/**/*log."""
+    return LOGS / f"{unit.replace('/', '-')}.log"
 
 
 def service_name(unit: str) -> str:
@@ -198,6 +208,7 @@ class _Reader:
             found = list(self.source.read())
         except BaseException as e:  # the other sources' metrics are served all the same
             logger.warning("%s: %s: %s", self.source.name, type(e).__name__, e)
+            self._last = (float("-inf"), [])  # a failure that came too late for its own scrape shows in the next one
             future.set_exception(e)
         else:
             self._last = (time.monotonic(), found)

@@ -44,7 +44,7 @@ METRICS: dict[str, dict[str, tuple[str, ...]]] = {
         "gpus_detected": ("type",),
         "gpu_health_ok": (),
         "gpu_health_check_timestamp_seconds": (),
-        "gpu_xid_errors_total": ("xid",),
+        "gpu_xid_errors_total": ("xid", "level"),
         "node_held": ("reason",),
         "gpu_mig_instances": ("profile",),
         "controller_gres_nodes": (),

@@ -1,6 +1,7 @@
 """What the exporter shows of runs: each figure follows what the run's files and Slurm have."""
 
 import json
+import math
 import os
 import pathlib
 import pwd
@@ -179,9 +180,107 @@ def test_files_that_cannot_be_parsed_cost_their_figures_only(
     assert only(settings)["values"] == {}
 
 
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("2|2|cpu=4,mem=8000M,node=2,billing=4,gres/gpu=8,gres/gpu:h100=8|N/A|gres/gpu:4|N/A|", 8),
+        ("2|4|cpu=4,node=2|N/A|gres/gpu:h100:4|N/A|", 8),
+        ("2|4|cpu=4,node=2|N/A|gres/gpu|N/A|", 2),
+        ("2|4|cpu=4,node=2|gres/gpu:h100:3,gres/gpu:a100:2|N/A|N/A|", 5),
+        ("2|4|cpu=4,node=2|N/A|N/A|cpu=2,gres/gpu:1|", 4),
+        ("2|4|cpu=4,node=2|N/A|N/A|cpu=2,gres/gpu=2|", 8),
+        ("1|1|cpu=1,node=1,billing=1|N/A|gres/shard:2|N/A|", 0),
+        ("1|1|cpu=1,node=1,billing=1|N/A|N/A|N/A|", 0),
+    ],
+)
+def test_gpus_that_a_job_holds(settings: Settings, cluster: Cluster, words: str, count: int):
+    """By what Slurm allocated, where it tracks gres/gpu (AccountingStorageTRES), else by what was asked for."""
+    cluster.running = f"ann|{words}\n"
+    assert telemetry.collect(settings)["gpus"] == ({"ann": count} if count else {})
+
+
 def test_gpus_that_jobs_hold_by_user(settings: Settings, cluster: Cluster):
-    cluster.running = "ann|cpu=4,mem=8000M,node=2,billing=4,gres/gpu=8,gres/gpu:h100=8|\nbob|cpu=1,node=1,billing=1|\nann|gres/gpu=2|\n"
-    assert telemetry.collect(settings)["gpus"] == {"ann": 10}
+    alone = "1|1|cpu=1,node=1|N/A|gres/gpu:2|N/A|\n"
+    cluster.running = f"ann|{alone}bob|{alone}ann|{alone}"
+    assert telemetry.collect(settings)["gpus"] == {"ann": 4, "bob": 2}
+
+
+EVENTS = """\
+[ENV] job=40 attempt=40.r0 nodes=slurmd-0 head=10.0.0.1:29500 ranks_per_node=2 launcher=srun
+0: INFO:ddptrain:[TRAIN] step=9/200 loss=3.5
+0: INFO:ddptrain:[CKPT] saved=epoch-1 step=9 stall_s=0.5
+1: [rank3]: ERROR:ddptrain:[FATAL] https://ann:secret@host/x refused hf_abcdefghijkl\x1b[31m
+[FAILED] attempt=40.r0 fault=program node=slurmd-0: boom
+0: he wrote [FATAL] in the middle
+[RESTART] 1 of 3
+[DONE] half a li"""
+
+
+def test_events_of_the_log_with_rank_and_without_secrets(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
+    folder = make(workspace, "owt", logs__40_out=EVENTS)
+    (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": "gpt", "launcher": "srun"}))
+    run = only(settings)
+    assert [(event["event"], event["rank"], event["words"]) for event in run["events"]] == [
+        ("CKPT", "0", "saved=epoch-1 step=9 stall_s=0.5"),
+        ("FATAL", "3", "https://***@host/x refused *** [31m"),
+        ("FAILED", None, "attempt=40.r0 fault=program node=slurmd-0: boom"),
+        ("RESTART", None, "1 of 3"),
+    ]
+    assert run["log"] == ["40.out", len(EVENTS) - len("[DONE] half a li")]
+
+
+def test_the_label_of_a_node_is_no_rank(settings: Settings, cluster: Cluster, workspace: pathlib.Path):
+    folder = make(workspace, "owt", logs__40_out="1: INFO:ddptrain:[DONE] steps=4\n")
+    (folder / "job.json").write_text(json.dumps({"job_id": 40, "kind": "gpt", "launcher": "torchrun"}))
+    assert [(event["event"], event["rank"]) for event in only(settings)["events"]] == [("DONE", None)]
+
+
+def test_each_event_is_reported_once(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = make(workspace, "owt", logs__40_out="[RESTART] 1 of 3\n[RESTART] 2")
+    log = folder / "logs/40.out"
+
+    def look(seen: object) -> tuple[list[str], object]:
+        (run,) = telemetry.collect(settings, {f"{USER}/owt": seen})["runs"]
+        return [event["words"] for event in run["events"]], run["log"]
+
+    found, seen = look(None)
+    assert found == ["1 of 3"]
+    log.write_text("[RESTART] 1 of 3\n[RESTART] 2 of 3\n")
+    found, seen = look(seen)
+    assert found == ["2 of 3"]
+    assert look(seen) == ([], seen)
+    log.write_text("[DONE] again\n")  # written anew
+    assert look(seen)[0] == ["again"]
+    (folder / "logs/41.out").write_text("[DONE] another job\n")
+    os.utime(log, (1000, 1000))
+    assert look(seen)[0] == ["another job"]
+    monkeypatch.setattr(telemetry, "_EVENTS_BYTES", 40)
+    (folder / "logs/41.out").write_text("[DONE] early\n" + "x" * 30 + "\n[DONE] late\n")
+    assert look(["41.out", 0])[0] == ["late"]
+    monkeypatch.setattr(telemetry, "_MAX_EVENTS", 2)
+    log.write_text("[DONE] a\n[DONE] b\n[DONE] c\n")
+    assert look(["40.out", 0])[0] == ["b", "c"]
+
+
+@pytest.mark.parametrize("seen", [{}, "", ["40.out"], ["40.out", -1], ["40.out", 1 << 40], ["40.out", "1"], [[], 1]])
+def test_what_was_seen_may_be_anything(settings: Settings, cluster: Cluster, workspace: pathlib.Path, seen: object):
+    make(workspace, "owt", logs__40_out="[DONE] a\n")
+    (run,) = telemetry.collect(settings, {f"{USER}/owt": seen})["runs"]
+    assert [event["words"] for event in run["events"]] == ["a"]
+
+
+def test_hostile_values_of_one_run_cost_no_other_its_figures(
+    settings: Settings, cluster: Cluster, workspace: pathlib.Path
+):
+    metric = '{"step": 1' + "0" * 400 + ', "loss": NaN}\n'
+    folder = make(workspace, "owt", metrics_jsonl=metric, control__40_r0_outcome='{"outcome": []}')
+    (folder / "job.json").write_text('{"job_id": [40], "kind": "gpt"}')
+    run = only(settings)
+    assert (run["job_id"], run["state"]) == (None, None)
+    assert "step" not in run["values"]
+    assert math.isnan(run["values"]["loss"])
 
 
 def test_a_controller_that_does_not_answer_is_an_error(settings: Settings, cluster: Cluster):

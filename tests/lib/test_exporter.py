@@ -57,6 +57,7 @@ def services(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Systemd
     monkeypatch.setattr(systemd, "run", double.run)
     monkeypatch.setattr(systemd, "UNIT_DIR", tmp_path / "units")
     monkeypatch.setattr(exporter, "STATE", tmp_path / "state")
+    monkeypatch.setattr(exporter, "LOGS", tmp_path / "log")
     return double
 
 
@@ -110,6 +111,20 @@ def test_it_is_removed_whole_and_once(services: Systemd, program: pathlib.Path, 
     exporter.ensure_none(UNIT)
     assert services.ran == [("enable", "--now", NAME), ("disable", "--now", NAME)]
     assert [path for path in (tmp_path / "units", tmp_path / "state") if any(path.iterdir())] == []
+
+
+def test_its_log_goes_with_it_and_another_units_stays(services: Systemd, program: pathlib.Path):
+    exporter.ensure(UNIT, program, {})
+    exporter.LOGS.mkdir()
+    mine, other = exporter.log(UNIT), exporter.log("other/0")
+    for path in (mine, mine.with_name(f"{mine.name}.1"), other):
+        path.write_text("")
+    exporter.ensure_none(UNIT)
+    assert list(exporter.LOGS.iterdir()) == [other]
+    other.unlink()
+    exporter.ensure(UNIT, program, {})
+    exporter.ensure_none(UNIT)
+    assert not exporter.LOGS.exists()
 
 
 def test_nothing_is_asked_of_systemd_where_there_was_no_collector(services: Systemd):
@@ -296,6 +311,30 @@ def test_what_a_slow_source_returned_last_stands_for_a_while(monkeypatch: pytest
     monkeypatch.setattr(exporter, "_FRESH_S", 0.0)
     assert scraped(collector) == ["slurm_ddp_mount_up 0.0"]
     free.set()
+
+
+def test_a_failure_that_came_too_late_shows_in_the_next_scrape():
+    late, never = threading.Event(), threading.Event()
+    reads = iter(range(9))
+
+    def slow() -> list[core.Metric]:
+        match next(reads):
+            case 0:
+                return [gauge("late", "Text.", [({}, 1)])]
+            case 1:
+                late.wait(30)
+                raise OSError("no answer")
+            case _:
+                never.wait(30)
+                return []
+
+    collector = exporter.Collector([Source("mount", slow)], timeout_s=0.2)
+    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0"
+    assert scraped(collector)[-1] == "slurm_ddp_mount_up 1.0", "the second read is under way"
+    late.set()
+    scraped(collector)  # this one may see the second read fail, or begin the third
+    assert scraped(collector) == ["slurm_ddp_mount_up 0.0"]
+    never.set()
 
 
 def test_a_counter_ends_with_total():

@@ -1,9 +1,12 @@
-"""The metrics of the workspace's runs, as the program reports them to the submit user."""
+"""The metrics of the workspace's runs, as the program reports them to the submit user, and a log of their events."""
 
 import collections
 import collections.abc
+import contextlib
 import dataclasses
 import json
+import logging
+import logging.handlers
 import pathlib
 import socket
 import time
@@ -19,7 +22,9 @@ from slurm_ddp.interfaces import cos_agent
 
 _ANSWER_S = 25.0
 _LONGEST_S = 300.0  # between two looks, of which the GPUs' time is counted
+_LOG_BYTES = 4 << 20  # of the log of events, which is kept twice at most
 
+logger = logging.getLogger(__name__)
 _VALUES = {
     "step": "Last step of the run.",
     "max_steps": "Steps that the run has in all.",
@@ -49,11 +54,12 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
 
 def read(settings: dict[str, typing.Any], totals: "Totals") -> collections.abc.Iterator[core.Metric]:
     """Ask the program as the submit user. Raises ProgramError."""
-    request = {"do": "metrics", "config": settings["config"], "unit": settings["unit"]}
+    request = {"do": "metrics", "config": settings["config"], "unit": settings["unit"], "seen": totals.logs}
     answer = program.ask(settings["user"], request, lambda _: None, timeout_s=_ANSWER_S)
     if answer.error:
         raise program.ProgramError(answer.error)
     found = answer.results
+    _note(exporter.log(settings["unit"]), found["runs"])
     totals.add(found["runs"], found["gpus"], time.time())
     shown = [run for run in found["runs"] if run["is_shown"]]
     states = collections.Counter(run["state"] for run in shown)
@@ -84,14 +90,17 @@ class Totals:
     failures: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     gpu_seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     seen: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict[str, dict[str, int]])  # by run
+    logs: dict[str, list[typing.Any]] = dataclasses.field(default_factory=dict[str, list[typing.Any]])  # by run
     at: float = 0.0
 
     def __post_init__(self) -> None:
         try:
             kept = json.loads(self.path.read_text())
             self.failures, self.gpu_seconds, self.seen = kept["failures"], kept["gpu_seconds"], kept["seen"]
+            self.logs = kept["logs"]
         except (OSError, ValueError, KeyError, TypeError):
             self.failures, self.gpu_seconds, self.seen = {}, {}, {}
+            self.logs = {}
 
     def add(self, runs: list[dict[str, typing.Any]], gpus: collections.abc.Mapping[str, int], now: float) -> None:
         """Count what is new since the last look, and keep it."""
@@ -102,12 +111,36 @@ class Totals:
                 self.failures[reason] = self.failures.get(reason, 0) + max(0, count - before.get(reason, 0))
             self.seen[name] = run["failures"]
         self.seen = {name: self.seen[name] for run in runs if (name := f"{run['user']}/{run['run']}") in self.seen}
+        self.logs = {f"{run['user']}/{run['run']}": run["log"] for run in runs}
         passed = min(max(0.0, now - self.at), _LONGEST_S) if self.at else 0.0
         for user, count in gpus.items():
             self.gpu_seconds[user] = self.gpu_seconds.get(user, 0.0) + count * passed
         self.at = now
-        kept = {"failures": self.failures, "gpu_seconds": self.gpu_seconds, "seen": self.seen}
+        kept = {"failures": self.failures, "gpu_seconds": self.gpu_seconds, "seen": self.seen, "logs": self.logs}
         files.ensure_file(self.path, json.dumps(kept) + "\n", mode=0o600)
+
+
+def _note(path: pathlib.Path, runs: list[dict[str, typing.Any]]) -> None:
+    """Append the new events of the runs that are shown to the log of events, as logfmt."""
+    lines = [_event(run, event) for run in runs if run["is_shown"] for event in run["events"]]
+    if not lines:
+        return
+    try:
+        path.parent.mkdir(mode=0o750, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
+    except OSError as e:  # the metrics are served without it
+        logger.warning("no events are written: %s", e)
+        return
+    with contextlib.closing(handler):
+        for line in lines:
+            handler.emit(logging.makeLogRecord({"msg": line}))
+
+
+def _event(run: dict[str, typing.Any], event: dict[str, typing.Any]) -> str:
+    values = {"run": run["run"], "user": run["user"], "job_id": run["log"][0].partition(".")[0], "rank": event["rank"]}
+    values |= {"event": event["event"], "msg": event["words"]}
+    text = [f"{key}={json.dumps(str(value), ensure_ascii=False)}" for key, value in values.items() if value is not None]
+    return " ".join([time.strftime("time=%Y-%m-%dT%H:%M:%SZ", time.gmtime()), *text])
 
 
 def _labels(run: dict[str, typing.Any]) -> dict[str, str]:

@@ -27,10 +27,12 @@ _REASONS = {"gpu-health": "health", hold.DRIVER: "driver", hold.MIG: "mig", hold
 _OTHERS = ("mount-keeper ",)  # a drain of shared-filesystem-client's, which has a metric of its own
 
 
-def ensure(unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, aliases: str) -> dict[str, str]:
+def ensure(
+    unit: str, topology: cos_agent.Topology, *, compute: bool, controller: bool, aliases: str, xids: str
+) -> dict[str, str]:
     """Serve the metrics of the unit's roles; return its databag of the relation. Raises CommandError."""
     program = pathlib.Path(__file__).resolve()
-    settings = {"compute": compute, "controller": controller, "aliases": aliases}
+    settings = {"compute": compute, "controller": controller, "aliases": aliases, "xids": xids}
     port = exporter.ensure(unit, program, settings)
     return cos_agent.dump(topology, [cos_agent.Job("gpu", port, socket.gethostname())], program.parent / "cos")
 
@@ -40,7 +42,7 @@ def sources(settings: dict[str, typing.Any]) -> list[exporter.Source]:
     found: list[exporter.Source] = []
     if settings["compute"]:
         found.append(exporter.Source("gpu", lambda: cards(settings["aliases"])))
-        found.append(exporter.Source("gpu_log", xids))
+        found.append(exporter.Source("gpu_log", lambda: xids(settings["xids"])))
         found.append(exporter.Source("node", holds))
     if settings["controller"]:
         found.append(exporter.Source("controller", controller_lines))
@@ -74,14 +76,28 @@ def cards(aliases: str) -> collections.abc.Iterator[core.Metric]:
         yield gauge("gpu_health_check_timestamp_seconds", text, [({}, health.STATE.stat().st_mtime)])
 
 
-def xids() -> collections.abc.Iterator[core.Metric]:
-    """Count the Xids that the kernel logged since the machine's boot. Raises CommandError."""
+def xids(option: str) -> collections.abc.Iterator[core.Metric]:
+    """Count the Xids that the kernel logged since the machine's boot, by what the health check makes of them.
+
+    Args:
+        option: the option health-xids.
+
+    Raises:
+        CommandError: the log could not be read.
+    """
     argv = (health.JOURNALCTL, "-k", "-b", "-q", "--no-pager", "-o", "cat", "-g", "NVRM: Xid")
     done = run(*argv, timeout=_LOG_S, check=False)
     if done.returncode not in (0, 1) or done.stderr.strip():  # 1: no such line
         raise CommandError(f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")
-    found = collections.Counter(match[2] for match in map(health.XID.search, done.stdout.splitlines()) if match)
-    yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", _by("xid", found))
+    drain, ignore = health.parse_xids(option if health.are_xids(option) else "")
+    scope = health.Scope(drain_xids=drain, ignore_xids=ignore)
+    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    for line in done.stdout.splitlines():
+        if match := health.XID.search(line):
+            finding = health.xid_finding(line, scope)
+            found[match[2], finding.level if finding else "none"] += 1
+    samples = [({"xid": xid, "level": level}, float(count)) for (xid, level), count in sorted(found.items())]
+    yield counter("gpu_xid_errors_total", "Xid errors since the machine's boot.", samples)
 
 
 def holds() -> collections.abc.Iterator[core.Metric]:

@@ -261,7 +261,10 @@ class Cluster:
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT
                 return Completed(0, "".join(job.line() for job in self.jobs), "")
-            case ("--noheader", "--states=RUNNING", "--Format=UserName:|,tres-alloc:|"):
+            case ("--noheader", "--states=RUNNING", form):
+                assert form == (
+                    "--Format=UserName:|,NumNodes:|,NumTasks:|,tres-alloc:|,tres-per-job:|,tres-per-node:|,tres-per-task:|"
+                )
                 return Completed(0, self.running, "")
             case ("-h", "-a", "-t", "all", "-u", user, *name, "-O", form):
                 assert form == QUEUE_FORMAT

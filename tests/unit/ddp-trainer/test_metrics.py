@@ -4,6 +4,7 @@ import collections.abc
 import dataclasses
 import json
 import pathlib
+import re
 import typing
 
 import pytest
@@ -33,6 +34,8 @@ def run(name: str = "owt", user: str = "ann", **changed: object) -> Json:
         "failures": {},
         "is_shown": True,
         "values": {"step": 10, "loss": 3.5},
+        "events": [],
+        "log": ["40.out", 100],
     }
     return record | changed
 
@@ -45,10 +48,12 @@ class FakeProgram:
     gpus: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     doctor: Json | None = None
     error: str = ""
+    seen: Json = dataclasses.field(default_factory=dict[str, typing.Any])  # of the last request
 
     def ask(
         self, user: str, request: Json, log: collections.abc.Callable[[str], None], *, timeout_s: float
     ) -> program.Answer:
+        self.seen = request.pop("seen")
         assert (user, request) == ("ubuntu", {"do": "metrics", "config": SETTINGS["config"], "unit": UNIT})
         assert 0 < timeout_s < 60
         if self.error:
@@ -57,9 +62,10 @@ class FakeProgram:
 
 
 @pytest.fixture
-def ddp(monkeypatch: pytest.MonkeyPatch) -> FakeProgram:
+def ddp(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> FakeProgram:
     double = FakeProgram()
     monkeypatch.setattr(program, "ask", double.ask)
+    monkeypatch.setattr(exporter, "LOGS", tmp_path / "log")
     return double
 
 
@@ -170,6 +176,56 @@ def test_doctors_last_findings(ddp: FakeProgram, totals: metrics.Totals):
     found = read(totals)
     assert (found["doctor_findings[error]"], found["doctor_findings[warning]"]) == (1, 0)
     assert found["doctor_timestamp_seconds"] == 5000
+
+
+def event(kind: str = "CKPT", rank: str | None = "0", words: str = "step=9") -> Json:
+    return {"event": kind, "rank": rank, "words": words}
+
+
+def test_events_go_to_the_log_as_logfmt(ddp: FakeProgram, totals: metrics.Totals):
+    words = 'cannot open "x\\y" run=other'
+    ddp.runs = [
+        run(events=[event(), event("FATAL", "3", words), event("RESTART", None, "1 of 3")]),
+        run("old", events=[event()], is_shown=False),
+    ]
+    read(totals)
+    path = exporter.log(UNIT)
+    assert path.name == "trainer-0.log"
+    times, lines = zip(*(line.split(" ", 1) for line in path.read_text().splitlines()), strict=True)
+    assert all(re.fullmatch(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", one) for one in times)
+    assert lines == (
+        'run="owt" user="ann" job_id="40" rank="0" event="CKPT" msg="step=9"',
+        f'run="owt" user="ann" job_id="40" rank="3" event="FATAL" msg={json.dumps(words)}',
+        'run="owt" user="ann" job_id="40" event="RESTART" msg="1 of 3"',
+    )
+    assert path.parent.stat().st_mode & 0o7777 == 0o750
+
+
+def test_how_far_logs_were_read_is_kept_over_a_restart(ddp: FakeProgram, totals: metrics.Totals):
+    ddp.runs = [run()]
+    read(totals)
+    assert ddp.seen == {}
+    read(metrics.Totals(totals.path))
+    assert ddp.seen == {"ann/owt": ["40.out", 100]}
+    ddp.runs = []
+    read(totals)
+    read(totals)
+    assert ddp.seen == {}, "of a run that was removed nothing is kept"
+
+
+def test_the_log_of_events_is_bounded(ddp: FakeProgram, totals: metrics.Totals, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "_LOG_BYTES", 1000)
+    ddp.runs = [run(events=[event()] * 40)]
+    read(totals)
+    files = sorted(exporter.log(UNIT).parent.iterdir())
+    assert [path.name for path in files] == ["trainer-0.log", "trainer-0.log.1"]
+    assert sum(path.stat().st_size for path in files) <= 2000
+
+
+def test_a_log_that_cannot_be_written_costs_no_metric(ddp: FakeProgram, totals: metrics.Totals):
+    exporter.LOGS.write_text("")
+    ddp.runs = [run(events=[event()])]
+    assert read(totals)["run_step[owt,ann]"] == 10
 
 
 def test_a_program_that_fails_is_a_failure(ddp: FakeProgram, totals: metrics.Totals):

@@ -4,7 +4,6 @@ import collections.abc
 import json
 import os
 import pathlib
-import re
 import typing
 
 import pytest
@@ -122,29 +121,38 @@ def log(monkeypatch: pytest.MonkeyPatch, text: str, returncode: int = 0, stderr:
     monkeypatch.setattr(metrics, "run", run)
 
 
-def test_xids_count_by_number(monkeypatch: pytest.MonkeyPatch):
-    line = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
-    log(monkeypatch, line.format(79) + line.format(31) + line.format(79) + "NVRM: Xid garbled\n")
-    assert samples(metrics.xids()) == {"gpu_xid_errors_total[31]": 1, "gpu_xid_errors_total[79]": 2}
+LINE = "NVRM: Xid (PCI:0000:01:00): {}, pid=1, name=python\n"
 
 
-def test_the_alert_leaves_out_no_xid_of_the_tables():
-    """Those that an application causes are left out, as in the table of gpu-health."""
-    text = (ROOT / "src/cos/alerts/slurm-gpu.yaml").read_text()
-    (left_out,) = re.findall(r'slurm_ddp_gpu_xid_errors_total\{xid!~"([0-9|]+)"', text)
-    assert not {int(number) for number in left_out.split("|")} & {*health.XIDS, *health._XIDS_BY_TEXT}
+@pytest.mark.parametrize(
+    ("option", "levels"),
+    [
+        ("", {"13": "none", "63": "warn", "79": "drain", "154": "none"}),
+        ("+13 -79", {"13": "drain", "63": "warn", "79": "none", "154": "none"}),
+        (
+            "seventy-nine",
+            {"13": "none", "63": "warn", "79": "drain", "154": "none"},
+        ),  # the unit's status names the option
+    ],
+)
+def test_xids_count_by_number_and_what_the_check_makes_of_them(
+    monkeypatch: pytest.MonkeyPatch, option: str, levels: dict[str, str]
+):
+    log(monkeypatch, "".join(LINE.format(xid) for xid in (79, 13, 79, 63, 154)) + "NVRM: Xid garbled\n")
+    wanted = {f"gpu_xid_errors_total[{xid},{level}]": 2 if xid == "79" else 1 for xid, level in levels.items()}
+    assert samples(metrics.xids(option)) == wanted
 
 
 def test_a_log_without_xids(monkeypatch: pytest.MonkeyPatch):
     log(monkeypatch, "", returncode=1)
-    assert samples(metrics.xids()) == {}
+    assert samples(metrics.xids("")) == {}
 
 
 @pytest.mark.parametrize(("returncode", "stderr"), [(1, "No journal files were found."), (2, "")])
 def test_a_log_that_cannot_be_read_is_a_failure(monkeypatch: pytest.MonkeyPatch, returncode: int, stderr: str):
     log(monkeypatch, "", returncode, stderr)
     with pytest.raises(CommandError, match=f"journalctl exited {returncode}"):
-        samples(metrics.xids())
+        samples(metrics.xids(""))
 
 
 @pytest.fixture
@@ -250,10 +258,11 @@ def test_each_role_has_its_sources(
     assert [source.name for source in metrics.sources(served.serving["slurm-gpu/0"])] == names
 
 
-def test_the_aliases_reach_the_service(ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter):
-    config = {"gpu-type-alias": "nvidia_h100=h100"}
+def test_the_options_reach_the_service(ctx: testing.Context[charm.SlurmGpuCharm], served: FakeExporter):
+    config = {"gpu-type-alias": "nvidia_h100=h100", "health-xids": "+109"}
     ctx.run(ctx.on.config_changed(), testing.State(relations=[COMPUTE, COLLECTOR], config=config))
-    assert served.serving["slurm-gpu/0"]["aliases"] == "nvidia_h100=h100"
+    settings = served.serving["slurm-gpu/0"]
+    assert (settings["aliases"], settings["xids"]) == ("nvidia_h100=h100", "+109")
 
 
 def test_the_service_goes_with_the_relation_and_with_the_unit(
