@@ -218,7 +218,7 @@ def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, tim
     juicefs itself waits up to minutes for an engine that is down.
     """
     if problem := mounts.unreachable(addresses, timeout=timeout):
-        raise UnreachableError(problem.lower())
+        raise UnreachableError(problem)
 
 
 def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8) -> Setting | None:
