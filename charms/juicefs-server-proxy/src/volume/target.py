@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import pathlib
+import typing
 
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -47,17 +48,19 @@ class Target:
             raise juicefs.JuicefsError(f"juicefs {command}: {juicefs.explain(e)}") from e
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
+class Unit(typing.Protocol):
     """What the actions work on: this unit, its application's volume, and the ways to it."""
 
     name: str
     leads: bool
-    uuid: str | None  # of the volume; None before it is formatted
     target: collections.abc.Callable[[], Target]  # the volume that should be there, unseen
     verify: collections.abc.Callable[[], tuple[Target, juicefs.Setting]]  # after a look that it is there
     storage: collections.abc.Callable[[], dict[str, str]]  # the state of its disk, where this unit serves the volume
-    pin: collections.abc.Callable[[str], object]  # keeps the UUID of a volume that was restored
+    pin: collections.abc.Callable[[str], None]  # keeps the UUID of a volume that was restored
+
+    @property
+    def uuid(self) -> str | None:
+        """The volume's UUID; None before it is formatted."""
 
 
 def program_path(app: str) -> pathlib.Path:
