@@ -21,6 +21,7 @@ import typing
 import urllib.parse
 
 from slurm_ddp import download, juicefs_access, mounts
+from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, run
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
@@ -99,24 +100,24 @@ class OldProgramError(JuicefsError):
 @contextlib.contextmanager
 def explained(
     app: str,
-    make: collections.abc.Callable[[Exception, str, bool], Exception],
+    wait: collections.abc.Callable[[Exception], str] = str,
     *,
     passing: tuple[type[Exception], ...] = (),
     lasting: tuple[type[Exception], ...] = (),
 ) -> collections.abc.Generator[None]:
-    """Raise `make(error, text, passes)` for a failure inside, with a text for the status of the charm `app`.
+    """Raise the `StatusError` of the charm `app` for a failure inside.
 
-    `passing` failures may end by themselves, as that of a server that does not answer; the operator must resolve
-    `lasting` ones, and those of juicefs and other commands.
+    It waits, with the text of `wait`, for a server that does not answer and `passing` failures, which may end by
+    themselves. The operator must resolve `lasting` ones, and those of juicefs and other commands.
     """
     attach = f"juju attach-resource {app} juicefs=FILE"
     remedies: dict[type[Exception], str] = {DownloadError: f": attach it: {attach}", OldProgramError: f": {attach}"}
     try:
         yield
     except (UnreachableError, *passing) as e:
-        raise make(e, str(e), True) from e
+        raise StatusError(Level.WAITING, wait(e), retry=True) from e
     except (JuicefsError, CommandError, *lasting) as e:
-        raise make(e, f"{e}{remedies.get(type(e), '')}", False) from e
+        raise StatusError(Level.BLOCKED, f"{e}{remedies.get(type(e), '')}") from e
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,13 +111,8 @@ class JuicefsServerProxyCharm(ops.CharmBase):
 
     def _explained(self) -> contextlib.AbstractContextManager[None]:
         """Turn what fails inside into a `StatusError`: waiting for what may pass by itself, else blocked."""
-
-        def explain(_: Exception, text: str, passes: bool) -> StatusError:
-            if passes:
-                return StatusError(Level.WAITING, messages.ENGINE.format(problem=text), retry=True)
-            return StatusError(Level.BLOCKED, text)
-
-        return juicefs.explained(self.app.name, explain, lasting=(formatting.VolumeError, embedded.store.StoreError))
+        lasting = (formatting.VolumeError, embedded.store.StoreError)
+        return juicefs.explained(self.app.name, lambda e: messages.ENGINE.format(problem=e), lasting=lasting)
 
 
 if __name__ == "__main__":
