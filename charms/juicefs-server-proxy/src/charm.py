@@ -10,9 +10,8 @@ import embedded.store
 import embedded.users
 import metrics
 from relations.application import Application
-from relations.filesystem import ENDPOINT
 from relations.peers import PEERS
-from relations.sources import ENGINES, STORE
+from relations.sources import CLIENTS, ENGINES, STORE
 from slurm_ddp import exporter, juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError, action_name, run_action
 from slurm_ddp.interfaces import cos_agent
@@ -29,7 +28,7 @@ class JuicefsServerProxyCharm(ops.CharmBase):
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         self._status: Status | None = None  # of this hook, if it looked
-        peers, clients, *services = (self.on[name] for name in (PEERS, ENDPOINT, *ENGINES, STORE))
+        peers, clients, *services = (self.on[name] for name in (PEERS, CLIENTS, *ENGINES, STORE))
         for event in (
             self.on.start,
             self.on.config_changed,

@@ -6,13 +6,15 @@ import ops
 
 import embedded.store
 import embedded.users
-from relations import filesystem
 from relations.peers import Ledger
-from relations.sources import Sources
-from slurm_ddp import juicefs
+from relations.sources import CLIENTS, Sources
+from slurm_ddp import juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError
+from slurm_ddp.interfaces import filesystem_info as fs
 from volume import formatting, messages
 from volume.target import Target, install, open_target
+
+_SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock
 
 
 class Application:
@@ -20,6 +22,7 @@ class Application:
 
     def __init__(self, charm: ops.CharmBase) -> None:
         self._charm, self._ledger = charm, Ledger(charm)
+        self._clients = charm.model.relations[CLIENTS]
         self.name, self.leads = charm.unit.name, charm.unit.is_leader()
 
     @functools.cached_property
@@ -49,7 +52,7 @@ class Application:
         else:
             text = messages.OFFERING if self._ledger.pinned.mode == "external" else messages.STANDBY
             text = text.format(**values)
-        return filesystem.unable(self._charm, self._ledger) or Status(Level.ACTIVE, text)
+        return self._unable() or Status(Level.ACTIVE, text)
 
     def target(self) -> Target:
         """Open the volume that should be there, without a look at it."""
@@ -74,7 +77,7 @@ class Application:
     def await_unmounted(self) -> None:
         """Wait until no client has the volume mounted, unless it was never offered."""
         if not self._ledger.pinned.may_move:
-            clients = [relation.app.name for relation in self._charm.model.relations[filesystem.ENDPOINT]]
+            clients = [relation.app.name for relation in self._clients]
             embedded.users.await_none(self._sources.settings(self._ledger), clients, self._show_progress)
 
     def revoke(self, relation: ops.Relation) -> None:
@@ -109,7 +112,7 @@ class Application:
         return settings
 
     def _offer(self) -> None:
-        """Format the volume if there is none, make it have its options, and publish it."""
+        """Format the volume if there is none, make it have its options, and offer it to every related application."""
         ledger, target = self._ledger, self.target()
         known = ledger.known(target.access.url, target.volume.name, adopt=self._sources.config.adopt)
         setting = formatting.ensure_formatted(target, known)
@@ -118,8 +121,31 @@ class Application:
         formatting.ensure_sticky_root(target)
         secret, revision = ledger.ensure_secret(target.credentials)
         uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
-        if filesystem.publish(self._charm, uri, secret):
+        for relation in self._clients:
+            if secret is not None:
+                secret.grant(relation)
+            relation.data[self._charm.app][fs.KEY] = uri
+        if self._clients:
             ledger.pin(offered="yes")
+
+    def _unable(self) -> Status | None:
+        """Name a related application none of whose units publishes that it can mount JuiceFS.
+
+        Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not
+        know. A client of ours that has just joined has a minute to publish; after that this unit looks again by itself.
+        """
+        silent = {
+            relation.id: relation.app.name
+            for relation in self._clients
+            if relation.units and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
+        }
+        silent_s = self._ledger.silent_s(silent)
+        if any(seconds < _SILENT_S for seconds in silent_s.values()):
+            wake.later(self.name, self._charm.charm_dir, _SILENT_S)
+        for relation, client in silent.items():
+            if silent_s[relation] >= _SILENT_S:
+                return Status(Level.BLOCKED, messages.CANNOT_MOUNT.format(app=self._charm.app.name, client=client))
+        return None
 
     def _show_progress(self, text: str) -> None:
         self._charm.unit.status = ops.MaintenanceStatus(text)

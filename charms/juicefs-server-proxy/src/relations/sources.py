@@ -11,7 +11,7 @@ import ops
 import pydantic
 
 import embedded.store
-from relations import filesystem, services
+from relations import services
 from relations.peers import Ledger
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import Level, StatusError, config_errors, naming
@@ -21,6 +21,7 @@ from volume.spec import Volume
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
 STORE = "s3"
+CLIENTS = "filesystem"  # the endpoint of those that mount the volume
 
 Read = collections.abc.Callable[[services.Databag, services.Reveal], services.Offer | None]
 
@@ -103,7 +104,7 @@ class Sources:
 
     def _address(self) -> str:
         """Find the unit's address for clients, in figures: no machine needs to know another's name."""
-        binding = self._model.get_binding(filesystem.ENDPOINT)
+        binding = self._model.get_binding(CLIENTS)
         assert binding is not None
         bound = (interface.address for interface in binding.network.interfaces)
         for found in (*binding.network.ingress_addresses, *bound):
