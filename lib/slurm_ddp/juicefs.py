@@ -38,7 +38,7 @@ _DOWNLOAD_S = 600.0
 OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
 
 # The version that introduced each flag. An older program exits on it, so it is omitted there: all of these only tune.
-_SINCE = dict.fromkeys(
+SINCE = dict.fromkeys(
     "atime-mode attr-cache backup-meta block-size bucket buffer-size cache-dir cache-eviction cache-partial-only "
     "cache-size capacity compress dir-entry-cache download-limit enable-xattr encrypt-rsa-key entry-cache "
     "free-space-ratio get-timeout heartbeat inodes io-retries max-deletes max-uploads metrics no-bgjob no-syslog "
@@ -205,12 +205,7 @@ def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) ->
 
 def knows(program: Version, flag: str) -> bool:
     """Report whether this version knows the flag."""
-    return program >= _SINCE[flag]
-
-
-def since(flag: str) -> str:
-    """Write the version that introduced the flag."""
-    return text(_SINCE[flag])
+    return program >= SINCE[flag]
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:

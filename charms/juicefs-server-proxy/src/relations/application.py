@@ -12,7 +12,7 @@ from slurm_ddp import juicefs, wake
 from slurm_ddp.charm import Level, Status, StatusError
 from slurm_ddp.interfaces import filesystem_info as fs
 from volume import formatting, messages
-from volume.target import Target, install, open_target
+from volume.target import Target, open_target, program_path
 
 _SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock
 
@@ -96,7 +96,9 @@ class Application:
         if ledger.pinned.mode == "external":
             embedded.store.ensure_none(app)
             ledger.withdraw()
-        self._charm.unit.set_workload_version(install(app, sources.program()))
+        program = program_path(app)
+        juicefs.ensure_program(program, sources.program())
+        self._charm.unit.set_workload_version(juicefs.text(juicefs.version(program)))
         if is_embedded and self.leads:
             known = None if is_new else ledger.credentials()
             ledger.ensure_secret(embedded.store.passwords(app, known))

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import ipaddress
+import json
 import pathlib
 
 import ops
@@ -61,10 +62,12 @@ class Sources:
             self.config = charm.load_config(Config)
 
     def request(self) -> None:
-        """Ask the charmed services for what the volume needs; for the leader."""
-        name = self.config.volume_name
-        requests = dict.fromkeys(ENGINES, services.engine_request(name)) | {STORE: services.store_request(name)}
-        for endpoint, request in requests.items():
+        """Ask the charmed services for a database or bucket of the volume's own; for the leader."""
+        name, keys = self.config.volume_name, "requested-secrets"
+        engine = {"database": name.replace("-", "_"), keys: json.dumps(services.ENGINE_SECRETS)}
+        engine["external-node-connectivity"] = "true"  # for clients on other machines
+        store = {"bucket": name, keys: json.dumps(services.STORE_SECRETS), "lib-version": "1.0"}
+        for endpoint, request in (dict.fromkeys(ENGINES, engine) | {STORE: store}).items():
             for relation in self._model.relations[endpoint]:
                 relation.data[self._app].update(request)
 

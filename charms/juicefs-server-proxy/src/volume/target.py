@@ -5,6 +5,8 @@ import dataclasses
 import pathlib
 import typing
 
+import jinja2
+
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, Completed
@@ -68,16 +70,22 @@ def program_path(app: str) -> pathlib.Path:
     return PROGRAM_DIR / app / "juicefs"
 
 
-def install(app: str, resource: pathlib.Path | None) -> str:
-    """Install juicefs for an application; return its version. Raises as `juicefs.ensure_program` does."""
-    program = program_path(app)
-    juicefs.ensure_program(program, resource)
-    return juicefs.text(juicefs.version(program))
-
-
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
     """Write the files that juicefs must find for this volume. Raises `juicefs.JuicefsError` where it cannot use it."""
     program = program_path(app)
     access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
     access.ensure_files()
     return Target(app, program, volume, credentials, access)
+
+
+def render(folder: pathlib.Path, template: str, **values: object) -> str:
+    """Fill in a template of a folder; a value that is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - configuration files, not HTML
+    )
+    return environment.get_template(template).render(**values)
