@@ -17,7 +17,6 @@ import dataclasses
 import enum
 import fcntl
 import functools
-import itertools
 import json
 import pathlib
 import socket
@@ -446,8 +445,11 @@ def write_metrics(watch: Watch, health: Health) -> None:
         ("checked_seconds", "When that was checked, in seconds since 1970.", health.checked, "gauge"),
         ("heals_total", "Number of repairs.", health.heals, "counter"),
     )
-    named = ((f"shared_filesystem_mount_{name}", text, [(labels, value)], kind) for name, text, value, kind in rows)
-    watchdog.write_metrics(METRICS.format(watch.app), *itertools.starmap(watchdog.Metric, named))
+    metrics = [
+        watchdog.Metric(f"shared_filesystem_mount_{name}", text, [(labels, value)], kind)
+        for name, text, value, kind in rows
+    ]
+    watchdog.write_metrics(METRICS.format(watch.app), *metrics)
 
 
 def _state(unit: str, *, timeout: float = _SYSTEMCTL_S) -> str:
