@@ -21,6 +21,7 @@ import typing
 import urllib.parse
 
 from slurm_ddp import download, juicefs_access, mounts
+from slurm_ddp.charm import Level, StatusError
 from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, run
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
@@ -37,7 +38,7 @@ _DOWNLOAD_S = 600.0
 OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
 
 # The version that introduced each flag. An older program exits on it, so it is omitted there: all of these only tune.
-_SINCE = dict.fromkeys(
+SINCE = dict.fromkeys(
     "atime-mode attr-cache backup-meta block-size bucket buffer-size cache-dir cache-eviction cache-partial-only "
     "cache-size capacity compress dir-entry-cache download-limit enable-xattr encrypt-rsa-key entry-cache "
     "free-space-ratio get-timeout heartbeat inodes io-retries max-deletes max-uploads metrics no-bgjob no-syslog "
@@ -99,24 +100,24 @@ class OldProgramError(JuicefsError):
 @contextlib.contextmanager
 def explained(
     app: str,
-    make: collections.abc.Callable[[Exception, str, bool], Exception],
+    wait: collections.abc.Callable[[Exception], str] = str,
     *,
     passing: tuple[type[Exception], ...] = (),
     lasting: tuple[type[Exception], ...] = (),
 ) -> collections.abc.Generator[None]:
-    """Raise `make(error, text, passes)` for a failure inside, with a text for the status of the charm `app`.
+    """Raise the `StatusError` of the charm `app` for a failure inside.
 
-    `passing` failures may end by themselves, as that of a server that does not answer; the operator must resolve
-    `lasting` ones, and those of juicefs and other commands.
+    It waits, with the text of `wait`, for a server that does not answer and `passing` failures, which may end by
+    themselves. The operator must resolve `lasting` ones, and those of juicefs and other commands.
     """
     attach = f"juju attach-resource {app} juicefs=FILE"
     remedies: dict[type[Exception], str] = {DownloadError: f": attach it: {attach}", OldProgramError: f": {attach}"}
     try:
         yield
     except (UnreachableError, *passing) as e:
-        raise make(e, str(e), True) from e
+        raise StatusError(Level.WAITING, wait(e), retry=True) from e
     except (JuicefsError, CommandError, *lasting) as e:
-        raise make(e, f"{e}{remedies.get(type(e), '')}", False) from e
+        raise StatusError(Level.BLOCKED, f"{e}{remedies.get(type(e), '')}") from e
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +205,7 @@ def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) ->
 
 def knows(program: Version, flag: str) -> bool:
     """Report whether this version knows the flag."""
-    return program >= _SINCE[flag]
-
-
-def since(flag: str) -> str:
-    """Write the version that introduced the flag."""
-    return text(_SINCE[flag])
+    return program >= SINCE[flag]
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
@@ -218,7 +214,7 @@ def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, tim
     juicefs itself waits up to minutes for an engine that is down.
     """
     if problem := mounts.unreachable(addresses, timeout=timeout):
-        raise UnreachableError(problem.lower())
+        raise UnreachableError(problem)
 
 
 def inspect(program: pathlib.Path, access: juicefs_access.Access, *, timeout: float = 8) -> Setting | None:

@@ -198,15 +198,26 @@ def wait(mountpoint: PathLike, *, fstype: Names, source: Names, timeout: float, 
         time.sleep(0.2)
 
 
-def unreachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 2) -> str:
-    """Try a TCP connection to each address, for `timeout` seconds each; return the last problem, "" once one opens."""
+def unreachable(
+    addresses: collections.abc.Iterable[tuple[str, int]],
+    *,
+    timeout: float = 2,
+    replies: collections.abc.Callable[[socket.socket], bool] = lambda _: True,
+) -> str:
+    """Try each address, for `timeout` seconds each, until one takes a TCP connection that `replies` holds of.
+
+    Return the last problem, "" where one did.
+    """
     problem = "no address"
     for host, port in addresses:
+        shown = f"{f'[{host}]' if ':' in host else host}:{port}"
         try:
-            socket.create_connection((host, port), timeout=timeout).close()
-            return ""
+            with socket.create_connection((host, port), timeout=timeout) as connection:
+                if replies(connection):
+                    return ""
+            problem = f"{shown} takes connections and is silent"
         except OSError as e:
-            problem = f"{f'[{host}]' if ':' in host else host}:{port} does not answer ({e.strerror or e})"
+            problem = f"{shown} does not answer ({str(e.strerror or e).lower()})"
     return problem
 
 

@@ -8,7 +8,6 @@ import pathlib
 import pwd
 import signal
 import subprocess
-import typing
 import urllib.parse
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/snap/bin"
@@ -70,7 +69,6 @@ def run(
     env: collections.abc.Mapping[str, str] | None = None,
     cwd: str | pathlib.Path | None = None,
     check: bool = True,
-    user: str | None = None,
     secrets: collections.abc.Iterable[str] = (),
 ) -> Completed:
     """Run a command in a clean environment and return what it printed.
@@ -82,7 +80,6 @@ def run(
         env: variables added to `clean_env()`.
         cwd: the child's working directory.
         check: raise when the command exits with another status than 0.
-        user: the account to run as, with its groups and home.
         secrets: values that must not appear in the returned texts nor in an error.
 
     Raises:
@@ -101,7 +98,7 @@ def run(
             errors="replace",
             cwd=cwd,
             start_new_session=True,
-            **_identity(user, env),
+            env=clean_env(env),
         )
     except OSError as e:
         raise CommandError(f"{name}: {e.strerror or e}") from e
@@ -116,19 +113,6 @@ def run(
         message = f"{name} exited {process.returncode}" + (f": {reason}" if reason else "")
         raise CommandError(message, returncode=process.returncode, stdout=stdout, stderr=stderr)
     return Completed(process.returncode, stdout, stderr)
-
-
-def _identity(user: str | None, env: collections.abc.Mapping[str, str] | None) -> dict[str, typing.Any]:
-    """Make Popen's arguments for a clean environment and the account to run as."""
-    if user is None:
-        return {"env": clean_env(env)}
-    account = pwd.getpwnam(user)
-    return {
-        "env": clean_env({"HOME": account.pw_dir, "USER": user, "LOGNAME": user} | dict(env or {})),
-        "user": account.pw_uid,
-        "group": account.pw_gid,
-        "extra_groups": os.getgrouplist(user, account.pw_gid),
-    }
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:

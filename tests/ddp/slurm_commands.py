@@ -48,7 +48,6 @@ class Commands:
 
     def __init__(self) -> None:
         self.expected: list[tuple[tuple[str, ...], Completed | CommandError]] = []
-        self.users: list[str | None] = []
         self.stdin: list[str | None] = []
 
     def expect(self, *argv: str, stdout: str = "", stderr: str = "", returncode: int = 0) -> None:
@@ -62,7 +61,6 @@ class Commands:
         *argv: str,
         timeout: float = 0,
         check: bool = True,
-        user: str | None = None,
         stdin: str | None = None,
         cwd: str = "/",
         env: dict[str, str] | None = None,
@@ -74,7 +72,6 @@ class Commands:
         assert self.expected, f"nobody expected {argv}"
         wanted, answer = self.expected.pop(0)
         assert argv == wanted
-        self.users.append(user)
         self.stdin.append(stdin)
         if isinstance(answer, CommandError):
             raise answer

@@ -205,16 +205,15 @@ def test_nodes_that_are_silent_are_reported(commands: Commands):
 
 def test_submitting(commands: Commands):
     commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="12\n")
-    assert jobs.submit("/x/job.sbatch", user="ddp") == 12
-    assert commands.users == ["ddp"]
+    assert jobs.submit("/x/job.sbatch") == 12
     commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="13;west\n")
-    assert jobs.submit("/x/job.sbatch", user="ddp") == 13
+    assert jobs.submit("/x/job.sbatch") == 13
 
 
 def test_an_answer_that_is_no_id_is_an_error(commands: Commands):
     commands.expect("/usr/bin/sbatch", "--parsable", "/x/job.sbatch", stdout="Submitted\n")
     with pytest.raises(jobs.SlurmError, match=r"^sbatch answered 'Submitted' instead of a job's id$"):
-        jobs.submit("/x/job.sbatch", user="ddp")
+        jobs.submit("/x/job.sbatch")
 
 
 def test_the_verdict_on_a_script(commands: Commands):
@@ -222,7 +221,7 @@ def test_the_verdict_on_a_script(commands: Commands):
         "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd\n"
     )
     commands.expect("/usr/bin/sbatch", "--test-only", stderr=message)
-    assert jobs.judge("#!/bin/bash\n", user="ddp") == message.removeprefix("sbatch: ").strip()
+    assert jobs.judge("#!/bin/bash\n") == message.removeprefix("sbatch: ").strip()
     assert commands.stdin == ["#!/bin/bash\n"]
 
 
@@ -244,17 +243,16 @@ def test_the_verdict_on_a_script(commands: Commands):
 def test_a_refusal_is_one_line_in_slurms_words(commands: Commands, message: str, words: str):
     commands.expect("/usr/bin/sbatch", "--test-only", stderr=message, returncode=1)
     with pytest.raises(jobs.SlurmError) as caught:
-        jobs.judge("#!/bin/bash\n", user="ddp")
+        jobs.judge("#!/bin/bash\n")
     assert str(caught.value) == words
     assert not isinstance(caught.value, jobs.NotAnsweringError)
 
 
 def test_cancelling(commands: Commands):
     commands.expect("/usr/bin/scancel", "12")
-    jobs.cancel(12, user="ddp")
-    assert commands.users == ["ddp"]
+    jobs.cancel(12)
     commands.expect("/usr/bin/scancel", "13", "40_3")
-    jobs.cancel(13, "40_3", user="ddp")
+    jobs.cancel(13, "40_3")
     commands.expect(
         "/usr/bin/scancel",
         "12",
@@ -262,7 +260,7 @@ def test_cancelling(commands: Commands):
         stderr="scancel: error: Kill job error on job id 12: Access/permission denied\n",
     )
     with pytest.raises(jobs.SlurmError, match=r"^Kill job error on job id 12: Access/permission denied$"):
-        jobs.cancel(12, user="ddp")
+        jobs.cancel(12)
 
 
 def test_a_task_of_an_array_is_named_after_its_number(commands: Commands):
@@ -292,14 +290,13 @@ def test_tasks_that_wait_together(tasks: str, held: tuple[int, ...], not_held: t
 def test_a_waiting_job_is_let_go_as_its_owner(commands: Commands):
     commands.expect("/usr/bin/scontrol", "update", "JobId=12", "StartTime=now")
     commands.expect("/usr/bin/scontrol", "release", "12")
-    jobs.start_now(12, user="ddp")
-    jobs.release(12, user="ddp")
-    assert commands.users == ["ddp", "ddp"]
+    jobs.start_now(12)
+    jobs.release(12)
 
 
 def test_a_step(commands: Commands):
     commands.expect("/usr/bin/srun", "--quiet", "--nodes=1", "hostname", stdout="slurmd-0\n")
-    assert jobs.run_step("hostname", options=("--nodes=1",), user="ddp", timeout_s=9) == "slurmd-0\n"
+    assert jobs.run_step("hostname", options=("--nodes=1",), timeout_s=9) == "slurmd-0\n"
 
 
 def test_hostnames(commands: Commands):

@@ -256,7 +256,7 @@ def test_a_refused_release_names_no_function_of_slurm(commands: Commands):
     message = "Invalid user id for job 18\nslurm_suspend error:Invalid user id\n"
     commands.expect("/usr/bin/scontrol", "release", "18", returncode=1, stderr=message)
     with pytest.raises(jobs.SlurmError, match=r"^Invalid user id for job 18; Invalid user id$"):
-        jobs.release(18, user="ubuntu")
+        jobs.release(18)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
 
 from slurm_ddp import juicefs
+from slurm_ddp.charm import Level, Status, StatusError
 from slurm_ddp.run import CommandError, CommandTimeout
 
 
@@ -12,19 +13,15 @@ class Mine(Exception):
     pass
 
 
-class Raised(Exception):
-    pass
-
-
-def make(error: Exception, text: str, passes: bool) -> Exception:
-    return Raised(type(error).__name__, text, passes)
+def wait(error: Exception) -> str:
+    return f"engine: {error}"
 
 
 @pytest.mark.parametrize(
     ("raised", "text", "passes"),
     [
-        (juicefs.UnreachableError("10.0.0.5:6379 does not answer"), "10.0.0.5:6379 does not answer", True),
-        (Later("the lock is held"), "the lock is held", True),
+        (juicefs.UnreachableError("10.0.0.5:6379 does not answer"), "engine: 10.0.0.5:6379 does not answer", True),
+        (Later("the lock is held"), "engine: the lock is held", True),
         (juicefs.JuicefsError("the metadata engine refuses"), "the metadata engine refuses", False),
         (
             juicefs.DownloadError("no download"),
@@ -42,19 +39,20 @@ def make(error: Exception, text: str, passes: bool) -> Exception:
     ],
 )
 def test_what_fails_is_explained(raised: Exception, text: str, passes: bool):
-    with pytest.raises(Raised) as caught, juicefs.explained("app", make, passing=(Later,), lasting=(Mine,)):
+    with pytest.raises(StatusError) as caught, juicefs.explained("app", wait, passing=(Later,), lasting=(Mine,)):
         raise raised
-    assert caught.value.args == (type(raised).__name__, text, passes)
+    assert caught.value.status == Status(Level.WAITING if passes else Level.BLOCKED, text)
+    assert caught.value.retry is passes
     assert caught.value.__cause__ is raised
 
 
 @pytest.mark.parametrize("raised", [Mine("x"), Later("x"), ValueError("x")])
 def test_what_nobody_named_is_a_mistake_of_ours(raised: Exception):
-    with pytest.raises(type(raised)) as caught, juicefs.explained("app", make):
+    with pytest.raises(type(raised)) as caught, juicefs.explained("app", wait):
         raise raised
     assert caught.value is raised
 
 
 def test_what_works_is_left_alone():
-    with juicefs.explained("app", make):
+    with juicefs.explained("app", wait):
         pass

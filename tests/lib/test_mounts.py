@@ -309,4 +309,4 @@ def test_a_server_that_stays_away_is_named(capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     assert mounts.main(["reach", f"127.0.0.1:{port}", "--timeout", "0.1"]) == 1
-    assert capsys.readouterr().err == f"127.0.0.1:{port} does not answer (Connection refused)\n"
+    assert capsys.readouterr().err == f"127.0.0.1:{port} does not answer (connection refused)\n"

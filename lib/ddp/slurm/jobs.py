@@ -168,14 +168,14 @@ def partitions() -> tuple[Partition, ...]:
     )
 
 
-def judge(script: str, *, user: str | None = None) -> str:
+def judge(script: str) -> str:
     """Check a script with `sbatch --test-only`, which submits and writes nothing: its output. Raises SlurmError."""
-    return _words(ask(_SBATCH, "--test-only", user=user, stdin=script, answer="stderr"))
+    return _words(ask(_SBATCH, "--test-only", stdin=script, answer="stderr"))
 
 
-def submit(script: str, *, user: str | None = None) -> int:
-    """Submit the script at this path as `user` and return the job's id. Raises SlurmError."""
-    answer = ask(_SBATCH, "--parsable", script, user=user).strip()
+def submit(script: str) -> int:
+    """Submit the script at this path and return the job's id. Raises SlurmError."""
+    answer = ask(_SBATCH, "--parsable", script).strip()
     number = answer.split(";")[0]  # a federation adds the cluster's name
     if not number.isdecimal():
         raise SlurmError(f"sbatch answered {answer[:80]!r} instead of a job's id")
@@ -231,22 +231,19 @@ def jobs(*, user: str | None, name: str | None = None) -> tuple[Job, ...]:
     return tuple(sorted(mine, key=lambda known: -known.job_id))
 
 
-def cancel(*jobs: int | str, user: str | None = None) -> None:
-    """Cancel jobs, arrays and tasks (`40_3`) with the rights of `user`, so that Slurm refuses other people's.
-
-    In this order. Raises SlurmError.
-    """
-    ask(_SCANCEL, *map(str, jobs), user=user)
+def cancel(*jobs: int | str) -> None:
+    """Cancel jobs, arrays and tasks (`40_3`), in this order; Slurm refuses other people's. Raises SlurmError."""
+    ask(_SCANCEL, *map(str, jobs))
 
 
-def start_now(job_id: int, *, user: str | None = None) -> None:
+def start_now(job_id: int) -> None:
     """Let a waiting job start before its begin time, which Slurm sets when a job is queued again. Raises SlurmError."""
-    ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now", user=user)
+    ask(_SCONTROL, "update", f"JobId={job_id}", "StartTime=now")
 
 
-def release(job_id: int, *, user: str | None = None) -> None:
+def release(job_id: int) -> None:
     """Release a held job; Slurm refuses one that an administrator holds. Raises SlurmError."""
-    ask(_SCONTROL, "release", str(job_id), user=user)
+    ask(_SCONTROL, "release", str(job_id))
 
 
 def hostnames(hostlist: str) -> tuple[str, ...]:
@@ -261,18 +258,16 @@ def run_step(
     *argv: str,
     options: collections.abc.Sequence[str],
     timeout_s: float,
-    user: str | None = None,
     stdin: str | None = None,
 ) -> str:
     """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
-    return ask(_SRUN, "--quiet", *options, *argv, user=user, stdin=stdin, timeout=timeout_s)
+    return ask(_SRUN, "--quiet", *options, *argv, stdin=stdin, timeout=timeout_s)
 
 
 def run_everywhere(
     *argv: str,
     options: collections.abc.Sequence[str],
     timeout_s: float,
-    user: str | None = None,
     stdin: str | None = None,
 ) -> tuple[str, str]:
     """Run a command through srun; return what the tasks printed, and in srun's words what went wrong or nothing.
@@ -282,7 +277,7 @@ def run_everywhere(
     """
     try:
         argv = (_SRUN, "--quiet", *options, *argv)
-        done = run(*argv, user=user, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
+        done = run(*argv, stdin=stdin, timeout=timeout_s, cwd="/", check=False)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:
@@ -301,10 +296,8 @@ def configuration() -> dict[str, str]:
     return found
 
 
-def ask(
-    *argv: str, user: str | None = None, stdin: str | None = None, timeout: float = 60, answer: str = "stdout"
-) -> str:
-    """Run one of Slurm's commands, as root or as `user`, in `/`: a job must not inherit a hook's folder.
+def ask(*argv: str, stdin: str | None = None, timeout: float = 60, answer: str = "stdout") -> str:
+    """Run one of Slurm's commands in `/`: a job must not inherit a hook's folder.
 
     Raises SlurmError.
     """
@@ -312,7 +305,7 @@ def ask(
         env = commands.variables(argv[0])
         if argv[0] in (_SQUEUE, _SACCT):  # sbatch and srun hand theirs on to the job
             env["TZ"] = "UTC"
-        done = run(*argv, user=user, stdin=stdin, timeout=timeout, cwd="/", env=env or None)
+        done = run(*argv, stdin=stdin, timeout=timeout, cwd="/", env=env or None)
     except CommandTimeout as e:
         raise NotAnsweringError(f"Slurm: {e}") from e
     except CommandError as e:

@@ -133,7 +133,7 @@ def config(out: testing.State) -> cos_agent.Json:
 def test_a_collector_gets_jobs_alerts_and_dashboards(
     site: Site, related: testing.State, served: FakeExporter, event: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(states, "load", lambda app: states.State(mountpoint="/m", unit="u", fstypes=("f",), port=9567))
+    monkeypatch.setattr(states, "load", lambda app: states.State("a", "/m", "u", ("f",), port=9567))
     out = site.ctx.run(getattr(site.ctx.on, event)(), related)
     assert served.serving == {UNIT: {"app": APP}}
     found = config(out)

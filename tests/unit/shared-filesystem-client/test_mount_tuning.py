@@ -36,7 +36,7 @@ def test_every_value_of_ours_is_one_that_the_operator_could_give(kind: str):
 
 def test_every_flag_of_juicefs_has_the_version_that_brought_it():
     for flag in presets.JUICEFS.allowed:
-        assert juicefs.since(flag)
+        assert juicefs.text(juicefs.SINCE[flag])
 
 
 @pytest.mark.parametrize("profile", presets.PROFILES)

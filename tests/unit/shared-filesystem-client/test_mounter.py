@@ -18,7 +18,7 @@ from mount import mounter, watching
 from scripts import keeper
 from slurm_ddp import juicefs, mounts, readiness, records, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
-from slurm_ddp.run import Completed
+from slurm_ddp.run import CommandError, Completed
 
 UNIT = "juicefs-client.service"
 TIMER = "mount-keeper-client.timer"
@@ -197,6 +197,26 @@ def test_what_the_keeper_has_proved_lately_and_in_this_boot_counts(rig: Rig):
         assert watching.proven("client") == mountpoint
     mounter.remove("client", unit="client/0")
     assert watching.proven("client") is None
+
+
+def test_the_keeper_wants_what_runs_until_a_change_is_written(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    def watched() -> tuple[tuple[str, ...], tuple[str, ...]]:
+        watch = records.read(keeper.Watch, mount_plan.STATE / "client" / keeper.WATCH)
+        return watch.wanted, watch.known
+
+    def refuse(name: str, text: str) -> bool:
+        raise CommandError("systemctl exited 1")
+
+    old, new = ("JuiceFS:shared",), ("JuiceFS:other",)
+    rig.ensure(rig.plan())
+    assert watched() == (old, old)
+    other = rig.plan(volume=dataclasses.replace(rig.volume, name="other"))
+    with monkeypatch.context() as patch, pytest.raises(CommandError):
+        patch.setattr(systemd, "ensure_unit", refuse)
+        rig.ensure(other)
+    assert watched() == (old, (*old, *new))
+    rig.ensure(other)
+    assert watched() == (new, new)
 
 
 def test_the_second_time_nothing_is_touched(rig: Rig):

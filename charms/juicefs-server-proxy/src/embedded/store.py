@@ -24,7 +24,7 @@ import time
 from slurm_ddp import apt, files, juicefs_access, systemd
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, last_line, run
-from volume import format_journal, messages, rendering, spec, target
+from volume import format_journal, messages, spec, target
 
 METADATA_PORT = 6379
 OBJECTS_PORT = 2022
@@ -142,7 +142,7 @@ def ensure(settings: Settings) -> bool:
     metadata, objects = unit_names(app)
     config, binds = target.CONFIG_DIR / app, list(dict.fromkeys((settings.address, "127.0.0.1")))
     render = functools.partial(
-        rendering.render,
+        target.render,
         pathlib.Path(__file__).with_name("templates"),
         app=app,
         config=config,

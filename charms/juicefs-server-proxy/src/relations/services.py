@@ -26,8 +26,8 @@ _TLS = {
     ("postgres", "false"): "sslmode=disable",
     ("mysql", "true"): "tls=skip-verify",
 }
-_ENGINE_SECRETS = ("username", "password", "tls", "tls-ca", "uris")
-_STORE_SECRETS = ("access-key", "secret-key")
+ENGINE_SECRETS = ("username", "password", "tls", "tls-ca", "uris")  # that a database is asked for
+STORE_SECRETS = ("access-key", "secret-key")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,20 +38,6 @@ class Offer:
     engine: juicefs_access.Engine | None = None
     bucket: str = ""
     region: str = ""
-
-
-def engine_request(volume: str) -> dict[str, str]:
-    """Request a database of the volume's own, for clients on other machines."""
-    return {
-        "database": volume.replace("-", "_"),
-        "requested-secrets": json.dumps(_ENGINE_SECRETS),
-        "external-node-connectivity": "true",
-    }
-
-
-def store_request(volume: str) -> dict[str, str]:
-    """Request a bucket."""
-    return {"bucket": volume, "requested-secrets": json.dumps(_STORE_SECRETS), "lib-version": "1.0"}
 
 
 def read_engine(kind: str, data: Databag, reveal: Reveal) -> Offer | None:
@@ -92,7 +78,7 @@ def read_store(data: Databag, reveal: Reveal) -> Offer | None:
         raise ValueError(messages.NOT_HTTPS)
     scheme, host = found[1].lower(), found[2]
     in_host = data.get("s3-uri-style") == "host"
-    credentials = {key: content[key] for key in _STORE_SECRETS}
+    credentials = {key: content[key] for key in STORE_SECRETS}
     if chain := data.get("tls-ca-chain"):
         credentials["tls-ca"] = _chain(chain)
     address = f"{scheme}://{bucket}.{host}" if in_host else f"{scheme}://{host}/{bucket}"

@@ -5,13 +5,14 @@ import contextlib
 import dataclasses
 import functools
 import ipaddress
+import json
 import pathlib
 
 import ops
 import pydantic
 
 import embedded.store
-from relations import filesystem, services
+from relations import services
 from relations.peers import Ledger
 from slurm_ddp import juicefs_access
 from slurm_ddp.charm import Level, StatusError, config_errors, naming
@@ -21,6 +22,7 @@ from volume.spec import Volume
 
 ENGINES = {"postgresql": "postgres", "mysql": "mysql"}  # endpoints, and the kinds of engine behind them
 STORE = "s3"
+CLIENTS = "filesystem"  # the endpoint of those that mount the volume
 
 Read = collections.abc.Callable[[services.Databag, services.Reveal], services.Offer | None]
 
@@ -60,10 +62,12 @@ class Sources:
             self.config = charm.load_config(Config)
 
     def request(self) -> None:
-        """Ask the charmed services for what the volume needs; for the leader."""
-        name = self.config.volume_name
-        requests = dict.fromkeys(ENGINES, services.engine_request(name)) | {STORE: services.store_request(name)}
-        for endpoint, request in requests.items():
+        """Ask the charmed services for a database or bucket of the volume's own; for the leader."""
+        name, keys = self.config.volume_name, "requested-secrets"
+        engine = {"database": name.replace("-", "_"), keys: json.dumps(services.ENGINE_SECRETS)}
+        engine["external-node-connectivity"] = "true"  # for clients on other machines
+        store = {"bucket": name, keys: json.dumps(services.STORE_SECRETS), "lib-version": "1.0"}
+        for endpoint, request in (dict.fromkeys(ENGINES, engine) | {STORE: store}).items():
             for relation in self._model.relations[endpoint]:
                 relation.data[self._app].update(request)
 
@@ -103,7 +107,7 @@ class Sources:
 
     def _address(self) -> str:
         """Find the unit's address for clients, in figures: no machine needs to know another's name."""
-        binding = self._model.get_binding(filesystem.ENDPOINT)
+        binding = self._model.get_binding(CLIENTS)
         assert binding is not None
         bound = (interface.address for interface in binding.network.interfaces)
         for found in (*binding.network.ingress_addresses, *bound):

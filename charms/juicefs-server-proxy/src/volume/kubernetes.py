@@ -12,12 +12,12 @@ import re
 
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import Action, Log, Parameters, Results
-from volume import messages, rendering
+from volume import messages
 from volume.maintenance import private
-from volume.target import Unit
+from volume.target import Unit, render
 
 _DRIVER = "csi.juicefs.com"
-_render = functools.partial(rendering.render, pathlib.Path(__file__).with_name("templates"))
+_render = functools.partial(render, pathlib.Path(__file__).with_name("templates"))
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 
 

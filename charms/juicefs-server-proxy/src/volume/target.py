@@ -3,6 +3,9 @@
 import collections.abc
 import dataclasses
 import pathlib
+import typing
+
+import jinja2
 
 from slurm_ddp import juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
@@ -47,29 +50,24 @@ class Target:
             raise juicefs.JuicefsError(f"juicefs {command}: {juicefs.explain(e)}") from e
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
+class Unit(typing.Protocol):
     """What the actions work on: this unit, its application's volume, and the ways to it."""
 
     name: str
     leads: bool
-    uuid: str | None  # of the volume; None before it is formatted
     target: collections.abc.Callable[[], Target]  # the volume that should be there, unseen
     verify: collections.abc.Callable[[], tuple[Target, juicefs.Setting]]  # after a look that it is there
     storage: collections.abc.Callable[[], dict[str, str]]  # the state of its disk, where this unit serves the volume
-    pin: collections.abc.Callable[[str], object]  # keeps the UUID of a volume that was restored
+    pin: collections.abc.Callable[[str], None]  # keeps the UUID of a volume that was restored
+
+    @property
+    def uuid(self) -> str | None:
+        """The volume's UUID; None before it is formatted."""
 
 
 def program_path(app: str) -> pathlib.Path:
     """Locate an application's copy of juicefs."""
     return PROGRAM_DIR / app / "juicefs"
-
-
-def install(app: str, resource: pathlib.Path | None) -> str:
-    """Install juicefs for an application; return its version. Raises as `juicefs.ensure_program` does."""
-    program = program_path(app)
-    juicefs.ensure_program(program, resource)
-    return juicefs.text(juicefs.version(program))
 
 
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
@@ -78,3 +76,16 @@ def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Targ
     access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
     access.ensure_files()
     return Target(app, program, volume, credentials, access)
+
+
+def render(folder: pathlib.Path, template: str, **values: object) -> str:
+    """Fill in a template of a folder; a value that is missing is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - configuration files, not HTML
+    )
+    return environment.get_template(template).render(**values)

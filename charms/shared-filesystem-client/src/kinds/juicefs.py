@@ -4,6 +4,7 @@ import collections
 import logging
 import os
 import pathlib
+import re
 
 import mount_messages as messages
 import mount_plan
@@ -134,8 +135,8 @@ def _command(
     """Build the command up to its options; the engine's URL and the mountpoint follow."""
     for flag in presets.parse(presets.JUICEFS, spec.mount_options):
         if not juicefs.knows(version, flag):
-            text = messages.OPTION_TOO_NEW.format(flag=flag, since=juicefs.since(flag), version=juicefs.text(version))
-            raise presets.OptionError(text)
+            since, mine = map(juicefs.text, (juicefs.SINCE[flag], version))
+            raise presets.OptionError(messages.OPTION_TOO_NEW.format(flag=flag, since=since, version=mine))
     chosen = presets.merge(presets.JUICEFS, profile=spec.profile, given=spec.mount_options)
     buffer_mib = chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB)
     shared = any(map(_shares_the_systems_disk, caches))
@@ -199,10 +200,10 @@ def _existing(path: pathlib.Path) -> pathlib.Path:
 
 
 def _mib(text: str) -> int:
-    number, unit = text.rstrip("MGTi"), text.lstrip("0123456789").removesuffix("i")
-    if not number.isdecimal() or unit not in ("", "M", "G", "T"):
+    found = re.fullmatch(r"([0-9]+)([MGT]?)i?", text)
+    if found is None:
         raise ValueError(messages.CACHE_SIZE)
-    return int(number) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[unit]
+    return int(found[1]) * {"": 1, "M": 1, "G": 1024, "T": 1024**2}[found[2]]
 
 
 def _store_addresses(volume: fs.Juicefs) -> tuple[mount_plan.Servers, ...]:

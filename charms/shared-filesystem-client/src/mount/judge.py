@@ -9,7 +9,7 @@ from kinds import presets
 from mount import mounter, watching
 from scripts import keeper
 from slurm_ddp import juicefs, mounts
-from slurm_ddp.charm import Level, Status, StatusError
+from slurm_ddp.charm import Level, Status
 from slurm_ddp.mounts import State
 
 
@@ -54,13 +54,13 @@ def exposed(plan: mount_plan.Plan, found: mounts.Result) -> str:
 def explained(app: str) -> contextlib.AbstractContextManager[None]:
     """Turn what fails inside into a `StatusError`: Waiting for what may end without the operator, else Blocked."""
 
-    def status(error: Exception, text: str, passes: bool) -> StatusError:
-        if isinstance(error, juicefs.UnreachableError):
-            text = messages.SERVER_DOWN.format(problem=text, since=_since(watching.health(app).down_since))
-        return StatusError(Level.WAITING if passes else Level.BLOCKED, text, retry=passes)
+    def wait(error: Exception) -> str:
+        if not isinstance(error, juicefs.UnreachableError):
+            return str(error)
+        return messages.SERVER_DOWN.format(problem=error, since=_since(watching.health(app).down_since))
 
     lasting = (mount_plan.MountError, presets.OptionError)
-    return juicefs.explained(app, status, passing=(mount_plan.NotYetError,), lasting=lasting)
+    return juicefs.explained(app, wait, passing=(mount_plan.NotYetError,), lasting=lasting)
 
 
 def _since(moment: float) -> str:

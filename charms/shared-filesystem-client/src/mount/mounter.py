@@ -43,8 +43,8 @@ def ensure(plan: mount_plan.Plan) -> mounts.Result:
             raise mount_plan.MountError(messages.RIVAL.format(app=app, mountpoint=rival.mountpoint))
     with keeper.turn(mount_plan.STATE / spec.app, patience=_TURN_S):
         state = _write(plan)
-        seen = watching.recent(plan)
-        watching.watch(plan, state)
+        seen = watching.recent(plan, state)
+        state = watching.watch(plan, state)
         silence = keeper.unreachable(plan.servers, timeout=_SERVER_AGAIN_S if seen.down else _SERVER_S)
         if silence and seen.state == mounts.State.HUNG.value:
             found = mounts.Result(mounts.State.HUNG, seen.detail)
@@ -56,7 +56,7 @@ def ensure(plan: mount_plan.Plan) -> mounts.Result:
             caches = tuple(map(str, plan.caches))
             for path in set(state.caches) - set(caches):
                 _remove_cache(path)
-            watching.watch(plan, state.saved(spec.app, sources=plan.sources, caches=caches))
+            states.save(state, known=plan.sources, caches=caches)
         return found
 
 
@@ -104,13 +104,13 @@ def remove(app: str, *, unit: str) -> str:
     state = states.load(app)
     kept: list[str] = []
     if state is not None:
-        others = tuple(user for user in state.users if user != unit)
+        others = tuple(user for user in state.units if user != unit)
         with keeper.turn(mount_plan.STATE / app, patience=_TURN_S):
             if others:
-                state.saved(app, users=others)
-                watching.forget(app, unit)
+                states.save(state, units=others)
+                watching.wake_once_right(app, unit, [])
                 return ""
-            _take_down(app, state)
+            _take_down(state)
         kept = [path for path in state.caches if not _remove_cache(path)]
     readiness.withdraw(unit)  # which the keeper wrote
     with contextlib.suppress(OSError):
@@ -124,26 +124,26 @@ def remove(app: str, *, unit: str) -> str:
 
 
 def _write(plan: mount_plan.Plan) -> states.State:
-    """Write all that the mount needs, and when a running mount became out of date by that."""
-    app = plan.spec.app
-    state = states.load(app)
+    """Write all that the mount needs; return its state, with when a running mount became out of date by that."""
+    state = states.load(plan.spec.app)
     if state is not None and (state.mountpoint, state.unit) != (plan.spec.mountpoint, plan.unit):
-        _take_down(app, state)
+        _take_down(state)
         state = None
-    state = state or states.State(mountpoint=plan.spec.mountpoint, unit=plan.unit, fstypes=plan.fstypes)
-    state = state.saved(  # before anything is written that it helps to remove
-        app,
+    state = state or states.State(plan.spec.app, plan.spec.mountpoint, plan.unit, plan.fstypes)
+    state = states.save(  # before anything is written that it helps to remove
+        state,
         made_mountpoint=_prepare(plan) or state.made_mountpoint,
-        users=tuple(sorted({plan.spec.wanted_by, *state.users})),
-        sources=_united(state.sources, plan.sources),
+        units=tuple(sorted({plan.spec.wanted_by, *state.units})),
+        known=_united(state.known, plan.sources),
         files=_united(state.files, plan.files),
         caches=_united(state.caches, plan.caches),
     )
     changed = _write_files(plan)
     if plan.program_changed and not changed:
         changed = not (plan.reloads and state.reloads and _reload(plan))
-    stamp = {"boot": keeper.boot_id(), "changed_us": time.monotonic_ns() // 1000} if changed else {}
-    return state.saved(app, port=plan.port, reloads=plan.reloads, **stamp)
+    if not changed:
+        return state
+    return states.save(state, boot=keeper.boot_id(), changed_us=time.monotonic_ns() // 1000)
 
 
 def _united(old: tuple[str, ...], new: collections.abc.Iterable[str | pathlib.Path]) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ def _repair(plan: mount_plan.Plan, state: states.State, found: mounts.Result, si
     answered = watching.health(plan.spec.app).answered if found.state is mounts.State.HUNG else 0.0
     remedy = keeper.remedy(
         found.state,
-        ours=all(mount.fstype in state.fstypes and mount.source in state.sources for mount in here),
+        ours=all(map(state.is_known, here)),
         in_use=bool(mounts.users(mountpoint)),
         pending=pending(plan),
         fuse=keeper.is_fuse(plan.fstypes),
@@ -254,15 +254,15 @@ def _remove_cache(path: str) -> bool:
     return True
 
 
-def _take_down(app: str, state: states.State) -> None:
+def _take_down(state: states.State) -> None:
     """Undo everything outside of the application's own folders."""
-    watching.stop(app)
+    watching.stop(state.app)
     if systemd.is_active(state.unit):
         _stop(state.unit, uploads=bool(state.caches))
     systemd.ensure_no_unit(state.unit)
     for path in state.files:
         files.ensure_absent(path)
-    systemd.ensure_no_dropin(watching.SLURMD, f"10-{app}.conf")
+    systemd.ensure_no_dropin(watching.SLURMD, f"10-{state.app}.conf")
     _clear(state)
     path = pathlib.Path(state.mountpoint)
     if not mounts.at(state.mountpoint) and path.is_dir():
@@ -274,6 +274,6 @@ def _take_down(app: str, state: states.State) -> None:
 
 def _clear(state: states.State) -> None:
     for mount in reversed(mounts.at(state.mountpoint)):
-        if mount.fstype in state.fstypes and mount.source in state.sources:
+        if state.is_known(mount):
             with contextlib.suppress(mounts.MountError):  # one that is not ours lies on top
                 mounts.clear(state.mountpoint, fstype=mount.fstype, source=mount.source)

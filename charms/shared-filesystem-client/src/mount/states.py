@@ -1,50 +1,34 @@
-"""What each application left on this machine: enough to remove it, and to decide whether a mount is up to date."""
+"""What each application mounts and left on this machine: enough to remove it, and for the keeper to look after it."""
 
+import dataclasses
 import typing
 
-import pydantic
-
 import mount_plan
-from slurm_ddp import files
+from scripts import keeper
+from slurm_ddp import files, records
 
-_FILE = "mount.json"  # in the application's state folder
+State = keeper.Watch
 _METRICS_PORT = 9567  # JuiceFS's own
 
 
-class State(pydantic.BaseModel, frozen=True):
-    """One application's mount."""
-
-    mountpoint: str
-    unit: str
-    fstypes: tuple[str, ...]
-    sources: tuple[str, ...] = ()  # what may be mounted there: more than one while a change waits
-    made_mountpoint: bool = False
-    boot: str = ""
-    changed_us: int = 0  # on the monotonic clock of that boot: when unit, environment or program last changed
-    users: tuple[str, ...] = ()  # the Juju units that want it: one for each principal on the machine
-    files: tuple[str, ...] = ()
-    caches: tuple[str, ...] = ()
-    port: int = 0
-    reloads: bool = False  # the program that runs can be exchanged under the mount
-
-    def saved(self, app: str, **changes: typing.Any) -> "State":
-        """Apply the changes and write the file."""
-        state = self.model_copy(update=changes)
-        files.ensure_file(mount_plan.STATE / app / _FILE, state.model_dump_json(indent=1) + "\n", mode=0o600)
-        return state
+def save(state: State, **changes: typing.Any) -> State:
+    """Apply the changes and write the file."""
+    state = dataclasses.replace(state, **changes)
+    files.ensure_file(mount_plan.STATE / state.app / keeper.WATCH, records.text(state), mode=0o600)
+    return state
 
 
 def load(app: str) -> State | None:
     """Read an application's state; None where it mounts nothing."""
     try:
-        return State.model_validate_json((mount_plan.STATE / app / _FILE).read_text())
+        return records.read(State, mount_plan.STATE / app / keeper.WATCH)
     except OSError:
         return None
 
 
 def load_all() -> dict[str, State]:
     """Read the states of all applications on this machine."""
-    found = {path.parent.name: load(path.parent.name) for path in mount_plan.STATE.glob(f"*/{_FILE}")}
+    found = {path.parent.name: load(path.parent.name) for path in mount_plan.STATE.glob(f"*/{keeper.WATCH}")}
     return {app: state for app, state in found.items() if state is not None}
 
 

@@ -1,7 +1,5 @@
 """The keeper's side of a mount: its units and programs, what it watches, and what it found."""
 
-import contextlib
-import dataclasses
 import json
 import pathlib
 import re
@@ -24,27 +22,21 @@ def write_programs(app: str) -> None:
         files.ensure_file(mount_plan.LIB / app / name.replace("__main__", "mount_keeper"), source)
 
 
-def watch(plan: mount_plan.Plan, state: states.State) -> None:
-    """Have the keeper look after the mount from now on."""
+def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
+    """Have the keeper look after the mount from now on; return the state that it reads."""
     spec = plan.spec
-    watched = keeper.Watch(
-        app=spec.app,
-        mountpoint=spec.mountpoint,
-        unit=plan.unit,
-        fstypes=plan.fstypes,
+    state = states.save(
+        state,
         wanted=plan.sources,
-        known=tuple(source for source in state.sources if source not in plan.sources),
         writable=not spec.read_only,
         servers=plan.servers,
         speaks=plan.speaks,
-        changed_us=state.changed_us,
-        boot=state.boot,
         node=_node(),
         drain=spec.drain_on_failure,
-        units=state.users,
         sticky=plan.sticky,
+        port=plan.port,
+        reloads=plan.reloads,
     )
-    _save(watched)
     service, timer, starter = _units(spec.app)
     command = f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"
     common = {"mountpoint": spec.mountpoint, "command": command, "interval": keeper.INTERVAL_S}
@@ -54,23 +46,15 @@ def watch(plan: mount_plan.Plan, state: states.State) -> None:
     changed |= systemd.ensure_unit(timer, mount_plan.render("mount-keeper.timer.j2", **common))
     if changed or not systemd.is_active(timer):
         systemd.enable_now(timer)
+    return state
 
 
 def stop(app: str) -> None:
     """Remove the keeper's units and what it left."""
     for unit in reversed(_units(app)):
         systemd.ensure_no_unit(unit)
-    for name in (keeper.WATCH, keeper.HEALTH):
-        files.ensure_absent(mount_plan.STATE / app / name)
+    files.ensure_absent(mount_plan.STATE / app / keeper.HEALTH)
     files.ensure_absent(watchdog.TEXTFILES / keeper.METRICS.format(app))
-
-
-def forget(app: str, unit: str) -> None:
-    """Have the keeper no longer report to `unit` whether its mount works."""
-    with contextlib.suppress(OSError, ValueError):
-        watched = _watched(app)
-        _save(dataclasses.replace(watched, units=tuple(user for user in watched.units if user != unit)))
-    wake_once_right(app, unit, [])
 
 
 def wake_once_right(app: str, unit: str, command: list[str]) -> None:
@@ -87,13 +71,10 @@ def health(app: str) -> keeper.Health:
     return records.load(keeper.Health(), mount_plan.STATE / app / keeper.HEALTH)
 
 
-def recent(plan: mount_plan.Plan) -> keeper.Health:
+def recent(plan: mount_plan.Plan, state: states.State) -> keeper.Health:
     """Read what the keeper has just found with the servers of the plan, so that a hook need not wait for it again."""
     found = health(plan.spec.app)
-    with contextlib.suppress(OSError, ValueError):
-        if _is_recent(found) and _watched(plan.spec.app).servers == plan.servers:
-            return found
-    return keeper.Health()
+    return found if _is_recent(found) and state.servers == plan.servers else keeper.Health()
 
 
 def proven(app: str) -> str | None:
@@ -110,14 +91,6 @@ def _is_recent(found: keeper.Health) -> bool:
 def _units(app: str) -> tuple[str, str, str]:
     """Name a pass, the timer that starts it, and a pass that begins whenever the mount has come."""
     return f"mount-keeper-{app}.service", f"mount-keeper-{app}.timer", f"mount-keeper-{app}-up.service"
-
-
-def _watched(app: str) -> keeper.Watch:
-    return records.read(keeper.Watch, mount_plan.STATE / app / keeper.WATCH)
-
-
-def _save(watched: keeper.Watch) -> None:
-    files.ensure_file(mount_plan.STATE / watched.app / keeper.WATCH, records.text(watched), mode=0o600)
 
 
 def _node() -> str:

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import enum
 import fcntl
+import functools
 import json
 import pathlib
 import socket
@@ -69,23 +70,28 @@ class Remedy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """What the charm asks for; `watch.json`."""
+    """What the charm asks for, and what it left on this machine, for its removal; `watch.json`."""
 
     app: str
     mountpoint: str
     unit: str
     fstypes: tuple[str, ...]
-    wanted: tuple[str, ...]  # sources, as mountinfo may show the right one
-    known: tuple[str, ...]  # those that were ours before, too
-    writable: bool
+    wanted: tuple[str, ...] = ()  # sources, as mountinfo may show the right one
+    known: tuple[str, ...] = ()  # those that were ours before, too, while a change waits
+    writable: bool = True
     servers: tuple[tuple[tuple[str, int], ...], ...] = ()  # of each group one must answer
     speaks: str = ""  # the protocol of the first group, one of GREETINGS or TLS; without one a connection is an answer
     changed_us: int = 0  # on the monotonic clock of `boot`: since then a running mount is out of date
     boot: str = ""
     node: str = ""  # in Slurm
     drain: bool = False
-    units: tuple[str, ...] = ()  # the Juju units that want the mount
+    units: tuple[str, ...] = ()  # the Juju units that want the mount: one for each principal on the machine
     sticky: bool = False  # whether the root's sticky bit is ours to set, where others can write it
+    made_mountpoint: bool = False
+    files: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    port: int = 0  # of the client's metrics
+    reloads: bool = False  # the program that runs can be exchanged under the mount
 
     def is_known(self, mount: mounts.Mount) -> bool:
         """Tell whether a mount is the application's, of now or of before."""
@@ -364,27 +370,14 @@ def unreachable(
 ) -> str:
     """Name a server that does not answer, and why, where none of a group does; the first group is asked in `speaks`."""
     for number, group in enumerate(servers):
-        problem = ""
-        for server in group:
-            if not (problem := _silence(server, "" if number else speaks, timeout)):
-                break
-        if problem:
+        replies = functools.partial(_replies, "" if number else speaks)
+        if group and (problem := mounts.unreachable(group, timeout=timeout, replies=replies)):
             return problem
     return ""
 
 
-def _silence(server: tuple[str, int], protocol: str, timeout_s: float) -> str:
-    """Connect to a server and wait for a first reply in the protocol; return what failed."""
-    host, port = server
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        with socket.create_connection(server, timeout=timeout_s) as connection:
-            return "" if _replies(connection, protocol) else f"{shown} takes connections and is silent"
-    except OSError as e:
-        return f"{shown} does not answer ({str(e.strerror or e).lower()})"
-
-
-def _replies(connection: socket.socket, protocol: str) -> bool:
+def _replies(protocol: str, connection: socket.socket) -> bool:
+    """Wait for a server's first reply in the protocol."""
     try:
         if protocol == TLS:
             context = ssl.create_default_context()

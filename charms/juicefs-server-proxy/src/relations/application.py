@@ -1,0 +1,153 @@
+"""The application's volume from the view of this unit: what it serves and offers, and what the actions work on."""
+
+import functools
+
+import ops
+
+import embedded.store
+import embedded.users
+from relations.peers import Ledger
+from relations.sources import CLIENTS, Sources
+from slurm_ddp import juicefs, wake
+from slurm_ddp.charm import Level, Status, StatusError
+from slurm_ddp.interfaces import filesystem_info as fs
+from volume import formatting, messages
+from volume.target import Target, open_target, program_path
+
+_SILENT_S = 60  # for a client of ours that has joined: its first hook may need its machine's lock
+
+
+class Application:
+    """Every function raises `StatusError`, or what the charm turns into one."""
+
+    def __init__(self, charm: ops.CharmBase) -> None:
+        self._charm, self._ledger = charm, Ledger(charm)
+        self._clients = charm.model.relations[CLIENTS]
+        self.name, self.leads = charm.unit.name, charm.unit.is_leader()
+
+    @functools.cached_property
+    def _sources(self) -> Sources:
+        return Sources(self._charm)
+
+    @property
+    def uuid(self) -> str | None:
+        """The volume's UUID; None before it is formatted."""
+        return self._ledger.pinned.uuid
+
+    def pin(self, uuid: str, /) -> None:
+        """Keep the UUID of a volume that was restored."""
+        self._ledger.pin(uuid=uuid)
+
+    def reconcile(self) -> Status:
+        """Serve the volume where it is this unit's, offer it on the leader, and look at it: the unit's status."""
+        settings = self._serve()
+        if self.leads:
+            self._offer()
+        target, setting = self.verify()
+        values = {"name": target.volume.name, "server": self._ledger.pinned.server}
+        if settings is not None:
+            usage = embedded.store.usage(settings.directory)
+            self._ledger.publish_room(usage.room_gib(setting.used_bytes))
+            text = messages.SERVING.format(usage=usage.summary(), **values)
+        else:
+            text = messages.OFFERING if self._ledger.pinned.mode == "external" else messages.STANDBY
+            text = text.format(**values)
+        return self._unable() or Status(Level.ACTIVE, text)
+
+    def target(self) -> Target:
+        """Open the volume that should be there, without a look at it."""
+        wanted = self._sources.external(self._ledger)
+        is_ours = wanted is None and self._ledger.is_server
+        if is_ours and not embedded.store.is_running(self._sources.settings(self._ledger)):
+            raise StatusError(Level.MAINTENANCE, messages.STARTING)
+        return open_target(self._charm.app.name, *(wanted or self._sources.served(self._ledger)))
+
+    def verify(self) -> tuple[Target, juicefs.Setting]:
+        """Look at the volume without changing anything."""
+        target, uuid = self.target(), self.uuid
+        if uuid is None:
+            raise StatusError(Level.WAITING, messages.UNFORMATTED)
+        return target, formatting.ensure_formatted(target, formatting.Known(uuid))
+
+    def storage(self) -> dict[str, str]:
+        """Describe this unit's disk, where it holds the volume."""
+        ledger = self._ledger
+        return embedded.store.describe(self._sources.settings(ledger).directory) if ledger.is_server else {}
+
+    def await_unmounted(self) -> None:
+        """Wait until no client has the volume mounted, unless it was never offered."""
+        if not self._ledger.pinned.may_move:
+            clients = [relation.app.name for relation in self._clients]
+            embedded.users.await_none(self._sources.settings(self._ledger), clients, self._show_progress)
+
+    def revoke(self, relation: ops.Relation) -> None:
+        """Take the credentials back from a client that left."""
+        secret = self._ledger.secret()
+        if secret is not None and self.leads:
+            secret.revoke(relation)
+
+    def _serve(self) -> embedded.store.Settings | None:
+        """Settle on the leader what the volume is, install juicefs, and serve the volume where it is this unit's."""
+        app, ledger, sources = self._charm.app.name, self._ledger, self._sources
+        if self.leads:
+            sources.request()
+        is_embedded = sources.external(ledger) is None
+        is_new = self.leads and ledger.settle(embedded=is_embedded)
+        if ledger.pinned.mode == "external":
+            embedded.store.ensure_none(app)
+            ledger.withdraw()
+        program = program_path(app)
+        juicefs.ensure_program(program, sources.program())
+        self._charm.unit.set_workload_version(juicefs.text(juicefs.version(program)))
+        if is_embedded and self.leads:
+            known = None if is_new else ledger.credentials()
+            ledger.ensure_secret(embedded.store.passwords(app, known))
+        if not is_embedded or not ledger.is_server:
+            return None
+        settings = sources.settings(ledger)
+        if not embedded.store.is_running(settings):
+            self._show_progress(messages.STARTING)
+        embedded.store.ensure(settings)
+        ledger.publish_address(settings.address)
+        if ledger.pinned.uuid is None:
+            ledger.publish_room(embedded.store.usage(settings.directory).room_gib(0))
+        return settings
+
+    def _offer(self) -> None:
+        """Format the volume if there is none, make it have its options, and offer it to every related application."""
+        ledger, target = self._ledger, self.target()
+        known = ledger.known(target.access.url, target.volume.name, adopt=self._sources.config.adopt)
+        setting = formatting.ensure_formatted(target, known)
+        ledger.pin(uuid=setting.uuid, formatting=None)
+        formatting.ensure_options(target, setting)
+        formatting.ensure_sticky_root(target)
+        secret, revision = ledger.ensure_secret(target.credentials)
+        uri = formatting.published(target, setting, (secret.id if secret else None, revision)).uri()
+        for relation in self._clients:
+            if secret is not None:
+                secret.grant(relation)
+            relation.data[self._charm.app][fs.KEY] = uri
+        if self._clients:
+            ledger.pin(offered="yes")
+
+    def _unable(self) -> Status | None:
+        """Name a related application none of whose units publishes that it can mount JuiceFS.
+
+        Upstream's filesystem-client writes nothing into its databag and fails its hook over a scheme that it does not
+        know. A client of ours that has just joined has a minute to publish; after that this unit looks again by itself.
+        """
+        silent = {
+            relation.id: relation.app.name
+            for relation in self._clients
+            if relation.units and not any(fs.mounts_juicefs(relation.data[unit]) for unit in relation.units)
+        }
+        silent_s = self._ledger.silent_s(silent)
+        if any(seconds < _SILENT_S for seconds in silent_s.values()):
+            wake.later(self.name, self._charm.charm_dir, _SILENT_S)
+        for relation, client in silent.items():
+            if silent_s[relation] >= _SILENT_S:
+                return Status(Level.BLOCKED, messages.CANNOT_MOUNT.format(app=self._charm.app.name, client=client))
+        return None
+
+    def _show_progress(self, text: str) -> None:
+        self._charm.unit.status = ops.MaintenanceStatus(text)
