@@ -2,6 +2,7 @@
 
 import collections
 import collections.abc
+import contextlib
 import pathlib
 import socket
 import typing
@@ -89,8 +90,10 @@ def xids(option: str) -> collections.abc.Iterator[core.Metric]:
     done = run(*argv, timeout=_LOG_S, check=False)
     if done.returncode not in (0, 1) or done.stderr.strip():  # 1: no such line
         raise CommandError(f"journalctl exited {done.returncode}: {done.stderr.strip()[:120]}")
-    drain, ignore = health.parse_xids(option if health.are_xids(option) else "")
-    scope = health.Scope(drain_xids=drain, ignore_xids=ignore)
+    scope = health.Scope()
+    with contextlib.suppress(ValueError):  # the unit's status names an option that cannot be read
+        drain, ignore = health.parse_xids(option)
+        scope = health.Scope(drain_xids=drain, ignore_xids=ignore)
     found: collections.Counter[tuple[str, str]] = collections.Counter()
     for line in done.stdout.splitlines():
         if match := health.XID.search(line):
