@@ -15,6 +15,6 @@ def find(name: str) -> pathlib.Path:
     folder = os.environ.get(FOLDER, "")
     path = pathlib.Path(folder).absolute() / name
     if not folder or not path.is_dir():
-        hint = f"git clone {_URLS[name]} peers/{name} && {FOLDER}=peers make bench"
+        hint = f"git clone {_URLS[name]} ../peers/{name} && {FOLDER}=../peers make bench"
         raise row.NotHere(f"no checkout of {name}: {hint}")
     return path

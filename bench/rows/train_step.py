@@ -1,7 +1,9 @@
 """Tokens per second of a training step, one process on all cores, against nanoGPT's loop on the same shard."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import functools
 import pathlib
+from collections.abc import Callable
 
 import torch
 
@@ -28,6 +30,8 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             )  # fmt: skip
             shape = shapes.Shape(layers, heads, width, seq_len, vocab)
             kind = model.Kind({"kind": "gpt"}, shapes.count(shape), lambda shape=shape: model.GPT(shape))
+            hardware.set_matmul(world.device, is_own=True)
+            products = torch.get_float32_matmul_precision()
             fp32_s, bf16_s = hardware.trial(kind.build, batch, seq_len, vocab, world.device)
             bf16 = hardware.may_gain_by_bf16(world.device) and hardware.prefers_bf16(fp32_s, bf16_s)
             settings = train.dataclasses.replace(settings, precision="bf16" if bf16 else "fp32")
@@ -43,15 +47,20 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
             ]
             with reader.Reader(dataset, plan, rank=0, size=1, start=0, stop=10**6, device=world.device) as batches:
 
-                def ours(
-                    training: train.Training = training, steps: int = steps, batches: reader.Reader = batches
-                ) -> None:
-                    for _ in range(steps):
-                        loss, *_ = training._step(batches.next(), lr=1e-3)
-                        loss.item()
+                def our_step(training: train.Training = training, batches: reader.Reader = batches) -> None:
+                    loss, *_ = training._step(batches.next(), lr=1e-3)
+                    loss.item()
 
-                peers = [lambda loop=loop, steps=steps: [loop.step() for _ in range(steps)] for loop in loops]
-                taken = row.alternate([ours, *peers], turns)
+                def turn(step: Callable[[], object], precision: str = "highest", steps: int = steps) -> None:
+                    torch.set_float32_matmul_precision(precision)
+                    for _ in range(steps):
+                        step()
+
+                programs = [
+                    functools.partial(turn, our_step, products),
+                    *(functools.partial(turn, loop.step) for loop in loops),
+                ]
+                taken = row.alternate(programs, turns)
             rates = [steps * batch * seq_len / row.median(laps.wall_s) for laps in taken]
             shares = [f"{taken[0].cpu_ratio(peer)}, {taken[0].least_ratio(peer)}" for peer in taken[1:]]
             how = f"{shares[0]}; ours chose {settings.precision}, {torch.get_num_threads()} threads"
