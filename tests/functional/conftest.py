@@ -136,6 +136,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> typing.Iterator[None]:
     if report.failed and isinstance(cluster, Cluster):
         answer = cluster.ctl("exec", "--unit", "slurmctld/0", "--", "sinfo", "-hN", "-o", "%N %T %E %H", timeout=60)
         report.sections.append(("nodes in Slurm", answer.out or answer.err))
+        report.sections.append(("status", cluster.ctl("status", timeout=60).out))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -195,7 +195,7 @@ def one_card(cluster: Cluster, request: pytest.FixtureRequest) -> typing.Iterato
     # Lines go with an event, and slurmd would be refused while they go under a test's other cards.
     while not is_fit(cluster, "gpu:mock_gpu:1", within=5) or block(cluster):
         assert time.monotonic() < deadline, (show(cluster), block(cluster))
-        notice(cluster)
+        cluster.ok("update-status")  # of both nodes' units: the other node may have lines left
         cluster.ctl("run", unit_on(cluster), "accept-gpus")
 
 
