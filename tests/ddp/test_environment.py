@@ -14,12 +14,13 @@ import typing
 
 import pytest
 
+from ddp.environment import packing
 from ddp.node import spec
 
 DRIVER = """
 import os, sys
 from ddp.node import environment, spec
-if "_digest" in sys.argv[2]:
+if "_extract" in sys.argv[2]:
     exec(sys.argv[2])
 try:
     python, lock = environment.use(spec.Environment(**eval(sys.argv[1])), "slurmd-0")
@@ -138,6 +139,72 @@ def test_a_half_written_archive_is_never_used(store: Store):
     assert not store.home.exists()
 
 
+def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
+    """As the trainer packs them: folders, links, modes, an empty file, names with a newline and a leading dash."""
+    source, scratch = tmp_path / "env", tmp_path / "scratch"
+    for folder in ("bin", "lib/empty", "lib/many"):
+        (source / folder).mkdir(parents=True)
+    (source / "bin" / "python").symlink_to(sys.executable)
+    (source / "lib64").symlink_to("lib")
+    (source / "bin" / "tool").write_text("#!/bin/sh\n")
+    (source / "bin" / "tool").chmod(0o755)
+    (source / "lib" / "-x\ny").write_text("")
+    (source / "lib" / "many" / "copy").hardlink_to(source / "bin" / "tool")
+    for number in range(40):
+        (source / "lib" / "many" / f"{number}").write_bytes(os.urandom(number * 1000))
+    scratch.mkdir()
+    store = Store(tmp_path)
+    with store.archive.open("wb") as file:
+        sha256, parts = packing.pack(source, file, scratch)
+    assert not list(scratch.iterdir())
+    assert len(parts) == packing.PARTS
+    assert hashlib.sha256(store.archive.read_bytes()).hexdigest() == sha256
+    done = store.use(sha256=sha256, parts=tuple(parts))
+    assert done.returncode == 0, done.stderr
+    assert snapshot(store.home) == snapshot(source)
+    whole = tmp_path / "whole"  # as another program reads it
+    whole.mkdir()
+    subprocess.run(["tar", "--zstd", "-x", "-f", store.archive, "-C", whole], check=True)
+    assert snapshot(whole) == snapshot(source)
+
+
+def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return mode, time of change in seconds, and content of all below a folder, but for what marks an unpacking."""
+    found: dict[str, tuple[int, int, bytes]] = {}
+    for path in folder.rglob("*"):
+        about = path.lstat()
+        is_link = stat.S_ISLNK(about.st_mode)
+        content = str(path.readlink()).encode() if is_link else b"" if path.is_dir() else path.read_bytes()
+        found[str(path.relative_to(folder))] = (about.st_mode, 0 if is_link else int(about.st_mtime), content)
+    found.pop("unpacked-in-s", None)
+    return found
+
+
+@pytest.mark.parametrize("damage", ["cut", "more", "changed"])
+def test_a_damaged_part_is_never_used(store: Store, damage: str):
+    data = store.archive.read_bytes()
+    parts = tuple((len(half), hashlib.sha256(half).hexdigest()) for half in (data[:90000], data[90000:]))
+    changed = data[:100000] + bytes([data[100000] ^ 1]) + data[100001:]
+    store.archive.write_bytes({"cut": data[:-1], "more": data + b"x", "changed": changed}[damage])
+    done = store.use(parts=parts)
+    assert (done.returncode, f"{store.archive} is damaged; remove it" in done.stderr) == (78, True)
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(path.suffix for path in store.cache.iterdir()) == [".lock"]
+
+
+def test_a_disk_that_fills_is_named(store: Store, tmp_path: pathlib.Path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "tar").write_text("#!/bin/sh\necho 'tar: ./lib/data: Cannot write: No space left on device' >&2; exit 2\n")
+    (tools / "tar").chmod(0o755)
+    store.path = f"{tools}:{store.path}"
+    done = store.use()
+    assert done.returncode == 78
+    assert done.stderr.endswith(": tar: ./lib/data: Cannot write: No space left on device\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert not store.home.exists()
+
+
 def test_a_missing_archive_says_that_the_filesystem_may_be_missing(store: Store):
     store.archive.unlink()
     done = store.use()
@@ -243,12 +310,12 @@ def test_an_archive_of_another_account_is_used_only_where_that_is_trusted(store:
     assert store.use(trusted_uids=(2077,)).returncode == 0
 
 
-def test_what_was_hashed_is_unpacked_whatever_its_name_leads_to_then(store: Store):
-    """The archive is exchanged between the check of its checksum and the unpacking."""
+def test_what_was_trusted_is_unpacked_whatever_its_name_leads_to_then(store: Store):
+    """The archive is exchanged between the check of its owner and the unpacking."""
     other = store.archive.with_name("other")
     other.write_bytes(b"not an archive")
-    exchange = f"lambda *a, was=environment._digest: (was(*a), os.replace({str(other)!r}, {str(store.archive)!r}))[0]"
-    done = store.use(then=f"environment._digest = {exchange}")
+    exchange = f"lambda *a, real=environment._extract: (os.replace({str(other)!r}, {str(store.archive)!r}), real(*a))"
+    done = store.use(then=f"environment._extract = {exchange}")
     assert done.returncode == 0, done.stderr
     assert (store.home / "lib" / "data").stat().st_size == 200000
     assert store.archive.read_bytes() == b"not an archive"

@@ -163,7 +163,7 @@ def test_no_text_of_python_is_executed():
     assert first == {
         "sh": {"node/supervisor.py"},
         "bash": {"node/network.py"},
-        "zstd": {"node/environment.py", "environment/archives.py"},
+        "zstd": {"node/environment.py", "environment/archives.py", "environment/packing.py"},
         "git": {"snapshot.py"},
         "-r": {"environment/environments.py"},
     }

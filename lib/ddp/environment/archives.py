@@ -18,6 +18,7 @@ import zipfile
 import zlib
 
 from ddp import backports
+from ddp.environment import packing
 from ddp.node.explain import Json, opened, read_object, tail
 from ddp.workspace.files import RefusedError, replace
 
@@ -97,19 +98,22 @@ def open_wheelhouse(path: str, target: str) -> Json:
 
 
 def finish_environment(build: str, payload: str) -> Json:
-    """Copy the payload into a built environment, remove what no run reads, and return the environment's size."""
+    """Add the payload to a built environment, remove what no run reads, compile the rest; return its size."""
     environment = pathlib.Path(build, "env")
     (site,) = environment.glob("lib/python3.*/site-packages")
     target = site / "ddptrain"
     shutil.copytree(pathlib.Path(payload, "ddptrain"), target, ignore=shutil.ignore_patterns("__pycache__"))
     (site / "ddptrain.pth").write_text("import ddptrain.startup\n")
-    compiled = [str(environment / "bin" / "python"), "-m", "compileall", "-q", str(target)]
-    subprocess.run(compiled, check=True, timeout=300, capture_output=True)
     for folder in [site / "torch" / "test", *_folders_of_tests(site)]:
         shutil.rmtree(folder, ignore_errors=True)
     for path in (site / "torch" / "bin").glob("*"):
         if re.search(r"(^|_)[tT]est|Test$|^protoc", path.name):  # what is needed there is torch_shm_manager
             path.unlink()
+    compiled = [str(environment / "bin" / "python"), "-m", "compileall", "-qq", "-j0"]
+    subprocess.run([*compiled, str(target)], check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        [*compiled, str(site)], check=False, timeout=1200, capture_output=True
+    )  # of templates some are no code
     sizes = [path.lstat().st_size for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
     return {"size_bytes": sum(sizes), "files": len(sizes)}
 
@@ -117,22 +121,18 @@ def finish_environment(build: str, payload: str) -> Json:
 def store_environment(build: str, folder: str, manifest: Json) -> Json:
     """Archive a built environment into `folder` under its hash; the manifest, written last, makes it valid."""
     descriptor, name = tempfile.mkstemp(prefix=".environment-", suffix=".tmp", dir=folder)
-    os.close(descriptor)
     partial = pathlib.Path(name)
     try:
-        argv = ["tar", "-C", str(pathlib.Path(build, "env")), "--sort=name", "-I", "zstd -q -T0 -3", "-cf", name, "."]
-        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=3600)
-        if done.returncode != 0:
-            raise RefusedError(f"archiving the environment failed: {' '.join(done.stderr.split())[-300:]}")
-        with partial.open("rb+") as file:
-            digest = backports.sha256(file)
+        with os.fdopen(descriptor, "wb") as file:
+            digest, parts = packing.pack(pathlib.Path(build, "env"), file, pathlib.Path(build))
+            file.flush()
             os.fsync(file.fileno())
         partial.chmod(0o644)
         size = partial.stat().st_size
         partial.replace(pathlib.Path(folder, f"{digest[:16]}.tar.zst"))
     finally:
         partial.unlink(missing_ok=True)
-    complete = {**manifest, "hash": digest[:16], "sha256": digest, "size_bytes": size}
+    complete = {**manifest, "hash": digest[:16], "sha256": digest, "size_bytes": size, "parts": parts}
     replace(pathlib.Path(folder, f"{digest[:16]}.json"), json.dumps(complete, indent=1, sort_keys=True) + "\n")
     return complete
 

@@ -310,10 +310,10 @@ def _make(settings: Settings, choice: Choice, wheels: Wheelhouse | None, log: Lo
         if own is not None:
             builder.install_own(own)
         finish = functools.partial(
-            folders.call, settings, archives.finish_environment, timeout_s=600,
+            folders.call, settings, archives.finish_environment, timeout_s=1800,
             build=folder, payload=str(settings.payload),
         )  # fmt: skip
-        size = with_progress(log, "removing what no run reads", finish)
+        size = with_progress(log, "removing what no run reads, compiling the rest", finish)
         manifest = {
             "torch": with_progress(log, "checking it", lambda: _check(settings, pathlib.Path(folder))),
             "key": _key(settings, choice.build, wheels.sha256 if wheels else "", own.sha256 if own else ""),
@@ -453,7 +453,7 @@ class _Builder:
 
     def _pip(self, text: str, *arguments: str | pathlib.Path) -> None:
         log = self._folder / "pip.log"
-        quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", f"--log={log}")
+        quiet = ("--no-input", "--disable-pip-version-check", "--progress-bar=off", f"--log={log}", "--no-compile")
         argv = (self._python, "-m", "pip", "install", *quiet, *self._offline, *arguments)
         with_progress(self._log, text, lambda: _run(*argv), lambda: _last_step(self._settings, log))
 

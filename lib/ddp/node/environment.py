@@ -15,6 +15,7 @@ from ddp.node import ownership, spec, spool
 LOCK_S = 1800.0
 OLD_S = 14 * 86400.0  # an environment unused for this long is removed
 ROOM_BYTES = 256 << 20  # what must stay free beside it
+_BLOCK = 1 << 20
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -123,12 +124,12 @@ def _unpack(wanted: spec.Environment, name: str, home: str, marker: str, host: s
         free = about.f_bavail * about.f_frsize
         if free <= wanted.unpacked_bytes + ROOM_BYTES:
             raise UnusableError(f"{cache} has {free} bytes free; the environment needs {wanted.unpacked_bytes}")
-        if _digest(archive, wanted.archive) != wanted.sha256:
-            raise UnusableError(f"{wanted.archive} is damaged; remove it, then: {wanted.remedy}")
         fresh = tempfile.mkdtemp(prefix=f".{name}.", dir=cache)
-        if not _extract(archive, fresh):
+        try:
+            _extract(archive, wanted, fresh)
+        except UnusableError:
             shutil.rmtree(fresh, ignore_errors=True)
-            raise UnusableError(f"{wanted.archive} could not be unpacked to {fresh}")
+            raise
     finally:
         os.close(archive)
     os.rename(fresh, home)
@@ -146,42 +147,81 @@ def _open(wanted: spec.Environment) -> int:
     return ownership.open_trusted(os.path.realpath(wanted.archive), trusted)
 
 
-def _digest(archive: int, path: str) -> str:
-    import hashlib
+def _extract(archive: int, wanted: spec.Environment, folder: str) -> None:
+    """Unpack the parts of the open archive side by side, computing their digests meanwhile. Raises UnusableError."""
+    import concurrent.futures
+    import functools
+    import itertools
 
-    digest = hashlib.sha256()
-    os.lseek(archive, 0, os.SEEK_SET)
-    try:
-        while block := os.read(archive, 1 << 20):
-            digest.update(block)
-    except OSError as e:
-        raise UnusableError(f"{path} cannot be read ({e.strerror}); is the shared filesystem mounted here?") from e
-    return digest.hexdigest()
+    held = os.fstat(archive).st_size
+    parts = wanted.parts or ((held, wanted.sha256),)
+    ends = itertools.accumulate(size for size, _ in parts)
+    contents = [_Blocks(archive, wanted.archive, end - size, end) for end, (size, _) in zip(ends, parts, strict=True)]
+    with concurrent.futures.ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(parts))) as pool:
+        failures = list(pool.map(functools.partial(_extract_part, folder), contents))
+    digests = [content.digest.hexdigest() for content in contents]
+    if digests != [sha256 for _, sha256 in parts] or held != sum(size for size, _ in parts):
+        raise UnusableError(f"{wanted.archive} is damaged; remove it, then: {wanted.remedy}")
+    if why := next(filter(None, failures), ""):
+        raise UnusableError(f"{wanted.archive} could not be unpacked to {folder}: {why}")
 
 
-def _extract(archive: int, folder: str) -> bool:
-    """Unpack the open archive into a folder; return whether that succeeded."""
-    import shutil
+class _Blocks:
+    """A part of the archive, block by block; `digest` is of the blocks that were read."""
 
-    os.lseek(archive, 0, os.SEEK_SET)
-    tar = ["tar", "-x", "-C", folder]
-    with subprocess.Popen(tar, stdin=subprocess.PIPE) as unpacker:
-        assert unpacker.stdin is not None
+    def __init__(self, archive: int, path: str, begin: int, end: int) -> None:
+        import hashlib
+
+        self._archive, self._path, self._at, self._end = archive, path, begin, end
+        self.digest = hashlib.sha256()
+
+    def __iter__(self) -> "_Blocks":
+        return self
+
+    def __next__(self) -> bytes:
         try:
-            if shutil.which("zstd"):
-                done = subprocess.run(["zstd", "-q", "-d", "-c"], stdin=archive, stdout=unpacker.stdin, check=False)
-                succeeded = done.returncode == 0
-            else:
-                succeeded = True
-                for block in _decompressed(archive):
-                    unpacker.stdin.write(block)
-            unpacker.stdin.close()
-        except (OSError, ValueError) as e:
-            spool.write(f"[ENV] unpacking: {e}")
-            with contextlib.suppress(OSError):
-                unpacker.stdin.close()
-            succeeded = False
-    return unpacker.returncode == 0 and succeeded
+            block = os.pread(self._archive, min(_BLOCK, self._end - self._at), self._at)
+        except OSError as e:
+            why = f"({e.strerror}); is the shared filesystem mounted here?"
+            raise UnusableError(f"{self._path} cannot be read {why}") from e
+        if not block:
+            raise StopIteration
+        self._at += len(block)
+        self.digest.update(block)
+        return block
+
+
+def _extract_part(folder: str, content: _Blocks) -> str:
+    """Unpack a part into a folder, and read it to its end; return what failed, or an empty string."""
+    import shutil
+    import tempfile
+
+    zstd = ["zstd", "-q", "-d", "-c"]
+    failure = ""
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(["tar", "-x", "-C", folder], stdin=subprocess.PIPE, stderr=errors) as tar:
+            assert tar.stdin is not None
+            try:
+                if shutil.which(zstd[0]):
+                    with subprocess.Popen(zstd, stdin=subprocess.PIPE, stdout=tar.stdin, stderr=errors) as decompressor:
+                        assert decompressor.stdin is not None
+                        decompressor.stdin.writelines(content)
+                    if decompressor.returncode:
+                        failure = f"zstd exited {decompressor.returncode}"
+                else:
+                    tar.stdin.writelines(_decompressed(content))
+                tar.stdin.close()
+            except (OSError, ValueError) as e:
+                failure = str(e)
+                with contextlib.suppress(OSError):
+                    tar.stdin.close()
+            for _ in content:  # for its digest, which tells a damaged archive from a full disk
+                pass
+        if tar.returncode:
+            failure = f"tar exited {tar.returncode}"
+        errors.seek(0)
+        lines = errors.read(4096).decode(errors="replace").splitlines()
+    return lines[0] if failure and lines else failure
 
 
 def _remove_old(cache: str, but: str) -> None:
@@ -204,8 +244,8 @@ def _remove_old(cache: str, but: str) -> None:
                 os.close(lock)
 
 
-def _decompressed(archive: int) -> collections.abc.Iterator[bytes]:
-    """Decompress a zstd archive with libzstd, for nodes without the program; dpkg and systemd depend on the library.
+def _decompressed(blocks: collections.abc.Iterable[bytes]) -> collections.abc.Iterator[bytes]:
+    """Decompress zstd frames with libzstd, for nodes without the program; dpkg and systemd depend on the library.
 
     Raises ValueError for another format, or a truncated archive. The calls are those of zstd.h, "Streaming
     decompression".
@@ -220,9 +260,9 @@ def _decompressed(archive: int) -> collections.abc.Iterator[bytes]:
     pointer = ctypes.POINTER(Buffer)
     lib.ZSTD_decompressStream.argtypes = [ctypes.c_void_p, pointer, pointer]
     lib.ZSTD_decompressStream.restype = ctypes.c_size_t
-    stream, room = lib.ZSTD_createDStream(), ctypes.create_string_buffer(1 << 20)
+    stream, room = lib.ZSTD_createDStream(), ctypes.create_string_buffer(_BLOCK)
     left = 0
-    while block := os.read(archive, 1 << 20):
+    for block in blocks:
         held = ctypes.create_string_buffer(block, len(block))
         given = Buffer(ctypes.addressof(held), len(block), 0)
         while True:

@@ -31,6 +31,7 @@ class Environment:
     python: str  # version, such as 3.12
     trusted_uids: tuple[int, ...]  # who may own the archive and the folders above it, beside root and the job's user
     remedy: str  # the command that builds a damaged archive anew
+    parts: tuple[tuple[int, str], ...] = ()  # bytes and SHA-256 of each part of the archive; () where it is one
 
 
 @dataclasses.dataclass(frozen=True)

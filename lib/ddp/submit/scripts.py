@@ -183,6 +183,7 @@ def _environment(settings: Settings, environment: Environment) -> spec.Environme
         python=about.python,
         trusted_uids=tuple(folders.trusted(settings)),
         remedy=settings.typed("install-environment"),
+        parts=about.parts,
     )
 
 

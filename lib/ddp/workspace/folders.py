@@ -33,13 +33,17 @@ class HangingError(WorkspaceError):
     """The filesystem did not respond in time."""
 
 
+Sha256 = typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class Manifest(pydantic.BaseModel, frozen=True):
     """The file beside an environment's archive; each field has an alphabet, since the file belongs to a user."""
 
     key: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of what it was made from
     hash: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]  # of the archive; names it
-    sha256: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Sha256
     size_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
+    parts: tuple[tuple[typing.Annotated[int, pydantic.Field(ge=1)], Sha256], ...] = ()  # of the archive; () is one
     unpacked_bytes: typing.Annotated[int, pydantic.Field(ge=1)]
     python: typing.Annotated[str, pydantic.Field(pattern=r"^3\.[0-9]{1,2}$")]
     torch: typing.Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z.+_-]{1,64}$")]
