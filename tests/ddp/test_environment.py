@@ -157,7 +157,14 @@ def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
     with store.archive.open("wb") as file:
         sha256, parts = packing.pack(source, file, scratch)
     assert not list(scratch.iterdir())
-    assert len(parts) == packing.PARTS
+    assert len(parts) == packing.PARTS + 1
+    listed = subprocess.run(
+        ["tar", "--zstd", "-t"], input=store.archive.read_bytes()[: parts[0][0]], stdout=-1, check=True
+    )
+    folders = sorted(
+        f"./{path.relative_to(source)}/" for path in source.rglob("*") if path.is_dir() and path.name != "lib64"
+    )
+    assert sorted(listed.stdout.decode().splitlines()) == folders, "tars that both make a folder fail"
     assert hashlib.sha256(store.archive.read_bytes()).hexdigest() == sha256
     done = store.use(sha256=sha256, parts=tuple(parts))
     assert done.returncode == 0, done.stderr
@@ -169,13 +176,17 @@ def test_the_parts_of_an_archive_are_unpacked(tmp_path: pathlib.Path):
 
 
 def snapshot(folder: pathlib.Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return mode, time of change in seconds, and content of all below a folder, but for what marks an unpacking."""
+    """Return mode, a file's time of change in seconds, and content of all below a folder, but what marks an unpacking."""
     found: dict[str, tuple[int, int, bytes]] = {}
     for path in folder.rglob("*"):
         about = path.lstat()
         is_link = stat.S_ISLNK(about.st_mode)
         content = str(path.readlink()).encode() if is_link else b"" if path.is_dir() else path.read_bytes()
-        found[str(path.relative_to(folder))] = (about.st_mode, 0 if is_link else int(about.st_mtime), content)
+        found[str(path.relative_to(folder))] = (
+            about.st_mode,
+            int(about.st_mtime) if path.is_file() and not is_link else 0,
+            content,
+        )
     found.pop("unpacked-in-s", None)
     return found
 

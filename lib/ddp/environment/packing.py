@@ -1,6 +1,7 @@
 """An environment as one archive: a tar, compressed in parts that are packed and unpacked side by side.
 
-Each part is a zstd frame. The frames one after the other are one tar, so that `zstd -dc FILE | tar -x` reads it, too.
+Each part is a zstd frame; the first holds the folders, for each of the others needs them: two tars that both make one
+fail (GNU tar 1.34). The frames one after the other are one tar, so that `zstd -dc FILE | tar -x` reads it, too.
 """
 
 import concurrent.futures
@@ -8,6 +9,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import stat
 import subprocess
 import tarfile
 import tempfile
@@ -15,7 +17,7 @@ import typing
 
 from ddp.workspace.files import RefusedError
 
-PARTS = 16  # more than one node's cores would not help: the greatest file, a library of CUDA, is one part
+PARTS = 16  # beside the folders; more would not help, for the greatest file, a library of CUDA, is in one
 _BLOCK = 1 << 20
 
 Part = tuple[int, str]  # bytes and SHA-256
@@ -43,18 +45,17 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes], scratch: pathlib.Path) 
 
 
 def _shares(folder: pathlib.Path) -> list[list[pathlib.Path]]:
-    """Divide what lies below a folder into at most PARTS shares of about equal size, the folders in the first."""
+    """Return the folders below a folder, and all else there in at most PARTS shares of about equal size."""
     found = sorted(folder.rglob("*"))
     folders = [path for path in found if path.is_dir() and not path.is_symlink()]
-    sized = [(path.lstat().st_size, path) for path in found if path not in set(folders)]
+    sized = [(path.lstat().st_size, path) for path in sorted({*found} - {*folders})]
     shares: list[list[pathlib.Path]] = [[] for _ in range(PARTS)]
     bytes_of = [0] * PARTS
     for size, path in sorted(sized, reverse=True):
         least = bytes_of.index(min(bytes_of))
         shares[least].append(path)
         bytes_of[least] += size + tarfile.BLOCKSIZE
-    filled = [sorted(share) for share in shares if share]
-    return [[*folders, *filled[0]], *filled[1:]] if filled else [folders]
+    return [folders, *(sorted(share) for share in shares if share)]
 
 
 def _compress(
@@ -72,7 +73,7 @@ def _compress(
             pipe = typing.cast("typing.IO[bytes]", _Pipe(process.stdin))
             archive = tarfile.TarFile(fileobj=pipe, mode="w", copybufsize=_BLOCK)
             for path in share:
-                archive.add(path, f"./{path.relative_to(folder)}", recursive=False, filter=_of_nobody)
+                archive.add(path, f"./{path.relative_to(folder)}", recursive=False, filter=_anybodys)
             if number == last:
                 archive.close()
             process.stdin.close()
@@ -99,8 +100,10 @@ class _Pipe:
         return self._position
 
 
-def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave the owner out, which is another account on each host."""
+def _anybodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out the owner, another account on each host; let whoever unpacks a folder write into it."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
+    if member.isdir():
+        member.mode |= stat.S_IRWXU
     return member

@@ -148,7 +148,10 @@ def _open(wanted: spec.Environment) -> int:
 
 
 def _extract(archive: int, wanted: spec.Environment, folder: str) -> None:
-    """Unpack the parts of the open archive side by side, computing their digests meanwhile. Raises UnusableError."""
+    """Unpack the open archive, computing digests meanwhile: the first part, then the others side by side.
+
+    Raises UnusableError.
+    """
     import concurrent.futures
     import functools
     import itertools
@@ -158,7 +161,8 @@ def _extract(archive: int, wanted: spec.Environment, folder: str) -> None:
     ends = itertools.accumulate(size for size, _ in parts)
     contents = [_Blocks(archive, wanted.archive, end - size, end) for end, (size, _) in zip(ends, parts, strict=True)]
     with concurrent.futures.ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(parts))) as pool:
-        failures = list(pool.map(functools.partial(_extract_part, folder), contents))
+        failures = [_extract_part(folder, contents[0])]
+        failures += pool.map(functools.partial(_extract_part, folder), contents[1:])
     digests = [content.digest.hexdigest() for content in contents]
     if digests != [sha256 for _, sha256 in parts] or held != sum(size for size, _ in parts):
         raise UnusableError(f"{wanted.archive} is damaged; remove it, then: {wanted.remedy}")
