@@ -112,6 +112,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
             hardware.need_buffers(extra)
         if world.is_main:
             hardware.need_disk(run_dir, kind.parameters)
+    hardware.keep_memory(world.device)
     hardware.set_matmul(world.device, is_own=kind.identity["kind"] == "gpt")
     settings = _choose_precision(settings, world, kind, dataset.vocab, batching)
     config.show(settings)

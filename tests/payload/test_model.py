@@ -3,6 +3,9 @@
 # pyright: basic, reportPrivateImportUsage=false
 import collections.abc
 import pathlib
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -159,3 +162,21 @@ def test_the_error_of_a_product_tells_fp32_from_bf16(matmul: None):
     assert hardware._matmul_error() < hardware._FP32_ERROR
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert hardware._matmul_error() > hardware._FP32_ERROR
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_memory_that_is_freed_is_kept_for_the_next_step(keeps: bool):
+    program = f"""
+        import resource, torch
+        from ddptrain import hardware
+        if {keeps}:
+            hardware.keep_memory(torch.device("cpu"))
+        torch.ones(12 << 20)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(3):
+            torch.ones(12 << 20)  # 48 MiB
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) < 100) == keeps, done.stdout
