@@ -11,7 +11,7 @@ from bench.peers import checkouts, nanogpt
 from ddptrain import config, distributed, hardware, model, planning, reader, sampler, shapes, shards, train
 
 LAYERS, HEADS, WIDTH, SEQ_LEN, BATCH = 6, 6, 384, 256, 8
-STEPS, TURNS, WARM = 2, 5, 4  # steps of a turn; turns of each; steps before the clock starts
+STEPS, TURNS, WARM = 2, 5, 2  # steps of a turn; turns of each; steps before the clock starts
 LR = 1e-3
 APART = 0.05  # nats, of the median loss of the timed steps: other batches, and other random weights at the start
 
