@@ -1,36 +1,40 @@
-"""`python -m bench.tasks ours|peer TEXT OUTPUT N`: tokenise a folder of texts with N tasks and print the seconds.
+"""`python -m bench.tasks ours|CHECKOUT TEXT OUTPUT N`: tokenise JSON lines with N tasks; print what it took.
 
 In a process of its own that has not imported torch, as both commands run: beside torch's threads ours would not fork.
+The last line is JSON: wall and processor seconds, and the number of tokens.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
+import json
 import pathlib
 import sys
-import time
 
+from bench import row
 from bench.peers import preparation
-from ddptrain import prepare, tokenizers
-
-DOCUMENT_CHARS = 20_000
+from ddptrain import prepare, shards
 
 
-def main(who: str, text: pathlib.Path, output: pathlib.Path, tasks: int) -> float:
-    """Return how many seconds the work took. Ours reads the texts and loads the vocabulary in them, the peer before."""
+def main(who: str, text: pathlib.Path, output: pathlib.Path, tasks: int) -> dict[str, float]:
+    """Tokenise. Ours reads the texts and loads the vocabulary in the time that is taken, the peer before it."""
     assert "torch" not in sys.modules
+    laps = row.Laps()
     if who == "ours":
-        began = time.perf_counter()
-        prepare.run(prepare.Options((str(text),), output, tokenizer="gpt2", workers=tasks, part_mib=4.0))
-        return time.perf_counter() - began
-    documents: list[str] = []
-    for path in sorted(text.iterdir()):
-        whole = path.read_text(encoding="utf-8")
-        documents += [whole[at : at + DOCUMENT_CHARS] for at in range(0, len(whole), DOCUMENT_CHARS)]
-    peer = preparation.Preparation(documents, tokenizers.Gpt2Tokenizer()._core.encode_ordinary, tokenizers.GPT2_END)
-    began = time.perf_counter()
-    peer.run(output, tasks)
-    return time.perf_counter() - began
+        options = prepare.Options((str(text),), output, tokenizer="gpt2", workers=tasks, part_mib=4.0)
+        laps.measure(lambda: prepare.run(options))
+        dataset = shards.open_dataset(output)
+        tokens = sum(dataset.tokens(split) for split in dataset.splits)
+    else:
+        output.mkdir()
+        documents = [
+            json.loads(line)["text"]
+            for path in sorted(text.iterdir())
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+        laps.measure(preparation.Preparation(pathlib.Path(who), documents, output, tasks).run)
+        tokens = preparation.count(output)
+    return {"wall_s": laps.wall_s[0], "cpu_s": laps.cpu_s[0], "tokens": tokens}
 
 
 if __name__ == "__main__":
     _, kind, texts, folder, number = sys.argv
-    print(f"\nseconds {main(kind, pathlib.Path(texts), pathlib.Path(folder), int(number))}")
+    print(f"\n{json.dumps(main(kind, pathlib.Path(texts), pathlib.Path(folder), int(number)))}")

@@ -1,1 +1,1 @@
-"""The usual ways, reimplemented from their documentation in a few lines each; none of their code is copied."""
+"""What runs the peers' own programs: nothing of theirs is written again here, and none of their code is copied."""

@@ -1,133 +1,148 @@
-"""nanoGPT's training loop, reimplemented from its README and the behaviour of its `train.py`.
-
-What it does on a CPU: random offsets into a memory map that is opened anew for each batch, fp32, AdamW that is fused on
-CUDA only, gradients clipped at 1, exact GELU, tied embeddings, DDP on CUDA only, a checkpoint that is one file
-written in place. On a GPU: the model compiled, bf16, TF32 for what is left in fp32, AdamW fused, batches copied from
-pinned memory while the backward pass runs.
-"""
+"""nanoGPT's own train.py out of a checkout: as a whole program, or held at its loop to take its steps in turns."""
 
 # pyright: basic, reportPrivateImportUsage=false
-import math
+import ast
+import collections.abc
+import contextlib
+import io
+import multiprocessing
+import multiprocessing.connection
+import os
 import pathlib
+import pickle
+import sys
+import time
 import typing
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+
+from bench import row
+from ddptrain import shapes, shards
+
+DATASET = "bench"
 
 
-class Attention(nn.Module):
-    """Causal self-attention through scaled_dot_product_attention."""
+def lay_out(folder: pathlib.Path, checkout: pathlib.Path, dataset: shards.Dataset, *, has_vocab: bool = True) -> None:
+    """Write a dataset's tokens as train.py reads them: bare 16-bit numbers, and the size of the vocabulary.
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.joint = nn.Linear(width, 3 * width, bias=False)
-        self.project = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return shape (B, T, C)."""
-        b, t, c = x.size()
-        q, k, v = (
-            part.view(b, t, self.heads, c // self.heads).transpose(1, 2) for part in self.joint(x).split(c, dim=2)
-        )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.project(y.transpose(1, 2).contiguous().view(b, t, c))
+    Without the size train.py takes GPT-2's, 50304.
+    """
+    target = folder / "data" / DATASET
+    target.mkdir(parents=True)
+    (folder / "configurator.py").symlink_to(checkout / "configurator.py")  # read from the working directory
+    for split, parts in dataset.splits.items():
+        with (target / f"{split}.bin").open("wb") as file:
+            for shard in parts:
+                np.fromfile(shard.path, dtype="<u2", offset=shards.HEADER_BYTES).tofile(file)
+    if has_vocab:
+        (target / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": shapes.padded(dataset.vocab)}))
 
 
-class Layer(nn.Module):
-    """Pre-norm attention and perceptron."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)])
-        self.attend = Attention(width, heads)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return shape (B, T, C)."""
-        x = x + self.attend(self.norms[0](x))
-        return x + self.mlp(self.norms[1](x))
+def command(checkout: pathlib.Path, **settings: object) -> list[str]:
+    """Return the command of the whole program; its working directory is the folder that was laid out."""
+    return [sys.executable, *_words(checkout, settings)]
 
 
-class Model(nn.Module):
-    """The GPT."""
-
-    def __init__(self, layers: int, heads: int, width: int, seq_len: int, vocab: int) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocab, width), nn.Embedding(seq_len, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width, bias=False)
-        self.head = nn.Linear(width, vocab, bias=False)
-        self.head.weight = self.tokens.weight
-        for name, p in self.named_parameters():
-            if p.dim() >= 2:
-                nn.init.normal_(
-                    p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("project.weight", "2.weight")) else 0.02
-                )
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross-entropy."""
-        h = self.tokens(x) + self.places(torch.arange(x.size(1), device=x.device))
-        for layer in self.layers:
-            h = layer(h)
-        logits = self.head(self.norm(h))
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1), ignore_index=-1)
+def _words(checkout: pathlib.Path, settings: dict[str, typing.Any]) -> list[str]:
+    given = {"device": "cpu", "dtype": "float32", "compile": False, "dataset": DATASET, **settings}
+    return [str(checkout / "train.py"), *(f"--{key}={value}" for key, value in given.items())]
 
 
-class Loop:
-    """Its loop: `step()` is one iteration. `fair` adds what the CPU would allow: the fused optimiser and bf16.
+class Program:
+    """train.py in this process, run up to its loop, whose condition becomes ours: it goes on while it is asked to.
 
-    On a GPU it is as shipped, and `fair` or not makes no difference.
+    What it sets up (model, optimiser, get_batch) is in `names`.
     """
 
-    def __init__(
-        self,
-        shard: pathlib.Path,
-        *,
-        batch: int,
-        model: Model,
-        fair: bool = False,
-        header_bytes: int = 1024,
-        device: str = "cpu",
-    ) -> None:
-        on_gpu = device == "cuda"
-        self.shard, self.batch, self.fair, self.device = shard, batch, fair or on_gpu, device
-        model = model.to(device)
-        if on_gpu:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        self.model: nn.Module = typing.cast(nn.Module, torch.compile(model)) if on_gpu else model
-        self.seq_len, self.header = model.places.num_embeddings, header_bytes
-        decayed = [p for p in model.parameters() if p.dim() >= 2]
-        others = [p for p in model.parameters() if p.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), **({"fused": True} if self.fair else {}))
-        self.next = get_batch(shard, batch, self.seq_len, header_bytes, device)
+    def __init__(self, checkout: pathlib.Path, folder: pathlib.Path, **settings: object) -> None:
+        body = ast.parse((checkout / "train.py").read_text(encoding="utf-8")).body
+        (at,) = (number for number, node in enumerate(body) if isinstance(node, ast.While))
+        loop = typing.cast(ast.While, body[at])
+        loop.test = ast.Call(ast.Name("_goes_on", ast.Load()), [], [])
+        self.names: dict[str, typing.Any] = {"__name__": "__main__", "_goes_on": self._goes_on}
+        self._loop = _compiled([loop])
+        self._left, self._losses = 0, list[float]()
+        argv = _words(checkout, {"out_dir": folder / "out", **settings})
+        with _working(folder, checkout, argv):
+            exec(_compiled(body[:at]), self.names)
+        self.names["data_dir"] = str(folder / "data" / DATASET)  # from any working directory
 
-    def step(self) -> float:
-        """Do one iteration and return the loss, as it logs it."""
-        x, y = self.next
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.fair):
-            loss = self.model(x, y)
-        self.next = get_batch(self.shard, self.batch, self.seq_len, self.header, self.device)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+    def run(self, steps: int) -> list[float]:
+        """Take so many turns of the loop and return the losses, as it logs them with log_interval=1."""
+        self._left, self._losses = steps, []
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(self._loop, self.names)
+        return self._losses
+
+    def get_batch(self) -> object:
+        """Return a batch of the training split."""
+        return self.names["get_batch"]("train")
+
+    def _goes_on(self) -> bool:
+        if "lossf" in self.names:
+            self._losses.append(self.names.pop("lossf"))
+        self._left -= 1
+        return self._left >= 0
 
 
-def get_batch(
-    path: pathlib.Path, batch: int, seq_len: int, header_bytes: int = 1024, device: str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Return random rows from a memory map opened for the occasion."""
-    data = np.memmap(path, dtype=np.uint16, mode="r", offset=header_bytes)
-    starts = torch.randint(len(data) - seq_len, (batch,))
-    x = torch.stack([torch.from_numpy(data[i : i + seq_len].astype(np.int64)) for i in starts])
-    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + seq_len].astype(np.int64)) for i in starts])
-    if device == "cuda":
-        return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
-    return x, y
+class Aside:
+    """A Program in a process of its own, so that neither side's settings of torch touch the other."""
+
+    def __init__(self, checkout: pathlib.Path, folder: pathlib.Path, **settings: object) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, checkout, folder, settings), daemon=True)
+        self._process.start()
+        there.close()
+        self.laps = row.Laps()
+
+    def run(self, steps: int, *, is_timed: bool = True) -> list[float]:
+        """Take so many turns of the loop, add their times to `laps` and return the losses."""
+        self._here.send(steps)
+        losses, wall_s, cpu_s = self._here.recv()
+        if is_timed:
+            self.laps.wall_s.append(wall_s)
+            self.laps.cpu_s.append(cpu_s)
+        return losses
+
+    def close(self) -> None:
+        """End the process."""
+        self._here.close()
+        self._process.join(10)
+        self._process.kill()
+
+
+def _serve(
+    asked: multiprocessing.connection.Connection,
+    checkout: pathlib.Path,
+    folder: pathlib.Path,
+    settings: dict[str, typing.Any],
+) -> None:
+    program = Program(checkout, folder, **settings)
+    with contextlib.suppress(EOFError):
+        while steps := asked.recv():
+            wall, cpu = time.perf_counter(), time.process_time()
+            losses = program.run(steps)
+            asked.send((losses, time.perf_counter() - wall, time.process_time() - cpu))
+
+
+def _compiled(nodes: list[ast.stmt]) -> typing.Any:
+    return compile(ast.fix_missing_locations(ast.Module(nodes, [])), "train.py", "exec")
+
+
+@contextlib.contextmanager
+def _working(
+    folder: pathlib.Path, checkout: pathlib.Path, argv: list[str]
+) -> collections.abc.Generator[None, None, None]:
+    """Be a program that was started in a folder, with its output thrown away."""
+    before, home = sys.argv, pathlib.Path.cwd()
+    sys.argv = argv
+    sys.path.insert(0, str(checkout))
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        os.chdir(home)
+        sys.path.remove(str(checkout))
+        sys.argv = before

@@ -4,7 +4,6 @@
 import dataclasses
 import os
 import pathlib
-import pickle
 import re
 import shutil
 import statistics
@@ -13,11 +12,9 @@ import sys
 import time
 import typing
 
-import numpy as np
-
 from bench import data, row
-from bench.peers import checkouts
-from ddptrain import prepare, shapes, shards
+from bench.peers import checkouts, nanogpt
+from ddptrain import prepare, shards
 
 TEXT_BYTES = 24 << 20
 TURNS, WARM, PART = 5, 20, 10  # turns of each program; steps before the clock starts; steps between lines
@@ -61,7 +58,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
     """Measure each case: ours in fp32 and as it chooses, the peer eager and, where it compiles, compiled."""
     checkout = checkouts.find("nanoGPT")
     dataset = _dataset(scratch)
-    _as_theirs(dataset, scratch / "theirs", checkout)
+    nanogpt.lay_out(scratch / "theirs", checkout, dataset)
     found: list[row.Row] = []
     for case in CASES:
         programs = {
@@ -116,18 +113,6 @@ def _dataset(scratch: pathlib.Path) -> shards.Dataset:
     return shards.open_dataset(scratch / "data")
 
 
-def _as_theirs(dataset: shards.Dataset, folder: pathlib.Path, checkout: pathlib.Path) -> None:
-    """Write the same tokens as nanoGPT's train.py reads them: bare 16-bit numbers, and the size of the vocabulary."""
-    target = folder / "data" / "bench"
-    target.mkdir(parents=True)
-    (folder / "configurator.py").symlink_to(checkout / "configurator.py")  # read from the working directory
-    for split, parts in dataset.splits.items():
-        with (target / f"{split}.bin").open("wb") as file:
-            for shard in parts:
-                np.fromfile(shard.path, dtype="<u2", offset=shards.HEADER_BYTES).tofile(file)
-    (target / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": shapes.padded(dataset.vocab)}))
-
-
 def _ours(case: Case, dataset: shards.Dataset, precision: str) -> list[str]:
     flags: dict[str, typing.Any] = {
         "data": dataset.root, "run-dir": "RUN", "layers": case.layers, "heads": case.heads, "width": case.width,
@@ -145,14 +130,12 @@ def _ours(case: Case, dataset: shards.Dataset, precision: str) -> list[str]:
 
 
 def _theirs(case: Case, checkout: pathlib.Path, *, compiled: bool) -> list[str]:
-    settings: dict[str, typing.Any] = {
-        "device": "cpu", "dtype": "float32", "compile": compiled, "dataset": "bench", "out_dir": "RUN",
-        "gradient_accumulation_steps": 1, "batch_size": case.batch, "block_size": case.seq_len, "n_layer": case.layers,
-        "n_head": case.heads, "n_embd": case.width, "learning_rate": LR, "min_lr": LR / 10, "warmup_iters": WARMUP,
-        "max_iters": case.steps, "lr_decay_iters": case.steps, "eval_interval": case.steps,
-        "eval_iters": case.eval_rows // case.batch, "log_interval": PART,
-    }  # fmt: skip
-    return [sys.executable, str(checkout / "train.py"), *(f"--{key}={value}" for key, value in settings.items())]
+    return nanogpt.command(
+        checkout, compile=compiled, out_dir="RUN", gradient_accumulation_steps=1, batch_size=case.batch,
+        block_size=case.seq_len, n_layer=case.layers, n_head=case.heads, n_embd=case.width, learning_rate=LR,
+        min_lr=LR / 10, warmup_iters=WARMUP, max_iters=case.steps, lr_decay_iters=case.steps, eval_interval=case.steps,
+        eval_iters=case.eval_rows // case.batch, log_interval=PART,
+    )  # fmt: skip
 
 
 def _pace(argv: list[str], cwd: pathlib.Path, run_dir: pathlib.Path, steps: int) -> Pace:

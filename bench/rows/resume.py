@@ -1,44 +1,54 @@
-"""20 steps in one go, against 10 and a resumed 10: how many of the last ten losses are the same to the bit."""
+"""20 steps in one go, against 10 and a resumed 10: how many of the last ten losses are the same."""
 
 # pyright: basic, reportPrivateImportUsage=false
 import json
 import pathlib
-
-import numpy as np
-import torch
+import re
+import subprocess
 
 from bench import commands, data, row
-from bench.peers import nanogpt
+from bench.peers import checkouts, nanogpt
+from ddptrain import shards
+
+_ITER = re.compile(r"^iter (\d+): loss ([0-9.]+)", re.MULTILINE)
+LAST = range(10, 20)  # the steps that are compared, counted from 0
 
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure our command, and nanoGPT's resume: model and optimiser loaded, the seed set as at a start."""
+    """Measure our command and nanoGPT's own program, each with the same flags as in its uninterrupted run."""
+    checkout = checkouts.find("nanoGPT")
     dataset = data.dataset(scratch / "data", 200_000, 256)
-    arguments = commands.tiny(dataset.root, scratch / "whole")
-    _finish(*arguments, "--steps", 20)
+    same = _ours(dataset, scratch)
+    folder = scratch / "theirs"
+    nanogpt.lay_out(folder, checkout, dataset)
+    whole = _their_losses(checkout, folder, "whole", steps=LAST.stop)
+    # It saves before the step of that number, and ends after it
+    start = _their_losses(checkout, folder, "parted", steps=LAST.start + 1)
+    rest = _their_losses(checkout, folder, "parted", steps=LAST.stop, init_from="resume")
+    if start != {step: whole[step] for step in start} or list(rest) != list(LAST):
+        raise RuntimeError(f"nanoGPT's runs are not the same training: {whole}, {start}, {rest}")
+    theirs = sum(whole[step] == rest[step] for step in LAST)
+    note = "ours to the bit, stopped at its first step; the peer's as printed: it reseeds, so it draws other batches"
+    return [
+        row.Row(
+            "resume: equal losses of the last 10 steps", same, theirs, "steps",
+            "nanoGPT's train.py --init_from=resume", note=note,
+        )
+    ]  # fmt: skip
+
+
+def _ours(dataset: shards.Dataset, scratch: pathlib.Path) -> int:
+    """Return how many losses are the same to the bit."""
+    _finish(*commands.tiny(dataset.root, scratch / "whole"), "--steps", LAST.stop)
     arguments = commands.tiny(dataset.root, scratch / "parted")
     stop = scratch / "stop"
     stop.touch()
-    first = commands.start(1, *arguments, "--steps", 20, STOP_FILE=str(stop))
+    first = commands.start(1, *arguments, "--steps", LAST.stop, STOP_FILE=str(stop))
     first.communicate()
     stop.unlink()
-    _finish(*arguments, "--steps", 20)
+    _finish(*arguments, "--steps", LAST.stop)
     whole, parted = (_losses(scratch / name) for name in ("whole", "parted"))
-    same = sum(whole[step] == parted.get(step) for step in range(11, 21))
-
-    torch.set_num_threads(1)
-    shard = dataset.splits["train"][0].path
-    reference = _their_losses(shard, 20)
-    start = _their_losses(shard, 10, keep=scratch / "ckpt.pt")
-    rest = _their_losses(shard, 10, resume=scratch / "ckpt.pt")
-    theirs = sum(a == b for a, b in zip(reference[10:], rest, strict=True))
-    assert start == reference[:10]
-    note = "a stop after the first step, then resumed; the peer reseeds, so it sees the first batches again"
-    return [
-        row.Row(
-            "resume: equal losses of the last 10 steps", same, max(theirs, 0), "steps", "nanoGPT's resume", note=note
-        )
-    ]
+    return sum(whole[step + 1] == parted.get(step + 1) for step in LAST)
 
 
 def _finish(*args: object) -> None:
@@ -54,16 +64,15 @@ def _losses(run_dir: pathlib.Path) -> dict[int, float]:
 
 
 def _their_losses(
-    shard: pathlib.Path, steps: int, *, keep: pathlib.Path | None = None, resume: pathlib.Path | None = None
-) -> list[float]:
-    torch.manual_seed(1337)
-    np.random.seed(1337)
-    loop = nanogpt.Loop(shard, batch=4, model=nanogpt.Model(2, 2, 64, 64, 256))
-    if resume is not None:
-        saved = torch.load(resume)
-        loop.model.load_state_dict(saved["model"])
-        loop.optimizer.load_state_dict(saved["optimizer"])
-    found = [loop.step() for _ in range(steps)]
-    if keep is not None:
-        torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, keep)
-    return found
+    checkout: pathlib.Path, folder: pathlib.Path, name: str, *, steps: int, init_from: str = "scratch"
+) -> dict[int, str]:
+    """Run the whole program to a number of steps and return the losses that it prints."""
+    argv = nanogpt.command(
+        checkout, out_dir=name, init_from=init_from, max_iters=steps - 1, eval_interval=LAST.start, eval_iters=2,
+        log_interval=1, gradient_accumulation_steps=1, batch_size=4, block_size=64, n_layer=2, n_head=2, n_embd=64,
+        learning_rate=1e-3, warmup_iters=3, lr_decay_iters=LAST.stop,
+    )  # fmt: skip
+    done = subprocess.run(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stdout[-1000:])
+    return {int(step): loss for step, loss in _ITER.findall(done.stdout)}

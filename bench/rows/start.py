@@ -8,13 +8,15 @@ import time
 
 from bench import commands, data, row
 
+TURNS = 5
+
 
 def run(scratch: pathlib.Path) -> list[row.Row]:
-    """Measure three starts of each, in turns."""
+    """Measure starts of each, in turns."""
     dataset = data.dataset(scratch / "data", 400_000, 256)
     ours: list[float] = []
     floor: list[float] = []
-    for turn in range(3):
+    for turn in range(TURNS):
         began = time.perf_counter()
         process = commands.start(2, *commands.tiny(dataset.root, scratch / f"run{turn}"), "--steps", 2)
         commands.wait_for(process, "step=1/")
@@ -24,7 +26,7 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         for _ in range(2):  # the launcher imports it, then each rank does
             subprocess.run([sys.executable, "-c", "import torch, torch.distributed.run"], check=True)
         floor.append(time.perf_counter() - began)
-    note = "launcher and two ranks on these cores"
+    note = f"{row.spread(ours, 's')}, peer {row.spread(floor, 's')}; launcher and two ranks on these cores"
     return [
         row.Row(
             "start to first step",

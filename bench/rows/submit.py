@@ -5,14 +5,18 @@ names a model that is not called `default`. Its clock is this machine's.
 """
 
 # pyright: basic, reportPrivateImportUsage=false
+import base64
 import collections.abc
 import dataclasses
+import importlib.util
+import io
 import json
 import os
 import pathlib
 import random
 import re
 import subprocess
+import tarfile
 import time
 import typing
 
@@ -55,6 +59,24 @@ BARE = """#!/bin/bash
 export RUN_DIR={folder} CUDA_VISIBLE_DEVICES=
 exec srun {python} -m torch.distributed.run --nproc-per-node=1 {code}/first.py
 """
+# The script of a user who has the environment and submitit, whose task calls a function instead of torchrun
+BY_SUBMITIT = """
+import os, pathlib, runpy, sys
+import submitit
+
+def first():
+    runpy.run_path(str(pathlib.Path(__file__).with_name("first.py")))
+
+if __name__ == "__main__":
+    import by_submitit  # the task imports it by that name
+    folder, python, node = sys.argv[1:]
+    os.environ.update(RUN_DIR=folder, CUDA_VISIBLE_DEVICES="")
+    executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_python=python)
+    executor.update_parameters(nodes=1, tasks_per_node=1, cpus_per_task=1, mem_gb=2, timeout_min=10)
+    executor.update_parameters(slurm_additional_parameters={"nodelist": node})
+    print(executor.submit(by_submitit.first).job_id)
+"""
+SUBMITIT = ("submitit", "cloudpickle", "typing_extensions")  # all of it, pure Python
 # On the login host: time one way of submitting from its start, as the submit user, to the first step
 DRIVER = """
 import json, os, pathlib, pwd, subprocess, sys, time
@@ -126,6 +148,7 @@ def _submitting(archive: str) -> list[row.Row]:
     bare = BARE.format(folder=f"{CODE}/bare", python=f"{cache}/{name}/bin/python", code=f"{CODE}/code")
     made = f"mkdir -p {CODE}/bare; chown {USER} {CODE}/bare; cat > {CODE}/bare/job.sbatch <<'END'\n{bare}END\n"
     _on("sackd/0", "sh", "-c", made)
+    by_submitit = _submitit(f"{cache}/{name}/bin/python", node)
     small = [*(word.partition("=")[::2] for word in SMALL), ("nodelist", node)]
     script = f"{CODE}/code/first.py"
     flags = [word for option, value in small for word in (f"--{option}", value)]
@@ -134,6 +157,7 @@ def _submitting(archive: str) -> list[row.Row]:
     request = {"do": "submit-ddp", "params": {"workload": script, **values}, "config": config, "unit": "trainer/0"}
     ways: dict[str, collections.abc.Callable[[], Start]] = {
         "bare": lambda: _driven(f"{CODE}/bare", "", "sbatch", "--parsable", f"-w{node}", f"{CODE}/bare/job.sbatch"),
+        "submitit": lambda: _driven(f"{CODE}/submitit", "", *by_submitit),
         "ddp submit": lambda: _driven("", "", "ddp", "submit", "--json", *flags, script),
         "ddp serve": lambda: _driven("", json.dumps(request), "ddp", "serve"),
         "submit-ddp": lambda: _asked(f"workload={script}", *(f"{option}={value}" for option, value in small)),
@@ -145,7 +169,45 @@ def _submitting(archive: str) -> list[row.Row]:
             found = start()
             if turn:
                 taken[way].append(found)
-    return [_added(way, taken[way], taken["bare"]) for way in ways if way != "bare"]
+    added = [_added(way, taken[way], taken["bare"]) for way in LIMITS_S]
+    return [*added, *(_beside(way, taken[way], taken["submitit"]) for way in LIMITS_S)]
+
+
+def _submitit(python: str, node: str) -> list[str]:
+    """Put submitit beside the scripts on the shared filesystem, and return the command that submits with it."""
+    made = f"mkdir -p {CODE}/submitit {CODE}/peers; chown {USER} {CODE}/submitit; base64 -d | tar -xz -C {CODE}/peers"
+    _on("sackd/0", "sh", "-c", made, given=_packed(SUBMITIT))
+    _on("sackd/0", "sh", "-c", f"cat > {CODE}/code/by_submitit.py", given=BY_SUBMITIT)
+    script = ["python3", f"{CODE}/code/by_submitit.py", f"{CODE}/submitit", python, node]
+    return ["env", f"PYTHONPATH={CODE}/peers:{CODE}/code", *script]
+
+
+def _packed(names: collections.abc.Iterable[str]) -> str:
+    """Return installed packages of pure Python as a tar file in base64."""
+
+    def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if info.name.endswith("__pycache__") else info
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name in names:
+            spec = importlib.util.find_spec(name)
+            if spec is None or spec.origin is None:
+                raise row.NotHere(f"{name} is not installed: make bench installs it")
+            path = pathlib.Path(spec.origin)
+            path = path.parent if path.name == "__init__.py" else path
+            archive.add(path, path.name, filter=chosen)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _beside(way: str, ours: list[Start], theirs: list[Start]) -> row.Row:
+    """Return a way beside submitit, both without Slurm's rounds."""
+    seconds = [[one.without_slurm_s for one in side] for side in (ours, theirs)]
+    note = f"{row.spread(seconds[0], 's')}, peer {row.spread(seconds[1], 's')}; its task calls a function, no torchrun"
+    return row.Row(
+        f"{way} to the first step", row.median(seconds[0]), row.median(seconds[1]), "s", "submitit",
+        more_is_better=False, note=note,
+    )  # fmt: skip
 
 
 def _added(way: str, ours: list[Start], bare: list[Start]) -> row.Row:
@@ -158,9 +220,10 @@ def _added(way: str, ours: list[Start], bare: list[Start]) -> row.Row:
     parts += f", {more(lambda one: one.first - one.began):+.2f} s in the job"
     whole = f"{more(lambda one: one.first - one.typed):+.2f} s with Slurm's rounds"
     bare_s = row.median([one.without_slurm_s for one in bare])
+    ours_s = row.spread([one.without_slurm_s for one in ours], "s")
     return row.Row(
         f"{way} to the first step, over bare sbatch", more(lambda one: one.without_slurm_s), LIMITS_S[way], "s",
-        "a limit", more_is_better=False, goal=1.0, note=f"{parts}; {whole}; bare sbatch {bare_s:.2f} s",
+        "a limit", more_is_better=False, goal=1.0, note=f"{parts}; {whole}; {ours_s}, bare sbatch {bare_s:.2f} s",
     )  # fmt: skip
 
 
@@ -287,13 +350,14 @@ def _awaited(condition: str, then: str, trouble: str) -> str:
     return _on("sackd/0", "sh", "-c", f"for _ in $(seq {LIMIT_S * 10}); do {once}; done; {trouble} >&2; exit 1")
 
 
-def _on(unit: str, *command: str, limit_s: float = LIMIT_S * 2) -> str:
-    return _ctl("exec", unit, "--", *command, limit_s=limit_s).strip()
+def _on(unit: str, *command: str, given: str = "", limit_s: float = LIMIT_S * 2) -> str:
+    """Return what a command prints on a unit's host; `given` is its standard input."""
+    return _ctl("exec", unit, "--", *command, given=given, limit_s=limit_s).strip()
 
 
-def _ctl(*words: str, check: bool = True, limit_s: float = LIMIT_S * 2) -> str:
+def _ctl(*words: str, check: bool = True, given: str = "", limit_s: float = LIMIT_S * 2) -> str:
     argv = [str(CTL), "--model", MODEL, *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+    done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=limit_s, check=False)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(words)[:200]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
     return done.stdout
