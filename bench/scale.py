@@ -12,6 +12,7 @@ import collections
 import collections.abc
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -295,7 +296,7 @@ def _is_store(port: int) -> bool:
 
 
 def _kind(path: str) -> str | None:
-    """Return what a path of the workspace is, None for one outside."""
+    """Return the kind of a path of the workspace, None where it is elsewhere."""
     if not path.startswith(f"{WORKSPACE}/"):
         return None
     inner = path.removeprefix(f"{WORKSPACE}/")
@@ -322,23 +323,35 @@ def table(counts: list[Count]) -> str:
 
 
 def _fit(counts: list[Count], values: list[int]) -> tuple[str, float]:
-    """Return the law a + b nodes + c ranks + d ranks² that fits, and what it says of the goal.
+    """Return the law a + b N + c R + d R² that fits, of N nodes and R ranks, and what it says of the goal.
 
-    d counts only where it explains more than two in a hundred of the largest value: polls vary with time.
+    No part is negative. d counts only where it explains nearly all that a law without it leaves: polls vary with time.
     """
     nodes, ranks = (np.array([getattr(one, name) for one in counts], float) for name in ("nodes", "ranks"))
-    target = np.array(values, float)
-    goal = np.array([1.0, GOAL[0], GOAL[0] * GOAL[1], (GOAL[0] * GOAL[1]) ** 2])
     columns = np.stack([np.ones_like(nodes), nodes, ranks, ranks**2], axis=1)
-    kept = [0, 1, 2]
-    found = np.linalg.lstsq(columns[:, kept], target, rcond=None)[0]
-    off = np.abs(columns[:, kept] @ found - target).max(initial=0.0)
-    if off > 0.02 * target.max(initial=0.0) + 1:
-        kept = [0, 1, 2, 3]
-        found = np.linalg.lstsq(columns, target, rcond=None)[0]
-    names = ("", "N", "R", "R²")
-    shown = [f"{value:.3g} {names[k]}".strip() for k, value in zip(kept, found, strict=True) if abs(value) > 0.004]
-    return " + ".join(shown).replace("+ -", "- ") or "0", max(0.0, float(goal[kept] @ found))
+    target = np.array(values, float)
+    off, law = min(_laws(columns, target, 3), key=lambda found: found[0])
+    if off > 0.02 * target.max(initial=0.0) and len(counts) > 4:
+        square_off, square = min(_laws(columns, target, 4), key=lambda found: found[0])
+        law = square if square_off < off / 5 else law
+    goal = law @ np.array([1.0, GOAL[0], GOAL[0] * GOAL[1], (GOAL[0] * GOAL[1]) ** 2])
+    largest = np.abs(columns * law).max(initial=0.0)
+    shown = [
+        f"{value:.3g} {name}".strip()
+        for value, name, column in zip(law, ("", "N", "R", "R²"), columns.T, strict=True)
+        if value * column.max() > 0.01 * largest
+    ]
+    return " + ".join(shown) or "0", float(goal)
+
+
+def _laws(columns: np.ndarray, target: np.ndarray, most: int) -> collections.abc.Iterator[tuple[float, np.ndarray]]:
+    """Yield each law of the first columns that has no negative part, after how far it is off."""
+    for size in range(1, most + 1):
+        for kept in itertools.combinations(range(most), size):
+            law = np.zeros(columns.shape[1])
+            law[list(kept)] = np.linalg.lstsq(columns[:, kept], target, rcond=None)[0]
+            if (law >= -1e-9).all():
+                yield float(np.abs(columns @ law - target).max()), law.clip(0)
 
 
 if __name__ == "__main__":
