@@ -18,17 +18,18 @@ down:  ## remove the sandbox: hosts, mounts, processes, network
 test:  ## every lane that needs no Juju: lint, unit, payload, bundle, sandbox, storage, kernel, pack, functional
 	@$(LANES)
 
-.PHONY: lint docs unit functional bench pack integration upstream mutants
+.PHONY: lint docs unit functional bench scale pack integration upstream mutants
 lint:  ## ruff, pyright, codespell, shellcheck
 docs:  ## the documentation as a site in build/site, links checked
 unit:  ## tests of the parts: charms, library, payload, bundle, sandbox
 functional:  ## the bundle in the sandbox (root)
 bench:  ## measurements, each against a peer or a limit
+scale:  ## what jobs of 2, 8 and 32 simulated nodes ask of the cluster, carried on to 1,000 (root)
 pack:  ## the .charm files and the bundle into dist/, and tests that open them
 integration:  ## the bundle on juju's current controller, 3.6 or 4
 upstream:  ## upstream's own charms beside ours, from checkouts that SLURM_DDP_UPSTREAM names
 mutants:  ## mutation testing of the modules that matter most, about 40 minutes
-lint docs unit functional bench pack integration upstream mutants:
+lint docs unit functional bench scale pack integration upstream mutants:
 	@$(LANES) $@
 
 .PHONY: orders

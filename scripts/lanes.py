@@ -42,7 +42,7 @@ GROUPS = {"unit": UNIT, "functional": FUNCTIONAL}
 ALL = (*FUNCTIONAL, "kernel", "lint", "docs", "pack", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL)  # they use a fraction of a core
 # They measure or are asked for by name; under load a rank of torch 2.13 now and then aborts in its teardown
-ALONE = frozenset({"payload", "functional", "integration", "bench"})
+ALONE = frozenset({"payload", "functional", "integration", "bench", "scale"})
 NICE = 10  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
@@ -50,6 +50,7 @@ PACKAGES = {
     "sandbox": "demo",
     **dict.fromkeys(("functional", *FUNCTIONAL), "demo"),
     "bench": "demo",
+    "scale": "demo",
     "storage": "storage",
     "kernel": "guest",
 }

@@ -2,8 +2,8 @@
 
     epoch-0003.tmp-<attempt>/        everything is written, synced and counted here ...
     epoch-0003/                      ... and appears under this name by one rename
-        rank-0000/model.pt optimizer.pt rng.pt
-        rank-0001/rng.pt             each rank's random states
+        rank-0000/model.pt optimizer.pt
+        rng.pt                       the list of all ranks' random states
         manifest.json                step, settings, and size and CRC-32 of every file
     latest -> epoch-0003   best -> epoch-0002
 
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from ddptrain import distributed, errors, files, markers
 
 FORMAT = 1
-MANIFEST = "manifest.json"
+MANIFEST, RANDOM = "manifest.json", "rng.pt"
 LATEST, BEST = "latest", "best"
 NUM_BUFFERS = 2
 _TMP, _TRASH = ".tmp-", ".trash-"
@@ -184,9 +184,12 @@ def load(path: pathlib.Path, what: str) -> State:
 
 
 def load_random_states(path: pathlib.Path, ranks: int) -> list[State]:
-    """Return each rank's random states."""
+    """Return each rank's random states. An older checkpoint has a file for each rank."""
+    whole = path / RANDOM
+    if whole.exists():
+        return torch.load(whole, map_location="cpu", weights_only=True)
     return [
-        torch.load(path / f"rank-{rank:04d}" / "rng.pt", map_location="cpu", weights_only=True) for rank in range(ranks)
+        torch.load(path / f"rank-{rank:04d}" / RANDOM, map_location="cpu", weights_only=True) for rank in range(ranks)
     ]
 
 
@@ -355,8 +358,7 @@ class Saver:
         with Draft(self.run_dir, job.name, self.attempt) as draft, draft.room_for(size):
             draft.add("rank-0000/model.pt", job.slot.tree["model"])
             draft.add("rank-0000/optimizer.pt", job.slot.tree["optimizer"])
-            for rank, state in enumerate(job.rngs):
-                draft.add(f"rank-{rank:04d}/rng.pt", state)
+            draft.add(RANDOM, job.rngs)
             path = draft.commit(job.meta)
         settle(self.run_dir, path, is_best=job.is_best, keep=self.keep)
         self.last = str(path)
@@ -506,8 +508,7 @@ def save_dcp(
             )
         with world.together(), draft.room_for(size):
             if world.is_main:
-                for rank, rng in enumerate(rngs):
-                    draft.add(f"rank-{rank:04d}/rng.pt", rng)
+                draft.add(RANDOM, rngs)
                 draft.adopt()
                 draft.commit(meta)
                 settle(run_dir, final, is_best=is_best, keep=keep)

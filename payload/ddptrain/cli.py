@@ -17,7 +17,8 @@ from ddptrain import __version__, config, errors, files, inspection, markers, pr
 # How long a rank lingers after an error that all share: the first to leave makes torchrun kill the others, and rank 0,
 # which tells the user and may hold the rendezvous store, must have done so by then.
 _GRACE_S = 1.5
-_LATE = re.compile(r"Timed out waiting|[Oo]peration timed out|collective operation timeout").search
+# gloo's words: ranks connect at their first message, which one that hangs never sends
+_LATE = re.compile(r"Timed out waiting|[Oo]peration timed out|collective operation timeout|Connect timeout").search
 _LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|remote process exited").search
 
 EXAMPLES = """examples:

@@ -464,8 +464,9 @@ def _time(
             marks.append(time.perf_counter())
         mean = (marks[-1] - marks[0]) * 1e6 / options.iters
         laps = sorted((after - before) * 1e6 for before, after in itertools.pairwise(marks))
-    means = world.gather(mean)
-    shown = {0: means[0], 1: sum(means) / len(means), 2: min(means), 3: max(means)}[options.average]
+    means = world.collect(mean)
+    choices = {0: means[0], 1: sum(means) / len(means), 2: min(means), 3: max(means)} if means else {}
+    shown = world.broadcast(choices.get(options.average))
     spread = {"p50": laps[len(laps) // 2], "p99": laps[math.ceil(0.99 * len(laps)) - 1]} if laps else {}
     return {"time": shown, "nwrong": wrong, **spread}
 
@@ -484,8 +485,8 @@ def _print_header(options: Options, world: distributed.World) -> None:
         world,
     )
     _print("#\n# Using devices", world)
-    pids = world.gather(os.getpid())
-    index = world.gather(world.device.index or 0)
+    pids = world.collect(os.getpid())
+    index = world.collect(world.device.index or 0)
     for member, pid, device in zip(world.members, pids, index, strict=True):
         _print(
             f"#  Rank {member['rank']:2d} Group  0 Pid {pid:6d} on {member['host']:>10s} device {device:2d} "

@@ -1,8 +1,8 @@
 """One world of ranks: started by torchrun, by srun or alone, ended together.
 
 Two process groups: the default one moves gradients (NCCL on GPUs, gloo on CPUs), `control` (always gloo) moves
-objects and flags, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of the
-rendezvous store: a rank that must give up writes it there, and all the others leave within seconds, whatever
+objects and flags, along a tree, so nothing small ever waits behind a GPU. A watch thread on each rank reads one key of
+the rendezvous store: a rank that must give up writes it there, and all the others leave within seconds, whatever
 collective they are waiting in. The first one to give up tells why, in the log and in the run's files, before the others
 learn of it: what they meet then is only a consequence.
 """
@@ -26,7 +26,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from ddptrain import config, errors, files, markers
+from ddptrain import config, errors, files, markers, tree
 
 INIT_TIMEOUT_S = 120
 WATCH_S = 1.0
@@ -65,7 +65,7 @@ class World:
     control: typing.Any  # the gloo group
     store: typing.Any  # a client of the rendezvous store for the watch thread; None when alone
     tell: Tell  # what the first rank that gives up does with the reason
-    members: list[dict[str, object]] = dataclasses.field(default_factory=list)  # rank, host, device
+    members: list[dict[str, object]] = dataclasses.field(default_factory=list)  # rank, host, device; on rank 0 alone
     stop_requested: threading.Event = dataclasses.field(default_factory=threading.Event)
     arrivals: tuple[int, int] = dataclasses.field(default_factory=_pipe)  # the numbers of signals, as bytes
     _watch_over: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -88,45 +88,37 @@ class World:
 
     @property
     def num_nodes(self) -> int:
-        """Return on how many hosts the ranks are."""
+        """Return on how many hosts the ranks are, on rank 0."""
         return len({member["host"] for member in self.members})
 
-    def gather(self, value: object) -> list[typing.Any]:
-        """Return every rank's value, in rank order, on every rank."""
-        if self.size == 1:
-            return [value]
-        found: list[object] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.control)
-        return found
+    @property
+    def leads_node(self) -> bool:
+        """Return whether this is the rank that looks at shared files for all ranks of its node."""
+        return self.place.local_rank == 0
 
     def collect(self, value: object) -> list[typing.Any]:
         """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
-        if self.size == 1:
-            return [value]
-        found: list[typing.Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, found, dst=0, group=self.control)
-        return found or []
+        return self._tree.gather(value)
 
     def broadcast(self, value: typing.Any) -> typing.Any:
         """Return rank 0's value on every rank."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
+        return self._tree.broadcast(value)
+
+    def scatter(self, values: collections.abc.Sequence[object]) -> typing.Any:
+        """Return to each rank its own of rank 0's values."""
+        return self._tree.scatter(values)
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over the ranks, in 64 bits."""
-        if self.size == 1:
-            return values
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
-        return tensor.tolist()
+        return self._tree.sum(values)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        if self.size > 1:
-            dist.barrier(group=self.control)
+        self._tree.sum([0.0])
+
+    @property
+    def _tree(self) -> tree.Tree:
+        return tree.Tree(self.rank, self.size, self.control)
 
     def leave_control(self) -> None:
         """Wait for all ranks and take down the group that `adopted` made.
@@ -153,15 +145,16 @@ class World:
             yield
         except Exception as e:  # whatever it is, the others learn of it before it goes on
             own = e
-        reported = self.gather(None if own is None else (_describe(own), _may_work_again(own)))
-        failed = [rank for rank, words in enumerate(reported) if words is not None]
+        (failed,) = self.sum([float(own is not None)])
+        if not failed:
+            return
+        report = None if own is None else (self.rank, self.host, _describe(own), _may_work_again(own))
+        rank, host, text, retry = self._tree.first(report)
         if own is not None and not isinstance(own, (errors.UserError, OSError)):
             raise own
-        if failed:
-            text, retry = reported[failed[0]]
-            if len(failed) < self.size:
-                text = f"rank {failed[0]} on {self.members[failed[0]]['host']}: {text}"
-            raise errors.SharedError(text, retry=retry) from own
+        if failed < self.size:
+            text = f"rank {rank} on {host}: {text}"
+        raise errors.SharedError(text, retry=retry) from own
 
 
 def place() -> Place:
@@ -272,9 +265,10 @@ def adopted() -> World:
         here = dataclasses.replace(here, rank=dist.get_rank(), size=dist.get_world_size())
     elif here.size > 1:
         raise errors.UserError(f"{here.size} ranks are not connected; call torch.distributed.init_process_group before")
+    _connect_lazily()
     control = dist.new_group(backend="gloo") if here.size > 1 else None
     world = World(here, _host(), torch.device("cpu"), control, None, lambda _: None)
-    world.members = world.gather({"rank": here.rank, "host": world.host})
+    world.members = world.collect({"rank": here.rank, "host": world.host})
     _listen(world)
     world._watch = threading.Thread(target=_leave_when_stuck, args=(world,), name="watch", daemon=True)
     world._watch.start()
@@ -356,10 +350,19 @@ def _connect(world: World, store: typing.Any, timeout: datetime.timedelta) -> No
     cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.set_device(world.device)
+    _connect_lazily()
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     extra: dict[str, typing.Any] = {"device_id": world.device} if cuda else {}
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, **extra)
     world.control = dist.new_group(backend="gloo", timeout=timeout) if cuda else dist.group.WORLD
+
+
+def _connect_lazily() -> None:
+    """Let gloo connect two ranks at their first message, not each with each: that would be 32 million connections.
+
+    torch 2.13 reads the variable when it makes a group; an older one that does not know it connects all.
+    """
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
 def _rendezvous(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
@@ -385,7 +388,18 @@ def _host() -> str:
 
 
 def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
-    """Return the store of a step started by srun: rank 0 opens a port of the kernel's choice and publishes it."""
+    """Return the store of a step started by srun.
+
+    In a job of ours all ranks know its address. Elsewhere rank 0 opens a port of the kernel's choice and publishes it
+    in a file, which all others look for and read.
+    """
+    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
+    known = os.environ.get("HEAD_IP"), os.environ.get("HEAD_PORT")
+    if known[0] and known[1]:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = known[0], known[1]
+        return dist.TCPStore(
+            known[0], int(known[1]), here.size, is_master=here.rank == 0, timeout=timeout, wait_for_workers=False
+        )
     if run_dir is None:
         raise errors.UserError(
             "under srun without torchrun the ranks meet through a file: give --run-dir on a shared filesystem"
@@ -393,7 +407,6 @@ def _publish_store(here: Place, run_dir: pathlib.Path | None) -> typing.Any:
     env = os.environ
     attempt = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}.r{env.get('SLURM_RESTART_COUNT', '0')}"
     path = run_dir / "control" / f"{attempt}.rendezvous"
-    timeout = datetime.timedelta(seconds=INIT_TIMEOUT_S)
     if here.rank == 0:
         files.need_folder(path.parent, "--run-dir")
         host = _own_address()
@@ -435,34 +448,38 @@ def _meet(
 ) -> list[dict[str, object]]:
     """Wait until every rank has joined, and collect their places; nothing that could hang was started yet.
 
+    Rank 0 returns the places, the others none: to send all of them to all would take the square of the ranks' number.
     Raises SharedError naming the absent ranks, or the first one's problem.
     """
     prefix = f"ddptrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store.set(f"{prefix}/rank/{here.rank}", json.dumps({**own, "problem": problem, "gpu": gpu}))
+    store.add(f"{prefix}/joined", 1)
+    members: list[dict[str, object]] = []
     if here.rank == 0:
         members, verdict = _collect(store, prefix, here.size)
-        store.set(f"{prefix}/all", json.dumps([members, verdict]))
+        may_retry = not members  # a rank that never joined may join the next attempt
+        store.set(f"{prefix}/all", json.dumps([verdict, may_retry]))
     else:
         store.wait([f"{prefix}/all"], datetime.timedelta(seconds=INIT_TIMEOUT_S + 30))
-        members, verdict = json.loads(store.get(f"{prefix}/all"))
+        verdict, may_retry = json.loads(store.get(f"{prefix}/all"))
     if verdict:
-        raise errors.SharedError(verdict, retry=not members)  # a rank that never joined may join the next attempt
+        raise errors.SharedError(verdict, retry=may_retry)
     return members
 
 
 def _collect(store: typing.Any, prefix: str, size: int) -> tuple[list[dict[str, object]], str]:
     """Return the members and what is wrong with them, or an empty text."""
     deadline = time.monotonic() + INIT_TIMEOUT_S
-    absent = list(range(size))
-    while absent := [rank for rank in absent if not store.check([f"{prefix}/rank/{rank}"])]:
+    while store.add(f"{prefix}/joined", 0) < size:
         if time.monotonic() > deadline:
+            absent = [rank for rank in range(size) if not store.check([f"{prefix}/rank/{rank}"])]
             shown = ", ".join(str(rank) for rank in absent[:16]) + (" ..." if len(absent) > 16 else "")
             return (
                 [],
                 f"{len(absent)} of {size} ranks never joined within {INIT_TIMEOUT_S} s: {shown}; look at their logs",
             )
         time.sleep(0.05)
-    members = [json.loads(store.get(f"{prefix}/rank/{rank}")) for rank in range(size)]
+    members = [json.loads(text) for text in store.multi_get([f"{prefix}/rank/{rank}" for rank in range(size)])]
     bad = [member for member in members if member["problem"]]
     verdict = ""
     if bad:

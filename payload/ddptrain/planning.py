@@ -79,7 +79,7 @@ def decide(asked: config.Config, world: distributed.World) -> Decided:
     assert asked.data is not None
     run_dir = asked.run_dir
     with world.together():
-        if world.is_main or asked.checkpoint_format == "dcp":  # which all ranks write
+        if world.is_main or (world.leads_node and asked.checkpoint_format == "dcp"):  # which all ranks write
             files.need_outputs(run_dir, {"--report-json": asked.report_json})
     dataset = _open_data(asked, world)
     with world.together():
@@ -174,7 +174,10 @@ def make_schedule(asked: config.Config, settings: config.Config, steps_per_pass:
 
 
 def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset:
-    """Return the dataset, on every rank; JSON lines are tokenised first, by rank 0."""
+    """Return the dataset, on every rank; JSON lines are tokenised first, by rank 0.
+
+    Rank 0 reads it for all; one rank of each other node looks whether that node has the same.
+    """
     assert asked.data is not None
     root = asked.data
     if asked.model_local_dir is not None:
@@ -182,10 +185,11 @@ def _open_data(asked: config.Config, world: distributed.World) -> shards.Dataset
             prepared = finetune.prepare_data(asked) if world.is_main else None
         root = typing.cast(pathlib.Path, world.broadcast(prepared))
     with world.together():
-        dataset = shards.open_dataset(root)
-    prints = set(world.gather(dataset.fingerprint))
-    if len(prints) > 1:
-        raise errors.SharedError(f"--data {root} is not the same on every rank; is it on the shared filesystem?")
+        dataset = shards.open_dataset(root) if world.is_main else None
+    dataset = typing.cast(shards.Dataset, world.broadcast(dataset))
+    with world.together():
+        if world.leads_node and not world.is_main and shards.fingerprint(root) != dataset.fingerprint:
+            raise errors.UserError(f"--data {root} is not rank 0's; is it on the shared filesystem?")
     return dataset
 
 
@@ -245,7 +249,7 @@ def _choose_precision(
     """Return the settings with precision decided, the same on every rank: in doubt by a short trial on all of them."""
     if settings.precision != "auto":
         return settings
-    able = not world.gather(hardware.may_gain_by_bf16(world.device)).count(False)
+    able = world.sum([float(hardware.may_gain_by_bf16(world.device))]) == [world.size]
     if not able or world.device.type == "cuda":
         return dataclasses.replace(settings, precision="bf16" if able else "fp32")
     assert settings.seq_len is not None

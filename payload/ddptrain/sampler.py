@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ddptrain import errors, shards
 
 MAX_LANES = 64
+ROWS_PER_LANE = 16  # of a step, beyond that many lanes: ranks that share a lane each read its windows whole
 MAX_WINDOW_TOKENS = 2 << 20  # 4 MiB of 16-bit tokens: a JuiceFS block, a Lustre stripe
 
 Rows = npt.NDArray[np.int64]
@@ -53,7 +54,8 @@ class Strip:
 
 def make_plan(seed: int, seq_len: int, global_batch: int, tokens: int) -> Plan:
     """Return the plan for a dataset of so many tokens."""
-    lanes = max(d for d in range(1, min(MAX_LANES, global_batch) + 1) if global_batch % d == 0)
+    most = max(min(MAX_LANES, global_batch), global_batch // ROWS_PER_LANE)
+    lanes = max(d for d in range(1, most + 1) if global_batch % d == 0)
     window_tokens = min(MAX_WINDOW_TOKENS, max(64 * seq_len, tokens // (4 * lanes)))
     return Plan(seed, seq_len, global_batch, lanes, max(1, window_tokens // seq_len))
 

@@ -108,6 +108,24 @@ def read_header(path: pathlib.Path) -> Shard:
 
 def open_dataset(root: pathlib.Path) -> Dataset:
     """Return the dataset in a folder, its files' sizes checked. Raises ShardError naming what is missing."""
+    dataset = _described(root)
+    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
+        found = read_header(shard.path)
+        if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
+            raise ShardError(
+                f"shard {shard.path} holds {found.tokens} tokens ({found.dtype}), {MANIFEST} says {shard.tokens} "
+                f"({shard.dtype}); prepare it again"
+            )
+    return dataset
+
+
+def fingerprint(root: pathlib.Path) -> str:
+    """Return the fingerprint of the dataset in a folder, by its manifest alone. Raises ShardError."""
+    return _described(root).fingerprint
+
+
+def _described(root: pathlib.Path) -> Dataset:
+    """Return the dataset that a folder's manifest describes. Raises ShardError."""
     path = root / MANIFEST
     if not root.is_dir():
         raise ShardError(f"--data {root}: no such folder; make one with `python -m ddptrain prepare --output {root}`")
@@ -126,19 +144,11 @@ def open_dataset(root: pathlib.Path) -> Dataset:
         splits = {split: tuple(_listed(root, entry, dtype) for entry in manifest["splits"][split]) for split in SPLITS}
         tokenizer = dict(manifest["tokenizer"])
         parts = [str(tokenizer["sha256"]), *(f"{split} {shard.crc32}" for split in SPLITS for shard in splits[split])]
-        fingerprint = f"{zlib.crc32(' '.join(parts).encode()):08x}"
+        digest = f"{zlib.crc32(' '.join(parts).encode()):08x}"
         int(tokenizer["vocab"])
-        dataset = Dataset(root, str(manifest["name"]), tokenizer, dtype, bool(manifest["masked"]), splits, fingerprint)
+        return Dataset(root, str(manifest["name"]), tokenizer, dtype, bool(manifest["masked"]), splits, digest)
     except (KeyError, TypeError, ValueError) as e:
         raise ShardError(f"{path} is damaged ({type(e).__name__}: {e}); prepare the dataset again") from e
-    for shard in (shard for split in SPLITS for shard in dataset.splits[split]):
-        found = read_header(shard.path)
-        if (found.tokens, found.dtype) != (shard.tokens, shard.dtype):
-            raise ShardError(
-                f"shard {shard.path} holds {found.tokens} tokens ({found.dtype}), {MANIFEST} says {shard.tokens} "
-                f"({shard.dtype}); prepare it again"
-            )
-    return dataset
 
 
 def damaged(dataset: Dataset) -> list[str]:

@@ -126,20 +126,20 @@ class Training:
                 self.optimizer.load_state_dict(checkpoint.load(found.path, "optimizer"))
         if world.size > 1 and found.meta["format"] == "torch":
             engine.broadcast_state(self.core, self.optimizer)
+        is_exact = found.meta["world_size"] == world.size
         rngs: list[checkpoint.State] = []
         with world.together():
-            if world.is_main and found.meta["world_size"] == world.size:
+            if world.is_main and is_exact:
                 rngs = checkpoint.load_random_states(found.path, world.size)
-        rngs = world.broadcast(rngs)
-        if rngs:
-            checkpoint.restore_random_states(rngs[world.rank])
+        if is_exact:
+            checkpoint.restore_random_states(world.scatter(rngs))
         else:
             engine.seed_all(self.settings.seed + found.step, world.rank)
         self.progress = Progress(**found.meta["progress"])
         self.resumed_from = self.last_checkpoint = str(found.path)
         markers.emit(
             "CKPT", resumed=found.path, step=found.step, saved_by_ranks=found.meta["world_size"], ranks=world.size,
-            exact=found.meta["world_size"] == world.size,
+            exact=is_exact,
         )  # fmt: skip
 
     def run(self, began: float) -> str:

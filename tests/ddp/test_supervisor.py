@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,13 @@ def test_a_run_outlives_its_filesystem_and_no_line_is_lost(node: Node):
     assert "[RESTART] after a fault of the filesystem on slurmd-0 in 2 s, 1 of 8; it is not counted" in output
     assert json.loads((node.run_dir / "control" / "12.retries").read_text()) == {"program": 0, "faults": 1}
     assert not list((node.cache / "jobs").glob("*")), "what was copied is removed from the node's disk"
+
+
+def test_the_nodes_get_the_program_and_gloo_connects_at_need(node: Node):
+    node.add("srun", 'echo "lazy=$TORCH_GLOO_LAZY_INIT program=${#DDP_PROGRAM}"')
+    output = node.run(files(node))[1]
+    (size,) = re.findall(r"^lazy=1 program=(\d+)$", output, re.MULTILINE)
+    assert int(size) > 10_000, "none of them reads a file of it"
 
 
 def test_a_run_that_does_not_notice_goes_on_and_its_log_is_whole(node: Node):

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes without any charm, and one account on it: what `ddp` meets on the clusters of others.
+"""A Slurm without any charm, of two nodes or more, and one account on it: what `ddp` meets on others' clusters.
 
 The login host and the nodes are namespaces of this machine, which needs Slurm's packages and root, and is left as it
 was: hosts with names that nobody resolves, a network of their own, a /var/tmp each, and a /home that they share.
@@ -20,14 +20,13 @@ import time
 
 USER, UID = "ada", 7001
 HOME = pathlib.Path("/home") / USER
-NODES = ("n1", "n2")
-ADDRESSES = {"login": "198.18.77.1", "n1": "198.18.77.11", "n2": "198.18.77.12"}  # RFC 2544's, which nobody routes
+LOGIN = "198.18.77.1"  # RFC 2544's, which nobody routes
 BIN = "/mnt/slurm/bin"  # not /usr/bin: many administrators build Slurm themselves
 COMMANDS = ("sacct", "sacctmgr", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 READY_S = 120.0
 CONF = f"""\
 ClusterName=plain
-SlurmctldHost=login({ADDRESSES["login"]})
+SlurmctldHost=login({LOGIN})
 AuthType=auth/munge
 AuthInfo=socket=/mnt/munge/socket
 CryptoType=crypto/munge
@@ -44,8 +43,6 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 MpiDefault=none
 ReturnToService=2
-NodeName=n1 NodeAddr={ADDRESSES["n1"]} CPUs=1 RealMemory=2500
-NodeName=n2 NodeAddr={ADDRESSES["n2"]} CPUs=1 RealMemory=2500
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 # What belongs to a cluster lies below /mnt, on all hosts; what a host has for itself, in a folder of its name
@@ -65,7 +62,7 @@ read -r go
 ip link set lo up
 ip addr add {address}/24 dev eth0
 ip link set eth0 up
-slurmd -D -N {host} &
+{slurmd} -D -N {host} &
 wait $!
 """
 _FOREIGN = ("SLURM_", "SBATCH_", "DDP_", "XDG_", "PYTHON", "VIRTUAL_ENV", "TOX_", "PYTEST_", "PIPX_")
@@ -86,6 +83,7 @@ class PlainSlurm:
 
     folder: pathlib.Path  # what the hosts see as /mnt
     login: int  # a process there
+    nodes: tuple[str, ...] = ("n1", "n2")
     pip: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # variables that say where packages are
 
     @property
@@ -127,7 +125,7 @@ class PlainSlurm:
         self.as_root("chown", "-R", f"{USER}:", f"{HOME}/{name.partition('/')[0]}")
 
     def _logs(self) -> str:
-        paths = [*self.folder.glob("*.log"), *self.folder.glob("n?/*.log")]
+        paths = [*self.folder.glob("*.log"), *self.folder.glob("n*/*.log")]
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in paths)
 
 
@@ -139,31 +137,50 @@ def lacks() -> str | None:
 
 
 @contextlib.contextmanager
-def running() -> collections.abc.Generator[PlainSlurm]:
-    """Yield the cluster, all its nodes idle. Raises RuntimeError when it does not start."""
+def running(
+    num_nodes: int = 2,
+    *,
+    slurmd: str = "slurmd",
+    conf: str = "",
+    node: str = "CPUs=1 RealMemory=2500",
+    prepare: collections.abc.Callable[[pathlib.Path, tuple[str, ...]], None] = lambda *_: None,
+) -> collections.abc.Generator[PlainSlurm]:
+    """Yield the cluster, all its nodes idle. Raises RuntimeError when it does not start.
+
+    Args:
+        num_nodes: at most 240.
+        slurmd: what starts slurmd on each node; `$host` is the node's name.
+        conf: further lines of slurm.conf.
+        node: each node's options in slurm.conf.
+        prepare: called with the folder that is /mnt on the hosts and the nodes' names, before anything starts.
+    """
+    addresses = {f"n{number}": f"198.18.77.{10 + number}" for number in range(1, num_nodes + 1)}
+    lines = [f"NodeName={name} NodeAddr={address} {node}\n" for name, address in addresses.items()]
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(tempfile.mkdtemp(prefix="slurm-ddp-plain-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        _fill(folder)
+        _fill(folder, tuple(addresses), CONF + conf + "".join(lines))
+        prepare(folder, tuple(addresses))
         switch = _start(stack, ["unshare", "--net", "sleep", "infinity"])
         _in_network(switch, "ip", "link", "add", "bridge", "type", "bridge")
         _in_network(switch, "ip", "link", "set", "bridge", "up")
         login = _start(stack, _host(folder, "login", "munged --force --socket=/mnt/munge/socket "
             "--key-file=/mnt/munge/key --pid-file=/mnt/munge/pid --log-file=/mnt/munge/log --seed-file=/mnt/munge/seed "
             "--num-threads=2 --foreground & read -r go; exec slurmctld -D"))  # fmt: skip
-        _connect(switch, login, "login", f"plain{login.pid}")
-        _run("ip", "addr", "add", f"{ADDRESSES['login']}/24", "dev", f"plain{login.pid}")
+        _connect(switch, os.getpid(), "login", f"plain{login.pid}")
+        _run("ip", "addr", "add", f"{LOGIN}/24", "dev", f"plain{login.pid}")
         _run("ip", "link", "set", f"plain{login.pid}", "up")
-        nodes = []
-        for name in NODES:
-            node = _start(stack, _host(folder, name, _NODE.format(host=name, address=ADDRESSES[name]), is_node=True))
-            _connect(switch, node, name, "eth0")
-            nodes.append(node)
-        for process in (login, *nodes):
+        hosts = [login]
+        for name, address in addresses.items():
+            script = _NODE.format(host=name, address=address, slurmd=slurmd)
+            host = _start(stack, _host(folder, name, f"host={name}\n{script}", is_node=True))
+            _connect(switch, host.pid, name, "eth0")
+            hosts.append(host)
+        for process in hosts:
             assert process.stdin is not None
             process.stdin.write(b"go\n")
             process.stdin.flush()
-        found = PlainSlurm(folder, login.pid, _pip_variables())
+        found = PlainSlurm(folder, login.pid, tuple(addresses), _pip_variables())
         _await_idle(found)
         yield found
 
@@ -182,16 +199,16 @@ def _pip_variables() -> dict[str, str]:
     return found
 
 
-def _fill(folder: pathlib.Path) -> None:
+def _fill(folder: pathlib.Path, nodes: tuple[str, ...], conf: str) -> None:
     folder.chmod(0o755)
-    for name in ("home", "etc/slurm", "state", "munge", "slurm/bin", *(f"{host}/spool" for host in NODES)):
+    for name in ("home", "etc/slurm", "state", "munge", "slurm/bin", *(f"{host}/spool" for host in nodes)):
         (folder / name).mkdir(parents=True)
-    for host in ADDRESSES:
+    for host in ("login", *nodes):
         (folder / host / "tmp").mkdir(parents=True)
         (folder / host / "tmp").chmod(0o1777)
     (folder / "home" / USER).mkdir(mode=0o750)
     os.chown(folder / "home" / USER, UID, UID)
-    (folder / "etc/slurm/slurm.conf").write_text(CONF)
+    (folder / "etc/slurm/slurm.conf").write_text(conf)
     passwd, group = pathlib.Path("/etc/passwd").read_text(), pathlib.Path("/etc/group").read_text()
     (folder / "etc/passwd").write_text(f"{passwd}{USER}:x:{UID}:{UID}::{HOME}:/bin/bash\n")
     (folder / "etc/group").write_text(f"{group}{USER}:x:{UID}:\n")
@@ -227,10 +244,10 @@ def _start(stack: contextlib.ExitStack, argv: list[str]) -> "subprocess.Popen[by
     return process
 
 
-def _connect(switch: "subprocess.Popen[bytes]", host: "subprocess.Popen[bytes]", name: str, interface: str) -> None:
-    """Give a host an interface, and connect it with the others."""
-    place = ["netns", str(host.pid if name in NODES else os.getpid())]
-    _in_network(switch, "ip", "link", "add", name, "type", "veth", "peer", "name", interface, *place)
+def _connect(switch: "subprocess.Popen[bytes]", pid: int, name: str, interface: str) -> None:
+    """Give a process's network an interface, and connect it with the others."""
+    peer = ["peer", "name", interface, "netns", str(pid)]
+    _in_network(switch, "ip", "link", "add", name, "type", "veth", *peer)
     _in_network(switch, "ip", "link", "set", name, "master", "bridge", "up")
 
 
@@ -260,7 +277,7 @@ def _await_idle(cluster: PlainSlurm) -> None:
     while time.monotonic() < deadline:
         argv = [*_enter(cluster.login), f"{BIN}/sinfo", "-h", "-N", "-o", "%N %T"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-        if sorted(done.stdout.splitlines()) == [f"{name} idle" for name in NODES]:
+        if sorted(done.stdout.splitlines()) == sorted(f"{name} idle" for name in cluster.nodes):
             return
         output = (done.stdout + done.stderr).strip()
         time.sleep(0.2)

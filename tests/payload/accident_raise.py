@@ -1,4 +1,7 @@
-"""An accident: rank $RAISE_RANK meets $RAISE_WHAT: in the training loop, while it opens the data or joins the others."""
+"""An accident: rank $RAISE_RANK meets $RAISE_WHAT: in the training loop, while it opens the data or joins the others.
+
+Where the data is missing, that rank is the first one of a node of its own.
+"""
 
 # pyright: basic, reportPrivateImportUsage=false
 import os
@@ -6,7 +9,7 @@ import os
 import torch
 import torch._dynamo.exc
 
-from ddptrain import shards, train
+from ddptrain import distributed, shards, train
 
 KINDS = {
     "bug": RuntimeError("something nobody thought of"),
@@ -15,7 +18,7 @@ KINDS = {
     "joining": torch.distributed.DistBackendError("NCCL error: unhandled system error"),
     "missing": shards.ShardError("--data /data: no such folder"),
 }
-_step, _open, _init = train.Training._step, shards.open_dataset, torch.distributed.init_process_group
+_step, _print, _init = train.Training._step, shards.fingerprint, torch.distributed.init_process_group
 
 
 def is_victim() -> bool:
@@ -28,10 +31,10 @@ def step(self, *args, **kwargs):
     return _step(self, *args, **kwargs)
 
 
-def open_dataset(root):
+def fingerprint(root):
     if is_victim() and os.environ["RAISE_WHAT"] == "missing":
         raise KINDS["missing"]
-    return _open(root)
+    return _print(root)
 
 
 def init_process_group(*args, **kwargs):
@@ -42,4 +45,6 @@ def init_process_group(*args, **kwargs):
 
 torch.distributed.init_process_group = init_process_group
 train.Training._step = step
-shards.open_dataset = open_dataset
+shards.fingerprint = fingerprint
+if os.environ["RAISE_WHAT"] == "missing":
+    distributed.World.leads_node = True

@@ -26,7 +26,7 @@ def await_sleep(pid):
 
 def step(self, *args, **kwargs):
     if self.progress.step + 1 == int(os.environ["STUCK_AT"]):
-        peers = self.world.gather(os.getpid())
+        peers = self.world.broadcast(self.world.collect(os.getpid()))
         if self.world.rank == 1:
             await_sleep(peers[0])
             os.kill(peers[0], signal.SIGTERM)

@@ -566,6 +566,7 @@ def test_two_ranks_on_one_gpu_get_an_error(gpus: tuple[str | None, ...], shared:
     for rank, gpu in enumerate(gpus):
         own = {"rank": rank, "host": "n1", "device": "H200", "problem": None, "gpu": gpu}
         store.set(f"p/rank/{rank}", json.dumps(own))
+        store.add("p/joined", 1)
     members, verdict = distributed._collect(store, "p", 2)
     assert members == [{"rank": rank, "host": "n1", "device": "H200"} for rank in range(2)]
     assert ("ranks 0 and 1 on n1 have one GPU between them; ask for as many GPUs" in verdict) is shared

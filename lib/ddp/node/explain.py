@@ -25,7 +25,8 @@ MAX_SEARCHED_BYTES = 64 * 1024 * 1024  # of a job's log
 MAX_LAUNCHER_LINES = 10_000
 _PEER_GONE = re.compile(
     r"[Cc]onnection (closed|reset|refused)|Broken pipe|remote process exited|rank \d+ leaves:|SharedError"
-    r"|Signal(Exception| \d+)|collective operation timeout|communicator was aborted|recvValue failed|heartbeat monitor"
+    r"|Signal(Exception| \d+)|collective operation timeout|Connect timeout|communicator was aborted|recvValue failed"
+    r"|heartbeat monitor"
 )
 TELLING = re.compile(
     r"\[FATAL\]|Traceback \(most recent call last\)|^\S*(Error|Exception)\b|Segmentation fault|Killed|[Oo]ut of memory"

@@ -1,7 +1,7 @@
 """A task of the job's step: one on each node for torchrun's agent, or one for each rank where the launcher is srun.
 
 It prepares the environment and the network's variables, runs the launcher or the rank, and copies their logs from this
-node's disk to the run's folder. It reads all that it needs of the shared filesystem at its start.
+node's disk to the run's folder. Of the shared filesystem it reads the environment's archive, once on each node.
 """
 
 import collections.abc
@@ -152,6 +152,9 @@ class Node:
                         above = os.path.dirname(above)
 
     def _start_agent(self, python: str, words: list[str], logs: str) -> None:
+        safe = ["-P"] if _knows_safe_path(self.job) else []  # an import would look into the run's folder first
+        if words[0] == "--module":
+            self.env["PYTHONSAFEPATH"] = "1"  # in the ranks; a script's own folder must stay where Python looks
         share = int(self.env["SLURM_CPUS_PER_TASK"]) // self.job.ranks_per_node
         self.env["OMP_NUM_THREADS"] = self.env.get("OMP_NUM_THREADS") or str(max(1, share))
         if self.job.profile is not None and self.job.profile.kind == "nsys":
@@ -159,7 +162,7 @@ class Node:
             start = ("/usr/bin/python3" if self.job.container is None else python, "-I", "-S", "-B", program)
             words = ["--no-python", *start, "rank", os.path.basename(self.spec_path), *words]
         argv = [
-            python, "-m", "torch.distributed.run",
+            python, *safe, "-m", "torch.distributed.run",
             f"--nnodes={self.env['SLURM_STEP_NUM_NODES']}", f"--nproc-per-node={self.job.ranks_per_node}",
             f"--node-rank={self.number}", "--rdzv-backend=static", f"--master-addr={self.env['HEAD_IP']}",
             f"--master-port={self.env['HEAD_PORT']}", f"--rdzv-id={self.attempt}", f"--local-addr={self.env['MY_IP']}",
@@ -171,7 +174,9 @@ class Node:
     def _start_rank(self, python: str, words: list[str], logs: str) -> None:
         env = self.env
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or env["SLURM_CPUS_PER_TASK"]
-        if words[0] != "--module":  # a user's script gets torchrun's variables; the payload reads Slurm's
+        if words[0] == "--module":
+            env["PYTHONSAFEPATH"] = "1"  # an import would look into the run's folder first
+        else:  # a user's script gets torchrun's variables; the payload reads Slurm's
             env |= {
                 "RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_NTASKS"], "LOCAL_RANK": env["SLURM_LOCALID"],
                 "LOCAL_WORLD_SIZE": str(self.job.ranks_per_node), "NODE_RANK": self.number, "GROUP_RANK": self.number,
@@ -210,6 +215,11 @@ class Node:
         if is_lost:
             time.sleep(SAVING_S)
             child.kill()
+
+
+def _knows_safe_path(job: spec.JobSpec) -> bool:
+    """Return whether the interpreter has the option -P, which is new in Python 3.11."""
+    return job.environment is not None and int(job.environment.python.partition(".")[2]) >= 11
 
 
 def rank_command(job: spec.JobSpec, env: collections.abc.Mapping[str, str], python: str, words: list[str]) -> list[str]:
@@ -254,9 +264,9 @@ def _copy(stream: typing.IO[bytes], standard: int, path: str) -> None:
                     rest = rest[os.write(descriptor, rest) :]
 
 
-def main(spec_path: str, words: list[str]) -> int:
-    """Run a task of the step and return its exit code."""
-    job = spec.load(spec.JobSpec, spec_path)
+def main(spec_path: str, words: list[str], text: str = "") -> int:
+    """Run a task of the step and return its exit code. `text` is the specification, where it need not be read."""
+    job = spec.parse(spec.JobSpec, text, spec_path) if text else spec.load(spec.JobSpec, spec_path)
     env = dict(os.environ)
     node = Node(job, spec_path, env)
     if job.container is None:

@@ -119,7 +119,11 @@ def dump(spec: JobSpec | PrepareSpec) -> str:
 def load(kind: type[Spec], path: str) -> Spec:
     """Parse the specification in a file. Raises SpecError, or OSError where it cannot be read."""
     with open(path, encoding="utf-8") as file:
-        text = file.read(MAX_BYTES)
+        return parse(kind, file.read(MAX_BYTES), path)
+
+
+def parse(kind: type[Spec], text: str, path: str) -> Spec:
+    """Parse a specification's text, which the file `path` holds. Raises SpecError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as e:

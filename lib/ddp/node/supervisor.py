@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 
-from ddp.node import network, spec, spool, storage
+from ddp.node import network, parcel, spec, spool, storage
 
 FATAL, COMES_BACK = 78, 75  # EX_CONFIG; EX_TEMPFAIL: the job has saved
 ASKING_S = (1, 2, 4, 8, 15, 30, 60, 0)  # pauses while the controller restarts
@@ -29,7 +29,7 @@ NODE_BACK_S = 600.0
 PORT, PORTS = 20000, 10000  # below the range of outgoing connections
 PYTHON = "/usr/bin/python3"
 # Starts the program on a node, once the shared filesystem is readable. In a container, with the image's interpreter.
-_START = """\
+_START = f"""\
 n=0
 until [ -r "$1/__main__.py" ]; do
   [ $n -gt 0 ] || echo "[ENV] $SLURMD_NODENAME: $1 does not respond (it cannot be read); waiting for it, 0 s"
@@ -41,10 +41,11 @@ until [ -r "$1/__main__.py" ]; do
   sleep 2
 done
 p=$0
-[ -x "$p" ] || p=$(command -v python3 || command -v python) || {
+[ -x "$p" ] || p=$(command -v python3 || command -v python) || {{
   echo "[FATAL] $SLURMD_NODENAME: there is no python3 here; use an image with torch" >&2
   exit 78
-}
+}}
+[ -z "${parcel.VARIABLE}" ] || exec "$p" -I -S -B -c "{parcel.START}" "$@"
 exec "$p" -I -S -B "$@"
 """
 
@@ -146,6 +147,7 @@ class Supervisor:
             "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_FR_BUFFER_SIZE": "2000", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
         }  # fmt: skip
+        env.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # else each rank connects with each other one (gloo)
         if not job.gpus_per_node:
             env["CUDA_VISIBLE_DEVICES"] = ""
         if job.profile is not None:
@@ -169,6 +171,8 @@ class Supervisor:
             found = json.loads(self.storage.do(lambda: _text(f"{self.control}/{self.job_id}.retries")))
             self.retries = {name: int(found[name]) for name in self.retries}
         env["HEAD_IP"], env["HEAD_NODE"] = self._head_address(), self.host
+        program = os.path.dirname(self.spec_path)
+        env[parcel.VARIABLE] = self.storage.do(lambda: parcel.pack(program, spec.dump(job)))
 
     def _hostnames(self, nodelist: str) -> list[str]:
         shown = _slurm("scontrol", "show", "hostnames", nodelist)

@@ -1,0 +1,105 @@
+"""What a rank asks of its filesystem and its peers, as docs/explanation/scale.md says: nobody adds to it unnoticed."""
+
+# pyright: basic, reportPrivateImportUsage=false
+import collections
+import json
+import pathlib
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from ddptrain import checkpoint, sampler, tree
+
+TINY = (
+    "--layers", 1, "--heads", 2, "--width", 32, "--seq-len", 32, "--batch", 1, "--precision", "fp32", "--eval-rows", 8,
+    "--steps", 4, "--epoch-steps", 2,
+)  # fmt: skip
+SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def opened(dataset: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[list[str]]]:
+    """A training's folder, and the files that each of its ranks opened."""
+    folder = tmp_path_factory.mktemp("scale")
+    (folder / "opens").mkdir()
+    run_dir = folder / "run"
+    ranks.succeed(
+        SIZE, "train", "--data", dataset, "--run-dir", run_dir, *TINY, accident="accident_opens",
+        OPENS=str(folder / "opens"), RUN_ATTEMPT_ID="1.r0",
+    )  # fmt: skip
+    return run_dir, [(folder / "opens" / str(rank)).read_text().splitlines() for rank in range(SIZE)]
+
+
+def test_a_rank_but_the_first_opens_nothing_but_its_own_share_of_the_data(
+    opened: tuple[pathlib.Path, list[list[str]]], dataset: pathlib.Path
+):
+    run_dir, opens = opened
+    for paths in opens[1:]:
+        assert not [path for path in paths if path.startswith(str(run_dir))]
+        found = collections.Counter(path.removeprefix(f"{dataset}/") for path in paths if path.startswith(str(dataset)))
+        assert found, "the hook saw nothing"
+        assert all(name.endswith(".bin") for name in found), found
+        assert all(count == 1 for name, count in found.items() if name.startswith("train/")), found
+        assert sum(count for name, count in found.items() if name.startswith("val/")) == 2 * 8 // SIZE
+
+
+def test_the_first_rank_reads_the_dataset_for_all(opened: tuple[pathlib.Path, list[list[str]]], dataset: pathlib.Path):
+    assert opened[1][0].count(f"{dataset}/dataset.json") == 1
+
+
+def test_a_checkpoint_has_as_many_files_on_any_number_of_ranks(opened: tuple[pathlib.Path, list[list[str]]]):
+    last = opened[0] / "latest"
+    assert sorted(str(path.relative_to(last)) for path in last.rglob("*") if path.is_file()) == [
+        "manifest.json", "rank-0000/model.pt", "rank-0000/optimizer.pt", "rng.pt",
+    ]  # fmt: skip
+    assert len(checkpoint.load_random_states(last, SIZE)) == SIZE
+
+
+def test_the_random_states_of_an_older_checkpoint_are_read(tmp_path: pathlib.Path):
+    for rank in range(3):
+        (tmp_path / f"rank-{rank:04d}").mkdir()
+        torch.save({"rank": rank}, tmp_path / f"rank-{rank:04d}" / "rng.pt")
+    assert checkpoint.load_random_states(tmp_path, 3) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 100, 8000])
+def test_the_tree_holds_each_rank_once_and_is_low(size: int):
+    assert max(len(tree.children(rank, size)) for rank in range(size)) <= size.bit_length()
+    for rank in range(size):
+        for below in tree.children(rank, size):
+            assert tree.parent(below[0]) == rank
+            assert len(below) > 0
+    assert sorted(below[0] for rank in range(size) for below in tree.children(rank, size)) == list(range(1, size))
+
+
+def _agree(rank: int, size: int, folder: str) -> None:
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    one = tree.Tree(rank, size, dist.group.WORLD)
+    found = [
+        one.sum([rank, 0.5]), one.gather(f"rank {rank}"), one.broadcast(rank + 7), one.scatter(list(range(10, 10 + size))),
+        one.first(f"of {rank}" if rank in (2, 3) else None), one.first(None),
+    ]  # fmt: skip
+    pathlib.Path(folder, str(rank)).write_text(json.dumps(found))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_agree_along_the_tree(size: int, tmp_path: pathlib.Path):
+    processes = [ranks.CONTEXT.Process(target=_agree, args=(rank, size, str(tmp_path))) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    for rank in range(size):
+        total = [sum(range(size)), 0.5 * size]
+        gathered = [f"rank {one}" for one in range(size)] if rank == 0 else []
+        first = "of 2" if size > 2 else None
+        assert json.loads((tmp_path / str(rank)).read_text()) == [total, gathered, 7, 10 + rank, first, None]
+
+
+@pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (48, 48), (512, 64), (1000, 50), (8000, 500), (128_000, 8000)])
+def test_ranks_share_few_lanes_whose_windows_each_of_them_reads(batch: int, lanes: int):
+    assert sampler.make_plan(1, 1024, batch, 10**13).lanes == lanes
