@@ -65,7 +65,8 @@ class _Both:
         )  # fmt: skip
 
 
-T, P = typing.TypeVar("T"), typing.ParamSpec("P")
+T = typing.TypeVar("T")
+P = typing.ParamSpec("P")
 
 
 def _timed(taken: list[tuple[float, float]], action: typing.Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

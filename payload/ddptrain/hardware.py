@@ -89,7 +89,7 @@ def can_compile() -> str | None:
 def keep_memory(device: torch.device) -> None:
     """On a CPU, let the C library keep what is freed instead of returning it to the kernel.
 
-    A step frees what the next one takes again, and glibc returns it whenever much of it lies at the heap's end: the page
+    A step frees what the next one takes again, and glibc returns it whenever much of it lies at the heap's end: page
     faults of taking it anew took a fifth to a third of a step. The most that a process holds grew by up to 5 %.
     """
     if device.type == "cpu":

@@ -47,4 +47,4 @@ torch.distributed.init_process_group = init_process_group
 train.Training._step = step
 shards.fingerprint = fingerprint
 if os.environ["RAISE_WHAT"] == "missing":
-    distributed.World.leads_node = True
+    setattr(distributed.World, "leads_node", True)  # noqa: B010 - a property
