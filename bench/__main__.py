@@ -28,15 +28,6 @@ SLOW_S = {
     "gpu": 900, "submit": 1800, "nanogpt": 3600, "train_step": 1800, "tokenizing": 600, "requeue": 600,
     "checkpoint": 600, "environment": 900,
 }  # fmt: skip
-    "gpu": 900,
-    "submit": 1800,
-    "nanogpt": 3600,
-    "train_step": 1800,
-    "tokenizing": 600,
-    "requeue": 600,
-    "checkpoint": 600,
-    "environment": 900,
-}
 
 
 def main() -> int:
