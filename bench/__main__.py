@@ -24,7 +24,10 @@ ROWS = (
 )  # fmt: skip
 LIMIT_S = 300
 # Models are compiled; an environment is unpacked on a slow filesystem; forty programs train from start to end
-SLOW_S = {"gpu": 900, "submit": 1800, "nanogpt": 3600, "train_step": 1800, "tokenizing": 600, "requeue": 600, "checkpoint": 600}
+SLOW_S = {
+    "gpu": 900, "submit": 1800, "nanogpt": 3600, "train_step": 1800, "tokenizing": 600, "requeue": 600,
+    "checkpoint": 600,
+}  # fmt: skip
 
 
 def main() -> int:
