@@ -50,7 +50,7 @@ PACKAGES = {
     "sandbox": "demo",
     **dict.fromkeys(("functional", *FUNCTIONAL), "demo"),
     "bench": "demo",
-    "scale": "demo",
+    "scale": "scale",
     "storage": "storage",
     "kernel": "guest",
 }

@@ -15,7 +15,7 @@ import typing
 import pytest
 
 from ddp.environment import packing
-from ddp.node import spec
+from ddp.node import environment, spec
 
 DRIVER = """
 import os, sys
@@ -99,6 +99,18 @@ def test_the_environment_is_unpacked_once(store: Store):
     again = store.use()
     assert again.stdout == f"PY={store.home}/bin/python\n"
     assert stat.S_IMODE(store.cache.stat().st_mode) == 0o700
+
+
+def test_who_loses_the_race_to_unpack_does_not_wait_for_the_winners_end(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """A rank of the same job: each would wait for the other."""
+    store.use()
+    _, held = environment.use(store.spec(), "slurmd-0")
+    found = [False, True, True, True]
+    monkeypatch.setattr(environment, "_is_complete", lambda *_: found.pop(0))
+    monkeypatch.setattr(environment, "LOCK_S", 5.0)
+    _, other = environment.use(store.spec(), "slurmd-0")
+    for lock in (held, other):
+        os.close(lock)
 
 
 def test_a_node_without_the_zstd_program_uses_the_library(store: Store, tmp_path: pathlib.Path):

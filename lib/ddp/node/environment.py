@@ -39,7 +39,9 @@ def use(wanted: spec.Environment, host: str) -> tuple[str, int]:
     _acquire(lock, fcntl.LOCK_SH, f"another job has been unpacking {name} for 30 minutes")
     marker = _marker(wanted)
     while not _is_complete(home, marker):
-        _acquire(lock, fcntl.LOCK_EX, f"another job has been unpacking {name} for 30 minutes")
+        reason = f"another job has been unpacking {name} for 30 minutes"
+        # Who loses the race to unpack must not wait for the winner, which shares the lock for as long as it runs
+        _acquire(lock, fcntl.LOCK_EX, reason, or_once=lambda: _is_complete(home, marker))
         if not _is_complete(home, marker):
             _unpack(wanted, name, home, marker, host)
         _acquire(lock, fcntl.LOCK_SH, f"another job holds {name}")
@@ -86,12 +88,15 @@ def _is_complete(home: str, marker: str) -> bool:
     return False
 
 
-def _acquire(lock: int, kind: int, reason: str) -> None:
+def _acquire(lock: int, kind: int, reason: str, *, or_once: collections.abc.Callable[[], bool] = lambda: False) -> None:
+    """Take the lock, or return without it once that is not needed. Raises UnusableError after LOCK_S."""
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError:
+            if or_once():
+                return
             if time.monotonic() > deadline:
                 raise UnusableError(reason) from None
             time.sleep(0.1)
