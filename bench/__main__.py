@@ -19,13 +19,13 @@ from bench import row
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 ROWS = (
-    "train_step", "nanogpt", "ddp", "loader", "checkpoint", "collectives", "tokenizing", "resume", "kill", "stop",
+    "nanogpt", "ddp", "loader", "checkpoint", "collectives", "tokenizing", "resume", "kill", "stop",
     "requeue", "markers", "start", "environment", "submit", "gpu",
 )  # fmt: skip
 LIMIT_S = 300
 # Models are compiled; an environment is unpacked on a slow filesystem; forty programs train from start to end
 SLOW_S = {
-    "gpu": 900, "submit": 1800, "nanogpt": 3600, "train_step": 1800, "tokenizing": 600, "requeue": 600,
+    "gpu": 900, "submit": 1800, "nanogpt": 3600, "tokenizing": 600, "requeue": 600,
     "checkpoint": 600, "environment": 900,
 }  # fmt: skip
 

@@ -5,18 +5,14 @@ import ast
 import collections.abc
 import contextlib
 import io
-import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
 import pickle
 import sys
-import time
 import typing
 
 import numpy as np
 
-from bench import row
 from ddptrain import shapes, shards
 
 DATASET = "bench"
@@ -83,47 +79,6 @@ class Program:
             self._losses.append(self.names.pop("lossf"))
         self._left -= 1
         return self._left >= 0
-
-
-class Aside:
-    """A Program in a process of its own, so that neither side's settings of torch touch the other."""
-
-    def __init__(self, checkout: pathlib.Path, folder: pathlib.Path, **settings: object) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, checkout, folder, settings), daemon=True)
-        self._process.start()
-        there.close()
-        self.laps = row.Laps()
-
-    def run(self, steps: int, *, is_timed: bool = True) -> list[float]:
-        """Take so many turns of the loop, add their times to `laps` and return the losses."""
-        self._here.send(steps)
-        losses, wall_s, cpu_s = self._here.recv()
-        if is_timed:
-            self.laps.wall_s.append(wall_s)
-            self.laps.cpu_s.append(cpu_s)
-        return losses
-
-    def close(self) -> None:
-        """End the process."""
-        self._here.close()
-        self._process.join(10)
-        self._process.kill()
-
-
-def _serve(
-    asked: multiprocessing.connection.Connection,
-    checkout: pathlib.Path,
-    folder: pathlib.Path,
-    settings: dict[str, typing.Any],
-) -> None:
-    program = Program(checkout, folder, **settings)
-    with contextlib.suppress(EOFError):
-        while steps := asked.recv():
-            wall, cpu = time.perf_counter(), time.process_time()
-            losses = program.run(steps)
-            asked.send((losses, time.perf_counter() - wall, time.process_time() - cpu))
 
 
 def _compiled(nodes: list[ast.stmt]) -> typing.Any:

@@ -492,7 +492,7 @@ def test_a_restart_while_slurmd_reconfigures(cluster: Cluster):
     hangup = "systemctl reset-failed slurmd; kill -HUP $(systemctl show -P MainPID slurmd); systemctl restart slurmd"
     journal = ("journalctl", "-u", "slurmd", "-o", "cat", "--no-pager")
     ended = "of the former start holds the port: sending SIGTERM"
-    begin = cluster.on(HOST, "date", "+%s.%N")
+    begin, lines = cluster.on(HOST, "date", "+%s.%N"), ""
     for _ in range(24):  # one in two or three leaves a process, and of these a few end by themselves first
         cluster.on(HOST, "sh", "-c", hangup)  # what slurmctld sends at `scontrol reconfigure` ends in this signal
         if ended in (lines := cluster.on(HOST, *journal, f"--since=@{begin}")):
