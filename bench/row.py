@@ -62,7 +62,7 @@ class Laps:
         return result
 
     def beside(self, peer: "Laps") -> str:
-        """Return what a row's note says of both: the ratio by processor time, and the spread of the turns."""
+        """Return a row's note on both: the ratio by processor time, and the spread of the turns."""
         return f"{self.cpu_ratio(peer)}; {self.spread}, peer {peer.spread}"
 
     def cpu_ratio(self, peer: "Laps") -> str:

@@ -351,7 +351,7 @@ def _awaited(condition: str, then: str, trouble: str) -> str:
 
 
 def _on(unit: str, *command: str, given: str = "", limit_s: float = LIMIT_S * 2) -> str:
-    """Return what a command prints on a unit's host; `given` is its standard input."""
+    """Return a command's output on a unit's host; `given` is its standard input."""
     return _ctl("exec", unit, "--", *command, given=given, limit_s=limit_s).strip()
 
 

@@ -99,7 +99,7 @@ def _prepared(who: str, text: pathlib.Path, output: pathlib.Path, tasks: int, la
     argv = [sys.executable, "-m", "bench.tasks", who, str(text), str(output), str(tasks)]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
     shutil.rmtree(output)
-    told = json.loads(done.stdout.splitlines()[-1])
-    laps.wall_s.append(told["wall_s"])
-    laps.cpu_s.append(told["cpu_s"])
-    return told["tokens"]
+    printed = json.loads(done.stdout.splitlines()[-1])
+    laps.wall_s.append(printed["wall_s"])
+    laps.cpu_s.append(printed["cpu_s"])
+    return printed["tokens"]
