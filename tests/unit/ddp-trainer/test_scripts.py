@@ -577,7 +577,7 @@ def test_the_agent_gets_its_place(settings: Settings, node: Node):
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     assert output.splitlines() == [
-        "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo", "2 lo =lo", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=static",
+        "[ENV] node=slurmd-0 address=127.0.0.1 fabric=auto gloo=lo nccl==lo", "2 lo =lo", "-P", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=1", "--rdzv-backend=static",
         "--master-addr=127.0.0.1", "--master-port=20100", "--rdzv-id=12.r0", "--local-addr=127.0.0.1", "--max-restarts=0",
         "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2", "--shutdown-timeout=120",
         f"--log-dir={node.cache}/jobs/12/logs/12.r0/node-1", "--redirects=3", "--tee=3", "script.py", "--flag",

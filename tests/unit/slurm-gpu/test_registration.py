@@ -708,7 +708,7 @@ def test_what_a_former_start_of_slurmd_left_is_ended(
     text = (paths / "etc/systemd/system/slurmd.service.d/20-gpu.conf").read_text()
     row = next(row for row in text.splitlines() if "sending SIG" in row).removeprefix("ExecStartPre=-")
     command = shlex.split(row.replace("$$", "$"))
-    (paths / "pgrep").write_text(f'#!/bin/sh\ntest "$*" = "-x slurmd" && cat {paths}/pids\n')
+    (paths / "pgrep").write_text(f'#!/bin/sh\ntest "$*" = "-f ^[^ ]*/slurmd " && cat {paths}/pids\n')
     (paths / "pgrep").chmod(0o755)
     monkeypatch.setenv("PATH", f"{paths}:/usr/bin:/bin")
     (paths / "pids").write_text("")

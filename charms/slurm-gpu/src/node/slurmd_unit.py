@@ -14,10 +14,11 @@ PUSHED = pathlib.Path("/run/slurm/conf/gres.conf")  # what a configless slurmd f
 # The drop-in names it behind /etc/default/slurmd. On disk, since the machine may reboot while its node is deleted.
 DRAINED_ENV = node_state.STATE_DIR / "held-options"
 _DEVICE_WAIT_S = 60
-# Runs before the unit's own slurmd starts, so every slurmd in its control group is a former one.
+# Runs before the unit's own slurmd starts, so every slurmd in its control group is a former one. By its command line:
+# the one that takes over at a reconfiguration is named after the thread that made it, "worker[7]" (24.11.5).
 _END_FORMER = """\
 for s in TERM TERM TERM TERM TERM TERM TERM TERM KILL TERM; do \
-p=$(grep -ls :/system.slice/slurmd.service $(pgrep -x slurmd | sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
+p=$(grep -ls :/system.slice/slurmd.service $(pgrep -f "^[^ ]*/slurmd " | sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
 test "$p" || break; \
 echo "slurmd" $p "of the former start holds the port: sending SIG$s"; kill -$s $p; sleep 0.5; done"""
 _DROPIN = """\
