@@ -18,7 +18,8 @@ _DEVICE_WAIT_S = 60
 # the one that takes over at a reconfiguration is named after the thread that made it, "worker[7]" (24.11.5).
 _END_FORMER = """\
 for s in TERM TERM TERM TERM TERM TERM TERM TERM KILL TERM; do \
-p=$(grep -ls :/system.slice/slurmd.service $(pgrep -f "^[^ ]*/slurmd " | sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
+p=$(grep -ls :/system.slice/slurmd.service $(pgrep -f "^[^ ]*/slurmd " \
+| sed "s,.*,/proc/&/cgroup,") /dev/null | cut -d/ -f3); \
 test "$p" || break; \
 echo "slurmd" $p "of the former start holds the port: sending SIG$s"; kill -$s $p; sleep 0.5; done"""
 _DROPIN = """\
