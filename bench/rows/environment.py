@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
 import typing
 
 from bench import row
@@ -23,64 +22,41 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         raise row.NotHere("zstd is not installed (Debian: zstd)")
     source = scratch / "env"
     shutil.copytree(sys.prefix, source, symlinks=True)
-    packed, unpacked = _Both(), _Both()
-    for _ in range(TURNS + 1):
-        taken: list[tuple[float, float]] = []
-        parts = _timed(taken, _pack, source, scratch / "ours.tar.zst", scratch)
-        digest = _timed(taken, _pack_plainly, source, scratch / "theirs.tar.zst")
-        packed.add(taken)
-        taken = []
-        for folder in (scratch / "ours", scratch / "theirs"):
+    ours, theirs = scratch / "ours", scratch / "theirs"
+    packed, unpacked = (row.Laps(), row.Laps()), (row.Laps(), row.Laps())
+    for turn in range(TURNS + 1):
+        if turn == 1:  # the first one warms the page cache
+            packed, unpacked = (row.Laps(), row.Laps()), (row.Laps(), row.Laps())
+        for folder in (ours, theirs):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-        _timed(taken, _unpack, scratch / "ours.tar.zst", parts, scratch / "ours")
-        _timed(taken, _unpack_plainly, scratch / "theirs.tar.zst", digest, scratch / "theirs")
-        unpacked.add(taken)
-        if _files(scratch / "ours") != _files(scratch / "theirs"):
+        parts = _measured(packed[0], _pack, source, scratch / "ours.tar.zst", scratch)
+        digest = _measured(packed[1], _pack_plainly, source, scratch / "theirs.tar.zst")
+        _measured(unpacked[0], _unpack, scratch / "ours.tar.zst", parts, ours)
+        _measured(unpacked[1], _unpack_plainly, scratch / "theirs.tar.zst", digest, theirs)
+        if _files(ours) != _files(theirs):
             raise RuntimeError("the two environments differ")
     mib = sum(path.lstat().st_size for path in source.rglob("*")) >> 20
-    about = f"{mib} MiB, {len(_files(scratch / 'ours'))} files"
+    about = f"{mib} MiB, {len(_files(ours))} files"
     return [
-        packed.as_row("environment to archive", f"{about}: tar, zstd -T0 -3, sha256sum"),
-        unpacked.as_row("archive to environment", f"{about}: sha256sum, zstd -d, tar"),
+        _row("environment to archive", packed, f"{about}: tar, zstd -T0 -3, sha256sum"),
+        _row("archive to environment", unpacked, f"{about}: sha256sum, zstd -d, tar"),
     ]
 
 
-class _Both:
-    """Wall and processor seconds of ours and of the peer; the first turn warms the page cache."""
-
-    def __init__(self) -> None:
-        self._turns: list[list[tuple[float, float]]] = []
-
-    def add(self, taken: list[tuple[float, float]]) -> None:
-        self._turns.append(taken)
-
-    def as_row(self, measure: str, peer: str) -> row.Row:
-        turns = self._turns[1:]
-        wall, cpu = ([[turn[who][at] for turn in turns] for who in (0, 1)] for at in (0, 1))
-        spread = ", ".join(f"{min(walls):.1f} to {max(walls):.1f} s" for walls in wall)
-        return row.Row(
-            measure, row.median(wall[0]), row.median(wall[1]), "s", peer, more_is_better=False, goal=1.0,
-            note=f"{row.median(cpu[1]) / row.median(cpu[0]):.2f} by processor time; {spread}",
-        )  # fmt: skip
+def _row(measure: str, laps: tuple[row.Laps, row.Laps], peer: str) -> row.Row:
+    ours, theirs = (row.median(one.wall_s) for one in laps)
+    return row.Row(measure, ours, theirs, "s", peer, more_is_better=False, goal=1.0, note=laps[0].beside(laps[1]))
 
 
 T = typing.TypeVar("T")
 P = typing.ParamSpec("P")
 
 
-def _timed(taken: list[tuple[float, float]], action: typing.Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def _measured(laps: row.Laps, action: typing.Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run the action with all written to disk before, add its times and return its result."""
     os.sync()
-    wall, cpu = time.perf_counter(), _cpu_s()
-    result = action(*args, **kwargs)
-    taken.append((time.perf_counter() - wall, _cpu_s() - cpu))
-    return result
-
-
-def _cpu_s() -> float:
-    """Return the processor seconds of this process and of those that it has waited for."""
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+    return laps.measure(lambda: action(*args, **kwargs))
 
 
 def _pack(source: pathlib.Path, target: pathlib.Path, scratch: pathlib.Path) -> list[packing.Part]:
@@ -111,7 +87,7 @@ def _unpack_plainly(archive: pathlib.Path, digest: str, folder: pathlib.Path) ->
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise RuntimeError("damaged")
-    subprocess.run(f'zstd -q -d -c "{archive}" | tar -x -C "{folder}"', shell=True, check=True)
+    subprocess.run(["tar", "--zstd", "-x", "-f", str(archive), "-C", str(folder)], check=True)
 
 
 def _files(folder: pathlib.Path) -> dict[str, int]:

@@ -79,21 +79,7 @@ def test_what_cannot_be_is_one_line(flags: list[str], words: str):
 
 
 def test_under_srun_without_torchrun_the_ranks_meet_through_the_run_directory(tmp_path: pathlib.Path):
-    """srun's own variables; two processes, no MASTER_ADDR."""
-    processes = []
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    for rank in range(2):
-        env = {
-            "SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": "1",
-            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
-        }  # fmt: skip
-        logs[rank].touch()
-        argv = ["smoke", "--run-dir", str(tmp_path / "run")]
-        processes.append(ranks.CONTEXT.Process(target=ranks._rank, args=(argv, env, str(logs[rank]), None)))
-        processes[-1].start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0], [log.read_text() for log in logs]
+    logs = as_by_srun(tmp_path, SLURM_JOB_ID="12")
     assert "launcher=srun" in logs[0].read_text()
     assert (tmp_path / "run" / "control" / "12.0.r0.rendezvous").exists()
 
@@ -103,12 +89,19 @@ def test_under_srun_in_a_job_of_ours_the_ranks_know_where_they_meet(tmp_path: pa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    logs = as_by_srun(tmp_path, SLURM_JOB_ID="13", HEAD_IP="127.0.0.1", HEAD_PORT=str(port))
+    assert f"master=127.0.0.1:{port}" in logs[0].read_text()
+    assert not list(tmp_path.rglob("*.rendezvous"))
+
+
+def as_by_srun(tmp_path: pathlib.Path, **variables: str) -> list[pathlib.Path]:
+    """Run two ranks to a good end with srun's own variables, no MASTER_ADDR; return their logs."""
     processes = []
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
     for rank in range(2):
         env = {
-            "SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2",
-            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "HEAD_IP": "127.0.0.1", "HEAD_PORT": str(port),
+            "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), **variables,
         }  # fmt: skip
         logs[rank].touch()
         argv = ["smoke", "--run-dir", str(tmp_path / "run")]
@@ -117,8 +110,7 @@ def test_under_srun_in_a_job_of_ours_the_ranks_know_where_they_meet(tmp_path: pa
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0], [log.read_text() for log in logs]
-    assert f"master=127.0.0.1:{port}" in logs[0].read_text()
-    assert not list(tmp_path.rglob("*.rendezvous"))
+    return logs
 
 
 def test_the_ranks_address_is_that_of_the_way_to_sruns_host_and_no_name_is_looked_up(monkeypatch: pytest.MonkeyPatch):
