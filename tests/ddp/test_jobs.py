@@ -294,11 +294,6 @@ def test_a_waiting_job_is_let_go_as_its_owner(commands: Commands):
     jobs.release(12)
 
 
-def test_a_step(commands: Commands):
-    commands.expect("/usr/bin/srun", "--quiet", "--nodes=1", "hostname", stdout="slurmd-0\n")
-    assert jobs.run_step("hostname", options=("--nodes=1",), timeout_s=9) == "slurmd-0\n"
-
-
 def test_hostnames(commands: Commands):
     commands.expect("/usr/bin/scontrol", "show", "hostnames", "slurmd-[0-1]", stdout="slurmd-0\nslurmd-1\n")
     assert jobs.hostnames("slurmd-[0-1]") == ("slurmd-0", "slurmd-1")

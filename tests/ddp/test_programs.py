@@ -43,6 +43,10 @@ class Node(Cluster):
         self.machines = [Machine("n1", gres="gpu:a100:1")]
         self.env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "n1"}
 
+    def answer(self, script: str, output: pathlib.Path) -> None:
+        with output.open("w") as file:
+            subprocess.run(["/bin/bash"], input=script, stdout=file, text=True, check=True, cwd="/", env=self.env)
+
     def _srun(self, arguments: tuple[str, ...], stdin: str | None) -> Completed:
         argv = arguments[arguments.index("/usr/bin/python3") :]
         assert stdin is not None
@@ -52,9 +56,9 @@ class Node(Cluster):
 
 @pytest.fixture
 def node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """Replace the double's srun by one that starts what it is asked to."""
+    """Make the double start what srun and a script without a file ask for."""
     there = Node(cluster.user)
-    for name in ("machines", "_srun"):
+    for name in ("machines", "_srun", "answer"):
         monkeypatch.setattr(cluster, name, getattr(there, name))
     return there
 

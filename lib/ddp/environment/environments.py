@@ -18,7 +18,7 @@ import typing
 
 from ddp import backports, remedies
 from ddp.base import USERS, Log, ParameterError, Results, Settings, TrainerError, one_line, with_progress
-from ddp.environment import archives
+from ddp.environment import archives, question
 from ddp.options import models
 from ddp.slurm import jobs
 from ddp.submit import checks
@@ -249,17 +249,16 @@ def choose_build(
     if place is None:
         return Choice("cpu", False, "Slurm knows no node with GPUs")
     partition, node = place
-    options = (
+    directives = [
         f"--partition={partition.name}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=256M",
-        "--gpus-per-node=1", "--time=2", "--immediate=60", "--chdir=/", "--job-name=trainer-driver",
-        *([f"--reservation={reservation}"] if reservation else []),
-    )  # fmt: skip
+        "--gpus-per-node=1", "--time=2", *([f"--reservation={reservation}"] if reservation else []),
+    ]  # fmt: skip
     program = _DRIVER.read_text()  # sent: what lies on this host need not lie on the node
     try:
         answer = with_progress(
             log,
             f"asking a node with GPUs ({node.name} has {node.gpus}) for its CUDA driver",
-            lambda: jobs.run_step(folders.PYTHON, "-I", "-", options=options, stdin=program, timeout_s=150),
+            lambda: question.ask(settings, "trainer-driver", program, directives=directives),
         )
     except jobs.SlurmError as e:
         if remedies.NO_CREDENTIAL in str(e):
@@ -268,7 +267,8 @@ def choose_build(
         raise TrainerError(
             f"no GPU node reported its driver: {e}; try again when one is free, or set torch-build to cpu or cuda"
         ) from e
-    version = int(answer.split()[-1]) if answer.startswith("driver ") and answer.split()[-1].isdecimal() else 0
+    found = re.search(r"^driver (\d+)$", answer, re.MULTILINE)
+    version = int(found[1]) if found else 0
     if version:
         return Choice("cuda", False, f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}")
     return Choice("cpu", True, f"{node.name} has no CUDA driver")

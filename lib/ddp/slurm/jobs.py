@@ -175,10 +175,18 @@ def judge(script: str) -> str:
 
 def submit(script: str) -> int:
     """Submit the script at this path and return the job's id. Raises SlurmError."""
-    answer = ask(_SBATCH, "--parsable", script).strip()
-    number = answer.split(";")[0]  # a federation adds the cluster's name
+    return _number_of(ask(_SBATCH, "--parsable", script))
+
+
+def submit_text(script: str) -> int:
+    """Submit a script and return the job's id. Raises SlurmError."""
+    return _number_of(ask(_SBATCH, "--parsable", stdin=script))
+
+
+def _number_of(answer: str) -> int:
+    number = answer.strip().split(";")[0]  # a federation adds the cluster's name
     if not number.isdecimal():
-        raise SlurmError(f"sbatch answered {answer[:80]!r} instead of a job's id")
+        raise SlurmError(f"sbatch answered {answer.strip()[:80]!r} instead of a job's id")
     return int(number)
 
 
@@ -252,16 +260,6 @@ def hostnames(hostlist: str) -> tuple[str, ...]:
     if hostlist and not names:  # its exit status is 0 all the same
         raise SlurmError(f"Invalid hostlist: {hostlist}")
     return names
-
-
-def run_step(
-    *argv: str,
-    options: collections.abc.Sequence[str],
-    timeout_s: float,
-    stdin: str | None = None,
-) -> str:
-    """Run a command on the cluster through srun and return what it printed. Raises SlurmError."""
-    return ask(_SRUN, "--quiet", *options, *argv, stdin=stdin, timeout=timeout_s)
 
 
 def run_everywhere(

@@ -123,6 +123,13 @@ def read_lines(path: str, limit: int) -> Json:
     return {"lines": data.decode(errors="replace").splitlines()}
 
 
+def take_lines(path: str, limit: int) -> Json:
+    """Return the lines of a file of at most `limit` bytes, and remove it."""
+    lines = read_lines(path, limit)
+    pathlib.Path(path).unlink()
+    return lines
+
+
 def write(path: str, text: str) -> None:
     """Replace a file."""
     replace(pathlib.Path(path), text)

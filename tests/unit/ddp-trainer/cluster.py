@@ -109,6 +109,7 @@ class Cluster:
         self.default = "YES"
         self.max_time, self.default_time = "UNLIMITED", "NONE"
         self.jobs: list[Job] = []
+        self.questions: list[Job] = []  # what asked a node for its driver
         self.states: list[tuple[str, int]] = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
         self.refusal = ""  # what sbatch says instead of accepting
         self.submit_refusal = ""  # the same, only when it is submitted
@@ -118,7 +119,9 @@ class Cluster:
         self.forgets = False  # the controller knows no job any more
         self.accounting = ""  # what sacct prints
         self.driver = "driver 0\n"
-        self.srun_refusal = "srun: error: Unable to allocate resources: busy"  # where there is no driver's answer
+        self.driver_refusal = "sbatch: error: Batch job submission failed: busy"  # where there is no driver's answer
+        self.driver_states = [("PENDING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
+        self.driver_reason = ""
         self.gates = "AllowAccounts=ALL AllowQos=ALL"
         self.enforces = "none"
         self.accounts: tuple[str, ...] = ("physics", "root")
@@ -228,6 +231,8 @@ class Cluster:
                 "",
                 "sbatch: Job 3 to start at 2026-11-20T18:48:42 using 2 processors on nodes slurmd-[0-1] in partition slurmd",
             )
+        if arguments == ("--parsable",):
+            return self._program(stdin or "")
         option, path = arguments
         assert option == "--parsable"
         if self.submit_refusal:
@@ -250,11 +255,32 @@ class Cluster:
         self.submitted(job)
         return Completed(0, f"{job.job_id}\n", "")
 
+    def _program(self, script: str) -> Completed:
+        """Take a script that asks a node for its driver, and put its output where it says."""
+        head, _, program = script.partition("exec /usr/bin/python3 -I - <<'PROGRAM'\n")
+        compile(program.removesuffix("PROGRAM\n"), "sbatch", "exec")
+        assert "#SBATCH --gpus-per-node=1\n" in head
+        if not self.driver:
+            return Completed(1, "", self.driver_refusal)
+        found = re.search(r"^#SBATCH --output=(\S+)$", head, re.MULTILINE)
+        assert found is not None
+        job = Job(900 + len(self.questions), self.user, "trainer-driver", pathlib.Path(), script, [*self.driver_states])
+        job.reason, job.held = self.driver_reason, bool(self.driver_reason)
+        self.answer(script, pathlib.Path(found[1]))
+        self.questions.append(job)
+        return Completed(0, f"{job.job_id}\n", "")
+
+    def answer(self, script: str, output: pathlib.Path) -> None:
+        """Write what a node answers; tests with a real one replace this."""
+        assert script
+        output.write_text(self.driver)
+
     def _squeue(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         match arguments:
             case ("-h", "-a", "-t", "all", "-j", number, "-O", form):
                 assert form == QUEUE_FORMAT
-                found = [job for job in self.jobs if job.job_id == int(number) and not self.forgets]
+                known = [*self.jobs, *self.questions]
+                found = [job for job in known if job.job_id == int(number) and not self.forgets]
                 return Completed(0, found[0].line(), "") if found else Completed(1, "", UNKNOWN_JOB)
             case ("-h", "-a", "-t", "all", "-O", form):  # everybody's
                 assert form == QUEUE_FORMAT
@@ -275,7 +301,7 @@ class Cluster:
     def _scancel(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         for word in arguments:
             array, _, task = word.partition("_")
-            for job in self.jobs:
+            for job in [*self.jobs, *self.questions]:
                 is_meant = (str(job.array_id), job.task) == (array, task) if task else self._is_of(job, array)
                 if is_meant and job.states[0][0] in ("PENDING", "RUNNING"):
                     job.cancelled = True
@@ -298,10 +324,8 @@ class Cluster:
         assert arguments[at + 1 : at + 3] == ("-I", "-")
         compile(stdin or "", "srun", "exec")
         assert stdin
-        if "--job-name=trainer-doctor" in arguments:
-            return self.examination(arguments)
-        assert "--gpus-per-node=1" in arguments
-        return Completed(0, self.driver, "") if self.driver else Completed(1, "", self.srun_refusal)
+        assert "--job-name=trainer-doctor" in arguments
+        return self.examination(arguments)
 
     def _sacctmgr(self, arguments: tuple[str, ...], _: str | None) -> Completed:
         assert arguments[:3] == ("-n", "-P", "show")

@@ -205,8 +205,8 @@ def test_the_driver_is_asked_on_a_node_of_the_reservation(trainer: Trainer, clus
     cluster.reservations = reservation(flags=MAINTENANCE)
     cluster.machines[0].state, cluster.machines[0].gres = "IDLE+MAINTENANCE", "gpu:h200:8"
     trainer.run("submit-ddp", workload="smoke", reservation="spring", gpus_per_node=1)
-    (call,) = [call for call in cluster.calls if "--job-name=trainer-driver" in call]
-    assert "--reservation=spring" in call
+    (question,) = cluster.questions
+    assert "#SBATCH --reservation=spring\n" in question.text
     assert pip.calls
 
 
