@@ -1,17 +1,16 @@
-"""An environment as one archive: a tar, compressed in parts that are packed and unpacked side by side.
+"""An environment as one archive: parts that are packed and unpacked side by side.
 
-Each part is a zstd frame; the first holds the folders, for each of the others needs them: two tars that both make one
-fail (GNU tar 1.34). The frames one after the other are one tar, so that `zstd -dc FILE | tar -x` reads it, too.
+Each part is a zstd frame that holds a tar; the first has the folders, for each of the others needs them: two tars that
+both make one fail (GNU tar 1.34). `zstd -dc FILE | tar -xi` reads all of them one after the other.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import hashlib
 import os
 import pathlib
-import stat
 import subprocess
-import tarfile
 import tempfile
 import typing
 
@@ -19,6 +18,8 @@ from ddp.workspace.files import RefusedError
 
 PARTS = 16  # beside the folders; more would not help, for the greatest file, a library of CUDA, is in one
 _BLOCK = 1 << 20
+_HEADER = 512  # of a member of a tar
+_FOLDERS = 0  # the part that holds them
 
 Part = tuple[int, str]  # bytes and SHA-256
 
@@ -31,7 +32,7 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes], scratch: pathlib.Path) 
     shares = _shares(folder)
     whole, parts = hashlib.sha256(), list[Part]()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        compress = functools.partial(_compress, folder, scratch, last=len(shares) - 1)
+        compress = functools.partial(_compress, folder, scratch)
         for packed in pool.map(compress, range(len(shares)), shares):
             digest = hashlib.sha256()
             with packed.open("rb") as source:
@@ -54,56 +55,32 @@ def _shares(folder: pathlib.Path) -> list[list[pathlib.Path]]:
     for size, path in sorted(sized, reverse=True):
         least = bytes_of.index(min(bytes_of))
         shares[least].append(path)
-        bytes_of[least] += size + tarfile.BLOCKSIZE
+        bytes_of[least] += size + _HEADER
     return [folders, *(sorted(share) for share in shares if share)]
 
 
-def _compress(
-    folder: pathlib.Path, scratch: pathlib.Path, number: int, share: list[pathlib.Path], last: int
-) -> pathlib.Path:
-    """Write one share to a file in `scratch`, compressed; the last one with the end of the tar."""
+def _compress(folder: pathlib.Path, scratch: pathlib.Path, number: int, share: list[pathlib.Path]) -> pathlib.Path:
+    """Write one share to a file in `scratch`, compressed."""
     descriptor, name = tempfile.mkstemp(prefix=f"part-{number}-", dir=scratch)
+    tar = ["tar", "-c", f"--directory={folder}", "--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+    tar += ["--owner=0", "--group=0", "--numeric-owner"]  # it is another account on each host
+    if number == _FOLDERS:
+        tar += ["--mode=u+rwx"]  # whoever unpacks them writes into them
     with (
         os.fdopen(descriptor, "wb") as file,
         tempfile.TemporaryFile(dir=scratch) as errors,
-        subprocess.Popen(["zstd", "-q", "-c", "-3"], stdin=subprocess.PIPE, stdout=file, stderr=errors) as process,
+        subprocess.Popen(tar, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors) as packer,
+        subprocess.Popen(["zstd", "-q", "-c", "-3"], stdin=packer.stdout, stdout=file, stderr=errors) as compressor,
     ):
-        assert process.stdin is not None
-        try:
-            pipe = typing.cast("typing.IO[bytes]", _Pipe(process.stdin))
-            archive = tarfile.TarFile(fileobj=pipe, mode="w", copybufsize=_BLOCK)
-            for path in share:
-                archive.add(path, f"./{path.relative_to(folder)}", recursive=False, filter=_anybodys)
-            if number == last:
-                archive.close()
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # zstd has ended, and says why
-        if process.wait():
+        assert packer.stdin is not None
+        assert packer.stdout is not None
+        packer.stdout.close()  # zstd's alone: where that ends early, tar does too
+        with contextlib.suppress(BrokenPipeError):  # tar has ended, and says why
+            packer.stdin.writelines(os.fsencode(f"./{path.relative_to(folder)}\0") for path in share)
+            packer.stdin.close()
+        codes = (packer.wait(), compressor.wait())
+        if any(codes):
             errors.seek(0)
             why = " ".join(errors.read().decode(errors="replace").split())[-300:]
-            raise RefusedError(f"archiving the environment failed: {why or f'zstd exited {process.returncode}'}")
+            raise RefusedError(f"archiving the environment failed: {why or f'tar exited {codes[0]}, zstd {codes[1]}'}")
     return pathlib.Path(name)
-
-
-class _Pipe:
-    """A pipe, with the position that tarfile asks for."""
-
-    def __init__(self, pipe: typing.IO[bytes]) -> None:
-        self._pipe, self._position = pipe, 0
-
-    def write(self, data: bytes) -> int:
-        self._position += len(data)
-        return self._pipe.write(data)
-
-    def tell(self) -> int:
-        return self._position
-
-
-def _anybodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out the owner, another account on each host; let whoever unpacks a folder write into it."""
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    if member.isdir():
-        member.mode |= stat.S_IRWXU
-    return member
