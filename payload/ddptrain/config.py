@@ -107,9 +107,7 @@ class Config:
     compile: bool | None = _option(
         None, "speed", "compile the model (default: on a GPU with a C compiler, not on a CPU)", bool
     )
-    bucket_mb: int | None = _option(
-        None, "speed", "DDP's bucket size (default: 100 on a CPU, 25 on a GPU)", int, least=1
-    )
+    bucket_mb: int = _option(25, "speed", "DDP's bucket size", int, least=1)
 
     profile: str | None = _option(None, "profile", "record some steps of some ranks", str, choices=("torch", "nsys"))
     profile_ranks: str = _option("0", "profile", "ranks to record, such as 0,8")
@@ -236,7 +234,6 @@ def complete(config: Config, device: str, inherited: collections.abc.Mapping[str
         "grad_accum": 1,
         "lr": lr,
         "compile": not cpu,
-        "bucket_mb": 100 if cpu else 25,
     }
     return dataclasses.replace(
         config, **{name: value for name, value in defaults.items() if getattr(config, name) is None}

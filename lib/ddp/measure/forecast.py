@@ -31,6 +31,7 @@ from slurm_ddp.slurm import nodes
 Json = dict[str, typing.Any]
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
 BACKWARD_SHARE = 2 / 3
+_BUCKET = 25 << 20  # bytes, the payload's bucket_mb
 GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4 (payload.md 5.1)
 CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of three on servers of 2020 to 2025
 
@@ -151,13 +152,12 @@ def describe_work(settings: Settings, params: models.Plan, *, on_gpu: bool) -> W
     layers, heads, width = shapes.SIZES[params.model or ("gpt2" if on_gpu else "tiny")]
     seq_len = params.seq_len or (1024 if on_gpu else 128)
     tokens = (params.batch or (32 if on_gpu else 16)) * seq_len
-    bucket = (25 if on_gpu else 100) << 20
     if params.parameters is not None:
-        return Work(params.parameters, tokens, params.grad_accum, 6.0 * params.parameters, bucket)
+        return Work(params.parameters, tokens, params.grad_accum, 6.0 * params.parameters, _BUCKET)
     vocab = shapes.padded(_vocabulary(settings, params.dataset, on_gpu=on_gpu))
     shape = shapes.Shape(layers, heads, width, seq_len, vocab)
     parameters = shapes.count(shape)
-    return Work(parameters, tokens, params.grad_accum, shapes.flops_per_token(shape, parameters), bucket)
+    return Work(parameters, tokens, params.grad_accum, shapes.flops_per_token(shape, parameters), _BUCKET)
 
 
 def _shapes(settings: Settings) -> types.SimpleNamespace:
