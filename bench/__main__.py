@@ -78,7 +78,8 @@ def main() -> int:
 def _run(name: str) -> tuple[list[dict[str, typing.Any]], str | None, str | None]:
     """Run one measure in a process of its own; return its records, what failed, and what this machine has not."""
     began, load = time.monotonic(), os.getloadavg()[0]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "payload")]), "PYTHONWARNINGS": "ignore"}
+    places = os.pathsep.join(str(ROOT / place) for place in (".", "lib", "payload"))
+    env = {**os.environ, "PYTHONPATH": places, "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory(prefix="ddptrain-bench-") as scratch:
         out = pathlib.Path(scratch) / "rows.json"
         limit_s = SLOW_S.get(name, LIMIT_S)

@@ -99,7 +99,7 @@ def _row(case: Case, mine: str, ours: list[Pace], peer: str, theirs: list[Pace])
     return row.Row(
         f"train: {case}, {mine}", tokens / wall[0], tokens / wall[1], "tok/s",
         f"nanoGPT's train.py{' --compile=True' if peer == 'compiled' else ''}, fp32",
-        goal=case.goal, note=note,
+        goal=case.goal if mine == "auto" else None, note=note,
     )  # fmt: skip
 
 
