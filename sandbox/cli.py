@@ -243,20 +243,24 @@ def demo(store: Store, bundle: pathlib.Path, seed: int | None) -> None:
     merged = bundles.load(bundle, defaults=_OVERLAY)
     phases = demonstration.Phases()
     session = _Session(store, create=True, seed=seed)
-    result: dict[str, typing.Any] = {}
     with session.open() as engine:
         with phases.phase("deploy the bundle"):
             session.deploy(engine, merged)
-        for name, action, params in (
-            ("install the training environment", "install-environment", {}),
-            ("prepare a dataset", "prepare-dataset", {}),
-            ("train on two nodes", "submit-ddp", {"nodes": "2", "wait": "true", "env": demonstration.ENVIRONMENT}),
-        ):
-            with phases.phase(name):
-                outcome = session.action(engine, "trainer/0", action, params)
-                if outcome["failure"] is not None:
-                    raise SandboxError(f"{action}: {outcome['failure']}")
-                result = outcome["results"]
+
+        def act(action: str, **params: str) -> dict[str, typing.Any]:
+            outcome = session.action(engine, "trainer/0", action, params)
+            if outcome["failure"] is not None:
+                raise SandboxError(f"{action}: {outcome['failure']}")
+            return outcome["results"]
+
+        with phases.phase("install the training environment"):
+            demonstration.offer_environment(engine.hosts, engine.model)
+            made = act("install-environment")
+            demonstration.keep_environment(engine.hosts, engine.model, made["environment"])
+        with phases.phase("prepare a dataset"):
+            act("prepare-dataset")
+        with phases.phase("train on two nodes"):
+            result = act("submit-ddp", **demonstration.TRAINING)
         click.echo(demonstration.show(engine.hosts, engine.model, result, phases))
 
 

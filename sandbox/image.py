@@ -30,6 +30,8 @@ from slurm_ddp.run import CommandError, clean_env, last_line, run
 
 CACHE = pathlib.Path("/var/cache/slurm-ddp")
 PIP_CACHE = CACHE / "pip"
+ENVIRONMENTS = CACHE / "environments"  # what the trainer made in an earlier demo, see demo.py
+GUEST_ENVIRONMENTS = pathlib.Path("/opt/sandbox/environments")
 HOSTS = pathlib.Path("/var/lib/slurm-ddp")  # models with their hosts
 VENV = pathlib.Path("/opt/sandbox/venv")  # in the guest; its python runs charms under ops.testing
 SUITE = "bookworm"
@@ -140,7 +142,8 @@ def ensure_image(progress: Progress) -> Image:
         raise ImageError(
             "Debian's keys are not installed: run scripts/setup.sh demo, or apt install debian-archive-keyring"
         )
-    PIP_CACHE.mkdir(parents=True, exist_ok=True)
+    for folder in (PIP_CACHE, ENVIRONMENTS):
+        folder.mkdir(parents=True, exist_ok=True)
     images = CACHE / "images"
     images.mkdir(parents=True, exist_ok=True)
     pip = _pip_settings()

@@ -10,6 +10,7 @@ Answers while a hook runs: {"kind": "status" | "log" | "action-log", ...}; and o
 # Scenario has no public way to do what a unit's own Juju agent does: its internals are used, pinned by a hash.
 # pyright: reportPrivateUsage=false, reportAttributeAccessIssue=false
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -33,6 +34,8 @@ AGENTS = pathlib.Path("/var/lib/juju/agents")
 STORAGE = pathlib.Path("/var/lib/juju/storage")
 _PORTS = {"tcp": testing.TCPPort, "udp": testing.UDPPort}
 _UNDECLARED = logging.getLogger("scenario")
+# What most charms import of the environment they share: imported once here, not in each event's child
+_SHARED = ("pydantic.main", "pydantic.types", "prometheus_client", "jinja2", "slurmutils", "dotenv")
 
 Json = dict[str, typing.Any]
 
@@ -45,6 +48,9 @@ def main() -> None:
     """Serve requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a charm prints goes to the log, not into the protocol
+    for name in _SHARED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
