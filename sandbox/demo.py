@@ -16,7 +16,7 @@ TRAINING = {
     "nodes": "2",
     "wait": "true",
     "env": "OMP_NUM_THREADS=1",  # the two nodes share this machine's cores: threads of both would wait for each other
-    "args": "--epoch-steps 25",  # of four epochs: enough to see the loss fall
+    "args": "--steps 100 --epoch-steps 25",  # enough to see the loss fall
 }
 LOGIN, NODES, MOUNTPOINT = "sackd/0", ("slurmd/0", "slurmd/1"), "/mnt/shared"
 _STORE = f"{MOUNTPOINT}/environments"

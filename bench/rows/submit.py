@@ -256,7 +256,7 @@ def _importing(archive: str) -> list[row.Row]:
     unit = "/".join(node.rsplit("-", 1))
     local = f"/var/tmp/slurm-ddp-$(id -u ubuntu)/{name}"
     unpack = (
-        f"[ -e {shared}.done ] || (mkdir -p {shared} && zstd -dc {archive} | tar -x -C {shared} && touch {shared}.done)"
+        f"[ -e {shared}.done ] || (mkdir -p {shared} && zstd -dc {archive} | tar -xi -C {shared} && touch {shared}.done)"
     )
     _on("sackd/0", "sh", "-c", f"{unpack}; chmod -R a+rX {CODE}", limit_s=UNPACK_S)
     job = _action("submit-ddp", f"workload={CODE}/code/first.py", "nodes=2", *SMALL[1:])  # unpacks it on both nodes
