@@ -255,9 +255,8 @@ def _importing(archive: str) -> list[row.Row]:
     (node,) = _on("sackd/0", "sh", "-c", "sinfo -h -N -o %N | sort -u | tail -n 1").split()
     unit = "/".join(node.rsplit("-", 1))
     local = f"/var/tmp/slurm-ddp-$(id -u ubuntu)/{name}"
-    unpack = (
-        f"[ -e {shared}.done ] || (mkdir -p {shared} && zstd -dc {archive} | tar -xi -C {shared} && touch {shared}.done)"
-    )
+    parts = f"zstd -dc {archive} | tar -xi -C {shared}"  # each part is a tar of its own
+    unpack = f"[ -e {shared}.done ] || (mkdir -p {shared} && {parts} && touch {shared}.done)"
     _on("sackd/0", "sh", "-c", f"{unpack}; chmod -R a+rX {CODE}", limit_s=UNPACK_S)
     job = _action("submit-ddp", f"workload={CODE}/code/first.py", "nodes=2", *SMALL[1:])  # unpacks it on both nodes
     _first(job["run-dir"], job["job-id"])
