@@ -62,7 +62,15 @@ def _shares(folder: pathlib.Path) -> list[list[pathlib.Path]]:
 def _compress(folder: pathlib.Path, scratch: pathlib.Path, number: int, share: list[pathlib.Path]) -> pathlib.Path:
     """Write one share to a file in `scratch`, compressed."""
     descriptor, name = tempfile.mkstemp(prefix=f"part-{number}-", dir=scratch)
-    tar = ["tar", "-c", f"--directory={folder}", "--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+    tar = [
+        "tar",
+        "--create",
+        f"--directory={folder}",
+        "--no-recursion",
+        "--null",
+        "--verbatim-files-from",
+        "--files-from=-",
+    ]
     tar += ["--owner=0", "--group=0", "--numeric-owner"]  # it is another account on each host
     if number == _FOLDERS:
         tar += ["--mode=u+rwx"]  # whoever unpacks them writes into them
