@@ -5,6 +5,7 @@ ends: where it cannot, it answers nobody for ten seconds, and the node takes no 
 24.11.5). A login host's name need not resolve; a batch job needs none.
 """
 
+import contextlib
 import time
 import uuid
 
@@ -34,9 +35,15 @@ def ask(settings: Settings, name: str, program: str, *, directives: list[str]) -
     try:
         state = _end(settings, number)
     except BaseException:
-        jobs.cancel(number)
+        with contextlib.suppress(jobs.SlurmError):  # the job's own limit ends it; why is told by what is raised
+            jobs.cancel(number)
         raise
-    found = [line for line in _take(settings, str(answer)) if line.strip()]
+    try:
+        found = [line for line in _take(settings, str(answer)) if line.strip()]
+    except folders.MissingError:
+        if state == "COMPLETED":
+            raise
+        found = []  # its node could not write into the workspace
     if state != "COMPLETED":
         raise jobs.SlurmError(f"job {number} ended as {state}: {found[-1] if found else 'it printed nothing'}")
     return "\n".join(found)
@@ -54,8 +61,9 @@ def _end(settings: Settings, number: int) -> str:
         if known.is_held and known.reason.startswith(remedies.HELD):
             raise jobs.SlurmError(f"{remedies.NO_CREDENTIAL}: job {number} is held ({known.reason})")
         is_waiting = known.state in ("PENDING", "CONFIGURING")
-        if time.monotonic() - began > (_START_S if is_waiting else _START_S + _RUN_S):
-            raise jobs.SlurmError(f"job {number} is {known.state} ({known.reason}) after {_START_S:.0f} s")
+        limit_s = _START_S if is_waiting else _START_S + _RUN_S
+        if time.monotonic() - began > limit_s:
+            raise jobs.SlurmError(f"job {number} is {known.state} ({known.reason}) after {limit_s:.0f} s")
         time.sleep(_AGAIN_S)
 
 
