@@ -35,7 +35,7 @@ def ask(settings: Settings, name: str, program: str, *, directives: list[str]) -
     try:
         state = _end(settings, number)
     except BaseException:
-        with contextlib.suppress(jobs.SlurmError):  # the job's own limit ends it; why is told by what is raised
+        with contextlib.suppress(jobs.SlurmError):  # the job's own limit ends it; what is raised says why
             jobs.cancel(number)
         raise
     try:
