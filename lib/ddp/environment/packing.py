@@ -47,7 +47,7 @@ def pack(folder: pathlib.Path, target: typing.IO[bytes], scratch: pathlib.Path) 
 
 
 def _shares(folder: pathlib.Path) -> list[list[str]]:
-    """Return the folders below a folder, then all else in at most PARTS shares of about equal size; names relative to it."""
+    """Return the names of the folders below a folder, then of the files in at most PARTS shares of about equal size."""
     folders, sized = list[str](), list[tuple[int, str]]()
     _list(str(folder), "", folders, sized)
     shares: list[list[str]] = [[] for _ in range(PARTS)]

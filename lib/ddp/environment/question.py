@@ -24,8 +24,8 @@ def ask(settings: Settings, name: str, program: str, *, directives: list[str]) -
     """Run a Python program as a job of this name, and return what it printed.
 
     Raises:
-        jobs.SlurmError: the job was refused, found no free node in time, or failed.
-        folders.WorkspaceError: the answer did not come back.
+        jobs.SlurmError: the job was refused, found no free node in time, failed, or left no output.
+        folders.WorkspaceError: the workspace cannot be read.
     """
     # prune() removes a file of such a name that was left behind
     answer = settings.environments / f".environment-{uuid.uuid4().hex}.tmp"
@@ -40,10 +40,11 @@ def ask(settings: Settings, name: str, program: str, *, directives: list[str]) -
         raise
     try:
         found = [line for line in _take(settings, str(answer)) if line.strip()]
-    except folders.MissingError:
-        if state == "COMPLETED":
-            raise
+    except folders.MissingError as e:
         found = []  # its node could not write into the workspace
+        if state == "COMPLETED":
+            why = f"job {number} completed, and its output did not appear in {settings.environments} within"
+            raise jobs.SlurmError(f"{why} {_APPEAR_S:.0f} s") from e
     if state != "COMPLETED":
         raise jobs.SlurmError(f"job {number} ended as {state}: {found[-1] if found else 'it printed nothing'}")
     return "\n".join(found)

@@ -201,25 +201,32 @@ def test_an_account_that_slurmctld_lacks_is_reported_with_what_to_type(settings:
     ("states", "answer", "why"),
     [
         ([("FAILED", 256)], "python3: not found\n", "job 900 ended as FAILED: python3: not found"),
-        ([("FAILED", 256)], "", "job 900 ended as FAILED: it printed nothing"),
-        ([("PENDING", 0)], "", "job 900 is PENDING (Resources) after 0 s"),
+        ([("FAILED", 256)], "\n", "job 900 ended as FAILED: it printed nothing"),
+        ([("NODE_FAIL", 1)], None, "job 900 ended as NODE_FAIL: it printed nothing"),
+        (
+            [("COMPLETED", 0)],
+            None,
+            "job 900 completed, and its output did not appear in WORKSPACE/environments within 0 s",
+        ),
+        ([("PENDING", 0)], "\n", "job 900 is PENDING (Resources) after 0 s"),
     ],
-    ids=["with an error", "silently", "never started"],
+    ids=["with an error", "silently", "without its output", "completed without it", "never started"],
 )
 def test_a_driver_that_was_not_reported(
     settings: Settings,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     states: list[tuple[str, int]],
-    answer: str,
+    answer: str | None,
     why: str,
 ):
     monkeypatch.setattr(question, "_START_S", 0.0)
-    cluster.driver_states = states
-    cluster.driver = answer or "\n"
+    monkeypatch.setattr(question, "_APPEAR_S", 0.0)
+    cluster.driver_states, cluster.driver = states, answer
     with pytest.raises(TrainerError) as caught:
         environments.choose_build(settings, GPU, print)
     hint = "try again when one is free, or set torch-build to cpu or cuda"
+    why = why.replace("WORKSPACE", str(settings.folder))
     assert str(caught.value) == f"no GPU node reported its driver: {why}; {hint}"
     assert [call for call in cluster.calls if call[0] == "scancel"] == [("scancel", "900")] * (
         states[0][0] == "PENDING"
