@@ -40,7 +40,6 @@ dist.all_gather(spread, model.module.weight.grad)
 same = all(torch.equal(spread[0], other) for other in spread)
 print(f"rank={rank} of={world} uid={os.getuid()} sum={total.item():g} same={same} {WORD} argv={sys.argv[1:]}", flush=True)
 dist.destroy_process_group()
-os._exit(0)  # gloo's threads may end the interpreter by SIGABRT (pytorch issue 190489)
 """
 # Submits and waits behind a job that is held, and edits the code before that one is let go
 EDITED_WHILE_IT_WAITS = f"""

@@ -30,7 +30,6 @@ model(torch.full((2, 4), float(rank))).pow(2).mean().backward()
 print(f"rank={rank} host={socket.gethostname()} uid={os.getuid()} sum={total.item():g} argv={sys.argv[1:]}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
-os._exit(0)  # gloo's threads may end the interpreter by SIGABRT (pytorch issue 190489)
 """
 
 

@@ -56,3 +56,29 @@ import torch{TELL}"""
 def test_without_torch_the_error_is_pythons():
     code = f"{BEGIN}sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\ntry: import torch\nexcept ImportError as e: print(e)"
     assert python(code) == "No module named 'torch'\n"
+
+
+BUSY = """
+import ctypes, hashlib, os, threading
+def work():
+    ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)  # PR_SET_NAME
+    began.set()
+    hashlib.sha256(bytes(200_000_000)).digest()  # without the GIL
+    os.write(1, b"finished")
+    threading.Event().wait()
+began = threading.Event()
+threading.Thread(target=work, daemon=True).start()
+began.wait()
+"""
+
+
+@pytest.mark.parametrize(("name", "printed"), [("pt_gloo_runloop", "finished"), ("another", "")])
+def test_the_end_waits_until_gloos_threads_are_idle(tmp_path: pathlib.Path, name: str, printed: str):
+    place = package(tmp_path, "")
+    assert python(f"{BEGIN}import torch\n{BUSY.format(name=name)}", place) == printed
+
+
+def test_the_end_waits_for_no_thread_that_stays_busy(tmp_path: pathlib.Path):
+    place = package(tmp_path, "")
+    code = BUSY.format(name="pt_gloo_runloop").replace("hashlib.", "while True: hashlib.")
+    assert python(f"{BEGIN}import torch\nddptrain.startup._LIMIT_S = 0.1\n{code}", place) == ""
