@@ -112,7 +112,8 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         "exposed": _seconds(forecast.exposed_s),
         "step": _seconds(forecast.step_s),
         "tokens-per-second": f"{per_step / forecast.step_s:.0f}",
-        "efficiency": f"{forecast.efficiency:.0%} ({forecast.worst_efficiency:.0%} if nothing overlaps)",
+        "efficiency": f"{forecast.efficiency:.0%}"
+        + (f" ({forecast.worst_efficiency:.0%} if nothing overlaps)" if forecast.buckets > 1 else ""),
         "advice": _advice(forecast, work),
     }
     return {name: value for name, value in results.items() if value}
