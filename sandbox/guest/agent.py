@@ -37,6 +37,9 @@ _UNDECLARED = logging.getLogger("scenario")
 # What most charms import of the environment they share: imported once here, not in each event's child
 _SHARED = ("pydantic.main", "pydantic.types", "prometheus_client", "jinja2", "slurmutils", "dotenv")
 
+# Scenario writes and reads charmcraft.yaml for every event, which by Python's own code is most of what an event costs
+yaml.SafeLoader, yaml.SafeDumper = yaml.CSafeLoader, yaml.CSafeDumper
+
 Json = dict[str, typing.Any]
 
 
