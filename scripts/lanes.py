@@ -24,25 +24,24 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 TOX = ROOT / "build" / "venvs" / "tox" / "bin" / "tox"
-UNIT = (  # the longest first, those that run alone last
+UNIT = (  # the longest first
+    "payload",
     "unit-ddp-trainer",
     "unit-slurm-gpu",
-    "unit-shared-filesystem-client",
     "sandbox",
     "ddp",
-    "lib",
-    "bundle",
-    "integration-standin",
+    "unit-shared-filesystem-client",
     "unit-juicefs-server-proxy",
-    "payload",
+    "bundle",
+    "lib",
+    "integration-standin",
 )
 FUNCTIONAL = ("functional-jobs", "functional-nodes")  # a deployment each
 GROUPS = {"unit": UNIT, "functional": FUNCTIONAL}
 # The longest first among those that share the machine
 ALL = (*FUNCTIONAL, "kernel", "lint", "docs", "pack", "storage", *UNIT)
 WAITING = frozenset(FUNCTIONAL)  # they use a fraction of a core
-# They measure or are asked for by name; under load a rank of torch 2.13 now and then aborts in its teardown
-ALONE = frozenset({"payload", "functional", "integration", "bench", "scale"})
+ALONE = frozenset({"functional", "integration", "bench", "scale"})  # they measure or are asked for by name
 NICE = 10  # of what runs beside lanes that wait
 # Groups of scripts/setup.sh
 PACKAGES = {
