@@ -4,6 +4,7 @@ What they set in Slurm goes through slurmutils, as in upstream's charms.
 """
 
 import configparser
+import functools
 import pathlib
 import re
 import shlex
@@ -18,6 +19,7 @@ from documents import ANYWHERE, PAGES, SOURCES, named, settings
 BUNDLE: dict[str, Any] = yaml.safe_load(rules.BUNDLE.read_text())
 
 
+@functools.cache
 def declared(application: str) -> dict[str, Any] | None:
     """Return the charmcraft.yaml behind an application of the bundle; None for a charm that others publish."""
     charm = BUNDLE["applications"].get(application, {}).get("charm", "")
