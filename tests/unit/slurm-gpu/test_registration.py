@@ -433,9 +433,12 @@ def test_a_node_that_stands_in_slurm_conf(slurm: SlurmDouble):
 def test_a_silent_controller(slurm: SlurmDouble, options: pathlib.Path):
     slurm.record = Record("")
     slurm.answering = False
+    slurmd_unit.DRAINED_ENV.parent.mkdir(parents=True, exist_ok=True)
+    slurmd_unit.DRAINED_ENV.write_text("left by a hook that was interrupted")
     printed = "show node slurmd-0: slurm_x error: Unable to contact slurm controller (connect failure)"
     assert advance() == Progress(Stage.SILENT, printed)
     assert options.read_text() == WITH_GPU
+    assert not slurmd_unit.DRAINED_ENV.exists()
     assert slurm.log == []
 
 
@@ -681,9 +684,13 @@ def test_a_node_that_is_busy_at_the_last_moment_keeps_its_options(
 
 
 def test_leaving_without_a_controller(slurm: SlurmDouble, caplog: pytest.LogCaptureFixture):
+    slurm.record, slurm.jobs = Record(""), ["7"]
+    advance()
+    assert node_state.NodeSnapshot.load() is not None
     slurm.answering = False
     leave()
     assert "the GPUs of slurmd-0 stay in Slurm" in caplog.text
+    assert node_state.NodeSnapshot.load() is None
 
 
 def test_the_drop_in(slurm: SlurmDouble, paths: pathlib.Path):
