@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import functools
 import hashlib
-import heapq
 import os
 import pathlib
 import subprocess
@@ -51,11 +50,11 @@ def _shares(folder: pathlib.Path) -> list[list[str]]:
     folders, sized = list[str](), list[tuple[int, str]]()
     _list(str(folder), "", folders, sized)
     shares: list[list[str]] = [[] for _ in range(PARTS)]
-    least = [(0, number) for number in range(PARTS)]  # a heap of the shares' bytes
+    bytes_of = [0] * PARTS
     for size, name in sorted(sized, reverse=True):
-        bytes_of, number = least[0]
-        shares[number].append(name)
-        heapq.heapreplace(least, (bytes_of + size + _HEADER, number))
+        least = bytes_of.index(min(bytes_of))
+        shares[least].append(name)
+        bytes_of[least] += size + _HEADER
     return [sorted(folders), *(sorted(share) for share in shares if share)]
 
 
@@ -73,16 +72,8 @@ def _list(path: str, below: str, folders: list[str], sized: list[tuple[int, str]
 def _compress(folder: pathlib.Path, scratch: pathlib.Path, number: int, share: list[str]) -> pathlib.Path:
     """Write one share to a file in `scratch`, compressed."""
     descriptor, name = tempfile.mkstemp(prefix=f"part-{number}-", dir=scratch)
-    tar = [
-        "tar",
-        "--create",
-        f"--directory={folder}",
-        "--no-recursion",
-        "--null",
-        "--verbatim-files-from",
-        "--files-from=-",
-    ]
-    tar += ["--owner=0", "--group=0", "--numeric-owner"]  # it is another account on each host
+    tar = ["tar", "--create", f"--directory={folder}", "--no-recursion", "--null", "--verbatim-files-from"]
+    tar += ["--files-from=-", "--owner=0", "--group=0", "--numeric-owner"]  # it is another account on each host
     if number == _FOLDERS:
         tar += ["--mode=u+rwx"]  # whoever unpacks them writes into them
     with (

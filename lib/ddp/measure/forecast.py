@@ -32,7 +32,7 @@ Json = dict[str, typing.Any]
 BYTES_PER_GRADIENT = 4  # DDP reduces in the parameters' own dtype, and those are fp32
 BACKWARD_SHARE = 2 / 3
 # of what could be hidden; on CPUs the row ddp of `make bench` has 0.7: 43 % of all bytes where the last bucket is 38 %
-OVERLAP_GPU, OVERLAP_CPU = 1.0, 0.7
+_OVERLAP = {True: 1.0, False: 0.7}  # on_gpu
 _BUCKET = 25 << 20  # bytes, the payload's bucket_mb
 GPU_UTILISATION = 0.35  # of the bf16 peak; nanoGPT and torchtitan reach 0.25 to 0.4 (payload.md 5.1)
 CPU_FLOPS_PER_CORE = 40e9  # bf16, a few million parameters; within a factor of three on servers of 2020 to 2025
@@ -106,7 +106,7 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
             f"{'GPUs' if on_gpu else 'CPUs'}, so what communication costs is not known; measure it: {how}",
             results=results,
         )
-    forecast = predict(work, compute_s, world, entry["points"], overlap=_overlap(on_gpu=on_gpu))
+    forecast = predict(work, compute_s, world, entry["points"], overlap=_OVERLAP[on_gpu])
     results |= {
         "communication": f"{_seconds(forecast.comm_s)} a step in {forecast.buckets} buckets ({near})",
         "exposed": _seconds(forecast.exposed_s),
@@ -117,10 +117,6 @@ def plan(settings: Settings, params: models.Plan, _: Log) -> Results:
         "advice": _advice(forecast, work),
     }
     return {name: value for name, value in results.items() if value}
-
-
-def _overlap(*, on_gpu: bool) -> float:
-    return OVERLAP_GPU if on_gpu else OVERLAP_CPU
 
 
 def predict(work: Work, compute_s: float, world: int, points: list[Json], *, overlap: float) -> Forecast:
@@ -231,7 +227,7 @@ def _alone(run: Json, work: Work, baselines: list[Json], *, on_gpu: bool) -> tup
     tokens = int(run["batch"]) * int(run["seq_len"])
     same = dataclasses.replace(work, tokens=tokens, accumulate=int(run.get("grad_accum") or 1))
     step_s = same.tokens * same.accumulate / rate
-    spent = predict(same, step_s, world, entry["points"], overlap=_overlap(on_gpu=on_gpu)).exposed_s
+    spent = predict(same, step_s, world, entry["points"], overlap=_OVERLAP[on_gpu]).exposed_s
     # a baseline from a slower day than the run must leave some time for computing
     compute_s = max(step_s - spent, step_s / 2)
     return same.tokens * same.accumulate / compute_s, f"{source}, {world} ranks, less their communication"

@@ -233,6 +233,16 @@ def test_a_driver_that_was_not_reported(
     )
 
 
+def test_a_job_that_cannot_be_cancelled_hides_no_reason(
+    settings: Settings, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(question, "_START_S", 0.0)
+    cluster.driver_states, cluster.denial = [("PENDING", 0)], "scancel: error: Kill job error on job id 900"
+    with pytest.raises(TrainerError, match=r": job 900 is PENDING \(Resources\) after 0 s; "):
+        environments.choose_build(settings, GPU, print)
+    assert ("scancel", "900") in cluster.calls
+
+
 def test_the_option_and_the_parameter_decide_without_asking(settings: Settings, pip: Pip, cluster: Cluster):
     assert install(with_build(settings, "cuda"), CPU)[0].manifest.build == "cuda"
     assert install(settings, GPU, build="cpu")[0].manifest.build == "cpu"
