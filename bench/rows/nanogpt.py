@@ -17,7 +17,7 @@ from bench.peers import checkouts, nanogpt
 from ddptrain import prepare, shards
 
 TEXT_BYTES = 24 << 20
-TURNS, WARM, PART = 5, 20, 10  # turns of each program; steps before the clock starts; steps between lines
+TURNS, WARM, PART = 5, 20, 10  # turns of each program that count; steps before the clock starts; steps between lines
 SAMPLING = 0.03  # nats: ours validates on rows in the text's order, the peer on random ones
 
 
@@ -69,10 +69,12 @@ def run(scratch: pathlib.Path) -> list[row.Row]:
         if shutil.which("c++"):
             programs["compiled"] = _theirs(case, checkout, compiled=True)
         paces: dict[str, list[Pace]] = {name: [] for name in programs}
-        for turn in range(TURNS):
+        for turn in range(1 + TURNS):  # the first one is to warm up: compilers' caches, files, the processor
             for name, argv in programs.items():
-                seeded = [word.replace("SEED", str(turn + 1)) for word in argv]
-                paces[name].append(_pace(seeded, scratch / "theirs", scratch / "run", case.steps))
+                seeded = [word.replace("SEED", str(turn)) for word in argv]
+                pace = _pace(seeded, scratch / "theirs", scratch / "run", case.steps)
+                if turn:
+                    paces[name].append(pace)
         for peer in [name for name in ("eager", "compiled") if name in programs]:
             for mine in ("fp32", "auto"):
                 found.append(_row(case, mine, paces[mine], peer, paces[peer]))

@@ -85,9 +85,7 @@ class Agent:
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
-        (root / "source" / "src").mkdir(parents=True)
-        (root / "source" / "charmcraft.yaml").write_text(METADATA)
-        (root / "source" / "src" / "charm.py").write_text(CHARM)
+        self.source = self.write("source", CHARM)
         code = (
             "import pathlib, sandbox.guest.agent as agent;"
             f"agent.AGENTS = pathlib.Path({str(root / 'agents')!r}); agent.STORAGE = pathlib.Path({str(root / 'disk')!r});"
@@ -120,11 +118,21 @@ class Agent:
             "model": {"name": "m", "uuid": "00000000-0000-4000-8000-000000000000"},
         }
 
-    def run(self, kind: str, *, deleted: bool = False, **event: typing.Any) -> tuple[Json, list[Json]]:
+    def write(self, name: str, code: str) -> pathlib.Path:
+        """Return the folder of a charm with this code."""
+        source = self.root / name
+        (source / "src").mkdir(parents=True)
+        (source / "charmcraft.yaml").write_text(METADATA)
+        (source / "src" / "charm.py").write_text(code)
+        return source
+
+    def run(
+        self, kind: str, *, unit: str = "thing/0", deleted: bool = False, **event: typing.Any
+    ) -> tuple[Json, list[Json]]:
         """Return the result and the messages before it."""
         request = {
-            "unit": "thing/0",
-            "source": str(self.root / "source"),
+            "unit": unit,
+            "source": str(self.source),
             "machine_id": "0",
             "principal": None,
             "event": {"kind": kind, **event},
@@ -193,6 +201,47 @@ def test_a_crash_is_one_line_and_a_trace(agent: Agent):
     assert result["error"] == "ValueError: two\nlines"
     assert "Traceback" in result["trace"]
     assert agent.run("install")[0]["ok"], "the agent serves on"
+
+
+COUNTING = """
+import ops
+
+EVENTS = []
+with open("imports", "a") as file:
+    file.write("x")
+
+
+class Counting(ops.CharmBase):
+    def __init__(self, framework):
+        super().__init__(framework)
+        framework.observe(self.on.install, self._on_install)
+
+    def _on_install(self, event):
+        EVENTS.append(event)
+        self.unit.status = ops.ActiveStatus(f"{len(EVENTS)} here, imported {len(open('imports').read())} times")
+
+
+if __name__ == "__main__":
+    ops.main(Counting)
+"""
+
+
+def test_events_share_the_import_of_their_unit_s_charm_and_nothing_else(agent: Agent):
+    agent.source = agent.write("counting", COUNTING)
+    for _ in range(2):
+        for unit in ("thing/0", "thing/1"):
+            result, _ = agent.run("install", unit=unit)
+            assert result["state"]["status"] == ["active", "1 here, imported 1 times"]
+
+
+def test_another_source_of_a_charm_takes_its_place_and_one_that_cannot_be_imported_is_reported(agent: Agent):
+    assert agent.run("install")[0]["ok"]
+    agent.source = agent.write("broken", "raise RuntimeError('no such luck')")
+    for _ in range(2):
+        result, _ = agent.run("install")
+        assert (result["ok"], result["error"]) == (False, "RuntimeError: no such luck")
+    agent.source = agent.write("counting", COUNTING)
+    assert agent.run("install")[0]["state"]["status"] == ["active", "1 here, imported 1 times"]
 
 
 def test_reboot_now_ends_the_hook_and_reboot_after_does_not(agent: Agent):
