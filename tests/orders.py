@@ -329,7 +329,12 @@ class Unit:
 
 def check(patch: typing.Any, make: collections.abc.Callable[[], Unit]) -> None:
     """Run the orders. `make` returns the unit on its machine as both begin, `patch` is pytest's monkeypatch."""
-    hasten(patch)
+    with tempfile.TemporaryDirectory(prefix="charm-") as folder:
+        hasten(patch, pathlib.Path(folder))
+        _check(make)
+
+
+def _check(make: collections.abc.Callable[[], Unit]) -> None:
     first = make()
     wanted = first.settle()
     assert isinstance(first.state.unit_status, testing.ActiveStatus), first.state.unit_status
@@ -361,8 +366,8 @@ def check(patch: typing.Any, make: collections.abc.Callable[[], Unit]) -> None:
     order()
 
 
-def hasten(patch: typing.Any) -> None:
-    """Have Scenario write and read a charm's metadata once, and not for each hook: that is most of a hook's time."""
+def hasten(patch: typing.Any, folder: pathlib.Path) -> None:
+    """Have Scenario write and read a charm's metadata once, below a folder, and not for each hook, where it is slow."""
     roots: dict[int, pathlib.Path] = {}
     metas: dict[pathlib.Path, ops.CharmMeta] = {}
     load = _ops_main_mock.Ops._load_charm_meta
@@ -371,7 +376,8 @@ def hasten(patch: typing.Any) -> None:
     def charm_root(runtime: typing.Any) -> collections.abc.Generator[pathlib.Path]:
         spec = runtime._charm_spec
         if id(spec) not in roots:
-            root = roots[id(spec)] = pathlib.Path(tempfile.mkdtemp(prefix="charm-"))
+            root = roots[id(spec)] = folder / str(len(roots))
+            root.mkdir()
             for name, text in (("metadata", spec.meta), ("config", spec.config), ("actions", spec.actions)):
                 (root / f"{name}.yaml").write_text(yaml.safe_dump(text or {}))
         yield roots[id(spec)]
