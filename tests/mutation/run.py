@@ -165,7 +165,8 @@ class Server:
 
     def _survives(self, mutant: mutants.Mutant, items: list[typing.Any]) -> bool:
         try:
-            self._replace(mutant)
+            if not self._replace(mutant):
+                return False
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
@@ -176,12 +177,15 @@ class Server:
                 return False
         return True
 
-    def _replace(self, mutant: mutants.Mutant) -> None:
-        """Put the mutant's code into the function, which others may have imported by name."""
+    def _replace(self, mutant: mutants.Mutant) -> bool:
+        """Put the mutant's code into the function, which others may have imported; false if it cannot be imported."""
         live = next(one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == str(self._path))
         made = types.ModuleType(live.__name__)
         made.__dict__.update(__file__=live.__file__, __package__=live.__package__)
-        exec(compile(mutant.code, str(self._path), "exec"), made.__dict__)
+        try:
+            exec(compile(mutant.code, str(self._path), "exec"), made.__dict__)
+        except Exception:  # no test could import it
+            return False
         owner: typing.Any = live
         old, new, name = owner, typing.cast(typing.Any, made), ""
         for name in mutant.function.split("."):
@@ -197,6 +201,7 @@ class Server:
             )
         except ValueError:  # it takes other variables from around it
             setattr(owner, name, new)
+        return True
 
 
 def _function(found: typing.Any) -> typing.Any:
