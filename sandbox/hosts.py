@@ -297,8 +297,14 @@ class Host:
     @contextlib.contextmanager
     def lock(self) -> collections.abc.Generator[None]:
         """Hold the host against other commands that would start, stop or remove it."""
-        (self.hosts.directory / "hosts").mkdir(parents=True, exist_ok=True)
-        path = self.hosts.directory / "hosts" / f".{self.name}.lock"
+        folder = self.hosts.directory / "hosts"
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            # Where ext4 has many inodes that were deleted lately it passes over them one by one for each new file
+            # (recently_deleted in fs/ext4/ialloc.c): a host after another is to begin in other block groups, chattr(1)
+            with contextlib.suppress(CommandError):
+                run("/usr/bin/chattr", "+T", folder, check=False)
+        path = folder / f".{self.name}.lock"
         with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
