@@ -146,6 +146,11 @@ class Volume(orders.Unit):
             "update_status",
         ):  # fmt: skip
             self.emit(name)
+        if "adopt=" in self.state.unit_status.message:  # the unit ended before it had noted a volume that it formatted
+            for more in ({"adopt": UUID}, {}):
+                self.replace(config=CONFIGS[self.kind] | more)
+                self.emit("config_changed")
+            self.emit("update_status")
         relation, pinned = self.relation("filesystem"), self.relation("server-peers")
         offered = fs.parse(relation.local_app_data["endpoint"])
         assert isinstance(offered, fs.Juicefs)
