@@ -126,6 +126,7 @@ class Server:
         items = {item.nodeid: item for item in session.items}
         covering = Covering.read(self._tree)
         original = self._path.read_text()
+        self._made(original)  # raises here where it cannot be imported like this, so that no mutant is blamed for it
         os.close(self._pipes.fill)
         os.close(self._pipes.take)
         while at := os.read(self._pipes.queue, _INDEX):
@@ -177,16 +178,24 @@ class Server:
                 return False
         return True
 
-    def _replace(self, mutant: mutants.Mutant) -> bool:
-        """Put the mutant's code into the function, which others may have imported; false if it cannot be imported."""
-        live = next(one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == str(self._path))
+    def _live(self) -> types.ModuleType:
+        return next(one for one in list(sys.modules.values()) if getattr(one, "__file__", None) == str(self._path))
+
+    def _made(self, code: str) -> types.ModuleType:
+        """Make another module of this name from code. Raises what the code does."""
+        live = self._live()
         made = types.ModuleType(live.__name__)
         made.__dict__.update(__file__=live.__file__, __package__=live.__package__)
+        exec(compile(code, str(self._path), "exec"), made.__dict__)
+        return made
+
+    def _replace(self, mutant: mutants.Mutant) -> bool:
+        """Put the mutant's code into the function, which others may have imported; false if it cannot be imported."""
         try:
-            exec(compile(mutant.code, str(self._path), "exec"), made.__dict__)
-        except Exception:  # no test could import it
+            made = self._made(mutant.code)
+        except Exception:  # no test could import it, while the original can be: see pytest_runtestloop
             return False
-        owner: typing.Any = live
+        owner: typing.Any = self._live()
         old, new, name = owner, typing.cast(typing.Any, made), ""
         for name in mutant.function.split("."):
             owner, old, new = old, vars(old)[name], vars(new)[name]

@@ -65,6 +65,7 @@ class Volume(orders.Unit):
         state = rig.state(peers(), config=CONFIGS[kind], secrets=[USERS_SECRET])
         super().__init__(rig.ctx, dataclasses.replace(state, storages={STORAGE}), calls)
         self.rig, self.place, self.kind = rig, place, kind
+        self.has_died = self.has_forgotten = False
 
     @classmethod
     def events(cls) -> list[str]:
@@ -129,6 +130,11 @@ class Volume(orders.Unit):
             return getattr(self.ctx.on, name)(storage) if storage is not None else None
         return super().event(name)
 
+    def take(self, step: orders.Step) -> None:
+        super().take(step)
+        self.has_died |= step.fault == "dies"
+        self.has_forgotten |= self.has_died and step.what in {"stop", "remove"}
+
     def ended(self, name: str) -> None:
         super().ended(name)
         if name == "storage_detaching":
@@ -146,7 +152,8 @@ class Volume(orders.Unit):
             "update_status",
         ):  # fmt: skip
             self.emit(name)
-        if "adopt=" in self.state.unit_status.message:  # the unit ended before it had noted a volume that it formatted
+        if "adopt=" in self.state.unit_status.message:
+            assert self.has_forgotten, "it ended before it had noted a volume that it formatted, or it has no reason"
             for more in ({"adopt": UUID}, {}):
                 self.replace(config=CONFIGS[self.kind] | more)
                 self.emit("config_changed")

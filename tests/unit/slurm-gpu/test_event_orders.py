@@ -130,12 +130,6 @@ class Compute(orders.Unit):
         if self.slurm.record is not None and "INVALID_REG" not in self.slurm.record.flags:
             self.slurm._update("resume", "")
 
-    def end_orders(self) -> None:
-        if self.slurm.record is not None and (
-            self.slurm.record.reason == ADMIN or "by hand" in self.slurm.record.reason
-        ):
-            self.resume()
-
     def lose_card(self) -> None:
         shutil.rmtree(self.machine.root / "proc/driver/nvidia/gpus" / CARDS[1], ignore_errors=True)
         (self.machine.root / "sys/bus/pci/devices" / CARDS[1] / "config").write_text("lost")
@@ -178,9 +172,12 @@ class Compute(orders.Unit):
         slurm.end_jobs()
         self.bring_back()
         self.start_slurmd()
+        if slurm.record is not None and (slurm.record.reason == ADMIN or "by hand" in slurm.record.reason):
+            self.resume()
         self.replace(config={})
         for name in ("compute created", "config_changed", "node-gres created", "action set-mig off", "update_status"):
-            self.end_orders()  # one may only come to light with a hook, from behind a reason of Slurm's
+            if slurm.record is not None and slurm.record.reason == ADMIN:  # a hook may have put it back, see as_found
+                self.resume()
             self.emit(name)
             slurm.end_jobs()
         self.hand_out()
