@@ -168,6 +168,7 @@ class Compute(orders.Unit):
     def settle(self) -> object:
         slurm = self.slurm
         self.clock.passes(2 * 86400)  # what was refused is tried again
+        slurm.maintained = []  # none lasts longer than an hour (hold.LASTS_S) unless it is prolonged
         slurm.answering, slurm.reservations, slurm.waiting = True, [], []
         slurm.end_jobs()
         self.bring_back()
