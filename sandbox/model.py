@@ -550,7 +550,8 @@ def describe(model: Model, unit: Unit, event: Event, *, source: str, cidr: str, 
 
 
 def _visible(model: Model, relation: Relation, unit: Unit, event: Event) -> bool:
-    if not takes_part(model, relation, unit) and event.relation != relation.id:  # the event may be its end
+    # The event may be its end; behind relation-broken Juju names it no more, also where the other end is still there
+    if event.relation != relation.id and (unit.name in relation.left or not takes_part(model, relation, unit)):
         return False
     # scenario has no subordinate relation without its one remote unit; a declared container endpoint of a principal
     # shows only while a subordinate is there, or is the one that the event is about
@@ -727,8 +728,8 @@ def finished(model: Model, unit: Unit, event: Event) -> None:
     elif event.kind == "relation-broken":
         relation = model.relations.get(_relation(event))
         unit.members.pop(_relation(event), None)
-        if relation is not None and unit.name in relation.unit_data:
-            relation.left[unit.name] = relation.unit_data.pop(unit.name)
+        if relation is not None:
+            relation.left[unit.name] = relation.unit_data.pop(unit.name, {})
     if event.kind == "remove" or (unit.cut_short and unit.dying and not unit.events):
         removed(model, unit)
     _forget_relations(model)

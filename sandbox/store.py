@@ -161,7 +161,7 @@ class Relation(_Record):
     app_data: dict[str, dict[str, str]] = {}
     unit_data: dict[str, dict[str, str]] = {}  # holds exactly the units in scope
     early: dict[str, dict[str, str]] = {}  # what units wrote before they entered the scope
-    left: dict[str, dict[str, str]] = {}  # what removed units wrote: Juju lets it be read until the relation ends
+    left: dict[str, dict[str, str]] = {}  # what units wrote that have left: readable until the relation ends
     dying: bool = False
 
     @property

@@ -264,8 +264,11 @@ class Unit:
     def ended(self, name: str) -> None:
         """Take in that the hook ended."""
         endpoint, _, kind = name.partition(" ")
-        if kind == "broken":
+        relation = self.relation(endpoint) if kind == "broken" else None
+        if relation is not None:
             self.drop(endpoint)
+            if not self.state.leader:  # who cannot revoke: Juju removes a relation's grants with it (its secret-grant)
+                self.replace(secrets={_without_grants(secret, relation.id) for secret in self.state.secrets})
 
     def event(self, name: str) -> typing.Any:
         """Return the event, None where Juju could not send it now."""
@@ -406,6 +409,11 @@ def _difference(wanted: object, found: object) -> str:
     before, after = (pprint.pformat(one, width=150).splitlines() for one in (wanted, found))
     rows = difflib.unified_diff(before, after, "without an order", "after it", n=0, lineterm="")
     return "\n".join(["it settled otherwise:", *rows])
+
+
+def _without_grants(secret: testing.Secret, relation_id: int) -> testing.Secret:
+    grants = {key: grantees for key, grantees in secret.remote_grants.items() if key != relation_id}
+    return dataclasses.replace(secret, remote_grants=grants)
 
 
 def _hang() -> typing.NoReturn:

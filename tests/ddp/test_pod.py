@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ddp import kubernetes
+from slurm_ddp import files
 
 # Starts the ranks of a node and ends them all when one fails or a signal comes, as torchrun does.
 TORCHRUN = """
@@ -89,7 +90,7 @@ class Kubelet:
         for name, text in program["data"].items():
             fast = text.replace("_LOST_S = 10.0", "_LOST_S = 4.0").replace("_FAILED_S = 30.0", "_FAILED_S = 2.0")
             assert fast.count("S = 4.0") == fast.count("S = 2.0") == 1
-            (self.folder / name).write_text(fast)
+            files.ensure_file(self.folder / name, fast)  # a pod that has just been started may be reading it
         fields = {
             "metadata.labels['batch.kubernetes.io/controller-uid']": "8f0c",
             "metadata.name": f"{job['metadata']['name']}-{index}-x{number}",
@@ -148,7 +149,7 @@ def kubelet(tmp_path: pathlib.Path) -> collections.abc.Iterator[Kubelet]:
     yield found
     for pod in found.pods:
         found.kill(pod)
-        pod.communicate()
+        print(pod.communicate()[0])  # shown where the test failed
 
 
 def free_ports() -> int:

@@ -101,6 +101,16 @@ class Cluster:
         assert answer.code == 0, answer.err[-3000:]
         return answer.json()["trainer/0"]["results"]
 
+    def set_node_config(self, unit: str, *parameters: str) -> None:
+        """Run slurmd's action until it succeeds, as its operator does.
+
+        It restarts slurmd and sets the node's state at once, which slurmctld refuses while slurmd has not registered.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while (answer := self.ctl("run", unit, "set-node-config", *parameters)).code != 0:
+            assert "Invalid node name specified" in answer.err, answer.err[-3000:]
+            assert time.monotonic() < deadline, answer.err[-3000:]
+
     def secrets(self) -> dict[str, str]:
         """Return every value of every secret of the model, by what it is."""
         model = json.loads(pathlib.Path(f"/var/lib/slurm-ddp/{self.model}/model.json").read_text())

@@ -99,8 +99,18 @@ def restart_slurmd(cluster: Cluster) -> None:
     """Restart slurmd as whoever does; return when it has registered its node."""
     before = show(cluster)
     time.sleep(1.1)  # SlurmdStartTime has seconds
-    cluster.on(HOST, "systemctl", "restart", "slurmd")
+    restart(cluster)
     until_registered_anew(cluster, before)
+
+
+def restart(cluster: Cluster, host: str = HOST) -> None:
+    """Restart slurmd. Without slurm-gpu that fails where it reconfigures, and docs/howto/troubleshoot.md has the remedy."""
+    if cluster.exec(host, "systemctl", "restart", "slurmd").code != 0:
+        log = cluster.on(host, "journalctl", "-u", "slurmd", "-n", "20", "-o", "cat", "--no-pager")
+        guarded = cluster.on(host, "sh", "-c", "ls /etc/systemd/system/slurmd.service.d/20-gpu.conf || true")
+        assert "Address already in use" in log and guarded == "", log
+        remedy = "systemctl stop slurmd; pkill -x slurmd; systemctl reset-failed slurmd; systemctl start slurmd"
+        cluster.on(host, "sh", "-c", remedy)
 
 
 def until_registered_anew(cluster: Cluster, before: dict[str, str]) -> dict[str, str]:
@@ -218,7 +228,7 @@ def test_a_driver_that_appears_on_a_bare_machine(cluster: Cluster):
     traces = "/var/lib/slurm-gpu/cards.json /etc/systemd/system/slurmd.service.d/20-gpu.conf"
     cluster.on(HOST, "sh", "-c", f"rm {traces} && systemctl daemon-reload")
     notice(cluster)  # so that the controller forgets its lines
-    cluster.ok("run", HOST, "set-node-config", "reset=true")
+    cluster.set_node_config(HOST, "reset=true")
     assert is_fit(cluster, "(null)")
     until(cluster, "active: no NVIDIA GPU on this machine")
     cluster.ok("gpus", HOST, ONE)
@@ -379,7 +389,7 @@ def test_a_card_whose_cores_cut_a_socket(cluster: Cluster):
 
 def test_upstreams_rewrite_of_the_options(cluster: Cluster):
     """Its action deletes the node, and with `reset` it writes options without GPUs."""
-    cluster.ok("run", HOST, "set-node-config", "parameters=weight=5", "reset=true")
+    cluster.set_node_config(HOST, "parameters=weight=5", "reset=true")
     assert is_fit(cluster, "(null)"), show(cluster)
     until(cluster, "active: gpu:mock_gpu:1 on slurmd-0")
     assert is_fit(cluster, "gpu:mock_gpu:1"), show(cluster)
@@ -430,7 +440,7 @@ def test_the_charm_is_removed_and_deployed_again(cluster: Cluster):
         assert "gres=gpu:mock_gpu:1" in cluster.on(host, "cat", "/etc/default/slurmd")
         left = "find /var/lib/slurm-gpu -type f; ls /etc/systemd/system/*/20-gpu.conf || true"
         assert cluster.on(host, "sh", "-c", left) == ""
-        cluster.on(host, "systemctl", "restart", "slurmd")
+        restart(cluster, host)
         assert is_fit(cluster, "gpu:mock_gpu:1", node), show(cluster, node)
     assert block(cluster) == []
     assert step(cluster, "-N2", "--gres=gpu:1", "true") == ""

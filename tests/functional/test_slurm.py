@@ -101,7 +101,7 @@ def test_set_node_config_ends_a_drain_as_upstreams_does(cluster: Cluster, idle_n
     cluster.ok("run", "slurmctld/0", "set-node-state", f"nodes={idle_node}", "state=drain", "reason=bad fan")
     state = cluster.on("sackd/0", "sinfo", "-h", "-n", idle_node, "-o", "%T %E")
     assert state == "drained 'bad fan'"  # with the quotes
-    cluster.ok("run", "slurmd/1", "set-node-config", "parameters=weight=1")
+    cluster.set_node_config("slurmd/1", "parameters=weight=1")
     eventually(lambda: settled(cluster, idle_node, "idle"))
 
 

@@ -1,6 +1,7 @@
 """What the payload's tests share: text, datasets, and runs of the real command."""
 
 # pyright: basic, reportPrivateImportUsage=false
+import contextlib
 import json
 import os
 import pathlib
@@ -41,11 +42,19 @@ def torchrun(
     kept = {
         k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "OMP_NUM_THREADS"}
     }
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, *launch, "-m", accident or "ddptrain", *(str(a) for a in args)], env={**kept, "PYTHONUNBUFFERED": "1", **env},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-    return ranks.Result([done.returncode], done.stdout)
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except BaseException:  # too late, or interrupted
+            process.terminate()  # killed, it would leave its ranks, which are in sessions of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=40)  # it gives them 30 s
+            process.kill()
+            raise
+    return ranks.Result([process.returncode], output)
 
 
 def losses(run_dir: pathlib.Path) -> dict[int, float]:

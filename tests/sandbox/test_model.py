@@ -195,6 +195,35 @@ def test_each_event_of_a_relation_with_a_collector_shows_the_relation(world: Wor
     assert [label for label, is_there in related if not is_there] == []
 
 
+@pytest.mark.parametrize("is_container", [False, True], ids=["regular", "container"])
+def test_no_event_shows_a_relation_whose_relation_broken_ran(world: World, is_container: bool):
+    """As under Juju, though the other end's unit is still there: its own last hooks may come much later."""
+    scope = {"scope": "container"} if is_container else {}
+    world.add("server", SERVER | {"provides": {"metrics": {"interface": "http"} | scope}})
+    wants: dict[str, typing.Any] = {"name": "client", "requires": {"metrics": {"interface": "http"} | scope}}
+    if is_container:
+        rules.add_application(world.model, app("client", wants | {"subordinate": True}))
+    else:
+        world.add("client", wants)
+    relation = rules.relate(world.model, "client:metrics", "server:metrics")
+    world.settle()
+    server = world.model.units["server/0"]
+
+    def seen() -> set[int]:
+        event = Event(kind="update-status", sequence=0)
+        request = rules.describe(world.model, server, event, source="/c", cidr="", resources={})
+        return {one["id"] for one in request["state"]["relations"]}
+
+    assert relation.id in seen()
+    rules.remove_applications(world.model, ["client"])
+    while server.events:
+        assert relation.id in seen()
+        world.step(server)
+    assert world.ran[-1] == "server/0 metrics-relation-broken"
+    assert world.model.units["client/0"].events
+    assert relation.id not in seen()
+
+
 def secret_world(world: World) -> typing.Any:
     """A server whose leader grants a secret to its client on `api`; `world.content` is what it holds."""
     world.add("server", SERVER, units=2)

@@ -1074,6 +1074,16 @@ def test_set_node_config_registers_the_node_anew_in_its_base_state(
     assert host.options("slurmd").startswith(f"SLURMD_OPTIONS=--conf '{CONF.replace('  ', ' ')} weight=5'")
 
 
+def test_set_node_config_fails_where_slurmd_has_not_registered_yet(slurmd: Standin, host: FakeHost):
+    host.nodes["compute-0"] = ("IDLE", "")
+    host.failing.add("scontrol update nodename=compute-0 state=idle")
+    with pytest.raises(testing.ActionFailed) as failed:
+        configure(slurmd, parameters="weight=5")
+    assert "the node was not registered anew" in failed.value.message
+    assert slurmd.ctx.action_results == {"accepted": False}
+    assert "weight=5" in host.options("slurmd")
+
+
 def test_set_node_config_reset_asks_nvml(slurmd: Standin, host: FakeHost, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slurmd_node, "gpus", lambda: ["gpu:nvidia_h200:8"])
     configure(slurmd, parameters="", reset=True)

@@ -102,6 +102,17 @@ def proxy(
 
 
 @contextlib.contextmanager
+def fusectl() -> collections.abc.Generator[pathlib.Path]:
+    """Show the kernel's FUSE connections, by the minor number of the device; few containers have them mounted."""
+    folder = pathlib.Path("/sys/fs/fuse/connections")
+    subprocess.run(["mount", "-t", "fusectl", "fusectl", str(folder)], check=True, capture_output=True, timeout=30)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, capture_output=True, timeout=30)
+
+
+@contextlib.contextmanager
 def mounted(
     proxy: proxies.Proxy, folder: pathlib.Path, *, is_read_only: bool = False
 ) -> collections.abc.Generator[pathlib.Path]:
@@ -125,10 +136,20 @@ def mounted(
                 time.sleep(0.05)
             yield mountpoint
         finally:
+            minor = os.minor(mountpoint.stat().st_dev) if mounts.at(str(mountpoint)) else None
             subprocess.run(["umount", str(mountpoint)], check=False, capture_output=True, timeout=30)
             subprocess.run(["umount", "-l", str(mountpoint)], check=False, capture_output=True, timeout=30)
-            process.terminate()
-            process.wait(180)  # 1.3 takes its time to see that it was unmounted
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                # A container that was started meanwhile has a copy of the mount. The connection is ended, as with the last
+                # copy: at a SIGTERM JuiceFS would leave its session behind.
+                if minor is None:
+                    process.terminate()
+                else:
+                    with fusectl() as connections:
+                        (connections / str(minor) / "abort").write_text("1")
+                process.wait(60)
 
 
 def hidden(proxy: proxies.Proxy) -> list[str]:
