@@ -8,10 +8,12 @@ import time
 import typing
 
 from ddp import tables
+from ddp.problem import Command, Problem, Remedy, Render, Results, one_line, plain
 from ddp.workspace.locks import Claims
 
+__all__ = ["Results", "one_line"]  # and all that is defined here
+
 Log = collections.abc.Callable[[str], None]
-Results = dict[str, str]
 REPORT_S = 4.0  # between two lines of progress
 
 USERS = "users"  # in the workspace: a folder for each user but the trainer's account
@@ -19,19 +21,14 @@ USERS = "users"  # in the workspace: a folder for each user but the trainer's ac
 T = typing.TypeVar("T")
 
 
-class TrainerError(Exception):
-    """A failure that the user can fix; `str()` is one line: what, why, what to type. An action returns `results`."""
-
-    def __init__(self, message: str, *, results: Results | None = None) -> None:
-        super().__init__(one_line(message))
-        self.results: Results = results or {}
+TrainerError = Problem
 
 
 class ParameterError(TrainerError):
     """A parameter or option is refused; the message begins with its name."""
 
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
+    def __init__(self, name: str, message: str, *, remedy: Remedy | None = None) -> None:
+        super().__init__(f"{name}: {message}", remedy=remedy)
         self.name = name
 
 
@@ -79,6 +76,7 @@ class Settings:
     is_action: bool = True  # whether this is a Juju action: messages then name Juju's commands
     task: str = dataclasses.field(default="", compare=False)  # the action's number, which juju cancel-task takes
     claims: Claims = dataclasses.field(default_factory=Claims, repr=False, compare=False)
+    render: Render = dataclasses.field(default=plain, repr=False, compare=False)  # remedies in the front end's words
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -127,7 +125,7 @@ class Settings:
         values = {name.replace("_", "-"): value for name, value in given.items() if value not in (None, "")}
         if self.is_action:
             return " ".join(["juju run", self.unit, action, *(f"{name}={value}" for name, value in values.items())])
-        return " ".join(["ddp", VERBS[action], *(f"--{name} {value}" for name, value in values.items())])
+        return self.render(Command(VERBS[action], values))
 
 
 class Ahead(typing.Generic[T]):
@@ -143,12 +141,6 @@ class Ahead(typing.Generic[T]):
         """Return the work's result."""
         started, self._started = self._started, None
         return started.result() if started is not None else self._work()
-
-
-def one_line(text: str, limit: int = 600) -> str:
-    """Join `text` to one printable line of at most `limit` characters."""
-    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return flat if len(flat) <= limit else flat[: limit - 3] + "..."
 
 
 def shown(value: object, limit: int = 60) -> str:

@@ -19,7 +19,7 @@ from slurm_ddp import run
 from slurm_ddp.slurm import nodes
 
 sys.path += [
-    str(pathlib.Path(__file__).parents[1] / "unit" / "ddp-trainer"),  # the doubles
+    str(pathlib.Path(__file__).parent),  # the doubles, for the folders below
     str(pathlib.Path(__file__).parents[2] / "charms" / "ddp-trainer" / "src"),  # installs the program
 ]
 from cluster import Cluster

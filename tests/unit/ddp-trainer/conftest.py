@@ -6,9 +6,12 @@ import pathlib
 import pwd
 import shutil
 import stat
+import sys
 import typing
 
 import pytest
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "ddp"))  # the doubles
 from cluster import Cluster
 from harness import Trainer, add_dataset
 from node_reports import NAMES, healthy

@@ -5,9 +5,9 @@ import typing
 
 import pytest
 from cluster import Cluster, Job
-from conftest import Pip
 from harness import Trainer
 from node_reports import answering, healthy
+from pip_double import Pip
 from resource_requests import node, partition, refusal, training
 
 from ddp.base import Settings

@@ -8,9 +8,8 @@ import time
 
 import pytest
 from cluster import Cluster
-from conftest import Pip
-from harness import META, Trainer
-from ops import testing
+from harness import META, ActionFailedError, Trainer
+from pip_double import Pip
 
 from ddp.runs import control
 from ddp.workspace.locks import Claims
@@ -135,7 +134,7 @@ def test_an_action_that_waits_says_at_once_how_to_end_the_waiting(
     """Juju runs one task of a unit at a time, also of those that are parallel (juju/juju#12548)."""
     ready.run("submit-ddp", workload="smoke", run="before")
     cluster.jobs[0].states = cluster.states = [("PENDING", 0), ("RUNNING", 0), ("RUNNING", 0), ("COMPLETED", 0)]
-    with contextlib.suppress(testing.ActionFailed):
+    with contextlib.suppress(ActionFailedError):
         ready.run(action, **params)
     (line,) = [line for line in ready.log if "cancel-task" in line]
     how = r"to stop waiting without cancelling the job: juju cancel-task \d+"

@@ -4,7 +4,7 @@ import collections.abc
 import dataclasses
 
 import pytest
-from conftest import PAYLOAD
+from harness import PAYLOAD
 
 from ddp.base import ParameterError, Settings, TrainerError
 from ddp.submit import precheck

@@ -17,9 +17,9 @@ import pytest
 import slurmutils
 from cluster import Cluster, Job
 from collective_results import leave, measured
-from conftest import Pip
 from harness import Trainer
 from node_reports import NAMES, Json, answering, healthy
+from pip_double import Pip
 
 from ddp import remedies
 from ddp.base import Settings

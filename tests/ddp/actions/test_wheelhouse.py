@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 from cluster import Cluster
-from conftest import Pip
 from harness import Trainer
+from pip_double import Pip
 from wheelhouses import WHEELS, add, make
 
 from ddp.environment import archives, environments

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from cluster import Cluster
-from conftest import Pip
+from pip_double import Pip
 
 from ddp import base
 from ddp.base import Settings, TrainerError
@@ -17,7 +17,7 @@ from ddp.environment import environments, question
 from ddp.slurm.jobs import Capacity, Partition
 from ddp.workspace import folders
 
-pytestmark = pytest.mark.usefixtures("nearby")
+pytestmark = pytest.mark.usefixtures("host")
 
 CPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 0, "IDLE", True),)),)
 GPU = (Partition("main", True, True, None, None, (Capacity("n0", 4, 8000, 8, "IDLE", True),)),)

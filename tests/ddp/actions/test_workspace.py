@@ -12,7 +12,7 @@ import threading
 import typing
 
 import pytest
-from conftest import PAYLOAD
+from harness import PAYLOAD
 
 from ddp.base import Settings
 from ddp.environment import archives

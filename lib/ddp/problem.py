@@ -1,0 +1,78 @@
+"""What went wrong and what to do: errors that carry their remedy as a value, which a front end turns into words."""
+
+import collections.abc
+import dataclasses
+import shlex
+
+Results = dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of this program: `Command("submit", {"time-limit": 30})` is `ddp submit --time-limit 30`.
+
+    `arguments` stand without a flag, such as a run's name. Options that are None or empty are left out.
+    """
+
+    verb: str  # the words behind `ddp`, such as "env create"
+    options: collections.abc.Mapping[str, object] = dataclasses.field(default_factory=dict[str, object])
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options that have a value, as texts."""
+        return {name: str(value) for name, value in self.options.items() if value not in (None, "")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of the cluster's operator; `text` are plain words or a shell command, `name` finds Juju's words for it."""
+
+    name: str
+    text: str
+    values: collections.abc.Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+
+Remedy = Command | Step
+Render = collections.abc.Callable[[Remedy], str]
+
+
+def plain(remedy: Remedy) -> str:
+    """Render a remedy as a user of a terminal types it."""
+    if isinstance(remedy, Step):
+        return remedy.text
+    words = [word for name, value in remedy.given.items() for word in _flag(name, value)]
+    return shlex.join(["ddp", *remedy.verb.split(), *words, *remedy.arguments])
+
+
+def _flag(name: str, value: str) -> tuple[str, ...]:
+    return (f"--{name}",) if value == "true" else (f"--{name}", value)
+
+
+class Problem(Exception):
+    """A failure that somebody can fix. `str()` is one line: what failed, why, and what to type.
+
+    Attributes:
+        what: what failed and why, without the remedy.
+        remedy: what to do about it; None where nothing is known.
+        results: what an action returns all the same.
+    """
+
+    def __init__(self, what: str, *, remedy: Remedy | None = None, results: Results | None = None) -> None:
+        self.what = one_line(what)
+        self.remedy = remedy
+        self.results: Results = results or {}
+        super().__init__(self.what)
+
+    def text(self, render: Render = plain) -> str:
+        """Return the line with the remedy in a front end's words."""
+        return self.what if self.remedy is None else one_line(f"{self.what}; {render(self.remedy)}")
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def one_line(text: str, limit: int = 600) -> str:
+    """Join `text` to one printable line of at most `limit` characters."""
+    flat = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return flat if len(flat) <= limit else flat[: limit - 3] + "..."

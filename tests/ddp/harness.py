@@ -1,0 +1,104 @@
+"""The program as the charm asks for it, without the charm: requests in, results out, and the files that jobs leave."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import pwd
+import typing
+
+import pytest
+import yaml
+from cluster import Job
+
+from ddp import service
+
+Json = dict[str, typing.Any]
+ROOT = pathlib.Path(__file__).parents[2]
+PAYLOAD = ROOT / "payload"
+META = yaml.safe_load((ROOT / "charms" / "ddp-trainer" / "charmcraft.yaml").read_text())
+
+
+@dataclasses.dataclass
+class Trainer:
+    """The program on a host, asked as the charm asks it."""
+
+    workspace: pathlib.Path
+    root: pathlib.Path
+    config: dict[str, typing.Any]
+    results: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    log: list[str] = dataclasses.field(default_factory=list[str])
+
+    def run(self, action: str, **params: typing.Any) -> dict[str, str]:
+        """Return an action's results; a failed one raises ActionFailedError."""
+        given = {name.replace("_", "-"): value for name, value in params.items()}
+        options = {name: value for name, value in self.config.items() if name not in ("submit-user", "hf-token")}
+        options["account"] = pwd.getpwuid(os.geteuid()).pw_name
+        wheelhouse = self.root / "wheelhouse"
+        attached = str(wheelhouse) if wheelhouse.is_file() and wheelhouse.stat().st_size else ""
+        request = {
+            "do": action,
+            "params": given,
+            "config": options,
+            "unit": "trainer/0",
+            "task": "7",
+            "wheelhouse": attached,
+        }
+        self.log = []
+        reply = json.loads(json.dumps(service.answer(json.loads(json.dumps(request)), self.log.append)))
+        self.results = typing.cast(dict[str, str], reply["results"])
+        if error := reply.get("error", ""):
+            raise ActionFailedError(error)
+        return self.results
+
+    def fails(self, action: str, **params: typing.Any) -> str:
+        """Return the one line with which an action fails."""
+        with pytest.raises(ActionFailedError) as caught:
+            self.run(action, **params)
+        assert caught.value.message.isprintable()
+        return caught.value.message
+
+    def files(self) -> dict[str, int]:
+        """List the workspace's files, with the time of each change."""
+        return {str(path.relative_to(self.workspace)): path.lstat().st_mtime_ns for path in self.workspace.rglob("*")}
+
+
+class ActionFailedError(Exception):
+    """An action failed; `message` is its one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+def add_dataset(trainer: Trainer, name: str) -> pathlib.Path:
+    """Make a dataset in the workspace, as far as submissions look at it."""
+    folder = trainer.workspace / "datasets" / name
+    folder.mkdir(parents=True)
+    (folder / "dataset.json").write_text("{}")
+    return folder
+
+
+def write_result(job: Job, outcome: str = "done", **summary: object) -> None:
+    """Leave in a run's folder what a job of the payload leaves."""
+    folder = job.script.parent
+    (folder / "control" / f"{job.job_id}.r0.outcome").write_text(json.dumps({"outcome": outcome, "step": 16}))
+    (folder / "logs" / f"{job.job_id}.out").write_text("[TRAIN] step=16\n[DONE] ok\n")
+    (folder / "metrics.jsonl").write_text('{"kind": "step", "step": 16, "loss": 0.5}\n')
+    record = {
+        "workload": "smoke",
+        "state": outcome,
+        "nodes": 2,
+        "world_size": 2,
+        "steps": 16,
+        "first_loss": 1.391486,
+        "last_loss": 0.586587,
+        "best_loss": 0.5,
+        "tokens_per_second": None,
+        "samples_per_second": 56118.5,
+        "checkpoint": None,
+        "loss_png": str(folder / "loss.png"),
+        "ranks": [{"rank": 0, "host": "slurmd-0", "device": "cpu"}],
+        **summary,
+    }
+    (folder / "summary.json").write_text(json.dumps(record))
