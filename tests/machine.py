@@ -82,11 +82,10 @@ class Machine:
             case "daemon-reload" | "reset-failed" | "try-reload-or-restart" | "reload":
                 return None
             case "is-active":
-                return Completed(0, "active\n", "") if names[0] in self.active else Completed(3, "inactive\n", "")
+                state = "active" if names[0] in self.active else "failed" if names[0] in self.broken else "inactive"
+                return Completed(0 if state == "active" else 3, f"{state}\n", "")
             case "is-enabled":
                 return Completed(0 if names[0] in self.enabled else 1, "", "")
-            case "is-failed":
-                return Completed(0 if names[0] in self.broken else 1, "", "")
             case "enable" | "disable":
                 self.enabled = self.enabled | set(names) if verb == "enable" else self.enabled - set(names)
                 if "--now" in flags:

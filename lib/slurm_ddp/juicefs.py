@@ -1,7 +1,4 @@
-"""The program `juicefs`: where it comes from, what each version of it can do, and what its output means.
-
-Sources: the source of juicefs at the tags v1.1.0 to v1.3.1 and v1.4.1, and runs of 1.3.1.
-"""
+"""The program `juicefs`: where it comes from, what each version of it can do, and what its output means."""
 
 import collections.abc
 import contextlib
@@ -37,50 +34,15 @@ _DOWNLOAD_S = 600.0
 
 OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
 
-# The version that introduced each flag. An older program exits on it, so it is omitted there: all of these only tune.
-SINCE = dict.fromkeys(
-    "atime-mode attr-cache backup-meta block-size bucket buffer-size cache-dir cache-eviction cache-partial-only "
-    "cache-size capacity compress dir-entry-cache download-limit enable-xattr encrypt-rsa-key entry-cache "
-    "free-space-ratio get-timeout heartbeat inodes io-retries max-deletes max-uploads metrics no-bgjob no-syslog "
-    "no-update no-usage-report open-cache open-cache-limit prefetch prefix-internal put-timeout read-only root-squash "
-    "skip-dir-nlink storage subdir trash-days upload-limit verify-cache-checksum writeback".split(),
-    OLDEST,
-) | {
-    "all-squash": (1, 3),
-    "cache-expire": (1, 2),
-    "cache-large-write": (1, 3),
-    "disable-transparent-hugepage": (1, 3),
-    "hide-internal": (1, 4),
-    "max-downloads": (1, 4),
-    "max-fuse-io": (1, 3),
-    "max-readahead": (1, 3),
-    "negative-entry-cache": (1, 3),
-    "readdir-cache": (1, 3),
-    "skip-trash": (1, 3),
+SINCE: dict[str, tuple[int, ...]] = {  # the version that introduced each flag
+    flag: tuple(map(int, since.split(".")))
+    for since, flags in juicefs_access.FACTS["flags"].items()
+    for flag in flags.split()
 }
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
 _NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
-_REFUSED = (
-    "NOAUTH",
-    "WRONGPASS",
-    "wrong number of arguments for 'auth' command",
-    "NOPERM",
-    "Access denied for user",
-    "password authentication failed",
-)
-# What the last error of the log means, where its own text does not state it
-_MEANINGS = {
-    r"\b(?:SignatureDoesNotMatch|InvalidAccessKeyId|AccessDenied)\b": "the object store refuses the keys ({})",
-    # juicefs 1.3.0 and 1.3.1, its issue 6762
-    "Unknown system variable 'transaction_isolation'": (
-        "this database is too old for this juicefs: it takes MySQL 8.0 or MariaDB 11.1, or newer"
-    ),
-    # juicefs itself advises to format it
-    _NOT_FORMATTED: "the metadata engine holds no volume: look at the charm that offers it",
-}
-
 Version = juicefs_access.Version
 JuicefsError = juicefs_access.JuicefsError
 
@@ -310,13 +272,14 @@ def explain(error: CommandError) -> str:
 
 def reason(log: str) -> str:
     """State what the log's last fatal line means, or else its last error; "" where it has neither."""
-    if any(words in log for words in _REFUSED):
+    if any(words in log for words in juicefs_access.FACTS["refusals"]):
         return "the metadata engine refuses the user or password"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
     if crash := re.search(r"^panic: (.*)", plain, re.MULTILINE):
         return f"juicefs crashed: {last_line(crash[1])}"
     errors = re.findall(r"<FATAL>: (.*)", plain) or re.findall(r"<ERROR>: (.*)", plain)
-    for pattern, meaning in _MEANINGS.items() if errors else ():
+    meanings: dict[str, str] = juicefs_access.FACTS["meanings"]
+    for pattern, meaning in meanings.items() if errors else ():
         if found := re.search(pattern, errors[-1]):
             return meaning.format(found[0])
     return last_line(without_place(errors[-1])) if errors else ""

@@ -3,9 +3,12 @@
 import pathlib
 
 import pytest
+import yaml
 
 from slurm_ddp import apt
 from slurm_ddp.run import CommandError, Completed
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 POLICY = """\
 nvidia-smi:
@@ -84,21 +87,7 @@ def test_depends(monkeypatch: pytest.MonkeyPatch):
     }
 
 
-def test_nothing_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch):
-    asked = Apt(monkeypatch)
-    assert apt.depends([]) == {}
-    assert apt.candidates([]) == {}
-    assert asked.asked == []
-
-
-@pytest.mark.parametrize(
-    ("number", "upstream"),
-    [
-        ("1:580.173.02-0ubuntu0.24.04.1", "580.173.02"),
-        ("580.1", "580.1"),
-        ("12.0.140~12.0.1-4build4", "12.0.140~12.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("number", "upstream"), CASES["upstream"])
 def test_upstream(number: str, upstream: str):
     assert apt.upstream(number) == upstream
 

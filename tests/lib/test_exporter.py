@@ -6,14 +6,12 @@ import json
 import pathlib
 import socket
 import threading
-import typing
 
 import pytest
 from prometheus_client import core, exposition, registry
 
 from slurm_ddp import exporter, systemd
 from slurm_ddp.exporter import Source, counter, gauge
-from slurm_ddp.interfaces import cos_agent
 from slurm_ddp.run import CommandError, Completed
 
 UNIT, NAME = "trainer/0", "slurm-ddp-exporter-trainer-0.service"
@@ -84,11 +82,6 @@ def test_the_service_runs_the_charms_program_with_its_settings(
     assert services.ran == [("enable", "--now", NAME)]
 
 
-def test_a_second_run_does_nothing(services: Systemd, program: pathlib.Path):
-    assert exporter.ensure(UNIT, program, {}) == exporter.ensure(UNIT, program, {})
-    assert services.ran == [("enable", "--now", NAME)]
-
-
 @pytest.mark.parametrize("what", ["settings", "program"])
 def test_what_changes_restarts_it(services: Systemd, program: pathlib.Path, what: str):
     port = exporter.ensure(UNIT, program, {})
@@ -98,8 +91,9 @@ def test_what_changes_restarts_it(services: Systemd, program: pathlib.Path, what
     assert services.ran == [("enable", "--now", NAME), ("restart", NAME)]
 
 
-def test_a_service_that_died_is_started(services: Systemd, program: pathlib.Path):
-    exporter.ensure(UNIT, program, {})
+def test_a_second_run_does_nothing_while_the_service_runs(services: Systemd, program: pathlib.Path):
+    assert exporter.ensure(UNIT, program, {}) == exporter.ensure(UNIT, program, {})
+    assert services.ran == [("enable", "--now", NAME)]
     services.active.clear()
     exporter.ensure(UNIT, program, {})
     assert services.ran == [("enable", "--now", NAME)] * 2
@@ -127,11 +121,6 @@ def test_its_log_goes_with_it_and_another_units_stays(services: Systemd, program
     assert not exporter.LOGS.exists()
 
 
-def test_nothing_is_asked_of_systemd_where_there_was_no_collector(services: Systemd):
-    exporter.ensure_none(UNIT)
-    assert services.ran == []
-
-
 def test_units_of_one_machine_have_ports_of_their_own(services: Systemd, program: pathlib.Path):
     first = exporter.ensure(UNIT, program, {})
     second = exporter.ensure("data/0", program, {})
@@ -156,85 +145,6 @@ def test_without_a_free_port_there_is_one_line(
     monkeypatch.setattr(exporter, "_is_free", lambda port: False)
     with pytest.raises(CommandError, match=r"^no port from 9701 to 9900 is free$"):
         exporter.ensure("trainer/0", program, {})
-
-
-def test_settings_that_cannot_be_read_take_no_port(services: Systemd, program: pathlib.Path, tmp_path: pathlib.Path):
-    exporter.STATE.mkdir()
-    (exporter.STATE / SETTINGS).write_text("[]")
-    assert exporter.ensure(UNIT, program, {}) >= 9701
-
-
-# --- following the relation -------------------------------------------------------------------------------------------
-
-
-class _Named(typing.NamedTuple):
-    name: str
-
-
-@dataclasses.dataclass
-class _Relation:
-    data: dict[_Named, dict[str, str]]
-    active: bool = True
-    units: tuple[str, ...] = ("opentelemetry-collector/0",)
-
-
-class _Model(typing.NamedTuple):
-    name: str
-    uuid: str
-    relations: dict[str, list[_Relation]]
-
-
-@dataclasses.dataclass
-class _Charm:
-    """What `follow` uses of an ops.CharmBase."""
-
-    relations: list[_Relation]
-    unit: typing.ClassVar = _Named(UNIT)
-    app: typing.ClassVar = _Named("trainer")
-    meta: typing.ClassVar = _Named("ddp-trainer")
-
-    @property
-    def model(self) -> _Model:
-        return _Model("hpc", "uuid", {cos_agent.ENDPOINT: self.relations})
-
-
-def test_a_collector_gets_what_the_unit_serves(services: Systemd):
-    relation = _Relation({_Named(UNIT): {}})
-    seen: list[tuple[str, cos_agent.Topology]] = []
-
-    def serve(unit: str, topology: cos_agent.Topology) -> dict[str, str]:
-        seen.append((unit, topology))
-        return {"config": "x"}
-
-    exporter.follow(_Charm([relation]), serve)
-    assert relation.data == {_Named(UNIT): {"config": "x"}}
-    assert seen == [(UNIT, cos_agent.Topology("hpc", "uuid", "trainer", "ddp-trainer"))]
-
-
-@pytest.mark.parametrize(
-    "relations",
-    [[], [_Relation({}, active=False)], [_Relation({}, units=())]],
-    ids=["none", "broken", "alone"],
-)
-def test_without_a_collector_the_service_goes(services: Systemd, program: pathlib.Path, relations: list[_Relation]):
-    exporter.ensure(UNIT, program, {})
-    exporter.follow(_Charm(relations), lambda *_: pytest.fail("served"))
-    assert services.active == set()
-
-
-def test_a_service_that_does_not_start_fails_no_hook(
-    services: Systemd, program: pathlib.Path, caplog: pytest.LogCaptureFixture
-):
-    services.broken = True
-    relation = _Relation({_Named(UNIT): {}})
-
-    def serve(unit: str, _: cos_agent.Topology) -> dict[str, str]:
-        exporter.ensure(unit, program, {})
-        raise AssertionError("it started")
-
-    exporter.follow(_Charm([relation]), serve)
-    assert relation.data == {_Named(UNIT): {}}
-    assert "trainer/0 has no metrics: systemctl exited 1: no such interpreter" in caplog.text
 
 
 # --- scrapes ----------------------------------------------------------------------------------------------------------
@@ -340,7 +250,3 @@ def test_a_failure_that_came_too_late_shows_in_the_next_scrape():
 def test_a_counter_ends_with_total():
     made = counter("mount_heals_total", "Text.", [({}, 2)])
     assert [sample.name for sample in made.samples] == ["slurm_ddp_mount_heals_total"]
-
-
-def test_a_metric_without_samples_is_no_error():
-    assert gauge("x", "Text.", []).samples == []

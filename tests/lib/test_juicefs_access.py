@@ -3,11 +3,14 @@ import string
 import urllib.parse
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ddp import juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 NEW = (1, 3, 1)
 PASSWORD = 'p@ss:/?#%word "x"'
@@ -27,28 +30,7 @@ def access(url: str, version: tuple[int, int, int] = NEW, /, **content: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("written", "url", "variable"),
-    [
-        ("redis://h/1", "redis://h:6379/1", "REDIS_PASSWORD"),
-        ("redis://u%40x@[::1]:7000/15", "redis://u%40x@[::1]:7000/15", "REDIS_PASSWORD"),
-        (
-            "rediss://h:25061/0?insecure-skip-verify=true",
-            "rediss://h:25061/0?insecure-skip-verify=true",
-            "REDIS_PASSWORD",
-        ),
-        ("redis://MyMaster,s1,s2/1", "redis://MyMaster,s1,s2:26379/1", "REDIS_PASSWORD"),
-        ("redis://m,s1,s2:5000/1", "redis://m,s1,s2:5000/1", "REDIS_PASSWORD"),
-        ("redis://m,s1:5001,s2:5002/1", "redis://m,s1:5001,s2:5002/1", "REDIS_PASSWORD"),
-        ("redis://a:1,b:2,c/1", "redis://a:1,b:2,c:6379/1", "REDIS_PASSWORD"),
-        ("mysql://jfs@h/db", "mysql://jfs:@(h:3306)/db", "META_PASSWORD"),
-        ("mysql://jfs@(h:3307)/db?tls=true", "mysql://jfs:@(h:3307)/db?tls=true", "META_PASSWORD"),
-        ("postgres://jfs@h/db", "postgres://jfs:@h:5432/db", "META_PASSWORD"),
-        (
-            "postgresql://jfs@h:5433/db?sslmode=disable",
-            "postgres://jfs:@h:5433/db?sslmode=disable",
-            "META_PASSWORD",
-        ),
-    ],
+    ("written", "url", "variable"), CASES["the_url_never_has_the_password_and_the_environment_does"]
 )
 def test_the_url_never_has_the_password_and_the_environment_does(written: str, url: str, variable: str):
     found = access(written, meta_password=PASSWORD)
@@ -58,15 +40,7 @@ def test_the_url_never_has_the_password_and_the_environment_does(written: str, u
     assert PASSWORD not in repr(found)
 
 
-@pytest.mark.parametrize(
-    ("written", "url"),
-    [
-        ("tikv://a,B:2380/train", "tikv://a:2379,b:2380/train"),
-        ("etcd://a,b,c/train", "etcd://a:2379,b:2379,c:2379/train"),
-        ("mysql://jfs@h/db", "mysql://jfs@(h:3306)/db"),
-        ("postgres://h/db", "postgres://h:5432/db"),
-    ],
-)
+@pytest.mark.parametrize(("written", "url"), CASES["urls_without_a_password"])
 def test_urls_without_a_password(written: str, url: str):
     found = access(written)
     assert (found.url, found.environment) == (url, {})
@@ -139,22 +113,7 @@ def test_what_a_version_cannot_do_is_reported():
     assert access("mysql://u@h/d?table_prefix=x", NEW).url == "mysql://u@(h:3306)/d?table_prefix=x"
 
 
-@pytest.mark.parametrize(
-    ("written", "content", "message"),
-    [
-        (
-            "etcd://h/p",
-            {"meta_password": "topSecret"},
-            "meta-password: etcd takes it on the command line only, where everybody can read it: let it ask for a client's "
-            "certificate, tls-cert and tls-key",
-        ),
-        ("postgres://h/d", {"meta_password": "topSecret"}, "meta-user: postgres needs it beside meta-password"),
-        ("mysql://h/d", {"meta_user": "a@b"}, "meta-user: mysql does not take a name with such a character"),
-        ("redis://h/1", {"sentinel_password": "topSecret"}, "sentinel-password: metadata-url names no Sentinels"),
-        ("rediss://h/1", {"tls_cert": PEM}, "tls-cert, tls-key: one is of no use without the other"),
-        ("mysql://u@h/d", {"tls_cert": PEM, "tls_key": KEY}, "tls-cert: juicefs shows no certificate to mysql"),
-    ],
-)
+@pytest.mark.parametrize(("written", "content", "message"), CASES["credentials_that_have_no_safe_way"])
 def test_credentials_that_have_no_safe_way(written: str, content: dict[str, str], message: str):
     with pytest.raises(ValueError) as caught:
         access(written, **content)

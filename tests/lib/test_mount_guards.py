@@ -13,9 +13,12 @@ import types
 import typing
 
 import pytest
+import yaml
 
 from slurm_ddp import mounts
 from slurm_ddp.mounts import State
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 OURS = mounts.Mount(7, "0:7", "/mnt/shared", "nfs4", "server:/x", ("rw",))
 THEIRS = mounts.Mount(8, "0:8", "/mnt/shared", "tmpfs", "tmpfs", ("rw",))
@@ -331,11 +334,6 @@ def test_a_note_of_a_child_that_ended_is_removed(notes: pathlib.Path, text: str,
     assert note.exists() == is_kept
 
 
-def test_without_a_place_for_notes_nothing_is_noted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mounts, "_ABANDONED", pathlib.Path("/proc/none"))
-    mounts._abandon(typing.cast("subprocess.Popen[bytes]", Stuck()), "/m", "read")
-
-
 def test_a_process_that_ended_and_was_not_waited_for_has_no_start(tmp_path: pathlib.Path):
     child = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -363,13 +361,7 @@ def test_a_child_gets_its_arguments_and_a_bare_environment(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("code", "start_s", "deadline", "answer"),
-    [
-        ("time.sleep(60)", 0.2, 30, None),  # it never began
-        ("print(flush=True); time.sleep(60)", 30, 0.2, None),
-        ("print(flush=True); print('{', flush=True); time.sleep(0.2); print('}')", 30, 20, {}),
-        ("print(flush=True); print()", 30, 20, {"step": "start"}),
-    ],
+    ("code", "start_s", "deadline", "answer"), CASES["a_child_has_its_deadline_from_the_moment_it_begins"]
 )
 def test_a_child_has_its_deadline_from_the_moment_it_begins(
     monkeypatch: pytest.MonkeyPatch,
@@ -425,14 +417,7 @@ def test_a_mount_that_is_not_the_one_of_the_table_is_hidden(tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize(
-    ("mode", "sticky", "found", "after"),
-    [
-        (0o777, False, {"open": 0o777}, 0o777),
-        (0o720, False, {"open": 0o720}, 0o720),
-        (0o702, True, {"was": 0o702}, 0o1702),
-        (0o755, True, {}, 0o755),
-        (0o1777, True, {}, 0o1777),
-    ],
+    ("mode", "sticky", "found", "after"), CASES["the_sticky_bit_is_set_where_that_is_asked_and_needed"]
 )
 def test_the_sticky_bit_is_set_where_that_is_asked_and_needed(
     tmp_path: pathlib.Path, mode: int, sticky: bool, found: dict[str, int], after: int
@@ -499,25 +484,7 @@ def test_what_juicefs_keeps_of_a_removed_file_is_removed_too(tmp_path: pathlib.P
     assert list(tmp_path.rglob("*file*")) == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "options"),
-    [
-        (
-            ["reach", "h:1", "[::1]:22", "--timeout", "3"],
-            {"addresses": [("h", 1), ("::1", 22)], "timeout": 3.0},
-        ),
-        (["drain", "/a", "/b", "--timeout", "3"], {"folders": ["/a", "/b"], "timeout": 3.0}),
-        (
-            ["wait", "/m", "--fstype", "t", "--source", "s", "--timeout", "3", "--pid", "5"],
-            {"mountpoint": "/m", "fstype": "t", "source": "s", "timeout": 3.0, "pid": 5},
-        ),
-        (["clear", "/m", "--fstype", "t", "--source", "s"], {"mountpoint": "/m", "fstype": "t", "source": "s"}),
-        (
-            ["unmount", "/m", "--fstype", "t", "--source", "s", "--patience", "3"],
-            {"mountpoint": "/m", "fstype": "t", "source": "s", "patience": 3.0},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("argv", "options"), CASES["a_units_command_line_reaches_the_function"])
 def test_a_units_command_line_reaches_the_function(
     monkeypatch: pytest.MonkeyPatch, argv: list[str], options: dict[str, typing.Any]
 ):
@@ -529,7 +496,7 @@ def test_a_units_command_line_reaches_the_function(
     function.__name__ = argv[0]
     monkeypatch.setattr(mounts, argv[0], function)
     assert mounts.main(argv) == 0
-    assert passed == [options]
+    assert json.loads(json.dumps(passed)) == [options]
     for flag in (word for word in argv if word.startswith("--") and word != "--pid"):
         at = argv.index(flag)
         with pytest.raises(SystemExit):
@@ -565,14 +532,7 @@ def test_the_exit_status_tells_a_unit_what_happened(
     assert (captured.out, captured.err) == printed
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["read"], {"write": False, "sticky": False}),
-        (["write"], {"write": True, "sticky": False}),
-        (["write", "sticky"], {"write": True, "sticky": True}),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), CASES["the_childs_command_line"])
 def test_the_childs_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -1,8 +1,13 @@
 """Slurm's one-line records: what 24.11 prints, and what 25.11 adds."""
 
+import pathlib
+
 import pytest
+import yaml
 
 from slurm_ddp.slurm import show
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 # In the shape of 24.11.5, a dynamic node with a mock GPU; the reason was chosen to mislead.
 NODE_24_11 = (
@@ -61,27 +66,7 @@ def test_a_node_of_25_11():
     assert (node["InstanceId"], node["InstanceType"], node["ReservationName"]) == ("i-0", "p5en.48xlarge", "maint")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason", "after"),
-    [
-        (
-            "Reason=Node unexpectedly rebooted [slurm@2026-11-20T18:51:55] Topology=default:s1 Parameters=l3cache_as_socket",
-            "Node unexpectedly rebooted [slurm@2026-11-20T18:51:55]",
-            {"Topology": "default:s1", "Parameters": "l3cache_as_socket"},
-        ),
-        (
-            "Reason='n/a' [root@2026-11-20T18:51:55] TLSCertTokenSet=No TLSCertLastRenewal=Unknown Topology=tree:leaf1",
-            "'n/a' [root@2026-11-20T18:51:55]",
-            {"TLSCertTokenSet": "No", "Topology": "tree:leaf1"},
-        ),
-        (  # what a later release may add
-            "Reason=see Ticket=4 [root@2026-11-20T18:51:55]        State=bad Novelty=1",
-            "see Ticket=4 [root@2026-11-20T18:51:55]",
-            {"Novelty": "1"},
-        ),
-        ("Reason=no author Ticket=4 Topology=default:s1", "no author Ticket=4", {"Topology": "default:s1"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason", "after"), CASES["what_stands_behind_the_reason_of_a_node"])
 def test_what_stands_behind_the_reason_of_a_node(text: str, reason: str, after: dict[str, str]):
     """src/api/node_info.c of 25.11 prints it there; a cluster with a topology has it on every node."""
     head = NODE_25_11.partition(" Reason=")[0]

@@ -8,8 +8,6 @@ import typing
 import jinja2
 import pydantic
 
-import mount_messages as messages
-
 ETC = pathlib.Path("/etc/slurm-ddp")
 LIB = pathlib.Path("/usr/local/lib/slurm-ddp")
 STATE = pathlib.Path("/var/lib/slurm-ddp")
@@ -94,9 +92,9 @@ class Plan:
 def check_mountpoint(path: str) -> None:
     """Raise `ValueError` unless something may be mounted at `path`."""
     if not re.fullmatch(r"(/[A-Za-z0-9._+@-]+)+", path) or any(part in (".", "..") for part in path.split("/")):
-        raise ValueError(messages.MOUNTPOINT_FORM)
+        raise ValueError("an absolute path of letters, digits and ._+@- is needed, like /mnt/shared")
     if path in _SYSTEM or any(is_inside(path, tree) for tree in _SYSTEM_TREES):
-        raise ValueError(messages.MOUNTPOINT_OF_SYSTEM.format(path=path))
+        raise ValueError(f"{path} belongs to the system: mount elsewhere, like /mnt/shared")
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -105,16 +103,14 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def render(template: str, **values: object) -> str:
-    """Fill in a template of this charm; a value that is missing is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+    """Fill in a template of this charm; a missing value is an error."""
+    return jinja2.Template(
+        _TEMPLATES.joinpath(template).read_text(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - unit files, not HTML
-    )
-    return environment.get_template(template).render(**values)
+    ).render(**values)
 
 
 def quoted(argument: str) -> str:
@@ -128,7 +124,7 @@ def environment_file(variables: dict[str, str]) -> str:
     lines: list[str] = []
     for name, value in sorted(variables.items()):
         if any(character in value for character in "\0\r\n"):
-            raise ValueError(messages.LINE_BREAK.format(name=name))
+            raise ValueError(f"{name} has a line break in it")
         escaped = re.sub(r'(["\\$`])', r"\\\1", value)
         lines.append(f'{name}="{escaped}"\n')
     return "".join(lines)

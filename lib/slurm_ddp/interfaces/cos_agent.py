@@ -58,11 +58,6 @@ def dump(topology: Topology, jobs: collections.abc.Iterable[Job], folder: pathli
     return {KEY: json.dumps(config, sort_keys=True)}
 
 
-def unpack(dashboard: str) -> Json:
-    """Read a dashboard as it stands in the databag."""
-    return json.loads(lzma.decompress(base64.b64decode(dashboard)))
-
-
 def _groups(folder: pathlib.Path) -> collections.abc.Iterator[Json]:
     for path in sorted(folder.glob("*.yaml")):
         yield from yaml.safe_load(path.read_text())["groups"]

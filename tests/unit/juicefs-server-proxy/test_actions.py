@@ -18,6 +18,8 @@ from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
 from volume import actions, benchmark, maintenance
 
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
 URL = "redis://db:6379/1"
 EXTERNAL: Config = {"metadata-url": "redis://db/1", "bucket": "https://h/b"}
 CONTENT = {"meta-password": "topSecret1", "access-key": "topSecret2", "secret-key": "topSecret3"}
@@ -190,7 +192,7 @@ def test_a_backup_is_restored_into_an_empty_engine(
         ({}, b"no backup", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({}, b"\x1f\x8bnonsense", f"uuid: backup is a backup of volume unknown, not {UUID}"),
         ({"file": "backup"}, backup(), "file: an absolute path on this unit is needed, like /tmp/backup.json.gz"),
-        ({}, backup(), f"the metadata engine holds volume shared ({UUID}): a backup goes into an empty one only"),
+        ({}, backup(), f"the metadata engine holds volume shared ({UUID}): restore into an empty one"),
     ],
 )
 def test_nothing_is_restored_over_anything_else(
@@ -200,12 +202,6 @@ def test_nothing_is_restored_over_anything_else(
     path.write_bytes(content)
     assert failure(rig, state, "restore-metadata", **({"uuid": UUID, "file": str(path)} | params)) == message
     assert [command[0] for command in rig.world.commands] == ["format"]
-
-
-def test_a_backup_that_is_not_there(rig: Rig, state: testing.State):
-    assert failure(rig, state, "restore-metadata", uuid=UUID, file="/nowhere/x.json") == (
-        "file: /nowhere/x.json is not there: juju scp BACKUP UNIT:/tmp/ first"
-    )
 
 
 TABLE = """\
@@ -285,17 +281,7 @@ def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.St
     assert documents["PersistentVolumeClaim"]["metadata"]["namespace"] == "training"
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (
-            {"namespace": "Train"},
-            "namespace: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end",
-        ),
-        ({"name": "a/b"}, "name: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end"),
-        ({"size": "big"}, "size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi"),
-    ],
-)
+@pytest.mark.parametrize(("params", "message"), CASES["names_that_kubernetes_does_not_take"])
 def test_names_that_kubernetes_does_not_take(rig: Rig, state: testing.State, params: dict[str, str], message: str):
     assert failure(rig, state, "export-kubernetes", **params) == message
 

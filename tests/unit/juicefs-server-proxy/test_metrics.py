@@ -62,14 +62,6 @@ def test_a_collector_gets_the_job(rig: Rig, served: FakeExporter, event: str):
     assert password not in bag + repr(rig.ctx.juju_log)
 
 
-def test_the_relations_own_events_publish_at_once(rig: Rig, served: FakeExporter):
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
-    assert served.serving == {}
-    state = dataclasses.replace(first, relations={*first.relations, fake_exporter.collector()})
-    out = rig.ctx.run(rig.ctx.on.relation_joined(state.get_relation(900)), state)
-    assert "config" in out.get_relation(900).local_unit_data
-
-
 def test_the_service_goes_with_the_relation_and_the_unit(rig: Rig, served: FakeExporter):
     out = rig.ctx.run(rig.ctx.on.config_changed(), related(rig))
     rig.ctx.run(rig.ctx.on.relation_broken(out.get_relation(900)), out)
@@ -86,12 +78,6 @@ def test_a_volume_that_is_not_known_yet_has_no_metrics(rig: Rig, served: FakeExp
     assert served.serving == {}
     assert "config" not in out.get_relation(900).local_unit_data
     assert isinstance(out.unit_status, testing.WaitingStatus)
-
-
-def test_without_a_collector_the_status_is_the_same(rig: Rig, served: FakeExporter):
-    alone = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers()))
-    assert served.serving == {}
-    assert rig.ctx.run(rig.ctx.on.config_changed(), related(rig)).unit_status == alone.unit_status
 
 
 # --- the volume -------------------------------------------------------------------------------------------------------

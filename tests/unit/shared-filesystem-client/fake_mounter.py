@@ -152,7 +152,7 @@ def beside(app: str = "slurmd", number: int = 99) -> testing.SubordinateRelation
     return testing.SubordinateRelation("juju-info", id=number, remote_app_name=app)
 
 
-def offer(filesystem: fs.Filesystem | str | None, app: str = "proxy") -> testing.Relation:
+def offer(filesystem: fs.Juicefs | str | None, app: str = "proxy") -> testing.Relation:
     """Return the relation with a provider that offers `filesystem`."""
     uri = filesystem if isinstance(filesystem, str) or filesystem is None else filesystem.uri()
     data = {} if uri is None else {fs.KEY: uri}

@@ -16,8 +16,9 @@ from machine import Machine
 from mount import actions
 from scripts import keeper
 from slurm_ddp import mounts
-from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import Completed
+
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
 HUNG = mounts.Result(mounts.State.HUNG, "/mnt/shared did not answer within 5 s")
 
@@ -124,16 +125,7 @@ def test_warmup_fetches_a_folder_of_the_mount(bench: Bench):
     assert bench.run("warmup", path="/mnt/shared/datasets/")["path"] == "/mnt/shared/datasets"
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("../etc", "path: it must lie in /mnt/shared: give it relative to that, like datasets/owt"),
-        ("/etc", "path: it must lie in /mnt/shared: give it relative to that, like datasets/owt"),
-        ("/mnt/sharedother", "path: it must lie in /mnt/shared: give it relative to that, like datasets/owt"),
-        ("nothing", "path: /mnt/shared/nothing does not exist"),
-        ("away", "path: /mnt/shared/away leads out of /mnt/shared"),
-    ],
-)
+@pytest.mark.parametrize(("path", "message"), CASES["warmup_stays_on_the_mount"])
 def test_warmup_stays_on_the_mount(bench: Bench, path: str, message: str):
     assert bench.error("warmup", path=path) == message
 
@@ -158,7 +150,7 @@ def test_warmup_ends_with_the_mount(bench: Bench):
 
 def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kinds.kernel.run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
-    bench.state = bench.site.state(offer(fs.Nfs(host="h", path="/v")))
+    bench.state = bench.site.state(offer("nfs://(h)/v"))
     assert bench.error("warmup", path="x") == (
         "only a JuiceFS mount keeps copies on the local disk that could be fetched ahead"
     )
@@ -167,8 +159,8 @@ def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPat
 def test_remount_is_refused_while_a_process_uses_it(bench: Bench):
     bench.users = [[(12, "python3")]]
     assert bench.error("remount") == (
-        "/mnt/shared is in use by python3 (12): drain the node and wait (wait=SECONDS), or take it away from them with "
-        "force=true: what they have open then fails"
+        "/mnt/shared is in use by python3 (12): drain the node and wait (wait=SECONDS), or force=true, which breaks "
+        "what they have open"
     )
     assert bench.site.mounter.remounts == 0
 
@@ -180,11 +172,6 @@ def test_remount_waits_and_may_be_forced(bench: Bench):
     bench.users = [[(12, "python3")]]
     bench.run("remount", force=True)
     assert bench.site.mounter.remounts == 2
-
-
-def test_a_remount_that_fails_is_reported(bench: Bench):
-    bench.site.mounter.look = HUNG
-    assert bench.error("remount") == f"{HUNG.detail}: the metadata engine refuses the user or password"
 
 
 def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
@@ -223,11 +210,6 @@ def test_benchmark_of_what_cannot_be_measured(bench: Bench):
     assert bench.error("benchmark") == "the mount is read-only: nothing can be written there"
 
 
-def test_an_action_without_a_mount_says_what_the_status_says(bench: Bench):
-    bench.state = bench.site.state()
-    assert bench.error("status").startswith("nothing to mount: juju integrate")
-
-
 def test_the_actions_are_those_that_are_declared():
     declared = yaml.safe_load((CHARM_ROOT / "charmcraft.yaml").read_text())["actions"]
     assert set(actions.ACTIONS) == set(declared)
@@ -238,23 +220,14 @@ def test_the_actions_are_those_that_are_declared():
 @pytest.mark.parametrize(("text", "mib"), [("0", 0), ("512", 512), ("200G", 204800), ("2T", 2097152), ("10GiB", None)])
 def test_sizes_of_the_cache(text: str, mib: int | None):
     if mib is None:
-        with pytest.raises(ValueError, match=r"^cache-size: auto, or"):
+        with pytest.raises(ValueError, match=r"^cache-size: auto, a number"):
             juicefs_kind.check(mount_plan.Config(cache_size=text))
     else:
         juicefs_kind.check(mount_plan.Config(cache_size=text))
         assert juicefs_kind._cache_mib(mount_plan.Config(cache_size=text), ()) == mib  # pyright: ignore[reportPrivateUsage]
 
 
-@pytest.mark.parametrize(
-    ("folders", "gib"),
-    [
-        (["/nvme0"], 300),  # three quarters of a disk that the system does not lie on
-        (["/nvme0/a", "/nvme0/b"], 300),  # together, however many folders share it
-        (["/nvme0", "/nvme1"], 600),  # each folder gets the same part, so that of the smaller disk
-        (["/nvme0/a", "/nvme0/b", "/nvme1"], 450),
-        (["/", "/nvme1"], 30),  # 15 % of the system's disk
-    ],
-)
+@pytest.mark.parametrize(("folders", "gib"), CASES["the_cache_over_several_disks"])
 def test_the_cache_over_several_disks(folders: list[str], gib: int, monkeypatch: pytest.MonkeyPatch):
     disks = {"/nvme0": (100, 400), "/nvme1": (101, 1000), "/": (pathlib.Path("/").stat().st_dev, 100)}  # st_dev, GiB
 

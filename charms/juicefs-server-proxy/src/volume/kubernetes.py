@@ -12,7 +12,6 @@ import re
 
 from slurm_ddp import files, juicefs
 from slurm_ddp.charm import Action, Log, Parameters, Results
-from volume import messages
 from volume.maintenance import private
 from volume.target import Unit, render
 
@@ -36,9 +35,9 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
     name, namespace = wanted.name or target.volume.name, wanted.namespace
     for parameter, value in (("namespace", namespace), ("name", name)):
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", value):
-            raise ValueError(messages.KUBERNETES_NAME.format(parameter=parameter))
+            raise ValueError(f"{parameter}: letters a-z, digits and hyphens, 52 at most, with no hyphen at either end")
     if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", wanted.size):
-        raise ValueError(messages.KUBERNETES_SIZE)
+        raise ValueError("size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi")
     volume = target.volume
     access = volume.access(target.credentials, juicefs.version(target.program), directory=_FILES_DIR)
     data = {"name": volume.name, "metaurl": access.url, "storage": volume.storage, "bucket": volume.bucket}

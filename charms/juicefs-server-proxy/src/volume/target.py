@@ -79,13 +79,11 @@ def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Targ
 
 
 def render(folder: pathlib.Path, template: str, **values: object) -> str:
-    """Fill in a template of a folder; a value that is missing is an error."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+    """Fill in a template of a folder; a missing value is an error."""
+    return jinja2.Template(
+        (folder / template).read_text(),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - configuration files, not HTML
-    )
-    return environment.get_template(template).render(**values)
+    ).render(**values)

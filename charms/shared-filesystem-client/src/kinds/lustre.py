@@ -16,7 +16,6 @@ import re
 import tomllib
 import typing
 
-import mount_messages as messages
 import mount_plan
 from kinds import kernel, presets
 from slurm_ddp import download, files, mounts
@@ -90,7 +89,7 @@ def nids(texts: collections.abc.Sequence[str]) -> tuple[str, ...]:
     for text in texts:
         match = _NID.fullmatch(text if "@" in text else f"{text}@tcp")
         if match is None:
-            raise mount_plan.MountError(messages.LUSTRE_NID)
+            raise mount_plan.MountError("a Lustre server's identifier is ADDRESS@NETWORK, like 10.0.0.2@tcp1 or @o2ib")
         found.append(f"{match['host']}@{match['kind']}{match['number'].lstrip('0')}")
     return tuple(found)
 
@@ -142,18 +141,20 @@ def check(config: mount_plan.Config) -> None:
     """Raise `ValueError`, which names the option, unless the options make sense."""
     text = config.lustre_repository
     if text not in ("", *_NAMED) and not text.startswith("deb "):
-        raise ValueError(messages.LUSTRE_REPOSITORY.format(given=text[:40], known=", ".join(_NAMED)))
+        known = ", ".join(_NAMED)
+        raise ValueError(f"lustre-repository: {text[:40]!r} is none of {known}, nor a line deb URL SUITE COMPONENT")
     if "\n" in text:
-        raise ValueError(messages.LUSTRE_ONE_LINE)
+        raise ValueError("lustre-repository: one line of sources.list, without a line break")
     if text.startswith("deb ") and not config.lustre_packages:
-        raise ValueError(messages.LUSTRE_PACKAGES)
+        example = "lustre-client-modules-{kernel} lustre-client-utils"
+        raise ValueError(f"lustre-packages: name the client's packages in your repository, for example {example}")
     for word in config.lustre_packages.split():
         if not re.fullmatch(r"[a-z0-9{][a-z0-9+.{}~-]*", word) or set(re.findall(r"\{(.*?)\}", word)) - {"kernel"}:
-            raise ValueError(messages.LUSTRE_PACKAGE.format(word=word[:40]))
+            raise ValueError(f"lustre-packages: {word[:40]!r} is no package's name; only {{kernel}} is filled in")
     if text == EXASCALER and not re.fullmatch(r"[0-9a-f]{64}", config.lustre_checksum):
-        raise ValueError(messages.LUSTRE_CHECKSUM)
+        raise ValueError("lustre-checksum: set the SHA-256 of http://SERVER/client-setup-tool, which is not signed")
     if config.lnet_networks and not re.fullmatch(f"{_NETWORK}(,{_NETWORK})*", config.lnet_networks):
-        raise ValueError(messages.LNET_NETWORKS)
+        raise ValueError("lnet-networks: networks with their interfaces, like tcp1(eth0) or o2ib(ib0),tcp(eth0)")
 
 
 def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> None:
@@ -165,8 +166,9 @@ def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> 
     if _has_modules(release):
         return
     if not config.lustre_repository:
-        text = messages.NO_LUSTRE.format(kernel=release, others=_others(release), known="|".join(_NAMED))
-        raise mount_plan.MountError(text)
+        known, others = "|".join(_NAMED), _others(release)
+        remedy = f"set lustre-repository={known}, or a line of your own"
+        raise mount_plan.MountError(f"no Lustre client for kernel {release} is installed{others}: {remedy}")
     if config.lustre_repository == EXASCALER:
         _run_exascaler(mgs, config.lustre_checksum)
     else:
@@ -178,8 +180,8 @@ def ensure_installed(config: mount_plan.Config, mgs: str, release: str = "") -> 
     run("/usr/sbin/depmod", "-a", release, check=False)
     if not _has_modules(release):
         repository, others = config.lustre_repository[:40], _others(release)
-        text = messages.NO_LUSTRE_MODULES.format(repository=repository, kernel=release, others=others)
-        raise mount_plan.MountError(text)
+        problem = f"{repository} installed no modules for the running kernel {release}{others}"
+        raise mount_plan.MountError(f"{problem}: boot a kernel that it supports")
 
 
 def ensure_networks(config: mount_plan.Config, identifiers: collections.abc.Sequence[str], *, mounted: bool) -> None:
@@ -194,11 +196,12 @@ def ensure_networks(config: mount_plan.Config, identifiers: collections.abc.Sequ
     if running == wanted or (running in ("", "(null)") and not changed):
         return
     if mounted:
-        raise mount_plan.MountError(messages.LNET_MOUNTED.format(running=running or "its own choice", wanted=wanted))
+        now = running or "its own choice"
+        raise mount_plan.MountError(f"LNet runs on {now}, not on {wanted}: unmount all Lustre here, or reboot")
     try:
         run("/usr/sbin/lustre_rmmod", timeout=90)
     except CommandError as e:
-        raise mount_plan.MountError(messages.LNET_IN_USE.format(wanted=wanted, error=e)) from e
+        raise mount_plan.MountError(f"LNet cannot change to {wanted} while it is in use: reboot ({e})") from e
 
 
 def derive_networks(identifiers: collections.abc.Sequence[str]) -> str:
@@ -257,7 +260,7 @@ def _run_exascaler(mgs: str, checksum: str) -> None:
     content = _fetch(f"http://{mgs}/client-setup-tool", _TOOL_BYTES)
     found = hashlib.sha256(content).hexdigest()
     if found != checksum:
-        raise mount_plan.MountError(messages.OTHER_CHECKSUM.format(host=mgs, found=found))
+        raise mount_plan.MountError(f"lustre-checksum: {mgs} serves a client-setup-tool with SHA-256 {found}")
     files.ensure_file(ESC_CLIENT, content, mode=0o755)
     fstab = FSTAB.read_bytes() if FSTAB.exists() else b""
     scratch = mount_plan.STATE / "esc-client"
@@ -292,16 +295,17 @@ def _has_modules(release: str) -> bool:
 def _others(release: str) -> str:
     """Name the kernels that modules are installed for, as part of a sentence."""
     found = sorted({path.relative_to(MODULES).parts[0] for path in MODULES.glob("*/**/lustre.ko*")} - {release})
-    return messages.ONLY_FOR.format(kernels=", ".join(found)) if found else ""
+    return f" (only for {', '.join(found)})" if found else ""
 
 
 def _nothing_for(release: str, kernels: set[str]) -> str:
     series, flavour = release.partition("-")[0].rsplit(".", 1)[0], release.rpartition("-")[2]
     close = sorted((one for one in kernels if one.startswith(series) and one.endswith(flavour)), key=_numbers)
-    text = messages.NO_LUSTRE_PACKAGE.format(kernel=release)
+    text = f"the repository has no Lustre client for kernel {release}"
     if close:
-        return text + messages.CLOSE_KERNEL.format(kernel=close[-1])
-    return text + messages.NEWEST_KERNEL.format(kernel=max(kernels, key=_numbers)) if kernels else text
+        return text + f"; it has one for {close[-1]}: boot that kernel"
+    newest = max(kernels, key=_numbers, default="")
+    return text + (f"; its newest is for {newest}: boot that kernel, or choose another repository" if newest else "")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -30,11 +30,9 @@ from slurm_ddp.run import CommandError, run
 
 SYSTEMCTL = "/usr/bin/systemctl"
 FUSE = pathlib.Path("/sys/fs/fuse/connections")
-BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 AGENTS = pathlib.Path("/var/lib/juju/agents")  # a folder for each unit of the machine, which Juju removes with the unit
 
 WATCH, HEALTH, WAKE, LOCK = "watch.json", "health.json", "wake-{}.json", "lock"  # in the state folder
-METRICS = "shared_filesystem_{}.prom"  # of an application, for Prometheus
 INTERVAL_S = 10  # of the timer
 REASON = "mount-keeper "
 _DRAIN_AFTER_S = 30.0  # a client that recovers by itself within this costs nobody a job
@@ -175,7 +173,7 @@ def turn(folder: pathlib.Path, *, patience: float = 0.0) -> collections.abc.Gene
 
 def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     """Check the mount, repair it, check again, and report; return the result."""
-    now, boot = time.time(), boot_id()
+    now, boot = time.time(), readiness.boot_id()
     if old.boot != boot:  # results of before a reboot hold no longer, and their times mean nothing at all
         old = Health(boot=boot, drained=old.drained, heals=old.heals, healed=old.healed, healed_at=old.healed_at)
     writes = watch.writable and (now - old.wrote >= _WRITE_EVERY_S or old.state != State.RIGHT.value)
@@ -241,7 +239,6 @@ def keep(watch: Watch, old: Health, folder: pathlib.Path) -> Health:
     watchdog.write(folder / HEALTH, records.text(health))
     if health.works:
         wake_units(folder)
-    write_metrics(watch, health)
     return health
 
 
@@ -342,7 +339,7 @@ def detach_top(watch: Watch) -> None:
 
 def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYSTEMCTL_S) -> bool:
     """Tell whether a unit runs since before its settings changed, by the monotonic clock of that boot."""
-    if not changed_us or boot != boot_id():
+    if not changed_us or boot != readiness.boot_id():
         return False
     # A service knows when its process started, a mount unit when it was made
     for stamp in ("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic"):
@@ -355,11 +352,6 @@ def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYST
 def is_fuse(fstypes: collections.abc.Iterable[str]) -> bool:
     """Tell whether a program on this machine serves such a filesystem."""
     return any(fstype.startswith("fuse") for fstype in fstypes)
-
-
-def boot_id() -> str:
-    """Read the id of this boot."""
-    return BOOT_ID.read_text().strip()
 
 
 def unreachable(
@@ -435,21 +427,6 @@ def drain_or_resume(watch: Watch, health: Health, now: float) -> Health:
         _log(f"{watch.node} is neither drained nor resumed: {e}", error=True)
         return health
     return dataclasses.replace(health, drained=drains)
-
-
-def write_metrics(watch: Watch, health: Health) -> None:
-    """Write the result for Prometheus."""
-    labels = {"app": watch.app, "mountpoint": watch.mountpoint}
-    rows = (
-        ("ok", "Whether the mount works.", health.works, "gauge"),
-        ("checked_seconds", "When that was checked, in seconds since 1970.", health.checked, "gauge"),
-        ("heals_total", "Number of repairs.", health.heals, "counter"),
-    )
-    metrics = [
-        watchdog.Metric(f"shared_filesystem_mount_{name}", text, [(labels, value)], kind)
-        for name, text, value, kind in rows
-    ]
-    watchdog.write_metrics(METRICS.format(watch.app), *metrics)
 
 
 def _state(unit: str, *, timeout: float = _SYSTEMCTL_S) -> str:
