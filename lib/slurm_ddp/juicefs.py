@@ -88,8 +88,8 @@ class Setting:
 
     name: str
     uuid: str
-    storage: str
-    bucket: str
+    storage: str = ""
+    bucket: str = ""
     clients: tuple[str, ...] = ()  # that have it mounted now, as HOST at MOUNTPOINT
     block_kib: int = 4096
     compression: str = "none"
@@ -297,24 +297,18 @@ def _read_status(printed: str) -> Setting:
         setting = typing.cast("dict[str, typing.Any]", document["Setting"])
         stat = typing.cast("dict[str, typing.Any]", document.get("Stat") or {})
         if not setting.get("MetaVersion"):  # which every version since 1.0 writes
-            raise JuicefsError(
-                f"volume {setting['Name']} was made by a juicefs before 1.0, which is too old: deploy another "
-                "application and copy its files to a new volume with juicefs sync"
-            )
+            remedy = "deploy another application, and copy its files to a new volume with juicefs sync"
+            raise JuicefsError(f"volume {setting['Name']} was made by a juicefs before 1.0, too old: {remedy}")
+        texts = {"name": "Name", "uuid": "UUID", "storage": "Storage", "bucket": "Bucket", "compression": "Compression"}
+        numbers = {"block_kib": "BlockSize", "inodes": "Inodes", "trash_days": "TrashDays"}
+        numbers |= {"used_bytes": "UsedSpace", "used_inodes": "UsedInodes"}
+        fields = setting | stat
         return Setting(
-            name=str(setting["Name"]),
-            uuid=str(setting["UUID"]),
-            storage=str(setting.get("Storage", "")),
-            bucket=str(setting.get("Bucket", "")),
+            **{field: str(fields[key]) for field, key in texts.items() if fields.get(key)},
+            **{field: int(fields[key]) for field, key in numbers.items() if fields.get(key)},  # pyright: ignore
             clients=_live(document.get("Sessions") or []),
-            block_kib=int(setting.get("BlockSize") or 4096),
-            compression=str(setting.get("Compression") or "none"),
             encrypted=bool(setting.get("EncryptKey")),
             capacity_gib=int(setting.get("Capacity") or 0) >> 30,
-            inodes=int(setting.get("Inodes") or 0),
-            trash_days=int(setting.get("TrashDays") or 0),
-            used_bytes=int(stat.get("UsedSpace") or 0),
-            used_inodes=int(stat.get("UsedInodes") or 0),
         )
     except (ValueError, KeyError, TypeError) as e:
         raise JuicefsError("juicefs status printed unexpected output") from e

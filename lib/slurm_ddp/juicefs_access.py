@@ -171,10 +171,8 @@ def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
     rule, content = _RULES[engine.kind], secret.content()
     for key in ("meta-user", "meta-password"):
         if key in content and not rule.user:
-            raise ValueError(
-                f"{key}: {engine.kind} takes it on the command line only, where everybody can read it: "
-                "let it ask for a client's certificate, tls-cert and tls-key"
-            )
+            problem = f"{key}: {engine.kind} takes it on the command line only, where everybody can read it"
+            raise ValueError(f"{problem}: let it ask for a client's certificate, tls-cert and tls-key")
     user = content.get("meta-user")
     if user is not None and not re.fullmatch(rule.user, user):
         raise ValueError(f"meta-user: {engine.kind} does not take a name with such a character")
@@ -205,9 +203,8 @@ def access(
     rule, content = _RULES[engine.kind], secret.content()
     if version < _POOL_SINCE and (pooled := sorted(set(engine.query) & set(FACTS["pool"]))):
         have, want = ".".join(map(str, version)), ".".join(map(str, _POOL_SINCE))
-        raise JuicefsError(
-            f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
-        )
+        text = f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
+        raise JuicefsError(text)
     variables = dict(_PLAIN_VARIABLES)
     variables |= {"meta-password": rule.variable} if rule.variable else {}
     variables |= FACTS["keys"].get(store, {}) if keyless else {}

@@ -290,8 +290,7 @@ def test_an_engine_that_was_emptied_is_not_formatted_again(mine: proxies.Proxy, 
     uuid = mine.action("status")["uuid"]
     servers.redis_cli(redis, "-n", "1", "flushdb")
     assert mine.hook().unit_status == testing.BlockedStatus(
-        f"the metadata engine lost volume {mine.config['volume-name']} ({uuid}): restore its backup with the action "
-        "restore-metadata; it is never formatted again"
+        f"the metadata engine lost volume {mine.config['volume-name']} ({uuid}): restore a backup: restore-metadata"
     )
     assert servers.redis_cli(redis, "-n", "1", "dbsize") == "0"
 

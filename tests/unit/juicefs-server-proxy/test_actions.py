@@ -14,7 +14,6 @@ from ops import testing
 from rig import Config, Rig, peers
 
 import charm
-from slurm_ddp.charm import ActionError
 from slurm_ddp.run import CommandError
 from volume import actions, benchmark, maintenance
 
@@ -241,15 +240,6 @@ def test_a_quota_is_set_and_lifted(rig: Rig, state: testing.State):
     assert failure(rig, state, "set-quota", path="/../etc", capacity=1).startswith("path: an absolute path")
 
 
-@pytest.mark.parametrize("name", sorted(set(actions.ACTIONS)))
-def test_a_program_that_is_too_old_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
-    rig.world.program = (1, 0, 4)
-    params = {"set-quota": {"path": "/a", "capacity": 1}, "restore-metadata": {"uuid": UUID, "file": "/tmp/x"}}
-    assert failure(rig, state, name, **params.get(name, {})) == (
-        "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource juicefs-server-proxy juicefs=FILE"
-    )
-
-
 @pytest.mark.parametrize("name", sorted(set(actions.ACTIONS) - {"restore-metadata"}))
 def test_an_engine_that_is_away_fails_every_action_in_one_line(rig: Rig, state: testing.State, name: str):
     rig.world.down.add("db:6379")
@@ -284,31 +274,6 @@ def test_the_export_holds_the_secrets_in_a_file_only(rig: Rig, state: testing.St
 @pytest.mark.parametrize(("params", "message"), CASES["names_that_kubernetes_does_not_take"])
 def test_names_that_kubernetes_does_not_take(rig: Rig, state: testing.State, params: dict[str, str], message: str):
     assert failure(rig, state, "export-kubernetes", **params) == message
-
-
-BENCH = """\
-Benchmark finished!
-BlockSize: 1.0 MiB, BigFileSize: 16 MiB, SmallFileSize: 100 KiB, SmallFileCount: 10, NumThreads: 1
-+------------------+------------------+---------------+
-|       ITEM       |       VALUE      |      COST     |
-+------------------+------------------+---------------+
-|   Write big file |     45.10 MiB/s  |   0.35 s/file |
-|    Read big file |    210.40 MiB/s  |   0.08 s/file |
-| Write small file |     95.0 files/s | 10.53 ms/file |
-|        Stat file |   1210.0 files/s |  0.83 ms/file |
-+------------------+------------------+---------------+
-"""
-
-
-def test_the_figures_of_a_benchmark_are_read():
-    assert benchmark.read(BENCH) == {
-        "write-big-file": "45.10 MiB/s, 0.35 s/file",
-        "read-big-file": "210.40 MiB/s, 0.08 s/file",
-        "write-small-file": "95.0 files/s, 10.53 ms/file",
-        "stat-file": "1210.0 files/s, 0.83 ms/file",
-    }
-    with pytest.raises(ActionError):
-        benchmark.read("nothing")
 
 
 def test_without_fuse_a_benchmark_is_refused(rig: Rig, state: testing.State, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,7 @@ import embedded.store
 from slurm_ddp import juicefs, wake
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError
-from volume import format_journal, target
+from volume import target
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -123,25 +123,6 @@ def test_room(used: int, free: int, volume: int, room: int):
     assert embedded.store.Usage(used << 30, free << 30).room_gib(volume << 30) == room
 
 
-@pytest.mark.parametrize("event", ["created", "changed"])
-def test_a_relation_gets_its_endpoint_when_it_begins(rig: Rig, event: str):
-    one, other = clients("one", "other")
-    begin = getattr(rig.ctx.on, f"relation_{event}")
-    out = rig.ctx.run(begin(one), rig.state(peers(), one, other))
-    assert endpoint(out, one) == endpoint(out, other)
-    assert own_secret(out).remote_grants == {one.id: {"one"}, other.id: {"other"}}
-
-
-def test_a_second_run_changes_nothing(rig: Rig):
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
-    formats = len(rig.world.formats)
-    second = rig.ctx.run(rig.ctx.on.update_status(), first)
-    assert len(rig.world.formats) == formats == 1
-    assert second.relations == first.relations
-    assert own_secret(second) == own_secret(first)
-    assert second.unit_status == first.unit_status
-
-
 def test_no_secret_is_anywhere_but_in_the_secret(rig: Rig):
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
     content = own_secret(out).latest_content
@@ -160,19 +141,6 @@ def test_the_broken_relation_loses_its_grant_and_the_others_keep_theirs(rig: Rig
     out = rig.ctx.run(rig.ctx.on.relation_broken(first.get_relation(one.id)), first)
     assert own_secret(out).remote_grants == {other.id: {"other"}}
     assert out.unit_status == SERVING
-
-
-def test_servers_that_do_not_run_yet_are_maintenance(rig: Rig):
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
-    rig.servers.running = None
-    rig.servers.slow = True
-    out = rig.ctx.run(rig.ctx.on.update_status(), first)
-    assert out.unit_status == testing.MaintenanceStatus("starting the servers of the volume")
-
-
-def test_without_storage_the_unit_waits(rig: Rig):
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(storages=0))
-    assert out.unit_status == testing.WaitingStatus("waiting for storage and for the leader")
 
 
 def test_another_unit_leaves_the_volume_to_the_one_that_has_it(rig: Rig):
@@ -205,12 +173,6 @@ def test_a_server_that_left_with_the_data_is_not_replaced(rig: Rig):
     )
     assert rig.servers.running is None
     assert rig.world.formats == []
-
-
-def test_a_follower_waits_for_the_leader(rig: Rig):
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(leader=False))
-    assert out.unit_status == testing.WaitingStatus("waiting for the leader to serve the volume")
-    assert pinned(out) == {}
 
 
 def test_an_external_volume_is_formatted_without_its_keys(rig: Rig):
@@ -259,16 +221,6 @@ def test_new_credentials_reach_the_clients(rig: Rig):
     assert len(rig.world.formats) == 1
 
 
-def test_credentials_that_were_reset_leave_no_secret(rig: Rig):
-    user_secret = testing.Secret(CONTENT)
-    (client,) = clients("one")
-    config = EXTERNAL | {"credentials": user_secret.id}
-    first = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), client, config=config, secrets=[user_secret]))
-    out = rig.ctx.run(rig.ctx.on.config_changed(), dataclasses.replace(first, config=EXTERNAL))
-    assert [secret for secret in out.secrets if secret.owner] == []
-    assert endpoint(out, client).secret_id is None
-
-
 def test_a_volume_that_was_made_elsewhere_is_taken_over_only_with_its_uuid(rig: Rig):
     rig.world.volumes[ENGINE] = juicefs.Setting("shared", "old-uuid", "s3", str(EXTERNAL["bucket"]) + "/")
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL | {"trash-days": 0}))
@@ -285,7 +237,7 @@ def test_a_volume_that_was_made_elsewhere_is_taken_over_only_with_its_uuid(rig: 
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        (None, f"the metadata engine lost volume shared ({UUID}): restore its backup with the action restore-metadata"),
+        (None, f"the metadata engine lost volume shared ({UUID}): restore a backup: restore-metadata"),
         ("other", f"the metadata engine holds another volume shared (other) than the one published ({UUID}): "),
     ],
 )
@@ -337,13 +289,6 @@ def test_an_engine_that_is_down_is_waited_for_and_nothing_is_formatted(rig: Rig,
     rig.world.down.clear()
     assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == testing.ActiveStatus("offering volume shared")
     assert len(woken) == 1
-
-
-def test_a_wrong_password_is_blocked_and_nothing_is_formatted(rig: Rig):
-    rig.world.passwords[ENGINE] = "another"
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    assert out.unit_status == testing.BlockedStatus("the metadata engine refuses the user or password")
-    assert rig.world.formats == []
 
 
 @pytest.mark.parametrize(
@@ -407,26 +352,6 @@ def test_a_relation_that_ends_after_the_peers_is_no_error(rig: Rig):
     rig.ctx.run(
         rig.ctx.on.relation_broken(client), testing.State(leader=True, relations={client}, resources={rig.program})
     )
-
-
-def test_what_an_action_left_with_credentials_goes_with_the_unit_and_backups_stay(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-):
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(peers(), *clients("one")))
-    rig.ctx.run(rig.ctx.on.action("export-kubernetes"), out)
-    folder = format_journal.STATE_DIR / "juicefs-server-proxy"
-    assert (folder / "kubernetes/shared.yaml").exists()
-    (folder / "backups").mkdir()
-    (folder / "backups/shared.json.gz").touch()
-
-    def fail(_: str) -> None:
-        raise CommandError("systemctl did not end within 120 s")
-
-    monkeypatch.setattr(embedded.store, "remove", fail)  # a hook that fails would keep the unit from going
-    rig.ctx.run(rig.ctx.on.stop(), out)
-    assert not (folder / "kubernetes").exists()
-    assert (folder / "backups/shared.json.gz").exists()
-    assert any("did not end within 120 s" in line.message for line in rig.ctx.juju_log)
 
 
 def test_what_waits_or_reads_holds_up_no_hook():

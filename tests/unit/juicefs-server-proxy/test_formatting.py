@@ -71,7 +71,9 @@ def test_another_volume_is_refused_and_nothing_is_done_to_it(
     if there is not None:
         rig.world.volumes[URL] = dataclasses.replace(THERE, **there)
     with pytest.raises(VolumeError) as caught:
-        formatting.ensure_formatted(opened(), Known(known.get("uuid"), known.get("ours", False), known.get("adopt", "")))
+        formatting.ensure_formatted(
+            opened(), Known(known.get("uuid"), known.get("ours", False), known.get("adopt", ""))
+        )
     assert str(caught.value).startswith(message)
     assert commands(rig) == []
 

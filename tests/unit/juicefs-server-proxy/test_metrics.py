@@ -154,14 +154,6 @@ def test_redis_reports_its_memory(monkeypatch: pytest.MonkeyPatch):
     assert redis.join() == "AUTH topSecret\r\nINFO memory\r\nQUIT\r\n"
 
 
-def test_a_redis_that_refuses_is_a_failure(monkeypatch: pytest.MonkeyPatch):
-    redis = Redis("-WRONGPASS invalid\n-NOAUTH Authentication required.\n+OK\n")
-    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
-    with pytest.raises(ValueError, match="did not report"):
-        list(metrics.memory("topSecret", LABELS))
-    redis.join()
-
-
 def test_only_the_unit_that_serves_the_volume_asks_its_redis(
     rig: Rig, served: FakeExporter, monkeypatch: pytest.MonkeyPatch
 ):

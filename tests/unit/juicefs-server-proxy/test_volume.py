@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-import subprocess
 import typing
 
 import pytest
@@ -15,7 +14,7 @@ import embedded.store
 import embedded.users
 import relations.peers
 from slurm_ddp import juicefs, wake
-from volume import format_journal, spec
+from volume import format_journal
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -41,13 +40,6 @@ def test_a_root_that_others_can_write_gets_the_sticky_bit_once(rig: Rig, mode: i
     assert repairs(rig) == ([logged] if mode != wanted else [])
     rig.ctx.run(rig.ctx.on.update_status(), out)
     assert len(repairs(rig)) == (mode != wanted)
-
-
-def test_only_the_leader_looks_at_the_root(rig: Rig):
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    rig.world.modes[URL] = 0o777
-    rig.ctx.run(rig.ctx.on.update_status(), dataclasses.replace(out, leader=False))
-    assert rig.world.modes[URL] == 0o777
 
 
 def test_a_root_that_cannot_be_looked_at_keeps_no_volume_from_being_offered(rig: Rig):
@@ -100,22 +92,6 @@ def test_an_encryption_key_goes_by_a_file_and_its_passphrase_to_the_clients(rig:
     assert rig.ctx.run(rig.ctx.on.update_status(), out).unit_status == OFFERING
 
 
-def test_the_key_that_openssl_makes_is_taken():
-    argv = ["openssl", "genrsa", "-traditional", "-aes256", "-passout", "pass:x", "2048"]
-    key = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert spec.read_credentials({"encrypt-key": key, "encrypt-passphrase": "x"})[1] == key
-
-
-def test_a_volume_whose_making_was_cut_off_is_ours(rig: Rig):
-    """Formatting succeeded, and then the engine went away before its UUID could be read."""
-    rig.world.volumes[URL] = juicefs.Setting("shared", UUID, "s3", "https://h/b", trash_days=1)
-    relation = peers(mode="external", formatting="yes")
-    out = rig.ctx.run(rig.ctx.on.update_status(), rig.state(relation, config=EXTERNAL))
-    assert out.unit_status == OFFERING
-    assert '"formatting": null' not in out.get_relation(1).local_app_data
-    assert out.get_relation(1).local_app_data["uuid"] == f'"{UUID}"'
-
-
 @pytest.mark.parametrize("config", [EXTERNAL, {}], ids=["external", "embedded"])
 def test_a_hook_that_is_killed_behind_the_formatting_is_made_good(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, config: Config
@@ -153,12 +129,6 @@ def test_what_began_here_is_not_another_volume(rig: Rig):
     rig.world.volumes["redis://other:6379/1"] = juicefs.Setting("shared", UUID, "s3", "https://h/b", trash_days=1)
     out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config={**EXTERNAL, "metadata-url": other}))
     assert "was not made here" in out.unit_status.message
-
-
-def test_before_anything_is_formatted_it_is_noted(rig: Rig):
-    rig.world.format_error = "Storage s3://b is not configured correctly: 403"
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state(config=EXTERNAL))
-    assert out.get_relation(1).local_app_data["formatting"] == '"yes"'
 
 
 def test_an_embedded_volume_that_nobody_has_seen_may_become_an_external_one_and_back(rig: Rig):
@@ -283,14 +253,6 @@ def test_a_metadata_server_that_is_down_is_started_and_its_clients_may_reconnect
     rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
     assert rig.servers.running is None
     assert 20 <= sum(clock) < 30
-
-
-def test_a_volume_that_was_never_offered_goes_although_its_server_does_not_start(rig: Rig, clock: list[float]):
-    out = rig.ctx.run(rig.ctx.on.config_changed(), rig.state())
-    (storage,) = out.storages
-    rig.servers.error = embedded.store.StoreError("juicefs-metadata-x.service does not start: Bad file format")
-    rig.ctx.run(rig.ctx.on.storage_detaching(storage), out)
-    assert rig.servers.running is None
 
 
 def joined(name: str, *schemes: str) -> testing.Relation:

@@ -75,8 +75,9 @@ class FakeMounter:
         self.mounted = None
         return self.kept
 
-    def fstypes(self) -> set[str]:
-        return set(self.mounted.fstypes) if self.mounted is not None else self.others
+    def load_all(self) -> dict[str, keeper.Watch]:
+        fstypes = self.mounted.fstypes if self.mounted is not None else tuple(self.others)
+        return {"other": keeper.Watch("other", "/other", "other.service", fstypes)}
 
     def remove_lustre(self) -> None:
         self.lustre_removed += 1

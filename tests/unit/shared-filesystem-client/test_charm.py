@@ -71,14 +71,6 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     assert site.mounter.resources == [site.program.path]
 
 
-def test_a_second_run_changes_nothing(site: Site, ready: testing.State):
-    first = site.ctx.run(site.ctx.on.config_changed(), ready)
-    second = site.ctx.run(site.ctx.on.update_status(), first)
-    assert site.mounter.changes == 1
-    assert second.relations == first.relations
-    assert second.unit_status == first.unit_status
-
-
 def test_no_secret_is_shown(site: Site, ready: testing.State):
     out = site.ctx.run(site.ctx.on.config_changed(), ready)
     plan = site.mounter.mounted
@@ -142,7 +134,7 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monk
 
 def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
     asked_for: list[mount_plan.Config] = []
-    monkeypatch.setattr(lustre, "ensure_installed", lambda config, mgs: asked_for.append(config))
+    monkeypatch.setattr(lustre, "ensure_installed", asked_for.append)
     monkeypatch.setattr(lustre, "ensure_networks", lambda config, identifiers, mounted: None)
     monkeypatch.setattr(kernel, "container", lambda: "")
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
@@ -376,16 +368,6 @@ def test_what_waits_or_reads_holds_up_no_hook():
     folder = pathlib.Path(mount_plan.__file__).parents[1]
     actions = yaml.safe_load((folder / "charmcraft.yaml").read_text())["actions"]
     assert {name for name, action in actions.items() if not action.get("parallel")} == set()
-
-
-def test_the_applications_name_names_everything(secret: testing.Secret, site: Site):
-    ctx = context(app_name="scratch")
-    ctx.run(ctx.on.config_changed(), site.state(offer(volume(secret)), secrets=[secret]))
-    plan = site.mounter.mounted
-    assert plan is not None
-    assert plan.unit == "juicefs-scratch.service"
-    assert "/scratch/" in plan.unit_text
-    assert "shared-filesystem-client/" not in plan.unit_text
 
 
 def test_jobs_wait_until_the_mount_was_seen_to_work(site: Site, ready: testing.State, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,5 @@
 """CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
 
-import hashlib
 import json
 import pathlib
 import platform
@@ -64,9 +63,6 @@ class Rig:
             "MODPROBE": root / "modprobe.conf",
             "MODULES": root / "modules",
             "LNET": root / "lnet",
-            "FSTAB": root / "fstab",
-            "ESC_CLIENT": root / "esc-client",
-            "ESC_CONFIG": root / "esc-client.conf",
         }.items():
             monkeypatch.setattr(lustre, name, path)
         monkeypatch.setattr(kernel, "PROC", root / "proc")
@@ -110,7 +106,7 @@ class Rig:
         device = {"10.0.0": "eth0", "10.1.0": "ib0", "10.2.0": "eth1"}[words[-1].rpartition(".")[0]]
         return json.dumps([{"dst": words[-1], "dev": device}])
 
-    def _fetch(self, url: str, most: int) -> bytes:
+    def _fetch(self, url: str) -> bytes:
         self.fetched.append(url)
         return self.content
 
@@ -290,14 +286,14 @@ def test_an_index_is_read_by_its_fields_alone():
 
 def test_a_client_that_is_there_is_left_as_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     rig.installed_kernels = {KERNEL}
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
     assert not rig.installs
     assert not rig.fetched
 
 
 def test_a_preset_installs_the_client(bare: Rig):
     bare.index = INDEXES["aws"]
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws",)]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == (
@@ -324,7 +320,7 @@ def test_a_repository_of_ones_own(bare: Rig):
     )
     lustre.check(settings)
     bare.index = INDEXES["aws"]
-    lustre.ensure_installed(settings, "10.0.0.1", KERNEL)
+    lustre.ensure_installed(settings, KERNEL)
     assert bare.installs == [("lustre-client-modules-6.8.0-1015-aws", "lustre-client-utils")]
     keyring = bare.root / "keyrings/slurm-ddp-lustre.asc"
     assert bare.line() == f"deb [signed-by={keyring}] https://repo.example.com/lustre noble main"
@@ -332,40 +328,14 @@ def test_a_repository_of_ones_own(bare: Rig):
     assert not bare.fetched
 
 
-def test_exascalers_client_is_run_only_when_it_is_the_one_that_was_named(bare: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mount_plan, "STATE", bare.root / "state")
-    bare.content = b"#!/bin/sh\n"
-    with pytest.raises(mount_plan.MountError, match=r"^lustre-checksum: 10\.0\.0\.1 serves .* SHA-256 [0-9a-f]{64}$"):
-        lustre.ensure_installed(
-            mount_plan.Config(lustre_repository="exascaler", lustre_checksum="0" * 64), "10.0.0.1", KERNEL
-        )
-    assert not (bare.root / "esc-client").exists()
-    checksum = hashlib.sha256(bare.content).hexdigest()
-    (bare.root / "fstab").write_text("mine\n")
-
-    def setup(words: tuple[str, ...], _: str | None) -> str:
-        if words[:2] == ("auto", "setup"):
-            (bare.root / "fstab").write_text("mine\n10.0.0.1@tcp:/none /x lustre\n")
-            bare.installed_kernels.add(KERNEL)
-        return ""
-
-    bare.machine.answers["esc-client"] = setup
-    lustre.ensure_installed(
-        mount_plan.Config(lustre_repository="exascaler", lustre_checksum=checksum), "10.0.0.1", KERNEL
-    )
-    written = json.loads((bare.root / "esc-client.conf").read_text())
-    assert written["MountConfig"]["PackageSource"] == "http://10.0.0.1/client-packages"
-    assert (bare.root / "fstab").read_text() == "mine\n"
-
-
 def test_without_a_client_and_without_a_repository_the_error_names_the_options(bare: Rig):
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs").mkdir(parents=True)
     (bare.root / "modules/6.8.0-1012-aws/updates/kernel/fs/lustre.ko.zst").write_bytes(b"")
     with pytest.raises(mount_plan.MountError) as caught:
-        lustre.ensure_installed(mount_plan.Config(), "10.0.0.1", KERNEL)
+        lustre.ensure_installed(mount_plan.Config(), KERNEL)
     assert str(caught.value) == (
         f"no Lustre client for kernel {KERNEL} is installed (only for 6.8.0-1012-aws): set "
-        "lustre-repository=aws|gcp|azure|whamcloud|exascaler, or a line of your own"
+        "lustre-repository=aws|gcp|azure|whamcloud, or a line of your own"
     )
 
 
@@ -382,7 +352,7 @@ def test_the_interface_that_leads_to_the_servers(rig: Rig, identifiers: list[str
 
 def test_what_was_set_up_for_lustre_can_be_removed(bare: Rig):
     bare.index = INDEXES["aws"]
-    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), "10.0.0.1", KERNEL)
+    lustre.ensure_installed(mount_plan.Config(lustre_repository="aws"), KERNEL)
     lustre.ensure_networks(mount_plan.Config(), ["10.2.0.1@tcp1"], mounted=False)
     lustre.remove()
     assert not [*bare.root.glob("sources/*"), *bare.root.glob("keyrings/*"), *bare.root.glob("modprobe*")]

@@ -138,24 +138,6 @@ def test_warmup_needs_a_mount_that_answers_and_a_cache(bench: Bench):
     assert bench.error("warmup", path="datasets").startswith("a warm-up runs already: ")
 
 
-def test_warmup_ends_with_the_mount(bench: Bench):
-    def start(words: tuple[str, ...], _: str | None) -> str:
-        bench.machine.active.add("juicefs-warmup-shared-filesystem-client.service")
-        bench.site.mounter.mounted = None
-        return ""
-
-    bench.machine.answers["systemd-run"] = start
-    assert bench.error("warmup", path="datasets") == "/mnt/shared was unmounted meanwhile"
-
-
-def test_warmup_of_what_has_no_cache(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kinds.kernel.run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
-    bench.state = bench.site.state(offer("nfs://(h)/v"))
-    assert bench.error("warmup", path="x") == (
-        "only a JuiceFS mount keeps copies on the local disk that could be fetched ahead"
-    )
-
-
 def test_remount_is_refused_while_a_process_uses_it(bench: Bench):
     bench.users = [[(12, "python3")]]
     assert bench.error("remount") == (

@@ -249,17 +249,6 @@ def test_a_mount_that_became_read_only_is_mounted_anew(rig: Rig):
     assert rig.tick().healed_at == rig.now - 10
 
 
-def test_what_begins_and_ends_to_work_is_logged(rig: Rig, capsys: pytest.CaptureFixture[str]):
-    rig.tick(2)
-    assert capsys.readouterr().out == ""
-    rig.mounts.looks[MP] = mounts.Result(State.FAILED, "no space left on device")
-    rig.tick(2)
-    assert capsys.readouterr().out == f"{MP}: no space left on device\n"
-    rig.mounts.looks.clear()
-    rig.tick(2)
-    assert capsys.readouterr().out == f"{MP}: works\n"
-
-
 @pytest.mark.parametrize(
     ("unit", "boot", "changed_us", "started", "expected"), CASES["a_mount_from_before_the_change_is_outdated"]
 )
@@ -590,14 +579,6 @@ def test_the_readiness_file_is_written_only_when_something_changed(rig: Rig):
     rig.tick()
     assert "boot" not in need(rig)
     assert readiness.missing() == ["client/0 (/mnt/shared: write: no space left on device)"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_a_readiness_file_that_cannot_be_read_is_written_anew(rig: Rig, text: str):
-    (rig.folder / "needs").mkdir()
-    (rig.folder / "needs/client-0.json").write_text(text)
-    rig.tick()
-    assert readiness.missing() == []
 
 
 def test_a_unit_that_juju_removed_without_a_last_hook_keeps_no_job_away(rig: Rig):

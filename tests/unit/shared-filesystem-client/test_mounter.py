@@ -145,20 +145,6 @@ def test_the_first_time_it_is_mounted_for_good(rig: Rig):
     assert not mounter.pending(rig.plan())
 
 
-def test_a_pass_of_the_keeper_leaves_a_child_that_hangs_behind(rig: Rig):
-    rig.ensure(rig.plan())
-    values = dict(
-        line.split("=", 1)
-        for line in (systemd.UNIT_DIR / "mount-keeper-client.service").read_text().splitlines()
-        if "=" in line
-    )
-    # Else systemd waits for it before it takes the service for inactive, and the timer starts no further pass
-    assert values["KillMode"] == "process"
-    assert values["ExecStart"].endswith(f"mount_keeper.py {rig.root / 'state/client'}")
-    timer = (systemd.UNIT_DIR / TIMER).read_text()
-    assert "OnUnitInactiveSec=10\n" in timer
-
-
 def test_a_pass_begins_whenever_the_mount_has_come(rig: Rig):
     for plan in (rig.plan(), rig.nfs()):
         rig.ensure(plan)
@@ -288,21 +274,6 @@ def test_the_unit_runs_the_program_in_the_foreground(rig: Rig):
     assert values["EnvironmentFile"] == str(rig.root / "etc/client/environment")
     for name in ("PrivateTmp", "ProtectSystem", "ProtectHome", "PrivateDevices", "PrivateMounts", "DynamicUser"):
         assert name not in values  # a mount namespace of its own would hide the mount
-
-
-def test_a_keyless_volume_gets_the_stores_keys(rig: Rig):
-    rig.volume = dataclasses.replace(rig.volume, keyless=True, storage="minio", bucket="http://h:9000/b")
-    secret = fs.JuicefsSecret.from_content({"access-key": "AK", "secret-key": "SK"})
-    rig.ensure(rig.plan(secret=secret))
-    assert rig.environment() == 'MINIO_ACCESS_KEY="AK"\nMINIO_SECRET_KEY="SK"\n'
-
-
-def test_a_change_is_applied_at_once_where_nobody_uses_the_mount(rig: Rig):
-    rig.ensure(rig.plan())
-    assert rig.ensure(rig.plan(cache="100"))
-    assert rig.machine.did("stop", UNIT) == 1
-    assert "--cache-size=100" in (systemd.UNIT_DIR / UNIT).read_text()
-    assert not mounter.pending(rig.plan())
 
 
 @pytest.mark.parametrize("change", ["option", "password", "program"])

@@ -216,12 +216,10 @@ def stop(app: str) -> None:
         run("/usr/bin/systemctl", "disable", "--now", unit, timeout=120, check=False)
 
 
-def ensure_none(app: str) -> bool:
-    """Remove what an application served here before its volume became external; return whether there was anything."""
-    if not any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
-        return False
-    remove(app)
-    return True
+def ensure_none(app: str) -> None:
+    """Remove what an application served here before its volume became external."""
+    if any((systemd.UNIT_DIR / unit).exists() for unit in unit_names(app)):
+        remove(app)
 
 
 def remove(app: str) -> None:

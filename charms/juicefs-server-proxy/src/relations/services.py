@@ -110,5 +110,4 @@ def _pem(text: str) -> str:
         decoded = base64.b64decode(text, validate=True)
     except binascii.Error as e:
         raise ValueError("its tls-ca-chain holds something other than a certificate") from e
-    is_pem = decoded.startswith(b"-----BEGIN")
-    return decoded.decode("ascii", "replace") if is_pem else ssl.DER_cert_to_PEM_cert(decoded)
+    return decoded.decode("ascii", "replace") if b"-----BEGIN" in decoded else ssl.DER_cert_to_PEM_cert(decoded)

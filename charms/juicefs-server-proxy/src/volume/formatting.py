@@ -40,10 +40,7 @@ def ensure_formatted(volume: Target, known: Known) -> juicefs.Setting:
     """
     wanted, setting, uuid = volume.volume, volume.inspect(), known.uuid
     if setting is None and uuid is not None:
-        raise VolumeError(
-            f"the metadata engine lost volume {wanted.name} ({uuid}): restore its backup with the action "
-            "restore-metadata; it is never formatted again"
-        )
+        raise VolumeError(f"the metadata engine lost volume {wanted.name} ({uuid}): restore a backup: restore-metadata")
     if setting is None:
         known.announce()
         _format(volume)
@@ -105,9 +102,7 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
     name, found = volume.name, setting.name
     if found != name:
-        raise VolumeError(
-            f"the metadata engine holds volume {found}: set volume-name={found}, or name another database"
-        )
+        raise VolumeError(f"the metadata engine holds volume {found}: set volume-name={found}, or another database")
     if uuid not in (None, setting.uuid):
         problem = f"the metadata engine holds another volume {name} ({setting.uuid}) than the one published ({uuid})"
         raise VolumeError(f"{problem}: set the old metadata-url, or deploy another application")
@@ -148,23 +143,20 @@ def ensure_sticky_root(volume: Target) -> None:
 
 def published(volume: Target, setting: juicefs.Setting, secret: tuple[str | None, int | None]) -> fs.Juicefs:
     """Describe the volume to those who mount it; `secret` is the id and revision of the credentials."""
-    wanted, engine, (secret_id, auth_rev) = volume.volume, volume.volume.engine, secret
+    wanted, (secret_id, auth_rev) = volume.volume, secret
+    address = dataclasses.asdict(wanted.engine)
     return fs.Juicefs(
         name=wanted.name,
-        hosts=engine.hosts,
-        engine=engine.kind,
-        db=engine.db,
+        engine=address.pop("kind"),
         uuid=setting.uuid,
         secret_id=secret_id,
         auth_rev=auth_rev,
-        tls=engine.tls,
-        params=engine.params,
         storage=wanted.storage,
         bucket=wanted.bucket,
         version=juicefs.text(juicefs.version(volume.program)),
         keyless=wanted.keyless,
-        master=engine.master,
         region=wanted.region,
+        **address,
     )
 
 

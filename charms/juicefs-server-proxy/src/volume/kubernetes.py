@@ -5,7 +5,6 @@ on their command line. Sources: the driver's manual, "Create and use PV", and th
 storage/v1).
 """
 
-import functools
 import json
 import pathlib
 import re
@@ -16,7 +15,7 @@ from volume.maintenance import private
 from volume.target import Unit, render
 
 _DRIVER = "csi.juicefs.com"
-_render = functools.partial(render, pathlib.Path(__file__).with_name("templates"))
+_TEMPLATES = pathlib.Path(__file__).with_name("templates")
 _FILES_DIR = pathlib.Path("/etc/juicefs-certificates")  # in the mount pods
 
 
@@ -49,9 +48,9 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
         secrets[f"{name}-files"] = {path.name: text for path, text in access.files.items()}
     labels = {"app.kubernetes.io/managed-by": "juicefs-server-proxy", "juicefs/volume": volume.name}
     common = {"name": name, "namespace": namespace, "labels": labels}
-    hidden = _render("kubernetes-secrets.yaml.j2", **common, secrets=secrets)
+    hidden = render(_TEMPLATES, "kubernetes-secrets.yaml.j2", **common, secrets=secrets)
     handle = f"{volume.name}-{setting.uuid}"
-    shown = _render("kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size)
+    shown = render(_TEMPLATES, "kubernetes.yaml.j2", **common, driver=_DRIVER, handle=handle, size=wanted.size)
     path = private(target.directory / "kubernetes") / f"{name}.yaml"
     files.ensure_file(path, hidden + shown, mode=0o600)
     apply = f"juju ssh {unit.name} sudo cat {path} | kubectl apply -f -"

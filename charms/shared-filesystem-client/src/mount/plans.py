@@ -82,7 +82,7 @@ def draw(
 def remove(app: str, *, unit: str) -> str:
     """Remove the mount and all that came with it; return what had to stay, as one line."""
     kept = mounter.remove(app, unit=unit)
-    if kernel.LUSTRE.fstype not in states.fstypes():
+    if not any(kernel.LUSTRE.fstype in state.fstypes for state in states.load_all().values()):
         lustre.remove()
     return kept
 
