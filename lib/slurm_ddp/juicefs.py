@@ -302,10 +302,11 @@ def _read_status(printed: str) -> Setting:
         texts = {"name": "Name", "uuid": "UUID", "storage": "Storage", "bucket": "Bucket", "compression": "Compression"}
         numbers = {"block_kib": "BlockSize", "inodes": "Inodes", "trash_days": "TrashDays"}
         numbers |= {"used_bytes": "UsedSpace", "used_inodes": "UsedInodes"}
-        fields = setting | stat
+        found = setting | stat
+        values: dict[str, typing.Any] = {field: str(found[key]) for field, key in texts.items() if found.get(key)}
+        values |= {field: int(found[key]) for field, key in numbers.items() if found.get(key)}
         return Setting(
-            **{field: str(fields[key]) for field, key in texts.items() if fields.get(key)},
-            **{field: int(fields[key]) for field, key in numbers.items() if fields.get(key)},  # pyright: ignore
+            **values,
             clients=_live(document.get("Sessions") or []),
             encrypted=bool(setting.get("EncryptKey")),
             capacity_gib=int(setting.get("Capacity") or 0) >> 30,

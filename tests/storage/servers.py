@@ -49,7 +49,7 @@ class Server:
     def start(self) -> None:
         """Start it; return when it takes connections."""
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen[bytes](
                 self.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
