@@ -12,7 +12,6 @@ import pathlib
 import struct
 import sys
 import threading
-import time
 import typing
 import unittest.mock
 
@@ -91,39 +90,11 @@ def peeled(at: pathlib.Path) -> typing.Any:
     return None
 
 
-def sticky(at: pathlib.Path) -> typing.Any:
-    """Roots of several modes, looked at by a reader, a writer, and one whose the sticky bit is to set."""
-    found: list[typing.Any] = []
-    for mode in ("0777", "0775", "0755", "1777"):
-        mount("x", at, "tmpfs", data=f"mode={mode}")
-        looks = [mounts.probe(at, sticky=True), mounts.probe(at, writable=True)]
-        looks += [mounts.probe(at, writable=True, sticky=True) for _ in range(2)]
-        assert all(looks)
-        found.append([[mode], *([look.open_mode, look.was_open] for look in looks), at.stat().st_mode & 0o7777])
-        mounts.detach(at)
-    return found
-
-
-def full(at: pathlib.Path) -> typing.Any:
-    mount("x", at, "tmpfs", data="size=4k,nr_inodes=3")
-    (at / "filler").write_bytes(b"x" * 4096)
-    return [shown(mounts.probe(at)), shown(mounts.probe(at, writable=True))]
-
-
 def stacked(at: pathlib.Path) -> typing.Any:
     mount("x", at, "tmpfs")
     mount("x", at, "tmpfs")
     found = [shown(mounts.probe(at))]
     return [*found, mounts.clear(at, fstype="tmpfs", source="x"), shown(mounts.probe(at))]
-
-
-def hidden(at: pathlib.Path) -> typing.Any:
-    inner = at / "inner"
-    inner.mkdir()
-    mount("x", inner, "tmpfs")
-    mount("y", at, "tmpfs")
-    (at / "inner").mkdir()
-    return shown(mounts.probe(inner))
 
 
 def stale(at: pathlib.Path) -> typing.Any:
@@ -167,48 +138,6 @@ def unwritten(at: pathlib.Path) -> typing.Any:
     found.append(shown(mounts.probe(at, deadline=60)))
     mounts.clear(at, fstype="fuse", source="silent")
     return [asked.is_set(), *found]
-
-
-def busy(at: pathlib.Path) -> typing.Any:
-    mount("x", at, "tmpfs")
-    before = mounts.users(at)
-    with (at / "file").open("w"):
-        during = mounts.users(at)
-        begin = time.monotonic()
-        mounts.unmount(at, fstype="tmpfs", source="x", patience=0.7)
-        took = time.monotonic() - begin
-    return [before, [pid == os.getpid() for pid, _ in during], took, shown(mounts.probe(at))]
-
-
-def awaited(at: pathlib.Path) -> typing.Any:
-    threading.Timer(0.5, lambda: mount("x", at, "tmpfs")).start()
-    begin = time.monotonic()
-    result = mounts.wait(at, fstype="tmpfs", source="x", timeout=20)
-    return [shown(result), time.monotonic() - begin]
-
-
-def ended(at: pathlib.Path) -> typing.Any:
-    """The process that should mount ends: nobody waits on."""
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(0.3)
-        os._exit(1)
-    begin = time.monotonic()
-    result = mounts.wait(at, fstype="tmpfs", source="x", timeout=20, pid=pid)
-    return [shown(result), time.monotonic() - begin, pid]
-
-
-def helper(at: pathlib.Path) -> typing.Any:
-    """The same module as the command that a unit runs."""
-    expected = ["--fstype", "tmpfs", "--source", "x"]
-    codes = [mounts.main(["wait", str(at), *expected, "--timeout", "0.5"])]
-    mount("x", at, "tmpfs")
-    codes += [mounts.main(["wait", str(at), *expected, "--timeout", "5"])]
-    codes += [mounts.main(["clear", str(at), "--fstype", "tmpfs", "--source", "other"])]
-    codes += [mounts.main(["unmount", str(at), "--fstype", "tmpfs", "--source", "other", "--patience", "5"])]
-    codes += [mounts.main(["unmount", str(at), *expected, "--patience", "5"])]
-    codes += [mounts.main(["clear", str(at), *expected])]
-    return codes
 
 
 if __name__ == "__main__":

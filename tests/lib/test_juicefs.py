@@ -1,7 +1,6 @@
 import datetime
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import pathlib
@@ -9,13 +8,12 @@ import re
 import socket
 import sys
 import tarfile
-import threading
 import typing
 
 import pytest
 import yaml
 
-from slurm_ddp import juicefs, juicefs_access
+from slurm_ddp import download, juicefs, juicefs_access
 from slurm_ddp.interfaces import filesystem_info as fs
 from slurm_ddp.run import CommandError, Completed
 
@@ -278,60 +276,40 @@ def test_a_resource_that_is_no_juicefs_leaves_the_old_one(tmp_path: pathlib.Path
     assert not (tmp_path / ".juicefs.new").exists()
 
 
-class Site(http.server.BaseHTTPRequestHandler):
-    """Serves one tarball."""
-
-    content = b""
-    asked: typing.ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        if not self.path.endswith(".tar.gz"):
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.content)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> typing.Iterator[type[Site]]:
-    """Return the site that the release is fetched from."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name in ("http_proxy", "HTTP_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        url = f"http://127.0.0.1:{server.server_port}/v{{version}}/juicefs-{{version}}-linux-{{arch}}.tar.gz"
-        monkeypatch.setattr(juicefs, "_RELEASE_URL", url)
-        Site.asked.clear()
-        yield Site
-        server.shutdown()
+def release(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[str]:
+    """Have a release to download; return the addresses that were asked for."""
+    asked: list[str] = []
+
+    def fetch(url: str, **_: object) -> bytes:
+        asked.append(url)
+        return tarball(juicefs=runs(tmp_path))
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    return asked
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["no resource", "a placeholder"])
 def test_without_a_resource_the_pinned_release_is_fetched_once(
-    site: type[Site], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, empty: bool
+    release: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, empty: bool
 ):
     resource = tmp_path / "resource" if empty else None
     if resource is not None:
         resource.write_bytes(b"")
-    site.content = tarball(juicefs=runs(tmp_path))
-    digest = hashlib.sha256(site.content).hexdigest()
+    digest = hashlib.sha256(tarball(juicefs=runs(tmp_path))).hexdigest()
     monkeypatch.setattr(juicefs, "_SHA256", {"amd64": digest, "arm64": digest})
     target = tmp_path / "juicefs"
     assert juicefs.ensure_program(target, resource)
     assert not juicefs.ensure_program(target, resource)
     assert juicefs.version(target) == (1, 3, 1)
-    (asked,) = site.asked
-    assert asked.startswith(f"/v{juicefs.RELEASE}/juicefs-{juicefs.RELEASE}-linux-")
+    (asked,) = release
+    assert asked.startswith(
+        f"https://github.com/juicedata/juicefs/releases/download/v{juicefs.RELEASE}/juicefs-{juicefs.RELEASE}-linux-"
+    )
 
 
-def test_a_release_with_another_checksum_is_not_installed(site: type[Site], tmp_path: pathlib.Path):
-    site.content = tarball(juicefs=runs(tmp_path))
+def test_a_release_with_another_checksum_is_not_installed(release: list[str], tmp_path: pathlib.Path):
     with pytest.raises(juicefs.DownloadError) as caught:
         juicefs.ensure_program(tmp_path / "juicefs", None)
-    assert str(caught.value) == "juicefs 1.3.1: what 127.0.0.1 sent has another checksum than the release"
+    assert str(caught.value) == "juicefs 1.3.1: what github.com sent has another checksum than the release"
     assert not (tmp_path / "juicefs").exists()

@@ -80,18 +80,15 @@ def test_certificates_go_into_files_that_url_and_environment_name(tmp_path: path
     assert {path.name for path in (tmp_path / "app").iterdir()} == {"tls-ca.pem", "tls-cert.pem", "tls-key.pem"}
 
 
+REGION = {"AWS_REGION": "r"}
 KEYS = {"access-key": "a", "secret-key": "s", "session-token": "t", "google-credentials": "{}"}
 
 
 @pytest.mark.parametrize(
     ("store", "keyless", "environment"),
     [
-        (
-            "s3",
-            True,
-            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t", "AWS_REGION": "r"},
-        ),
-        ("s3", False, {"AWS_REGION": "r"}),
+        ("s3", True, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"} | REGION),
+        ("s3", False, REGION),
         ("minio", True, {"MINIO_ACCESS_KEY": "a", "MINIO_SECRET_KEY": "s", "MINIO_REGION": "r"}),
         ("gs", True, {"GOOGLE_APPLICATION_CREDENTIALS": str(DIRECTORY / "google-credentials.json")}),
         ("file", True, {}),

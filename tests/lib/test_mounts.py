@@ -1,7 +1,6 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -116,28 +115,6 @@ def test_right_again_and_again_and_nothing_is_left(play: typing.Callable[[str], 
 
 
 @needs_namespaces
-def test_a_root_that_others_can_write_is_reported_and_repaired_only_where_that_is_asked(
-    play: typing.Callable[[str], typing.Any],
-):
-    shut = [None, None]
-    assert play("sticky") == [
-        [["0777"], [0o777, None], [0o777, None], [None, 0o777], shut, 0o1777],
-        [["0775"], [0o775, None], [0o775, None], [None, 0o775], shut, 0o1775],
-        [["0755"], shut, shut, shut, shut, 0o755],
-        [["1777"], shut, shut, shut, shut, 0o1777],
-    ]
-
-
-@needs_namespaces
-def test_a_full_filesystem_fails_for_a_writer_only(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    reader, (state, detail) = play("full")
-    assert reader == ["right", ""]
-    assert state == "failed"
-    assert detail.startswith(f"{tmp_path}: ")
-    assert detail.endswith(": no space left on device")
-
-
-@needs_namespaces
 def test_stacked_mounts_are_seen_and_cleared(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
     before, count, after = play("stacked")
     assert before == ["stacked", f"2 mounts lie at {tmp_path}"]
@@ -168,11 +145,6 @@ def test_staged_blocks_are_waited_for_in_every_folder(tmp_path: pathlib.Path, ca
     with pytest.raises(mounts.MountError, match=r"^1 blocks are not uploaded yet: they lie in "):
         mounts.drain(folders, timeout=0)
     assert mounts.main(["drain", *map(str, folders), "--timeout", "0"]) == 1
-
-
-@needs_namespaces
-def test_a_mount_beneath_another_is_wrong(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    assert play("hidden") == ["wrong", f"{tmp_path}/inner is hidden beneath another mount"]
 
 
 @needs_namespaces
@@ -213,52 +185,3 @@ def test_a_mount_that_answers_while_a_write_hangs_is_slow_not_hung(
     assert second[0] == "slow"
     assert second[1].startswith(f"{tmp_path} answers, but a small write has not ended since ")
     assert reader == ["right", ""]
-
-
-@needs_namespaces
-def test_unmounting_waits_for_users_then_detaches(play: typing.Callable[[str], typing.Any]):
-    before, during, took, after = play("busy")
-    assert before == []
-    assert during == [True]
-    assert 0.7 <= took < 5
-    assert after[0] == "absent"
-
-
-@needs_namespaces
-def test_waiting_ends_when_the_mount_is_there(play: typing.Callable[[str], typing.Any]):
-    result, took = play("awaited")
-    assert result == ["right", ""]
-    assert 0.4 < took < 10
-
-
-@needs_namespaces
-def test_waiting_ends_when_nobody_will_mount_it(play: typing.Callable[[str], typing.Any], tmp_path: pathlib.Path):
-    (state, detail), took, pid = play("ended")
-    assert state == "absent"
-    assert detail == f"process {pid}, which should mount it, ended; nothing is mounted at {tmp_path}"
-    assert took < 5
-
-
-@needs_namespaces
-def test_the_helper_of_units_says_by_its_exit_code_what_happened(play: typing.Callable[[str], typing.Any]):
-    assert play("helper") == [1, 0, 1, 1, 0, 0]
-
-
-def test_reaching_a_server_that_comes_up_late():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
-    late: list[socket.socket] = []
-    timer = threading.Timer(0.7, lambda: late.append(socket.create_server(address)))
-    timer.start()
-    begin = time.monotonic()
-    mounts.reach([("127.0.0.1", 1), address], timeout=20)
-    assert 0.5 < time.monotonic() - begin < 10
-    timer.join()
-    late[0].close()
-
-
-def test_a_server_that_stays_away_is_named(capsys: pytest.CaptureFixture[str]):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    assert mounts.main(["reach", f"127.0.0.1:{port}", "--timeout", "0.1"]) == 1
-    assert capsys.readouterr().err == f"127.0.0.1:{port} does not answer (connection refused)\n"

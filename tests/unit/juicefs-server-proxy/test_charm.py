@@ -349,9 +349,8 @@ def test_the_servers_stop_before_their_storage_goes_and_all_is_removed_in_the_en
 
 def test_a_relation_that_ends_after_the_peers_is_no_error(rig: Rig):
     (client,) = clients("one")
-    rig.ctx.run(
-        rig.ctx.on.relation_broken(client), testing.State(leader=True, relations={client}, resources={rig.program})
-    )
+    state = testing.State(leader=True, relations={client}, resources={rig.program})
+    rig.ctx.run(rig.ctx.on.relation_broken(client), state)
 
 
 def test_what_waits_or_reads_holds_up_no_hook():

@@ -123,6 +123,12 @@ class Site:
     mounter: FakeMounter
     program: testing.Resource
 
+    @property
+    def plan(self) -> mount_plan.Plan:
+        """Return what is mounted."""
+        assert self.mounter.mounted is not None
+        return self.mounter.mounted
+
     def state(
         self,
         *relations: testing.RelationBase,

@@ -60,8 +60,7 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
     out = site.ctx.run(getattr(site.ctx.on, event)(), ready)
     assert out.unit_status == MOUNTED
     assert out.workload_version == "1.3.1"
-    plan = site.mounter.mounted
-    assert plan is not None
+    plan = site.plan
     assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/mnt/shared"})
     assert plan.unit == "juicefs-shared-filesystem-client.service"
     assert (plan.fstypes, plan.source) == (("fuse.juicefs",), "JuiceFS:shared")
@@ -73,8 +72,7 @@ def test_every_event_reaches_the_same_mount(site: Site, ready: testing.State, ev
 
 def test_no_secret_is_shown(site: Site, ready: testing.State):
     out = site.ctx.run(site.ctx.on.config_changed(), ready)
-    plan = site.mounter.mounted
-    assert plan is not None
+    plan = site.plan
     assert set(plan.secrets) == {"topSecret1", "juicefs-objects", "topSecret2"}
     assert "topSecret" not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
 
@@ -84,15 +82,13 @@ def test_the_password_is_followed(site: Site, ready: testing.State, secret: test
     changed = dataclasses.replace(secret, latest_content=CONTENT | {"meta-password": "topSecret3"})
     out = site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(ready, secrets={changed}))
     assert out.unit_status == MOUNTED
-    assert site.mounter.mounted is not None
-    assert environment(site.mounter.mounted) == 'REDIS_PASSWORD="topSecret3"\n'
+    assert environment(site.plan) == 'REDIS_PASSWORD="topSecret3"\n'
 
 
 def test_options_reach_the_mount(site: Site, secret: testing.Secret):
     config = {"mountpoint": "/data", "read-only": True, "noexec": True, "cache-size": "0", "buffer-size": 1024}
     site.ctx.run(site.ctx.on.config_changed(), site.state(offer(volume(secret)), config=config, secrets=[secret]))
-    plan = site.mounter.mounted
-    assert plan is not None
+    plan = site.plan
     options = {"read_only": True, "noexec": True, "cache_size": "0", "buffer_size": 1024}
     assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/data"} | options)
     for argument in ("--cache-size=0", "--buffer-size=1024", "--read-only", "-o nosuid,nodev,noexec,ro"):
@@ -104,8 +100,7 @@ def test_nfs_is_mounted_without_juicefs(site: Site, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernel, "run", lambda *argv: Completed(0, "mnt-shared.mount\n", ""))
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer("nfs://(10.0.0.9)/srv/data")))
     assert out.unit_status == testing.ActiveStatus("10.0.0.9:/srv/data is mounted at /mnt/shared")
-    assert site.mounter.mounted is not None
-    assert site.mounter.mounted.unit == "mnt-shared.mount"
+    assert site.plan.unit == "mnt-shared.mount"
 
 
 KEY = "AQCl3+poAAAAABAAq5cPw7qTB0q1BDtpRk9y3Q=="
@@ -119,14 +114,12 @@ def test_cephfs_is_mounted_with_the_key_of_the_providers_secret(site: Site, monk
     share = f"cephfs://u@(10.0.0.1%3A6789)/?fsid=f&name=n&auth={secret.id}&auth-rev=1"
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(share), secrets=[secret]))
     assert out.unit_status == testing.ActiveStatus("u@f.n=/ is mounted at /mnt/shared")
-    plan = site.mounter.mounted
-    assert plan is not None
+    plan = site.plan
     assert list(plan.files.values()) == [f"{KEY}\n"]
     assert KEY not in repr([out.relations, out.unit_status, site.ctx.juju_log, plan, plan.unit_text])
     changed = dataclasses.replace(secret, latest_content={"key": "AQD" + KEY[3:]})
     site.ctx.run(site.ctx.on.secret_changed(changed), dataclasses.replace(out, secrets={changed}))
-    assert site.mounter.mounted is not None
-    assert list(site.mounter.mounted.files.values()) == [f"AQD{KEY[3:]}\n"]
+    assert list(site.plan.files.values()) == [f"AQD{KEY[3:]}\n"]
     keyless = dataclasses.replace(secret, latest_content={"password": "topSecret"})
     out = site.ctx.run(site.ctx.on.secret_changed(keyless), dataclasses.replace(out, secrets={keyless}))
     assert out.unit_status == testing.BlockedStatus("proxy offers a secret without the key of Ceph's user")
@@ -143,8 +136,7 @@ def test_lustre_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch):
     out = site.ctx.run(site.ctx.on.config_changed(), site.state(offer(uri), config=config))
     assert out.unit_status == testing.ActiveStatus("10.0.0.1@tcp:10.0.0.2@tcp:/exafs/team is mounted at /mnt/shared")
     assert [config.lustre_repository for config in asked_for] == ["aws"]
-    assert site.mounter.mounted is not None
-    assert site.mounter.mounted.spec.drain_on_failure
+    assert site.plan.spec.drain_on_failure
 
 
 @pytest.mark.parametrize(("offered", "config", "status", "message"), CASES["refused"])
@@ -249,8 +241,7 @@ def test_a_charm_beside_requests_a_mount_and_reads_when_it_is_there(site: Site, 
     out = site.ctx.run(site.ctx.on.relation_changed(request), state)
     assert out.unit_status == testing.ActiveStatus("JuiceFS:shared is mounted at /srv/slurmctld-statefs")
     assert answered(out) == "true"
-    plan = site.mounter.mounted
-    assert plan is not None
+    plan = site.plan
     assert plan.spec == mount_plan.Spec.model_validate(WHERE | {"mountpoint": "/srv/slurmctld-statefs", "noexec": True})
 
 
@@ -337,8 +328,7 @@ def test_another_machines_principal_is_none_of_ours(
     first = ctx.run(ctx.on.update_status(), state)
     assert first.unit_status == MOUNTED  # not where another machine's charm asks for it
     out = ctx.run(getattr(ctx.on, f"relation_{event}")(first.get_relation(98)), first)
-    assert site.mounter.mounted is not None
-    assert (site.mounter.changes, site.mounter.mounted.spec.mountpoint) == (1, "/mnt/shared")
+    assert (site.mounter.changes, site.plan.spec.mountpoint) == (1, "/mnt/shared")
     assert out.relations == first.relations
     assert out.unit_status == (MOUNTED if event in ("created", "broken") else first.unit_status)
     # With its own principal's relation it goes, whatever of others Juju still lists
