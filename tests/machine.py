@@ -21,7 +21,7 @@ class Machine:
     active: set[str] = dataclasses.field(default_factory=set[str])
     enabled: set[str] = dataclasses.field(default_factory=set[str])
     units: set[str] = dataclasses.field(default_factory=set[str])  # that exist besides those in UNIT_DIR
-    stamps: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # what `systemctl show -P` says
+    stamps: dict[str, str] = dataclasses.field(default_factory=dict[str, str])  # what `systemctl show -P` prints
     broken: set[str] = dataclasses.field(default_factory=set[str])  # units that do not come up
     secrets: set[str] = dataclasses.field(default_factory=set[str])  # that no command line may hold
     calls: list[tuple[str, ...]] = dataclasses.field(default_factory=list[tuple[str, ...]])

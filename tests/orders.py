@@ -196,7 +196,7 @@ def _about(path: pathlib.Path) -> tuple[int, ...]:
 
 
 class Unit:
-    """One unit: what Juju keeps of it, and the machine under it. A subclass says what may happen to them."""
+    """One unit: what Juju keeps of it, and the machine under it. A subclass lists what may happen to them."""
 
     relations: typing.ClassVar[dict[str, testing.RelationBase]] = {}  # as they begin, by endpoint
     actions: typing.ClassVar[dict[str, dict[str, typing.Any]]] = {}  # parameters, by name

@@ -241,6 +241,6 @@ def _digest(program: pathlib.Path) -> str:
     """Fingerprint the charm's sources, so that an upgrade restarts the service."""
     found = hashlib.sha256()
     for folder in (program.parent, pathlib.Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
             found.update(path.read_bytes())
     return found.hexdigest()[:16]

@@ -24,7 +24,7 @@ Servers = tuple[tuple[str, int], ...]  # host and port of servers of which one m
 
 
 class MountError(Exception):
-    """The mount cannot be made, and the operator must act. `str()` is one line that says how."""
+    """The mount cannot be made, and the operator must act. `str()` is one line that states how."""
 
 
 class NotYetError(Exception):

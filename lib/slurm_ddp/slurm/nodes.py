@@ -206,7 +206,7 @@ def reservations(name: str) -> dict[str, str]:
 
 
 def reserve(reservation: str, name: str, seconds: int) -> None:
-    """Keep new jobs off the node for so long from now, by a reservation of this name, made or prolonged.
+    """Keep new jobs off the node for this many seconds, by a reservation of this name, made or prolonged.
 
     No change of the node's state and no restart of slurmd or slurmctld ends it (24.11.5): jobs wait with "Reserved for
     maintenance", those of other reservations too, and `delete` is refused.

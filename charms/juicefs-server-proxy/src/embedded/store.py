@@ -1,6 +1,6 @@
 """The volume served from this machine: Redis holds the metadata, an SFTP server the data. For trials and small teams.
 
-Both are instances of their own of what the distribution packages, next to any that the machine has. An acknowledged
+Both run as separate instances of the distribution's packages, beside any that the machine already has. An acknowledged
 write is on the disk: Redis syncs its log before each answer, and the directory of the data makes writes synchronous (an
 attribute of ext4 and XFS that files inherit), since JuiceFS does not ask an SFTP server to sync.
 """

@@ -49,8 +49,8 @@ TLS = "tls"
 # A client whose servers answer (again) and that answers nothing itself is hung for good after this
 HUNG_FUSE_S, HUNG_KERNEL_S = 20.0, 60.0
 _HANGS = 3  # looks, also where a busy machine takes longer than the timer's interval for one
-# So long a mount that answers counts as working while a small write does not end: under heavy writing, or with a slow
-# object store, a minute is nothing unusual. After it the node is drained where that is asked for; nothing is aborted
+# How long a mount that answers counts as working while a small write does not end: under heavy writing, or with a slow
+# object store, a minute is not unusual. After it the node is drained where that is asked for; nothing is aborted
 SLOW_S = 300.0
 # After an outage JuiceFS asks its engine again only by and by: 25 s and more were measured after one of a minute
 _COMES_BACK_S = 40.0
@@ -92,7 +92,7 @@ class Watch:
     reloads: bool = False  # the program that runs can be exchanged under the mount
 
     def is_known(self, mount: mounts.Mount) -> bool:
-        """Tell whether a mount is the application's, of now or of before."""
+        """Report whether a mount is the application's, with its current or an earlier source."""
         return mount.fstype in self.fstypes and mount.source in (*self.wanted, *self.known)
 
 
@@ -122,7 +122,7 @@ class Health:
 
     @property
     def works(self) -> bool:
-        """Tell whether the mount is right, or only slow, that not for long, and no server silent."""
+        """Report whether the mount is right, or has been slow for a short time while its servers answer."""
         is_slow = self.slow and not self.down and self.checked - self.slow < SLOW_S
         return self.state == State.RIGHT.value or bool(is_slow)
 
@@ -324,7 +324,7 @@ def apply(chosen: Remedy, watch: Watch) -> None:
 def abort(watch: Watch) -> None:
     """End what hangs: make the kernel answer all requests with an error, and kill the client."""
     for mount in mounts.at(watch.mountpoint):
-        with contextlib.suppress(OSError):  # where the control filesystem is not there, the kill does it
+        with contextlib.suppress(OSError):  # without the control filesystem, the kill suffices
             (FUSE / mount.device.partition(":")[2] / "abort").write_text("1")
     _systemctl("kill", "--signal=SIGKILL", watch.unit, check=False)
 
@@ -338,7 +338,7 @@ def detach_top(watch: Watch) -> None:
 
 
 def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYSTEMCTL_S) -> bool:
-    """Tell whether a unit runs since before its settings changed, by the monotonic clock of that boot."""
+    """Report whether a unit was started before its settings changed, by the monotonic clock of that boot."""
     if not changed_us or boot != readiness.boot_id():
         return False
     # A service knows when its process started, a mount unit when it was made
@@ -350,7 +350,7 @@ def is_outdated(unit: str, boot: str, changed_us: int, *, timeout: float = _SYST
 
 
 def is_fuse(fstypes: collections.abc.Iterable[str]) -> bool:
-    """Tell whether a program on this machine serves such a filesystem."""
+    """Report whether a program on this machine serves such a filesystem."""
     return any(fstype.startswith("fuse") for fstype in fstypes)
 
 
@@ -391,7 +391,7 @@ def report_ready(watch: Watch, health: Health) -> None:
             readiness.withdraw(unit)
         elif health.works or records.load(readiness.Need(boot="unknown"), readiness.path(unit)).boot:
             readiness.tell(unit, ready=health.works, mountpoint=watch.mountpoint, detail=health.problem)
-        # else the charm's own text says more
+        # else the charm's own text is more precise
 
 
 def wake_units(folder: pathlib.Path) -> None:
