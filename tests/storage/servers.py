@@ -128,9 +128,6 @@ def _as(account: str, *argv: str, stdin: str = "", timeout: float = 120) -> str:
     return done.stdout
 
 
-# -- Redis ----------------------------------------------------------------------------------------------------------
-
-
 def _redis_quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -191,9 +188,6 @@ def redis_cli(server: Server, *words: str, user: str = "", tls: "Certificates | 
         timeout=30,
     )
     return done.stdout.strip()
-
-
-# -- SQL ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -291,9 +285,6 @@ def postgres_database(server: Server) -> str:
     return name
 
 
-# -- certificates ---------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Certificates:
     """An authority that no system knows, and a server's certificate by it, good for 127.0.0.1 and localhost."""
@@ -320,9 +311,6 @@ def certificates(directory: pathlib.Path) -> Certificates:
     for path in (directory, found.authority, found.certificate, found.key):
         path.chmod(0o755 if path.is_dir() else 0o644)  # the servers' accounts read them; they are worth nothing
     return found
-
-
-# -- S3 -------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
