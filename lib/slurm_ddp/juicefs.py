@@ -23,28 +23,22 @@ from slurm_ddp.run import CommandError, CommandTimeout, Completed, last_line, ru
 
 RELEASE = "1.3.1"  # what is installed when the charm has no resource
 _RELEASE_URL = "https://github.com/juicedata/juicefs/releases/download/v{version}/juicefs-{version}-linux-{arch}.tar.gz"
-# SHA-256 of the release's tarballs, as in its checksums.txt
-_SHA256 = {
-    "amd64": "eb67a7be5d174b420cb3734d441971b3a462ab522b78ad2a6ed993e7deddcd44",
-    "arm64": "c29bff8f609366011cee03b9abcc76c11a06308b2c314364b8c340a2bfbc6c48",
-}
+_SHA256: dict[str, str] = juicefs_access.FACTS["checksums"]
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LARGEST_BYTES = 512 << 20  # a tarball or program beyond this is something else
 _DOWNLOAD_S = 600.0
 
-OLDEST = (1, 1)  # the first version with quotas, and with sync of a volume that is not mounted
-
-SINCE: dict[str, tuple[int, ...]] = {  # the version that introduced each flag
-    flag: tuple(map(int, since.split(".")))
-    for since, flags in juicefs_access.FACTS["flags"].items()
-    for flag in flags.split()
-}
+OLDEST = (1, 3)  # the first version that removes a folder past the trash; the one before ends at a SIGHUP
+SINCE = {"hide-internal": (1, 4), "max-downloads": (1, 4)}  # the version that introduced a flag that users may set
 _SYNC_S = 30.0
 _UNREAD = 0o2001  # the mode of a folder whose mode was not replaced by one that was read
 _DIED_AT_START = re.compile(r"^panic: (?s:.*)/minio@[^/\s]+/cmd/net\.go:\d+", re.MULTILINE)
 _NOT_FORMATTED = "database is not formatted"  # what `status` reports of an engine without a volume
-Version = juicefs_access.Version
-JuicefsError = juicefs_access.JuicefsError
+Version = tuple[int, int, int]
+
+
+class JuicefsError(Exception):
+    """juicefs, or something that it needs, failed. `str()` is one line without secrets."""
 
 
 class UnreachableError(JuicefsError):
@@ -134,18 +128,13 @@ def ensure_program(target: pathlib.Path, resource: pathlib.Path | None) -> bool:
 def version(program: pathlib.Path) -> Version:
     """Ask the program for its version. Raises `CommandError` if it does not run, `OldProgramError` before `OLDEST`."""
     printed = _run(program, "--version", timeout=20).stdout
-    found = re.search(r"version v?(\d+\.\d+\.\d+)", printed)
-    parsed = parse_version(found[1]) if found else None
-    if parsed is None:
+    found = re.search(r"version v?(\d+)\.(\d+)\.(\d+)", printed)
+    if found is None:
         raise CommandError(f"{program.name}: cannot read its version from {last_line(printed)!r}")
-    return supported(parsed)
-
-
-def supported(version: Version) -> Version:
-    """Return the version. Raises `OldProgramError` if it is older than `OLDEST`."""
-    if version < OLDEST:
-        raise OldProgramError(f"juicefs {text(version)} is too old: attach {text(OLDEST)} or newer")
-    return version
+    parsed = (int(found[1]), int(found[2]), int(found[3]))
+    if parsed < OLDEST:
+        raise OldProgramError(f"juicefs {text(parsed)} is too old: attach {text(OLDEST)} or newer")
+    return parsed
 
 
 def text(version: tuple[int, ...]) -> str:
@@ -153,21 +142,10 @@ def text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def parse_version(written: str) -> Version | None:
-    """Read a version like 1.3.1; None for anything else."""
-    found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", written)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
-
-
-def flags(program: Version, wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
-    """Write the flags that this version knows as arguments, without those that are False."""
-    chosen = {name: value for name, value in wanted.items() if value is not False and knows(program, name)}
+def flags(wanted: collections.abc.Mapping[str, str | bool]) -> list[str]:
+    """Write flags as arguments, without those that are False."""
+    chosen = {name: value for name, value in wanted.items() if value is not False}
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
-
-
-def knows(program: Version, flag: str) -> bool:
-    """Report whether this version knows the flag."""
-    return program >= SINCE[flag]
 
 
 def check_reachable(addresses: collections.abc.Iterable[tuple[str, int]], *, timeout: float = 3.0) -> None:
@@ -231,11 +209,10 @@ def _sync(program: pathlib.Path, access: juicefs_access.Access, source: str, tar
         raise JuicefsError(f"juicefs sync: {explain(e)}") from e
 
 
-def removal(program: pathlib.Path, mine: Version, folder: str) -> tuple[tuple[str, ...], ...]:
-    """Build the commands that remove a folder of a mounted volume, past the trash where the program can."""
-    plain = ("/usr/bin/rm", "-rf", "--one-file-system", folder)
+def removal(program: pathlib.Path, folder: str) -> tuple[tuple[str, ...], ...]:
+    """Build the commands that remove a folder of a mounted volume, past the trash; the second if the first fails."""
     past = (str(program), "--no-agent", "rmr", "--skip-trash", folder)
-    return (past, plain) if knows(mine, "skip-trash") else (plain,)
+    return past, ("/usr/bin/rm", "-rf", "--one-file-system", folder)
 
 
 def invoke(

@@ -1,6 +1,6 @@
 """How the program `juicefs` reaches a volume: the metadata engine's URL, without a password, its environment and files.
 
-What differs between engines, stores and versions is in juicefs.yaml.
+What differs between engines and stores is in juicefs.yaml.
 """
 
 import collections.abc
@@ -14,12 +14,6 @@ import yaml
 
 from slurm_ddp import files
 from slurm_ddp.interfaces import filesystem_info as fs
-
-Version = tuple[int, int, int]
-
-
-class JuicefsError(Exception):
-    """juicefs, or something that it needs, failed. `str()` is one line without secrets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +34,6 @@ class _Rule:
 
 FACTS: dict[str, typing.Any] = yaml.safe_load(pathlib.Path(__file__).with_name("juicefs.yaml").read_text())
 _RULES = {kind: _Rule(**table) for kind, table in FACTS["engines"].items()}
-_POOL_SINCE = (1, 3)
 _FILE_PARAMS = ("tls-ca-cert-file", "sslrootcert")  # that SSL_CERT_FILE stands for
 _SCHEMES = {kind: kind for kind in _RULES} | {"rediss": "redis", "postgresql": "postgres"}
 _ONE_HOST = {"sqlite3", "badger", "unix", "memkv"}  # engines that one machine alone can reach
@@ -189,22 +182,17 @@ def check_secret(engine: Engine, secret: fs.JuicefsSecret) -> None:
 def access(
     engine: Engine,
     secret: fs.JuicefsSecret,
-    version: Version,
     *,
     directory: pathlib.Path,
     store: str = "",
     keyless: bool = False,
     region: str = "",
 ) -> Access:
-    """Build what this version of juicefs needs for an engine, and for the object store of a keyless volume.
+    """Build what juicefs needs for an engine, and for the object store of a keyless volume.
 
-    Certificates and keys go to files in `directory`. Raises `JuicefsError` if this version cannot.
+    Certificates and keys go to files in `directory`.
     """
     rule, content = _RULES[engine.kind], secret.content()
-    if version < _POOL_SINCE and (pooled := sorted(set(engine.query) & set(FACTS["pool"]))):
-        have, want = ".".join(map(str, version)), ".".join(map(str, _POOL_SINCE))
-        text = f"juicefs {have} cannot use {', '.join(pooled)}: attach {want} or newer as the resource juicefs"
-        raise JuicefsError(text)
     variables = dict(_PLAIN_VARIABLES)
     variables |= {"meta-password": rule.variable} if rule.variable else {}
     variables |= FACTS["keys"].get(store, {}) if keyless else {}
@@ -231,8 +219,8 @@ def access(
     )
 
 
-def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, version: Version, *, directory: pathlib.Path) -> Access:
-    """Build what this version of juicefs needs for a published volume; see `access`."""
+def of(volume: fs.Juicefs, secret: fs.JuicefsSecret, *, directory: pathlib.Path) -> Access:
+    """Build what juicefs needs for a published volume; see `access`."""
     engine = Engine(volume.engine, volume.hosts, volume.db, volume.tls, volume.params, volume.master)
     place = {"store": volume.storage, "region": volume.region}
-    return access(engine, secret, version, directory=directory, keyless=volume.keyless, **place)
+    return access(engine, secret, directory=directory, keyless=volume.keyless, **place)

@@ -29,8 +29,8 @@ def wait(error: Exception) -> str:
             False,
         ),
         (
-            juicefs.OldProgramError("juicefs 1.0.4 is too old: attach 1.1 or newer"),
-            "juicefs 1.0.4 is too old: attach 1.1 or newer: juju attach-resource app juicefs=FILE",
+            juicefs.OldProgramError("juicefs 1.0.4 is too old: attach 1.3 or newer"),
+            "juicefs 1.0.4 is too old: attach 1.3 or newer: juju attach-resource app juicefs=FILE",
             False,
         ),
         (CommandError("systemctl exited 1"), "systemctl exited 1", False),

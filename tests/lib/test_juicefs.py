@@ -19,7 +19,6 @@ from slurm_ddp.run import CommandError, Completed
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-NEW = (1, 3, 1)
 SECRET = fs.JuicefsSecret.from_content({"meta-password": 'p@ss:/?#%word "x"', "secret-key": "topSecret"})
 
 # A juicefs that answers from a table beside it and fails on any command line that is not in there
@@ -53,7 +52,7 @@ class Program:
         self.path.write_text(FAKE)
         self.path.chmod(0o755)
         engine = juicefs_access.Engine("redis", (f"127.0.0.1:{port}",), "1")
-        self.access = juicefs_access.access(engine, SECRET, NEW, directory=directory)
+        self.access = juicefs_access.access(engine, SECRET, directory=directory)
 
     def answers(self, command: str, **answer: str | int) -> None:
         table = self.path.with_name("table.json")
@@ -86,25 +85,23 @@ def test_another_program_is_no_juicefs(program: Program):
         juicefs.version(program.path)
 
 
-@pytest.mark.parametrize("version", ["0.14.2", "1.0.4"])
+@pytest.mark.parametrize("version", ["0.14.2", "1.2.9"])
 def test_a_program_that_is_too_old_is_refused(program: Program, version: str):
     program.answers("--version", out=f"juicefs version {version} (2021-09-05 03f36d6)\n")
     with pytest.raises(juicefs.OldProgramError) as caught:
         juicefs.version(program.path)
-    assert str(caught.value) == f"juicefs {version} is too old: attach 1.1 or newer"
+    assert str(caught.value) == f"juicefs {version} is too old: attach 1.3 or newer"
 
 
-def test_flags_that_a_version_does_not_know_are_left_out():
+def test_flags_that_are_false_are_left_out():
     wanted: dict[str, str | bool] = {"cache-size": "100", "readdir-cache": "0", "read-only": True, "subdir": False}
-    assert juicefs.flags((1, 1, 0), wanted) == ["--cache-size=100", "--read-only"]
-    assert juicefs.flags(NEW, wanted) == ["--cache-size=100", "--readdir-cache=0", "--read-only"]
+    assert juicefs.flags(wanted) == ["--cache-size=100", "--readdir-cache=0", "--read-only"]
 
 
-def test_a_folder_is_removed_past_the_trash_where_the_program_knows_how():
+def test_a_folder_is_removed_past_the_trash():
     plain = ("/usr/bin/rm", "-rf", "--one-file-system", "/m/f")
     past = ("/x/juicefs", "--no-agent", "rmr", "--skip-trash", "/m/f")
-    assert juicefs.removal(pathlib.Path("/x/juicefs"), NEW, "/m/f") == (past, plain)
-    assert juicefs.removal(pathlib.Path("/x/juicefs"), (1, 2, 9), "/m/f") == (plain,)
+    assert juicefs.removal(pathlib.Path("/x/juicefs"), "/m/f") == (past, plain)
 
 
 def test_clients_are_those_whose_session_lives(program: Program):

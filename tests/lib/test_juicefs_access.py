@@ -12,21 +12,20 @@ from slurm_ddp.interfaces import filesystem_info as fs
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
-NEW = (1, 3, 1)
 PASSWORD = 'p@ss:/?#%word "x"'
 DIRECTORY = pathlib.Path("/etc/slurm-ddp/app")
 PEM = "-----BEGIN CERTIFICATE-----\nAA\n-----END CERTIFICATE-----\n"
 KEY = "-----BEGIN PRIVATE KEY-----\nBB\n-----END PRIVATE KEY-----\n"
 
 
-def access(url: str, version: tuple[int, int, int] = NEW, /, **content: str) -> juicefs_access.Access:
+def access(url: str, /, **content: str) -> juicefs_access.Access:
     engine, user = juicefs_access.parse(url)
     found = {key.replace("_", "-"): value for key, value in content.items()}
     if user:
         found["meta-user"] = user
     secret = fs.JuicefsSecret.from_content(found)
     juicefs_access.check_secret(engine, secret)
-    return juicefs_access.access(engine, secret, version, directory=DIRECTORY)
+    return juicefs_access.access(engine, secret, directory=DIRECTORY)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_certificates_go_into_files_that_url_and_environment_name(tmp_path: path
     quoted = "&".join
     all_three = {"tls_ca": PEM, "tls_cert": PEM, "tls_key": KEY}
     trusted = {"SSL_CERT_FILE": path["tls-ca"]}
-    found = access("rediss://h/1", NEW, **all_three)
+    found = access("rediss://h/1", **all_three)
     assert found.url == f"rediss://h:6379/1?tls-cert-file={path['tls-cert']}&tls-key-file={path['tls-key']}"
     assert found.environment == trusted
     assert found.files == {
@@ -59,20 +58,20 @@ def test_certificates_go_into_files_that_url_and_environment_name(tmp_path: path
         pathlib.Path(path["tls-cert"]): PEM,
         pathlib.Path(path["tls-key"]): KEY,
     }
-    assert access("mysql://u@h/d", NEW, tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=true"
-    assert access("mysql://u@h/d?tls=skip-verify", NEW, tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=skip-verify"
+    assert access("mysql://u@h/d", tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=true"
+    assert access("mysql://u@h/d?tls=skip-verify", tls_ca=PEM).url == "mysql://u@(h:3306)/d?tls=skip-verify"
     postgres = quoted([f"sslcert={path['tls-cert']}", f"sslkey={path['tls-key']}", "sslmode=verify-full"])
-    assert access("postgres://u@h/d", NEW, **all_three).url == f"postgres://u@h:5432/d?{postgres}"
+    assert access("postgres://u@h/d", **all_three).url == f"postgres://u@h:5432/d?{postgres}"
     tikv = quoted(f"{name}={path[key]}" for name, key in (("ca", "tls-ca"), ("cert", "tls-cert"), ("key", "tls-key")))
-    assert access("tikv://h/p", NEW, **all_three).url == f"tikv://h:2379/p?{tikv}"
+    assert access("tikv://h/p", **all_three).url == f"tikv://h:2379/p?{tikv}"
     etcd = quoted(
         f"{name}={path[key]}" for name, key in (("cacert", "tls-ca"), ("cert", "tls-cert"), ("key", "tls-key"))
     )
-    assert access("etcd://h/p", NEW, **all_three).url == f"etcd://h:2379/p?{etcd}"
+    assert access("etcd://h/p", **all_three).url == f"etcd://h:2379/p?{etcd}"
 
     engine, _ = juicefs_access.parse("rediss://h/1")
     secret = fs.JuicefsSecret.from_content({"tls-ca": PEM, "tls-cert": PEM, "tls-key": KEY})
-    here = juicefs_access.access(engine, secret, NEW, directory=tmp_path / "app")
+    here = juicefs_access.access(engine, secret, directory=tmp_path / "app")
     assert here.ensure_files()
     assert not here.ensure_files()
     for written in (tmp_path / "app").iterdir():
@@ -98,16 +97,9 @@ KEYS = {"access-key": "a", "secret-key": "s", "session-token": "t", "google-cred
 def test_the_keys_of_a_store(store: str, keyless: bool, environment: dict[str, str]):
     engine, _ = juicefs_access.parse("redis://h/1")
     secret = fs.JuicefsSecret.from_content(KEYS)
-    found = juicefs_access.access(engine, secret, NEW, directory=DIRECTORY, store=store, keyless=keyless, region="r")
+    found = juicefs_access.access(engine, secret, directory=DIRECTORY, store=store, keyless=keyless, region="r")
     assert found.environment == environment
     assert list(found.files.values()) == (["{}"] if store == "gs" else [])
-
-
-def test_what_a_version_cannot_do_is_reported():
-    with pytest.raises(juicefs_access.JuicefsError) as caught:
-        access("mysql://u@h/d?table_prefix=x", (1, 2, 0))
-    assert str(caught.value) == ("juicefs 1.2.0 cannot use table_prefix: attach 1.3 or newer as the resource juicefs")
-    assert access("mysql://u@h/d?table_prefix=x", NEW).url == "mysql://u@(h:3306)/d?table_prefix=x"
 
 
 @pytest.mark.parametrize(("written", "content", "message"), CASES["credentials_that_have_no_safe_way"])

@@ -118,12 +118,11 @@ def mounted(
 ) -> collections.abc.Generator[pathlib.Path]:
     """Mount what the proxy offers as a client does: by the endpoint, the secret's content, and the shared library."""
     volume, secret = proxy.offer
-    version = juicefs.version(proxy.program)
-    access = juicefs_access.of(volume, secret, version, directory=folder / "client")
+    access = juicefs_access.of(volume, secret, directory=folder / "client")
     access.ensure_files()
     mountpoint = folder / "mnt"
     mountpoint.mkdir()
-    flags = juicefs.flags(version, {"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
+    flags = juicefs.flags({"no-usage-report": True, "cache-dir": str(folder / "cache"), "cache-size": "64"})
     if is_read_only:
         flags.append("--read-only")
     argv = [str(proxy.program), "--no-agent", "mount", *flags, access.url, str(mountpoint)]
@@ -216,7 +215,7 @@ def test_folders_on_the_way_to_what_is_mounted_are_looked_at_alone(
     mine: proxies.Proxy, program: pathlib.Path, tmp_path: pathlib.Path
 ):
     volume, secret = mine.offer
-    access = juicefs_access.of(volume, secret, juicefs.version(program), directory=tmp_path / "way")
+    access = juicefs_access.of(volume, secret, directory=tmp_path / "way")
     access.ensure_files()
     assert juicefs.ensure_sticky(program, access, "/team/data") == "/team/data was made with mode 1777"
     assert juicefs.ensure_sticky(program, access, "/team/data") == ""

@@ -77,7 +77,6 @@ class Plan:
     aliases: tuple[str, ...] = ()  # other names that the kernel may show for the source
     caches: tuple[pathlib.Path, ...] = ()  # folders that are ours, and go with the mount
     version: str = ""  # of the program
-    reloads: bool = False  # the program can be exchanged under a running mount
     port: int = 0  # of the client's metrics
     sticky: bool = False  # whether the sticky bit of its root is ours to set, where others can write it
     remedy: str = ""  # what to type where they can, if not what does for most

@@ -160,7 +160,7 @@ def test_what_is_published_of_a_volume(rig: Rig):
         master="m",
         region="r",
     )
-    assert juicefs_access.of(shown, KEYS, (1, 3, 1), directory=target.CONFIG_DIR / APP) == opened(volume).access
+    assert juicefs_access.of(shown, KEYS, directory=target.CONFIG_DIR / APP) == opened(volume).access
 
 
 def test_what_is_removed_and_what_stays(rig: Rig, tmp_path: pathlib.Path):

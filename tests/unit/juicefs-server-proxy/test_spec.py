@@ -106,11 +106,11 @@ def test_the_credentials_reach_engine_and_store():
     secret = fs.JuicefsSecret.from_content({"meta-password": "p", "access-key": "a", "secret-key": "s"})
     volume = spec.Volume("shared", engine, "minio", "http://h/b", keyless=True, region="r")
     there = pathlib.Path("/d")
-    assert volume.access(secret, (1, 3, 1), directory=there).environment == {
+    assert volume.access(secret, directory=there).environment == {
         "REDIS_PASSWORD": "p",
         "MINIO_ACCESS_KEY": "a",
         "MINIO_SECRET_KEY": "s",
         "MINIO_REGION": "r",
     }
     kept = spec.Volume("shared", engine, "minio", "http://h/b", keyless=False)
-    assert kept.access(secret, (1, 3, 1), directory=there).environment == {"REDIS_PASSWORD": "p"}
+    assert kept.access(secret, directory=there).environment == {"REDIS_PASSWORD": "p"}

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinds import presets
-from slurm_ddp import juicefs
 
 CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
 
@@ -35,11 +34,6 @@ def test_every_value_of_ours_is_one_that_the_operator_could_give(kind: str):
         assert why
     assert set(table.profiles) <= set(presets.PROFILES)
     assert not set(table.allowed) & set(presets.REFUSED)
-
-
-def test_every_flag_of_juicefs_has_the_version_that_brought_it():
-    for flag in presets.JUICEFS.allowed:
-        assert juicefs.text(juicefs.SINCE[flag])
 
 
 @pytest.mark.parametrize("profile", presets.PROFILES)

@@ -35,9 +35,7 @@ def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise ActionError("/dev/fuse does not open here: run the action benchmark of shared-filesystem-client")
     apt.ensure_packages(["fuse3"])
-    version, env = juicefs.version(target.program), dict[str, str]()
-    if juicefs.knows(version, "skip-trash"):
-        env["PATH"] = ""  # it finds no `rm` then, which would put what it wrote into the trash, and only warns
+    env = {"PATH": ""}  # it finds no `rm` then, which would put what it wrote into the trash, and only warns
     if not os.access(_DROP_CACHES, os.W_OK):  # a container
         env["SKIP_DROP_CACHES"] = "true"
     with tempfile.TemporaryDirectory(prefix="benchmark-", dir=private(target.directory)) as scratch:
@@ -45,7 +43,7 @@ def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
         mountpoint.mkdir()
         # A cache of next to nothing: it is the engine and the store that are measured
         options = {"no-usage-report": True, "no-syslog": True, "cache-dir": str(cache), "cache-size": "1"}
-        with _mounted(target, juicefs.flags(version, options | {"backup-meta": "0"}), mountpoint):
+        with _mounted(target, juicefs.flags(options | {"backup-meta": "0"}), mountpoint):
             log(f"mounted; writing and reading {big_mib} MiB and {small_files} small files")
             sizes = [f"--big-file-size={big_mib}", f"--small-file-count={small_files}", "--small-file-size=0.1"]
             folder = str(mountpoint / f".benchmark-{secrets.token_hex(8)}")
@@ -54,7 +52,7 @@ def _measure(unit: Unit, wanted: _Parameters, log: Log) -> Results:
                 argv = ("bench", *sizes, folder)
                 done = with_progress("bench", log, lambda: target.invoke(*argv, env=env, timeout=wanted.timeout))
             finally:
-                for command in juicefs.removal(target.program, version, folder):
+                for command in juicefs.removal(target.program, folder):
                     run(*command, timeout=_REMOVE_S)
         return read(done.stdout)
 

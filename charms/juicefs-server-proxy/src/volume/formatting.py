@@ -80,7 +80,7 @@ def _format(volume: Target) -> None:
             path.touch(mode=0o600)
             path.write_text(wanted.encrypt_key)
             options["encrypt-rsa-key"] = str(path)
-        flags = juicefs.flags(juicefs.version(volume.program), options)
+        flags = juicefs.flags(options)
         try:
             volume.change("format", *flags, volume.access.url, wanted.name, env=keys)
         except juicefs.JuicefsError as e:

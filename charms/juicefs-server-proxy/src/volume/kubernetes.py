@@ -9,7 +9,7 @@ import json
 import pathlib
 import re
 
-from slurm_ddp import files, juicefs
+from slurm_ddp import files
 from slurm_ddp.charm import Action, Log, Parameters, Results
 from volume.maintenance import private
 from volume.target import Unit, render
@@ -38,7 +38,7 @@ def _export(unit: Unit, wanted: _Parameters, _log: Log) -> Results:
     if not re.fullmatch(r"[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti|Pi)", wanted.size):
         raise ValueError("size: a number and one of Ki, Mi, Gi, Ti and Pi, like 100Gi")
     volume = target.volume
-    access = volume.access(target.credentials, juicefs.version(target.program), directory=_FILES_DIR)
+    access = volume.access(target.credentials, directory=_FILES_DIR)
     data = {"name": volume.name, "metaurl": access.url, "storage": volume.storage, "bucket": volume.bucket}
     if access.environment:
         data["envs"] = json.dumps(access.environment, sort_keys=True)

@@ -46,14 +46,10 @@ class Volume:
     # An RSA key in PEM, which formatting alone needs; with it, blocks are encrypted
     encrypt_key: str = dataclasses.field(default="", repr=False)
 
-    def access(
-        self, credentials: fs.JuicefsSecret, version: juicefs_access.Version, *, directory: pathlib.Path
-    ) -> juicefs_access.Access:
-        """Build what this version of juicefs needs for the volume, with its files in `directory`."""
+    def access(self, credentials: fs.JuicefsSecret, *, directory: pathlib.Path) -> juicefs_access.Access:
+        """Build what juicefs needs for the volume, with its files in `directory`."""
         place = {"store": self.storage, "region": self.region}
-        return juicefs_access.access(
-            self.engine, credentials, version, directory=directory, keyless=self.keyless, **place
-        )
+        return juicefs_access.access(self.engine, credentials, directory=directory, keyless=self.keyless, **place)
 
 
 def read_format(block_size: str, compression: str, capacity: int, inodes: int, trash_days: int) -> Format:

@@ -71,9 +71,9 @@ def program_path(app: str) -> pathlib.Path:
 
 
 def open_target(app: str, volume: Volume, credentials: fs.JuicefsSecret) -> Target:
-    """Write the files that juicefs must find for this volume. Raises `juicefs.JuicefsError` where it cannot use it."""
+    """Write the files that juicefs must find for this volume."""
     program = program_path(app)
-    access = volume.access(credentials, juicefs.version(program), directory=CONFIG_DIR / app)
+    access = volume.access(credentials, directory=CONFIG_DIR / app)
     access.ensure_files()
     return Target(app, program, volume, credentials, access)
 

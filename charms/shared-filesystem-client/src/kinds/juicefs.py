@@ -17,7 +17,6 @@ from slurm_ddp.run import CommandError
 _log = logging.getLogger(__name__)
 
 _FSTYPE = "fuse.juicefs"
-_SMOOTH = (1, 2, 0)  # from here on a supervisor holds the mount while the program behind it is exchanged
 _DEFAULT_BUFFER_MIB = "300"
 _AUTO = "auto"
 # What of a disk the cache may fill, and what it always leaves free (JuiceFS counts blocks and inodes): the first where
@@ -39,12 +38,8 @@ def plan(
     """Draw up the mount of a volume; the program is installed already."""
     check_fuse()
     version = juicefs.version(program_path(spec.app))
-    maker = juicefs.parse_version(volume.version)
-    if maker is not None and maker < juicefs.OLDEST:
-        remedy = f"attach {juicefs.text(juicefs.OLDEST)} or newer to the application that offers it"
-        raise mount_plan.MountError(f"volume {volume.name} was made by juicefs {volume.version}, too old: {remedy}")
     etc = mount_plan.ETC / spec.app
-    access, environment_file = juicefs_access.of(volume, secret, version, directory=etc), etc / "environment"
+    access, environment_file = juicefs_access.of(volume, secret, directory=etc), etc / "environment"
     source, caches, quoted = f"JuiceFS:{volume.name}", _caches(spec), mount_plan.quoted
     command = [*_command(spec, _subdir(spec, volume), caches, version), access.url, spec.mountpoint]
     staging = [quoted(str(cache / volume.uuid / "rawstaging")) for cache in caches if spec.juicefs_writeback]
@@ -61,7 +56,6 @@ def plan(
         command=" ".join(map(quoted, command)),
         staging=staging,
         upload_s=_UPLOAD_S,
-        reloads=version >= _SMOOTH,
     )
     return mount_plan.Plan(
         spec=spec,
@@ -77,7 +71,6 @@ def plan(
         program_changed=access.ensure_files() or program_changed,
         caches=caches,
         version=juicefs.text(version),
-        reloads=version >= _SMOOTH,
         port=spec.metrics_port,
         sticky=True,
     )
@@ -95,7 +88,7 @@ def ensure_sticky_folders(spec: mount_plan.Spec, volume: fs.Juicefs, secret: fs.
         return
     program = program_path(spec.app)
     try:
-        access = juicefs_access.of(volume, secret, juicefs.version(program), directory=mount_plan.ETC / spec.app)
+        access = juicefs_access.of(volume, secret, directory=mount_plan.ETC / spec.app)
         access.ensure_files()
         juicefs.check_reachable(volume.addresses())
         for folder in (subdir, *map(str, pathlib.PurePosixPath(subdir).parents)):  # those above are made 0755 with it
@@ -132,14 +125,13 @@ def _command(
 ) -> list[str]:
     """Build the command up to its options; the engine's URL and the mountpoint follow."""
     for flag in presets.parse(presets.JUICEFS, spec.mount_options):
-        if not juicefs.knows(version, flag):
-            since, mine = map(juicefs.text, (juicefs.SINCE[flag], version))
+        if version < (needed := juicefs.SINCE.get(flag, juicefs.OLDEST)):
+            since, mine = map(juicefs.text, (needed, version))
             raise presets.OptionError(f"mount-options: {flag} needs juicefs {since} or newer, and this is {mine}")
     chosen = presets.merge(presets.JUICEFS, profile=spec.profile, given=spec.mount_options)
     buffer_mib = chosen.pop("buffer-size", _DEFAULT_BUFFER_MIB)
     shared = any(map(_shares_the_systems_disk, caches))
     flags = juicefs.flags(
-        version,
         {
             "no-usage-report": True,
             "no-syslog": True,

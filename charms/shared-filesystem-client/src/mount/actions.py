@@ -146,9 +146,8 @@ def _benchmark(plan: mount_plan.Plan, wanted: _Benchmark, log: Log) -> Results:
     for label, place in places.items():
         removal = (("/usr/bin/rm", "-rf", "--one-file-system", place),)
         if label == "mount":
-            version = juicefs.parse_version(plan.version)  # of JuiceFS's program, if it is one
-            if version is not None:
-                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), version, place)
+            if plan.version:  # of JuiceFS's program
+                removal = juicefs.removal(juicefs_kind.program_path(plan.spec.app), place)
             removal = (*removal, ("/usr/bin/rmdir", top))
         run("/usr/bin/mkdir", "-p", place, timeout=20)
         try:

@@ -139,7 +139,7 @@ def _write(plan: mount_plan.Plan) -> states.State:
     )
     changed = _write_files(plan)
     if plan.program_changed and not changed:
-        changed = not (plan.reloads and state.reloads and _reload(plan))
+        changed = not _reload(plan)
     if not changed:
         return state
     return states.save(state, boot=readiness.boot_id(), changed_us=time.monotonic_ns() // 1000)

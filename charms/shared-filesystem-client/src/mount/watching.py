@@ -35,7 +35,6 @@ def watch(plan: mount_plan.Plan, state: states.State) -> states.State:
         drain=spec.drain_on_failure,
         sticky=plan.sticky,
         port=plan.port,
-        reloads=plan.reloads,
     )
     service, timer, starter = _units(spec.app)
     command = f"/usr/bin/python3 -B {mount_plan.LIB / spec.app / 'mount_keeper.py'} {mount_plan.STATE / spec.app}"

@@ -89,7 +89,6 @@ class Watch:
     files: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     port: int = 0  # of the client's metrics
-    reloads: bool = False  # the program that runs can be exchanged under the mount
 
     def is_known(self, mount: mounts.Mount) -> bool:
         """Report whether a mount is the application's, with its current or an earlier source."""
