@@ -98,7 +98,3 @@ def test_an_option_that_cannot_be_is_a_blocked_status_that_names_it(value: objec
     assert caught.value.status.text.startswith(message)
     with pytest.raises(charm.StatusError, match=r"^bucket: set it$"), charm.config_errors(), charm.naming("bucket"):
         raise ValueError("set it")
-
-
-def test_the_name_of_an_action_is_that_of_its_event():
-    assert charm.action_name("backup_metadata_action") == "backup-metadata"

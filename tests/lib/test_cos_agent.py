@@ -6,23 +6,15 @@ import lzma
 import pathlib
 
 import pytest
+import yaml
 
 from slurm_ddp.interfaces import cos_agent
 
+CASES = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text())
+
 UUID = "d28c42cc-6e8e-4f1e-8a3c-3f3b0b1f6f5e"
 TOPOLOGY = cos_agent.Topology("hpc", UUID, "trainer", "ddp-trainer")
-RULES = """\
-groups:
-  - name: runs
-    rules:
-      - alert: Stalled
-        expr: time() - slurm_ddp_x{%%juju_topology%%} > 60
-        for: 5m
-        labels: {severity: warning}
-        annotations: {summary: s}
-      - alert: Plain
-        expr: slurm_ddp_y > 1
-"""
+RULES: str = CASES["printed"]["RULES"]
 
 
 @pytest.fixture

@@ -32,16 +32,7 @@ sys.stdout.write(answer.get("out", "")), sys.stderr.write(answer.get("err", ""))
 sys.exit(answer.get("rc", 0))
 """
 
-# As 1.3.1 shows a volume that it made; one of 0.14.2 has no MetaVersion
-STATUS = """2026/01/02 INFO: something
-{
-  "Setting": {"Name": "shared", "UUID": "u", "Storage": "sftp", "Bucket": "10.0.0.5:2022:/data/", "BlockSize": 4096,
-              "Compression": "none", "Capacity": 2147483648, "EncryptKey": "removed", "TrashDays": 1, "MetaVersion": 1,
-              "MinClientVersion": "1.1.0-A", "EnableACL": false},
-  "Sessions": [],
-  "Stat": {"UsedSpace": 4096, "AvailableSpace": 0, "UsedInodes": 2}
-}
-"""
+STATUS: str = CASES["printed"]["STATUS"]
 
 
 class Program:
@@ -168,13 +159,7 @@ def test_any_other_failure_is_not_taken_for_an_empty_engine(program: Program, er
     assert not isinstance(caught.value, juicefs.UnreachableError)
 
 
-DIED = """\
-panic: route ip+net: no such network interface
-
-goroutine 1 [running]:
-github.com/minio/minio/cmd.init()
-\t/go/pkg/mod/github.com/juicedata/minio@v0.0.0-20210222051636-e7cabdf948f4/cmd/net.go:34 +0x1b5c
-"""
+DIED: str = CASES["printed"]["DIED"]
 
 
 @pytest.mark.parametrize(

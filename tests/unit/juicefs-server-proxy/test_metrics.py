@@ -5,8 +5,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import socket
-import threading
 import typing
 
 import pytest
@@ -119,39 +117,6 @@ def test_the_last_backup(tmp_path: pathlib.Path):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (at, at))
     assert samples(metrics.backups(tmp_path, LABELS)) == {"volume_backup_timestamp_seconds": 2000}
-
-
-class Redis:
-    """A server that answers one connection with a reply in two parts."""
-
-    def __init__(self, reply: str) -> None:
-        self.asked = ""
-        self._reply = reply.replace("\n", "\r\n").encode()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        self._thread = threading.Thread(target=self._answer)
-        self._thread.start()
-
-    def _answer(self) -> None:
-        connection, _ = self._server.accept()
-        with self._server, connection:
-            self.asked = connection.recv(1000).decode()
-            connection.sendall(self._reply[:20])
-            connection.sendall(self._reply[20:])
-
-    def join(self) -> str:
-        self._thread.join()
-        return self.asked
-
-
-def test_redis_reports_its_memory(monkeypatch: pytest.MonkeyPatch):
-    redis = Redis("+OK\n$60\n# Memory\nused_memory:1536\nused_memory_peak:9999\nmaxmemory:4096\n\n+OK\n")
-    monkeypatch.setattr(embedded.store, "METADATA_PORT", redis.port)
-    assert samples(metrics.memory("topSecret", LABELS)) == {
-        "engine_memory_bytes": 1536,
-        "engine_memory_limit_bytes": 4096,
-    }
-    assert redis.join() == "AUTH topSecret\r\nINFO memory\r\nQUIT\r\n"
 
 
 def test_only_the_unit_that_serves_the_volume_asks_its_redis(
