@@ -143,23 +143,9 @@ def test_what_is_published_of_a_volume(rig: Rig):
     )
     volume = spec.Volume("shared", engine, "s3", BUCKET, keyless=True, region="r")
     shown = formatting.published(opened(volume), THERE, ("secret:1", 4))
-    assert shown == fs.Juicefs(
-        name="shared",
-        hosts=engine.hosts,
-        engine="redis",
-        db="3",
-        uuid=UUID,
-        secret_id="secret:1",
-        auth_rev=4,
-        tls=True,
-        params="read-timeout=1",
-        storage="s3",
-        bucket=BUCKET,
-        version="1.3.1",
-        keyless=True,
-        master="m",
-        region="r",
-    )
+    place = {"storage": "s3", "bucket": BUCKET, "region": "r", "master": "m", "params": "read-timeout=1"}
+    made = fs.Juicefs("shared", engine.hosts, "redis", "3", UUID, "secret:1", 4, tls=True, keyless=True, **place)
+    assert shown == dataclasses.replace(made, version="1.3.1")
     assert juicefs_access.of(shown, KEYS, directory=target.CONFIG_DIR / APP) == opened(volume).access
 
 

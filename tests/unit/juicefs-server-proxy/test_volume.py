@@ -154,12 +154,8 @@ def test_an_embedded_volume_follows_its_units_address(rig: Rig):
     moved = dataclasses.replace(first, networks={network})
     out = rig.ctx.run(rig.ctx.on.config_changed(), moved)
     assert isinstance(out.unit_status, testing.ActiveStatus)
-    assert rig.world.commands[-1] == (
-        "config",
-        "--bucket=192.0.2.77:2022:/data/",
-        "--yes",
-        "redis://192.0.2.77:6379/1",
-    )
+    url = "redis://192.0.2.77:6379/1"
+    assert rig.world.commands[-1] == ("config", "--bucket=192.0.2.77:2022:/data/", "--yes", url)
     assert "192.0.2.77" in out.get_relation(client.id).local_app_data["endpoint"]
     assert len(rig.world.formats) == 1
 

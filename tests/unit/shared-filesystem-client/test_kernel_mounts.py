@@ -1,5 +1,6 @@
 """CephFS, Lustre and NFS: the generated files, the packages, and the errors of a machine that cannot."""
 
+import dataclasses
 import json
 import pathlib
 import platform
@@ -57,14 +58,8 @@ class Rig:
             "ip": self._route,
             "lustre_rmmod": lambda words, _: "",
         }
-        for name, path in {
-            "SOURCES": root / "sources",
-            "KEYRINGS": root / "keyrings",
-            "MODPROBE": root / "modprobe.conf",
-            "MODULES": root / "modules",
-            "LNET": root / "lnet",
-        }.items():
-            monkeypatch.setattr(lustre, name, path)
+        for name in ("sources", "keyrings", "modprobe.conf", "modules", "lnet"):
+            monkeypatch.setattr(lustre, name.partition(".")[0].upper(), root / name)
         monkeypatch.setattr(kernel, "PROC", root / "proc")
         (root / "proc/self").mkdir(parents=True)
         self.set_uid_map("0 0 4294967295")
@@ -136,15 +131,8 @@ def rig(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def ceph(**changes: typing.Any) -> fs.Cephfs:
-    fields: dict[str, typing.Any] = {
-        "hosts": ("10.0.0.1:6789", "10.0.0.2:6789"),
-        "user": "fs-client",
-        "fsid": FSID,
-        "name": "cephfs",
-        "path": "/",
-        "key": KEY,
-    }
-    return fs.Cephfs(**(fields | changes))
+    hosts = ("10.0.0.1:6789", "10.0.0.2:6789")
+    return dataclasses.replace(fs.Cephfs(hosts, "fs-client", FSID, "cephfs", "/", key=KEY), **changes)
 
 
 def test_cephfs_by_the_newer_name(rig: Rig):
@@ -153,15 +141,9 @@ def test_cephfs_by_the_newer_name(rig: Rig):
     assert unit["What"] == plan.source == f"fs-client@{FSID}.cephfs=/"
     assert (unit["Where"], unit["Type"]) == ("/mnt/shared", "ceph")
     assert plan.aliases == ("10.0.0.1:6789,10.0.0.2:6789:/",)  # an older kernel shows it so
-    assert options(plan) == {
-        "mon_addr": "10.0.0.1:6789/10.0.0.2:6789",
-        "secretfile": str(mount_plan.ETC / "client/ceph.secret"),
-        "recover_session": "clean",
-        "noatime": "",
-        "nosuid": "",
-        "nodev": "",
-        "rw": "",
-    }
+    valued = {"mon_addr": "10.0.0.1:6789/10.0.0.2:6789", "secretfile": "/etc/slurm-ddp/client/ceph.secret"}
+    flags = dict.fromkeys(("noatime", "nosuid", "nodev", "rw"), "")
+    assert options(plan) == valued | flags | {"recover_session": "clean"}
     assert plan.servers == ((("10.0.0.1", 6789), ("10.0.0.2", 6789)),)
 
 

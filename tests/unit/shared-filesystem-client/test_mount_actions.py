@@ -91,14 +91,8 @@ def bench(site: Site, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_status_tells_what_the_keeper_saw(bench: Bench):
-    bench.site.mounter.seen = keeper.Health(
-        state="right",
-        since=1_800_000_000.0,
-        checked=1_800_000_010.0,
-        heals=2,
-        healed="restart: gone",
-        healed_at=1_799_999_000.0,
-    )
+    repaired = {"heals": 2, "healed": "restart: gone", "healed_at": 1_799_999_000.0}
+    bench.site.mounter.seen = keeper.Health(state="right", since=1.8e9, checked=1.8e9 + 10, **repaired)
     bench.users = [[(12, "python3"), (34, "bash")]]
     results = bench.run("status")
     assert results["state"] == "right"
@@ -159,16 +153,9 @@ def test_remount_waits_and_may_be_forced(bench: Bench):
 def test_benchmark_measures_the_mount_beside_the_local_disk(bench: Bench):
     results = bench.run("benchmark", size=16)
     assert "fio" in bench.machine.packages
-    assert results == {
-        "size-mib": "16",
-        **{
-            f"{place}-{test}-mib-s": "100.0"
-            for place in ("mount", "local")
-            for test in ("write", "read", "random-read")
-        },
-        "mount-random-read-ms": "2.50",
-        "local-random-read-ms": "2.50",
-    }
+    tests = [f"{place}-{test}" for place in ("mount", "local") for test in ("write", "read", "random-read")]
+    times = dict.fromkeys(("mount-random-read-ms", "local-random-read-ms"), "2.50")
+    assert results == {"size-mib": "16"} | {f"{test}-mib-s": "100.0" for test in tests} | times
     assert len(bench.fio) == 6
     assert any("--end_fsync=1" in words for words in bench.fio)
     mount, local = [call[-1] for call in bench.machine.calls if call[0].endswith("/rm")]
@@ -223,11 +210,10 @@ def test_the_cache_over_several_disks(folders: list[str], gib: int, monkeypatch:
     def statvfs(place: Place) -> types.SimpleNamespace:
         return types.SimpleNamespace(f_blocks=disks[place.disk][1] * 1024, f_frsize=1 << 20)
 
-    monkeypatch.setattr(
-        juicefs_kind,
-        "_existing",
-        lambda path: Place(next(d for d in ("/nvme0", "/nvme1", "/") if str(path).startswith(d))),
-    )
+    def existing(path: pathlib.Path) -> Place:
+        return Place(next(disk for disk in disks if str(path).startswith(disk)))
+
+    monkeypatch.setattr(juicefs_kind, "_existing", existing)
     monkeypatch.setattr(juicefs_kind.os, "statvfs", statvfs)
     total = juicefs_kind._cache_mib(mount_plan.Config(), tuple(map(pathlib.Path, folders)))  # pyright: ignore[reportPrivateUsage]
     assert total == gib * 1024

@@ -51,20 +51,9 @@ class Rig:
         self.calls: list[tuple[str, ...]] = []
         self.slurm_error = False
         self.wake_error = False
-        self.watch = keeper.Watch(
-            app="client",
-            mountpoint=MP,
-            unit=UNIT,
-            fstypes=("fuse.juicefs",),
-            wanted=(SOURCE,),
-            known=("JuiceFS:old",),
-            writable=True,
-            servers=((("10.0.0.5", 6379),),),
-            speaks="redis",
-            node="node-1",
-            drain=True,
-            units=("client/0",),
-        )
+        servers, slurm = {"servers": ((("10.0.0.5", 6379),),), "speaks": "redis"}, {"node": "node-1", "drain": True}
+        known: dict[str, typing.Any] = {"known": ("JuiceFS:old",), "units": ("client/0",)} | servers | slurm
+        self.watch = keeper.Watch("client", MP, UNIT, ("fuse.juicefs",), (SOURCE,), **known)
         self.mount()
 
     def mount(self, source: str = SOURCE, **options: typing.Any) -> None:
