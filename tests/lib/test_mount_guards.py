@@ -77,7 +77,9 @@ def test_what_the_table_shows_decides_before_anything_is_asked(
     here[:] = [{"ours": OURS, "theirs": THEIRS, "read-only": read_only}[name] for name in table]
     asked: list[str] = []
     monkeypatch.setattr(mounts, "_ask", lambda mount, kind, deadline: asked.append(kind) or ({}, ""))
-    wanted = {name: tuple(value) if isinstance(value, list) else value for name, value in expected.items()}
+    wanted: dict[str, typing.Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in expected.items()
+    }
     assert mounts.probe("/mnt/shared", **wanted).state is State(state)
     assert asked == (["read"] if state == "right" else [])
 

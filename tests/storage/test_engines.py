@@ -301,7 +301,7 @@ def test_an_engine_that_holds_another_volume_is_left_alone(
     content = {"meta-password": servers.PASSWORD}
     other = proxy(Case(redis, str(mine.config["metadata-url"]), content), bucket)
     name = mine.config["volume-name"]
-    text = f"the metadata engine holds volume {name}: set volume-name={name}, or name another database"
+    text = f"the metadata engine holds volume {name}: set volume-name={name}, or a new database"
     assert other.hook("config_changed").unit_status == testing.BlockedStatus(text)
     assert servers.redis_cli(redis, "-n", "1", "get", "setting") == before
 

@@ -168,8 +168,8 @@ def offer(filesystem: fs.Juicefs | str | None, app: str = "proxy") -> testing.Re
 
 def volume(secret: testing.Secret | None = None) -> fs.Juicefs:
     """Return a volume, whose credentials are in `secret`."""
-    place = {"storage": "sftp", "bucket": "10.0.0.5:2022:/data/", "version": "1.3.1"}
-    named = {"secret_id": secret.id, "auth_rev": 1} if secret is not None else {}
+    place: dict[str, typing.Any] = {"storage": "sftp", "bucket": "10.0.0.5:2022:/data/", "version": "1.3.1"}
+    named: dict[str, typing.Any] = {"secret_id": secret.id, "auth_rev": 1} if secret is not None else {}
     return fs.Juicefs(
         "shared", ("10.0.0.5:6379",), "redis", "1", "11111111-2222-3333-4444-555555555555", **named, **place
     )

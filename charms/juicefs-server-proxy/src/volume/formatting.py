@@ -102,7 +102,7 @@ def _check_same(volume: Volume, setting: juicefs.Setting, uuid: str | None) -> N
     """Raise `VolumeError` unless what the engine holds is the volume that should be there."""
     name, found = volume.name, setting.name
     if found != name:
-        raise VolumeError(f"the metadata engine holds volume {found}: set volume-name={found}, or another database")
+        raise VolumeError(f"the metadata engine holds volume {found}: set volume-name={found}, or a new database")
     if uuid not in (None, setting.uuid):
         problem = f"the metadata engine holds another volume {name} ({setting.uuid}) than the one published ({uuid})"
         raise VolumeError(f"{problem}: set the old metadata-url, or deploy another application")
