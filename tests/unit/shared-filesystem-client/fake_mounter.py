@@ -125,7 +125,7 @@ class Site:
 
     @property
     def plan(self) -> mount_plan.Plan:
-        """Return what is mounted."""
+        """The plan of what is mounted; fails the test where nothing is."""
         assert self.mounter.mounted is not None
         return self.mounter.mounted
 
