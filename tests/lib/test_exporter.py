@@ -115,9 +115,6 @@ def test_without_a_free_port_there_is_one_line(
         exporter.ensure("trainer/0", program, {})
 
 
-# --- scrapes ----------------------------------------------------------------------------------------------------------
-
-
 def scraped(collector: exporter.Collector) -> list[str]:
     collected = registry.CollectorRegistry(auto_describe=False)
     collected.register(collector)
